@@ -1,0 +1,55 @@
+"""Every exception that halfguard raises on purpose.
+
+::
+
+    HalfguardError
+    ├── UsageError (ValueError)             the caller's mistake: exit code 2 on the command line
+    │   └── ConfigError                     a configuration that cannot mean anything
+    ├── MissingExtraError (ImportError)     an optional dependency is not installed
+    ├── RecordError (ValueError)            a file is not the record it claims to be
+    └── TrainingHaltedError                 the guard stopped a run that could not go on
+
+The message answers four questions in this order: what happened, where, why, and what to do next.
+``HalfguardError`` takes the last one apart as ``cure`` so that a terminal can set it off.
+"""
+
+from __future__ import annotations
+
+
+class HalfguardError(Exception):
+    """Base of the tree; ``cure`` is the sentence that says what to do next."""
+
+    def __init__(self, message: str, *, cure: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.cure = cure
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.cure}" if self.cure else self.message
+
+
+class UsageError(HalfguardError, ValueError):
+    """The caller asked for something that cannot be done; nothing was changed."""
+
+
+class ConfigError(UsageError):
+    """A configuration names an unknown key or a value outside its range."""
+
+
+class MissingExtraError(HalfguardError, ImportError):
+    """A name was used whose optional dependency is not installed."""
+
+    def __init__(self, name: str, extra: str) -> None:
+        super().__init__(
+            f"{name} needs the optional dependency '{extra}', which is not installed here.",
+            cure=f"Run: pip install 'halfguard[{extra}]'",
+        )
+        self.extra = extra
+
+
+class RecordError(HalfguardError, ValueError):
+    """A record on disk is of another kind, of an unknown version, or damaged."""
+
+
+class TrainingHaltedError(HalfguardError):
+    """A run that cannot go on: the message names epoch, batch, cause and parameters."""

@@ -1,0 +1,51 @@
+"""Stable operations for half precision: float32 inside, rounded once, true gradients.
+
+One family a file, functions first, modules as thin wrappers, each operation beside its float64
+reference. ``halfguard.ops.accuracy`` measures the unary ones over every value that a half dtype
+has.
+"""
+
+from __future__ import annotations
+
+from halfguard.ops.capping import soft_cap
+from halfguard.ops.distillation import Distillation, distillation_loss
+from halfguard.ops.elementary import div, exp, log, rsqrt, sqrt
+from halfguard.ops.losses import binary_cross_entropy, cross_entropy
+from halfguard.ops.masking import mask_fill_value, masked_mean, masked_softmax
+from halfguard.ops.modules import (
+    BCELoss,
+    BPRLoss,
+    CrossEntropyLoss,
+    DistillationLoss,
+    RMSNorm,
+    SoftCap,
+)
+from halfguard.ops.norms import cosine_similarity, normalize, rms_norm
+from halfguard.ops.ranking import bpr_loss, logsigmoid
+
+__all__ = [
+    "BCELoss",
+    "BPRLoss",
+    "CrossEntropyLoss",
+    "Distillation",
+    "DistillationLoss",
+    "RMSNorm",
+    "SoftCap",
+    "binary_cross_entropy",
+    "bpr_loss",
+    "cosine_similarity",
+    "cross_entropy",
+    "distillation_loss",
+    "div",
+    "exp",
+    "log",
+    "logsigmoid",
+    "mask_fill_value",
+    "masked_mean",
+    "masked_softmax",
+    "normalize",
+    "rms_norm",
+    "rsqrt",
+    "soft_cap",
+    "sqrt",
+]

@@ -1,0 +1,83 @@
+"""Classification losses in float32, defined on the batches where the usual ones are not.
+
+    cross_entropy        = -Σ_counted log softmax(logits)[target] / n,  0 if no label counts (n = 0)
+    binary_cross_entropy = -mean(t log p + (1 - t) log(1 - p))
+
+The mean over no labels is 0/0 elsewhere and poisons the weights; here such a batch contributes
+nothing.
+
+A probability of exactly 0 or 1 stands for everything that rounds to it, and there the true slope is
+infinite. The loss there is finite and its slope is ±4/eps (4096 in float16, 512 in bfloat16), which
+is 1 / (the farthest from 1 that still rounds to 1): finite, and it points back into (0, 1). At p =
+0:
+
+    log p ≈ log(t) + p · 4/eps,        t the smallest subnormal of the dtype
+
+and in the same way at p = 1 with 1 - p in the place of p and eps/4 in the place of t. Outside [0,
+1] the two lines simply go on. Every other p, subnormals included, has its true value and gradient.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from halfguard.ops._dtypes import smallest_subnormal, widen
+
+
+def cross_entropy(
+    logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Tensor:
+    """Mean cross-entropy over the labels that are not ``ignore_index``; 0 if there are none.
+
+    Shapes are those of ``torch.nn.functional.cross_entropy``: classes in dimension 1, or 0 for a
+    single sample.
+    """
+    total = F.cross_entropy(
+        widen(logits),
+        target,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+    return total / (target != ignore_index).sum().clamp(min=1)
+
+
+def cross_entropy_reference(
+    logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Tensor:
+    """cross_entropy in float64."""
+    wide = logits.double() if target.ndim == 0 else logits.double().movedim(1, -1)
+    log_probabilities = wide - wide.logsumexp(-1, keepdim=True)
+    counted = target != ignore_index
+    index = target.masked_fill(~counted, 0).unsqueeze(-1)
+    picked = log_probabilities.gather(-1, index).squeeze(-1)
+    smooth = log_probabilities.mean(-1)
+    loss = (1 - label_smoothing) * picked + label_smoothing * smooth
+    return -loss.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
+
+
+def binary_cross_entropy(probabilities: Tensor, target: Tensor) -> Tensor:
+    """Mean binary cross-entropy from probabilities, finite at 0 and 1; targets may be soft."""
+    p = widen(probabilities)
+    t = target.to(p.dtype)
+    eps = torch.finfo(probabilities.dtype).eps
+    at_zero, at_one = p <= 0, p >= 1
+    log_p = torch.where(
+        at_zero,
+        math.log(smallest_subnormal(probabilities.dtype)) + p * (4 / eps),
+        p.masked_fill(at_zero, 1.0).log(),
+    )
+    log_q = torch.where(
+        at_one, math.log(eps / 4) + (1 - p) * (4 / eps), (-p.masked_fill(at_one, 0.0)).log1p()
+    )
+    return -(t * log_p + (1 - t) * log_q).mean()
+
+
+def binary_cross_entropy_reference(probabilities: Tensor, target: Tensor) -> Tensor:
+    """binary_cross_entropy in float64, for probabilities strictly between 0 and 1."""
+    p, t = probabilities.double(), target.double()
+    return -(t * p.log() + (1 - t) * (-p).log1p()).mean()

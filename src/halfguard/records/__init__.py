@@ -1,0 +1,22 @@
+"""Plain frozen data that the instruments exchange: versioned JSON in and out."""
+
+from halfguard.records.base import Record
+from halfguard.records.files import write_whole
+from halfguard.records.finding import Finding, Severity
+from halfguard.records.rows import Row, row_from_json
+from halfguard.records.step import Action, Cause, RunInfo, StepRow, Summary, WindowRow
+
+__all__ = [
+    "Action",
+    "Cause",
+    "Finding",
+    "Record",
+    "Row",
+    "RunInfo",
+    "Severity",
+    "StepRow",
+    "Summary",
+    "WindowRow",
+    "row_from_json",
+    "write_whole",
+]

@@ -1,0 +1,74 @@
+"""The base of every record that reaches a disk: frozen, strict, and versioned.
+
+One idea: a record's JSON begins with its ``kind`` and ``schema_version``. An older version is brought
+forward one step at a time by the functions in ``migrations``; a newer one is refused by name rather
+than read wrongly. Numbers that JSON cannot say (NaN, infinity) are written as strings and read back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from halfguard.errors import RecordError
+
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Record(BaseModel):
+    """Frozen data with a kind and a version; subclasses add fields and, in time, migrations."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    kind: ClassVar[str]
+    schema_version: ClassVar[int] = 1
+    # version n -> how to turn the fields of version n into those of n + 1
+    migrations: ClassVar[Mapping[int, Migration]] = {}
+
+    def to_json(self) -> str:
+        """One line of JSON that ``from_json`` of this class, now or later, can read."""
+        head = json.dumps({"kind": self.kind, "schema_version": self.schema_version})
+        body = self.model_dump_json()
+        return head if body == "{}" else f"{head[:-1]}, {body[1:]}"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read a record, migrating it from an older version where needed."""
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RecordError(
+                f"This is not a {cls.kind} record: it is not JSON ({error})."
+            ) from error
+        if not isinstance(body, dict) or body.pop("kind", None) != cls.kind:
+            raise RecordError(f"This is not a {cls.kind} record: its 'kind' is missing or another.")
+        return cls._validate(cls._migrate(body))
+
+    @classmethod
+    def _migrate(cls, body: dict[str, Any]) -> dict[str, Any]:
+        version = body.pop("schema_version", None)
+        if type(version) is not int or version < 1:
+            raise RecordError(f"This {cls.kind} record has no valid 'schema_version'.")
+        if version > cls.schema_version:
+            raise RecordError(
+                f"This {cls.kind} record has version {version}; this halfguard reads up to "
+                f"version {cls.schema_version}.",
+                cure="Run: pip install --upgrade halfguard",
+            )
+        for step in range(version, cls.schema_version):
+            body = cls.migrations[step](body)
+        return body
+
+    @classmethod
+    def _validate(cls, body: dict[str, Any]) -> Self:
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the record itself"
+            raise RecordError(
+                f"This {cls.kind} record is damaged at {place}: {first['msg']}."
+            ) from error

@@ -1,0 +1,46 @@
+"""Small files that are there whole or not at all, whatever happens while they are written.
+
+One idea: the bytes go to a temporary file in the same folder, reach the disk, and only then take the
+name. A reader, or the next start after a crash, sees the old file or the new one and never a half. It
+stands beside the records because every room that keeps one on disk needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Write ``data`` (text as UTF-8) to ``path``, replacing what was there, or raise and change nothing.
+
+    A process that is killed inside may leave a ``.name.*.tmp`` file behind; nothing ever reads it.
+    """
+    path = Path(path)
+    content = data.encode() if isinstance(data, str) else data
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
+    try:
+        # Not the tempfile module: its files are for their owner alone, and a run folder is often shared.
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in ``folder`` to the disk, where the system can do that."""
+    # Windows and some network file systems cannot; the name is then as safe as that system makes it.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,107 @@
+"""What happened in a run: one row for every unusual step, one for a window of healthy ones."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import Field
+
+from halfguard.records.base import Record
+
+
+class Cause(StrEnum):
+    """Why a step was not an ordinary one."""
+
+    FORWARD_OVERFLOW = "forward_overflow"  # the loss was not finite before it was scaled
+    GRADIENT_OVERFLOW = "gradient_overflow"  # the loss was finite, the gradients were not
+    BAD_BATCH = "bad_batch"  # the inputs were not finite, or every label was ignored
+    GRADIENT_SPIKE = "gradient_spike"  # finite, but above the limit of the norm
+    LOSS_SPIKE = "loss_spike"  # finite, but above the limit of the loss
+
+
+class Action(StrEnum):
+    """What was done about it."""
+
+    ACCUMULATE = "accumulate"  # more micro-batches are to come before this step is decided
+    APPLY = "apply"
+    SKIP = "skip"
+    RETRY = "retry_fp32"  # repeated in FP32, and applied from there
+    ROLL_BACK = "roll_back"
+    HALT = "halt"
+
+
+class StepRow(Record):
+    """One unusual step in full."""
+
+    kind: ClassVar[str] = "step"
+
+    step: int = Field(ge=0, description="update attempts so far, counted from 0")
+    epoch: int = Field(default=0, ge=0)
+    batch: int = Field(default=0, ge=0, description="batches of this epoch so far, counted from 0")
+    action: Action
+    cause: Cause | None
+    loss: float
+    grad_norm: float
+    scale: float
+    culprits: tuple[str, ...] = Field(default=(), description="parameters, worst first")
+    batches: tuple[str, ...] = Field(default=(), description="what the batches say of themselves")
+    note: str = ""
+
+
+class WindowRow(Record):
+    """A run of consecutive healthy steps as one row."""
+
+    kind: ClassVar[str] = "window"
+
+    first_step: int = Field(ge=0)
+    last_step: int = Field(ge=0)
+    loss_mean: float
+    loss_max: float
+    grad_norm_min: float
+    grad_norm_max: float
+    scale: float = Field(description="loss scale at the last step")
+
+
+class Summary(Record):
+    """Counts over an epoch or a whole run."""
+
+    kind: ClassVar[str] = "summary"
+
+    epoch: int | None = Field(default=None, description="None for the whole run")
+    steps: int = 0
+    applied: int = 0
+    retried: int = Field(default=0, description="applied, but only after a repetition in FP32")
+    skipped: dict[Cause, int] = Field(default_factory=dict)
+    rollbacks: int = 0
+    scale: float = 1.0
+    scale_reductions: int = 0
+    grad_norm_min: float = float("inf")
+    grad_norm_max: float = 0.0
+
+    @property
+    def success_rate(self) -> float:
+        """Applied steps over all steps; 1.0 before the first."""
+        return self.applied / self.steps if self.steps else 1.0
+
+    def __str__(self) -> str:
+        title = "run" if self.epoch is None else f"epoch {self.epoch}"
+        skipped = ", ".join(f"{cause} {count}" for cause, count in sorted(self.skipped.items()))
+        norms = f"{self.grad_norm_min:.3g} to {self.grad_norm_max:.3g}" if self.applied else "none"
+        return (
+            f"{title}: {self.applied}/{self.steps} steps applied ({self.success_rate:.1%}), "
+            f"{self.retried} of them retried in FP32; "
+            f"skipped {sum(self.skipped.values())}{f' ({skipped})' if skipped else ''}; "
+            f"rolled back {self.rollbacks}; "
+            f"scale {self.scale:g}, reduced {self.scale_reductions} times; gradient norm {norms}"
+        )
+
+
+class RunInfo(Record):
+    """What ``run.json`` holds: how the run was configured, and where it ran."""
+
+    kind: ClassVar[str] = "run"
+
+    started: str = Field(description="ISO 8601, UTC")
+    config: dict[str, object]
+    environment: dict[str, str] = Field(description="versions of packages, device, platform")

@@ -1,0 +1,88 @@
+"""``halfguard explain`` as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+RUN = "from halfguard.cli import main; main()"
+
+
+def explain(*args: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, "explain", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+def test_a_table_and_its_meaning() -> None:
+    done = explain("1e-8")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "1e-8"
+    assert any(line.split() == ["FP16", "0", "100%", "underflow", "to", "0"] for line in lines)
+    assert "As an eps: it is 0 in FP16" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "expression"),
+    [
+        (["-1e9"], "-1e9"),
+        (["-tanh(3)"], "-tanh(3)"),
+        (["--", "-1e9"], "-1e9"),
+        (["1", "-", "1e-4"], "1 - 1e-4"),
+        (["-1", "+", "-2"], "-1 + -2"),
+    ],
+)
+def test_expressions_need_no_escaping_from_options(args: list[str], expression: str) -> None:
+    done = explain("--json", *args)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["expression"] == expression
+
+
+def test_json() -> None:
+    done = explain("65504*2", "--json")
+    body = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert list(body) == ["kind", "schema_version", "expression", "exact", "formats", "sentences"]
+    assert (body["kind"], body["schema_version"], body["exact"]) == ("explanation", 1, "131008")
+    assert body["formats"][0] == {
+        "name": "FP16",
+        "dtype": "float16",
+        "stored": "Infinity",
+        "computed": "Infinity",
+        "relative_error": "Infinity",
+        "state": "overflow",
+    }
+
+
+@pytest.mark.parametrize("bad", ["1+x", "__import__('os')", "9**9**9", "(", "-x"])
+def test_a_bad_expression_is_a_usage_error(bad: str) -> None:
+    done = explain(bad)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("halfguard: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(flag: str) -> None:
+    done = explain(flag)
+    assert done.returncode == 0
+    assert "EXPR" in done.stdout
+
+
+def test_torch_is_not_imported() -> None:
+    watched = "{'torch', 'numpy'} & set(sys.modules)"
+    code = f"import atexit, sys; atexit.register(lambda: print({watched})); {RUN}"
+    assert explain("1e-8", code=code).stdout.splitlines()[-1] == "set()"
+
+
+def test_the_numbers_need_the_standard_library_only() -> None:
+    watched = "{'torch', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)"
+    code = f"import sys, halfguard.numerics.meaning; print({watched})"
+    assert explain(code=code).stdout == "set()\n"

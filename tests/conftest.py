@@ -1,0 +1,80 @@
+"""Fixtures that keep tests honest: what a test changes outside itself, it puts back, or it fails."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+import pytest
+import torch
+
+# Set by pytest itself, and by torch when its first dispatch mode is entered.
+_NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What one test could leave behind for the next."""
+
+    environment: dict[str, str]
+    default_dtype: torch.dtype
+    torch_rng: bytes
+    python_rng: object
+    threads: int
+    deterministic: bool
+    grad_enabled: bool
+
+    @classmethod
+    def now(cls) -> ProcessState:
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_OURS}
+        return cls(
+            environment=environment,
+            default_dtype=torch.get_default_dtype(),
+            torch_rng=torch.get_rng_state().numpy().tobytes(),
+            python_rng=random.getstate(),
+            threads=torch.get_num_threads(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            grad_enabled=torch.is_grad_enabled(),
+        )
+
+    def leaks(self, later: ProcessState) -> list[str]:
+        return [f.name for f in fields(self) if getattr(self, f.name) != getattr(later, f.name)]
+
+    def restore(self) -> None:
+        kept = {k: v for k, v in os.environ.items() if k in _NOT_OURS}
+        os.environ.clear()
+        os.environ.update(self.environment | kept)
+        torch.set_default_dtype(self.default_dtype)
+        torch.set_rng_state(torch.frombuffer(bytearray(self.torch_rng), dtype=torch.uint8))
+        random.setstate(self.python_rng)  # type: ignore[arg-type]
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(self.deterministic)
+        torch.set_grad_enabled(self.grad_enabled)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaks process state, and put the state back for those that follow."""
+    before = ProcessState.now()
+    yield
+    leaked = before.leaks(ProcessState.now())
+    if leaked:
+        before.restore()
+        pytest.fail(f"the test leaked: {', '.join(leaked)}")
+
+
+@pytest.fixture
+def seed() -> Iterator[Callable[[int], None]]:
+    """Seed the global generators for this test only."""
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+
+    def plant(value: int) -> None:
+        torch.manual_seed(value)
+        random.seed(value)
+
+    plant(0)
+    yield plant
+    torch.set_rng_state(torch_state)
+    random.setstate(python_state)

@@ -1,0 +1,124 @@
+"""What holds for every operation: autocast, no host sync, fake tensors, one graph, a reference."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from halfguard import ops
+from halfguard.ops.accuracy import UNARY
+
+from .helper import DTYPES, HALF, HostSyncs
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def _labels(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0], device=x.device) - 1
+
+
+# Every public function as a scalar of two float matrices, so that one loop can drive them all.
+SCALARS: dict[str, Loss] = {
+    **{unary.name: lambda x, y, op=unary.op: op(x * y).sum() for unary in UNARY},  # type: ignore[misc]
+    "div": lambda x, y: ops.div(x, y).sum(),
+    "masked_softmax": lambda x, y: (ops.masked_softmax(x, y > 0) * y).sum(),
+    "masked_mean": lambda x, y: ops.masked_mean(x, y > 0).sum(),
+    "mask_fill_value": lambda x, y: (x + ops.mask_fill_value(x.dtype) * (y > 0)).softmax(-1)[0, 0],
+    "normalize": lambda x, y: (ops.normalize(x) * y).sum(),
+    "cosine_similarity": lambda x, y: ops.cosine_similarity(x, y).sum(),
+    "rms_norm": lambda x, y: ops.rms_norm(x, y[0]).sum(),
+    "cross_entropy": lambda x, y: ops.cross_entropy(x, _labels(x), -1),
+    "binary_cross_entropy": lambda x, y: ops.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
+    "bpr_loss": ops.bpr_loss,
+    "distillation_loss": lambda x, y: (
+        ops.distillation_loss(
+            x, y, _labels(x), temperature=2.0, kd_weight=1.0, ce_weight=1.0, ignore_index=-1
+        ).total
+    ),
+}
+FUNCTIONS = {name for name in ops.__all__ if inspect.isfunction(getattr(ops, name))}
+every_op = pytest.mark.parametrize("name", SCALARS)
+
+
+def matrices(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 4, 6, generator=generator).to(dtype)
+    return x.requires_grad_(), y.requires_grad_()
+
+
+def test_every_public_function_is_driven() -> None:
+    assert {name.partition("(")[0] for name in SCALARS} == FUNCTIONS
+
+
+def test_every_operation_stands_beside_its_reference() -> None:
+    for name in FUNCTIONS - {"mask_fill_value"}:
+        home = inspect.getmodule(getattr(ops, name))
+        assert hasattr(home, f"{name}_reference"), f"{name} has no reference in {home}"
+
+
+def test_every_unary_table_is_collected() -> None:
+    for found in pkgutil.iter_modules(ops.__path__):
+        module = importlib.import_module(f"halfguard.ops.{found.name}")
+        assert set(getattr(module, "UNARY", ())) <= set(UNARY)
+
+
+@every_op
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_host_sync(name: str, dtype: torch.dtype) -> None:
+    with HostSyncs() as syncs:
+        torch.autograd.backward(SCALARS[name](*matrices(dtype)))
+    assert syncs.count == 0
+    with HostSyncs() as control:
+        torch.ones(1).item()
+    assert control.count == 1
+
+
+@every_op
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fake_tensors(name: str, dtype: torch.dtype) -> None:
+    with FakeTensorMode():
+        x = torch.empty(4, 6, dtype=dtype, requires_grad=True)
+        y = torch.empty(4, 6, dtype=dtype, requires_grad=True)
+        value = SCALARS[name](x, y)
+        torch.autograd.backward(value)
+        assert value.shape == ()
+        assert x.grad is not None
+        assert x.grad.dtype is dtype
+
+
+@every_op
+@pytest.mark.parametrize("autocast", HALF)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_autocast_changes_nothing(name: str, autocast: torch.dtype, dtype: torch.dtype) -> None:
+    plain, inside = matrices(dtype), matrices(dtype)
+    expected = SCALARS[name](*plain)
+    with torch.autocast("cpu", dtype=autocast):
+        value = SCALARS[name](*inside)
+    torch.autograd.backward((expected, value))
+    assert value.dtype is expected.dtype
+    assert torch.equal(value, expected)
+    assert plain[0].grad is not None
+    assert inside[0].grad is not None
+    assert torch.equal(inside[0].grad, plain[0].grad)
+
+
+# Dynamo, tracing any autograd.Function, trips over torch's own warning about instantiating one.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@every_op
+def test_one_graph(name: str) -> None:
+    plain, compiled = matrices(torch.float16), matrices(torch.float16)
+    torch.compiler.reset()
+    graph = torch.compile(SCALARS[name], fullgraph=True, backend="aot_eager", dynamic=False)
+    expected, value = SCALARS[name](*plain), graph(*compiled)
+    torch.autograd.backward((expected, value))
+    assert torch.equal(value, expected)
+    assert plain[0].grad is not None
+    assert compiled[0].grad is not None
+    torch.testing.assert_close(compiled[0].grad, plain[0].grad)

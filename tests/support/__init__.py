@@ -1,0 +1,1 @@
+"""What several tests need: counters of operations, plain reference loops."""

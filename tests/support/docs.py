@@ -1,0 +1,47 @@
+"""Code in Markdown files: found, so that it can be run as its reader would run it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One command with the output shown beneath it, or one Python block (then output is empty)."""
+
+    page: str
+    line: int
+    language: str
+    source: str
+    output: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def snippets(page: Path) -> Iterator[Snippet]:
+    """Every ``console`` command and every ``python`` block of a page, in order."""
+    text, name = page.read_text(), str(page.relative_to(ROOT))
+    for match in _FENCE.finditer(text):
+        language, body = match.groups()
+        line = text[: match.start()].count("\n") + 2
+        if language == "python":
+            yield Snippet(name, line, language, body, "")
+        elif language == "console":
+            yield from _commands(name, line, body)
+
+
+def _commands(name: str, line: int, body: str) -> Iterator[Snippet]:
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield Snippet(name, line, "console", command, output.strip("\n"))

@@ -7,6 +7,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
+# One thread, also in the processes that tests start: the tensors here are tiny, and threads that wait for
+# each other on a busy machine make such tests ten times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

@@ -7,21 +7,52 @@ costs nothing and works where torch is not installed.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from halfguard import ops
+    from halfguard.guard import GradScaler, Guard, GuardConfig, StepOutcome
     from halfguard.numerics import formats
+    from halfguard.precision import MasterWeights, half_state_dict, upcast_trainable
+    from halfguard.precision.emulation import emulate_autocast
+    from halfguard.trace.first_nonfinite import find_first_nonfinite
+    from halfguard.trace.tracer import trace
 
 __version__ = "0.1.0"
 
 # name -> (module, attribute or None for the module itself, the extra it needs or None)
 _NAMES: dict[str, tuple[str, str | None, str | None]] = {
+    "GradScaler": ("halfguard.guard", "GradScaler", "torch"),
+    "Guard": ("halfguard.guard", "Guard", "torch"),
+    "GuardConfig": ("halfguard.guard", "GuardConfig", "torch"),
+    "MasterWeights": ("halfguard.precision", "MasterWeights", "torch"),
+    "StepOutcome": ("halfguard.guard", "StepOutcome", "torch"),
+    "emulate_autocast": ("halfguard.precision.emulation", "emulate_autocast", "torch"),
+    "find_first_nonfinite": ("halfguard.trace.first_nonfinite", "find_first_nonfinite", "torch"),
     "formats": ("halfguard.numerics.formats", None, None),
+    "half_state_dict": ("halfguard.precision", "half_state_dict", "torch"),
     "ops": ("halfguard.ops", None, "torch"),
+    "trace": ("halfguard.trace.tracer", "trace", "torch"),
+    "upcast_trainable": ("halfguard.precision", "upcast_trainable", "torch"),
 }
 
-__all__ = ["__version__", "formats", "ops"]
+__all__ = [
+    "GradScaler",
+    "Guard",
+    "GuardConfig",
+    "MasterWeights",
+    "StepOutcome",
+    "__version__",
+    "emulate_autocast",
+    "find_first_nonfinite",
+    "formats",
+    "half_state_dict",
+    "ops",
+    "trace",
+    "upcast_trainable",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -44,3 +75,15 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Surface(ModuleType):
+    """Keeps ``halfguard.trace`` the function: importing the room of that name would replace it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_room = isinstance(value, ModuleType) and _NAMES.get(name, ("", None, None))[1] is not None
+        if not is_room:
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Surface

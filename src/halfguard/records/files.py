@@ -10,21 +10,29 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
+
+Content = bytes | str | Callable[[BinaryIO], object]
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write ``data`` (text as UTF-8) to ``path``, replacing what was there, or raise and change nothing.
+def write_whole(path: str | os.PathLike[str], data: Content) -> None:
+    """Write ``data`` to ``path``, replacing what was there, or raise and change nothing.
+
+    Text is written as UTF-8; a function is given the open file, for what is too large to hold twice.
 
     A process that is killed inside may leave a ``.name.*.tmp`` file behind; nothing ever reads it.
     """
     path = Path(path)
-    content = data.encode() if isinstance(data, str) else data
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
     try:
         # Not the tempfile module: its files are for their owner alone, and a run folder is often shared.
         with temporary.open("xb") as file:
-            file.write(content)
+            if callable(data):
+                data(file)
+            else:
+                file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

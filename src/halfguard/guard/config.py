@@ -1,0 +1,162 @@
+"""How a run is guarded: one frozen, checked configuration, from keywords, a YAML file or a preset.
+
+A preset is a YAML file in ``presets/``; it states where its values come from and what was corrected.
+An unknown key or a value out of range is answered with the key, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from halfguard.errors import ConfigError
+
+Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-weights"]
+Remedy = Literal["fp32", "lower_lr", "longer_growth_interval", "tighter_clip"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ScaleConfig(_Section):
+    """The loss scale of FP16; the other precisions have none."""
+
+    init: float = Field(default=65536.0, gt=0)
+    growth_factor: float = Field(default=2.0, gt=1)
+    backoff_factor: float = Field(default=0.5, gt=0, lt=1)
+    growth_interval: int = Field(default=2000, ge=1)
+    floor: float = Field(default=1.0, gt=0)
+    ceiling: float = Field(default=2.0**24, gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.floor <= self.init <= self.ceiling:
+            raise ValueError(
+                f"floor <= init <= ceiling is needed, got {self.floor:g}, {self.init:g}, {self.ceiling:g}"
+            )
+        return self
+
+
+class ClipConfig(_Section):
+    """Gradient clipping by total norm, after unscaling."""
+
+    max_norm: float = Field(gt=0)
+    norm_type: float = Field(default=2.0, gt=0)
+
+
+class SkipConfig(_Section):
+    """What happens to a step that must not be applied."""
+
+    on_nonfinite: Literal["skip", "retry_fp32", "raise"] = "skip"
+    max_grad_norm: float | None = Field(default=None, gt=0, description="skip above it")
+    max_consecutive: int = Field(
+        default=10, ge=1, description="bad steps in a row before giving up"
+    )
+
+
+class SpikeConfig(_Section):
+    """Finite, but far outside what the last applied steps had."""
+
+    sigma: float = Field(default=6.0, gt=0)
+    window: int = Field(default=128, ge=2)
+    warm_up: int = Field(default=32, ge=2, description="applied steps before limits are in force")
+
+
+class RecoveryConfig(_Section):
+    """Snapshots to return to, and the remedies to try when returning is not enough."""
+
+    every: int = Field(default=500, ge=1, description="applied steps between snapshots")
+    prove: int = Field(default=50, ge=1, description="applied steps after which one counts as good")
+    store: Literal["memory", "disk"] = "memory"
+    max_rollbacks: int = Field(default=3, ge=0)
+    lr_factor: float = Field(default=0.5, gt=0, lt=1)
+    ladder: tuple[Remedy, ...] = ("fp32", "lower_lr", "longer_growth_interval", "tighter_clip")
+    trial_steps: int = Field(default=200, ge=1, description="applied steps that prove a remedy")
+
+
+class GuardConfig(_Section):
+    """Everything that ``Guard`` may be told. The defaults are those of the preset ``default``."""
+
+    precision: Precision = "fp16-mixed"
+    scale: ScaleConfig = ScaleConfig()
+    clip: ClipConfig | None = None
+    skip: SkipConfig = SkipConfig()
+    spike: SpikeConfig | None = None
+    recovery: RecoveryConfig | None = None
+    accumulate: int = Field(default=1, ge=1, description="micro-batches to a step")
+    buffers: Literal["batchnorm", "all", "none"] = Field(
+        default="batchnorm", description="buffers that a skipped step leaves as they were"
+    )
+    ignore_index: int = Field(default=-100, description="label that a loss leaves out")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.precision == "fp16-weights" and self.skip.on_nonfinite == "retry_fp32":
+            raise ValueError(
+                "skip.on_nonfinite='retry_fp32' needs FP32 weights to repeat a step with, and "
+                "precision='fp16-weights' has none in the model; use 'skip', or 'fp16-mixed'"
+            )
+        return self
+
+    @classmethod
+    def load(cls, source: GuardConfig | Mapping[str, Any] | str | Path) -> GuardConfig:
+        """From a preset's name, a YAML file's path, a mapping, or a config that is one already."""
+        if isinstance(source, GuardConfig):
+            return source
+        if isinstance(source, Mapping):
+            return cls._checked(source, "the configuration")
+        if isinstance(source, str) and source in preset_names():
+            return cls._checked(_parse(preset_text(source), source), f"preset {source!r}")
+        path = Path(source)
+        if not path.is_file():
+            raise ConfigError(
+                f"{str(source)!r} is neither a preset nor a file.",
+                cure=f"Presets are: {', '.join(preset_names())}.",
+            )
+        return cls._checked(_parse(path.read_text(encoding="utf-8"), str(path)), str(path))
+
+    @classmethod
+    def _checked(cls, values: Mapping[str, Any], where: str) -> GuardConfig:
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            problems = "; ".join(_problem(item) for item in error.errors(include_url=False))
+            raise ConfigError(
+                f"{where} is not a guard configuration: {problems}.",
+                cure=f"Keys are: {', '.join(cls.model_fields)}.",
+            ) from error
+
+
+def _problem(item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"]) or "values"
+    given = "" if isinstance(item["input"], Mapping | BaseModel) else f" (given: {item['input']!r})"
+    return f"{key}: {item['msg']}{given}"
+
+
+def _parse(text: str, where: str) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {error}.") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} must hold keys and values, not a {type(values).__name__}.")
+    return values
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package."""
+    files = resources.files("halfguard.guard").joinpath("presets").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def preset_text(name: str) -> str:
+    """A preset's YAML with its comments: where its values come from."""
+    return (resources.files("halfguard.guard") / "presets" / f"{name}.yaml").read_text("utf-8")

@@ -1,0 +1,111 @@
+"""The answer to "may this step be applied?", given on the device.
+
+All that the policy looks at is one small row of numbers: the loss, the gradient norm, whether a gradient
+is not finite, the largest input. A row of limits beside it decides: the step passes where every number is
+at most its limit, and since nothing is at most anything once it is NaN, one comparison finds spikes and
+NaN alike. The same row travels to the host, where the policy finds the same answer and its cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from halfguard.guard.policy import Limits, Signals
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The unscaled gradients of one step with the norm of each; the names are the user's own."""
+
+    names: list[str]
+    norms: Tensor  # one a parameter
+    total: Tensor
+
+    def culprits(self, at_most: int = 5) -> tuple[str, ...]:
+        """Names of the parameters to blame, worst first: those that are not finite, else the largest.
+
+        This reads the device, so it is for unusual steps.
+        """
+        norms = self.norms.tolist()
+        sick = [
+            name for name, norm in zip(self.names, norms, strict=True) if not math.isfinite(norm)
+        ]
+        if sick:
+            return tuple(sick[:at_most])
+        ranked = sorted(zip(norms, self.names, strict=True), reverse=True)
+        return tuple(name for _, name in ranked[:at_most])
+
+
+def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Gradients:
+    """The norm of every gradient and of all of them, by the operations of ``clip_grad_norm_``."""
+    grads = [grad._values() if grad.is_sparse else grad for _, grad in named]
+    first = grads[0].device
+    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for position, grad in enumerate(grads):
+        by_kind.setdefault((grad.device, grad.dtype), []).append(position)
+    norms: list[Tensor] = []
+    order: list[int] = []
+    for positions in by_kind.values():
+        norms += torch._foreach_norm([grads[position] for position in positions], norm_type)
+        order += positions
+    stacked = torch.stack([norm.to(first, non_blocking=True) for norm in norms])
+    total = torch.linalg.vector_norm(stacked, norm_type)
+    return Gradients([named[position][0] for position in order], stacked, total)
+
+
+class Gate:
+    """Holds the limits on the device, and builds the row of each step."""
+
+    def __init__(self) -> None:
+        self._limits: Limits | None = None
+        self._row_limits: tuple[Tensor, Tensor] | None = None
+
+    @staticmethod
+    def row(
+        loss: Tensor, total: Tensor, found_inf: Tensor, inputs: Tensor | None, scale: Tensor
+    ) -> Tensor:
+        """One step as five numbers: loss, gradient norm, found_inf, largest input, loss scale."""
+        parts = [loss, total, found_inf, found_inf if inputs is None else inputs, scale]
+        device = found_inf.device
+        return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
+
+    def refused(self, row: Tensor, limits: Limits) -> Tensor:
+        """Whether the step must not be applied, as a boolean on the device."""
+        low, high = self._on_device(limits, row.device)
+        # Clamping changes whatever lies outside, and what is NaN is not equal to itself.
+        return (row.clamp(low, high) != row).any()
+
+    def _on_device(self, limits: Limits, device: torch.device) -> tuple[Tensor, Tensor]:
+        if self._row_limits is None or limits != self._limits:
+            high = [
+                min(limits.loss, _LARGEST),
+                min(limits.grad_norm, _LARGEST),
+                0.0,
+                _LARGEST,
+                math.inf,
+            ]
+            both = torch.tensor([[-_LARGEST] * len(high), high]).to(device, non_blocking=True)
+            low_row, high_row = both.unbind()
+            self._row_limits = low_row, high_row
+            self._limits = limits
+        return self._row_limits
+
+
+def read(row: Sequence[float], limits: Limits) -> Signals:
+    """The row on the host as what the policy understands."""
+    loss, grad_norm, found_inf, inputs, scale = row
+    return Signals(
+        loss=loss,
+        grad_norm=grad_norm,
+        grads_finite=found_inf == 0,
+        batch_ok=math.isfinite(inputs),
+        scale=scale,
+        limits=limits,
+    )

@@ -1,0 +1,363 @@
+"""One training step, guarded: every update is applied, or truthfully not, and nothing is poisoned.
+
+The guard does what a careful loop does (autocast, scaled backward, unscale, clip, step, new scale, zero)
+and decides on the device whether the update may happen (``gate``). What it saw is a row of five numbers;
+the policy reads that row, at once where the answer is on the host anyway, a few steps later where waiting
+for it would stall the device, and says what else is to be done: repeat the step in FP32, return to a
+snapshot, or stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfguard.errors import UsageError
+from halfguard.guard import policy, rng
+from halfguard.guard.batches import every_label_ignored, largest_input
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.gate import read
+from halfguard.guard.halting import halted, tried
+from halfguard.guard.mailbox import Mailbox
+from halfguard.guard.outcome import StepOutcome
+from halfguard.guard.recovery import Recovery
+from halfguard.guard.stepper import Stepper
+from halfguard.guard.window import LossFunction, MicroBatch, Window, loss_of
+from halfguard.journal import Journal, Tally, run_info
+from halfguard.precision.modes import autocast
+from halfguard.records import Action, Cause, StepRow, Summary
+
+logger = logging.getLogger("halfguard")
+
+# Steps after which a report is read where reading it at once would stall the device.
+_LAG = 2
+
+
+class Scheduler(Protocol):
+    """What the guard asks of a learning-rate scheduler."""
+
+    def step(self) -> None: ...  # noqa: D102
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...  # noqa: D102
+
+
+class Average(Protocol):
+    """What the guard asks of an average of weights, such as torch's ``AveragedModel``."""
+
+    def update_parameters(self, model: nn.Module) -> Any: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What goes with a row to the host: all that is needed to judge the step later."""
+
+    step: int
+    epoch: int
+    batch: int
+    limits: policy.Limits
+    window: Window
+    outcome: StepOutcome
+
+
+class Guard:
+    """Guards a model and its optimizers; see the how-to pages for both forms of use.
+
+    ``config`` is a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``scheduler`` and ``ema``
+    are advanced only when a step was applied. ``run_dir`` receives the journal.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        config: GuardConfig | Mapping[str, Any] | str | Path = "default",
+        *,
+        scheduler: Scheduler | None = None,
+        ema: Average | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.config = GuardConfig.load(config)
+        self.scheduler, self.ema = scheduler, ema
+        self._stepper = Stepper(model, self.optimizers, self.config)
+        self.scaler = self._stepper.scaler
+        self.epoch = 0
+        self.step_index = 0  # update attempts so far
+        self.batch_index = 0  # batches of this epoch so far
+        self._window = Window()
+        self._opened = False
+        self._policy = policy.State()
+        self._held = 0  # scheduler steps that were taken too early and are still to be left out
+        on_host = self._waits or self._stepper.device.type == "cpu"
+        self._mailbox: Mailbox[_Report] = Mailbox(0 if on_host else _LAG)
+        self._tally = Tally()
+        self._journal = Journal(run_dir)
+        self._journal.begin(run_info(self.config.model_dump(mode="json"), self._stepper.device))
+        self._recovery = self._make_recovery(run_dir)
+
+    # -- the callable form
+
+    def step(self, loss_fn: LossFunction, batch: Any, *, about: Any = None) -> StepOutcome:
+        """Forward, backward and, when ``accumulate`` batches are complete, the update.
+
+        ``about`` is what the journal shall say of this batch if it turns out to be bad.
+        """
+        self._open()
+        repeatable = self.config.skip.on_nonfinite == "retry_fp32"
+        micro = MicroBatch(batch, about, loss_fn, rng.capture() if repeatable else None)
+        with self.autocast():
+            loss = loss_of(loss_fn(self.model, batch))
+        self._backward(loss, micro)
+        if len(self._window.micro_batches) < self.config.accumulate:
+            return StepOutcome()
+        return self._update(self.optimizers)
+
+    # -- the form for a loop that keeps its own forward pass
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context for a forward pass; entering it opens a step."""
+        self._open()
+        return autocast(self.config.precision, self._stepper.device.type)
+
+    def backward(self, loss: Tensor, *, batch: Any = None, about: Any = None) -> None:
+        """Scaled backward pass of one micro-batch, whose loss is divided by ``accumulate``."""
+        if self.config.skip.on_nonfinite == "retry_fp32":
+            raise UsageError(
+                "skip.on_nonfinite='retry_fp32' repeats a step, and backward(loss) has no forward pass "
+                "to repeat.",
+                cure="Call guard.step(loss_fn, batch), or choose skip.on_nonfinite='skip'.",
+            )
+        self._open()
+        self._backward(loss_of(loss), MicroBatch(batch, about))
+
+    def update(self, optimizer: Optimizer | None = None) -> StepOutcome:
+        """Unscale, measure, clip, decide, apply, set the new scale, and clear the gradients.
+
+        With several optimizers, ``optimizer`` names the one whose turn it is; the scale is set once all
+        of them had theirs.
+        """
+        if not self._window.micro_batches:
+            raise UsageError("update() was called without a backward() since the last one.")
+        return self._update(self.optimizers if optimizer is None else [optimizer])
+
+    # -- between steps
+
+    def end_epoch(self) -> Summary:
+        """Close an epoch: its counts go to the log and the journal, and are returned."""
+        self._settle(everything=True)
+        summary = self._tally.summary(self.epoch)
+        logger.info("%s", summary)
+        self._journal.summary(summary)
+        self._tally.next_epoch()
+        self.epoch += 1
+        self.batch_index = 0
+        return summary
+
+    def summary(self) -> Summary:
+        """What happened since the guard was made."""
+        self._settle(everything=True)
+        return self._tally.summary()
+
+    def close(self) -> Summary:
+        """Bring everything to the journal; returns the counts of the whole run."""
+        summary = self.summary()
+        self._journal.summary(summary)
+        self._journal.close()
+        return summary
+
+    def state_dict(self) -> dict[str, Any]:
+        """The guard's own state and that of the random generators; model and optimizer are yours to save."""
+        self._settle(everything=True)
+        if self._window.micro_batches:
+            raise UsageError(
+                f"A step is open: {len(self._window.micro_batches)} of {self.config.accumulate} "
+                "micro-batches are done, and their gradients belong to no state_dict.",
+                cure="Save after a call whose outcome.action is not 'accumulate'.",
+            )
+        self._journal.flush()
+        return {
+            "scaler": self.scaler.state_dict(),
+            "policy": asdict(self._policy),
+            "tally": self._tally.state_dict(),
+            "counters": {"epoch": self.epoch, "step": self.step_index, "batch": self.batch_index},
+            "config": self.config.model_dump(mode="json"),
+            "held": self._held,
+            "recovery": None if self._recovery is None else self._recovery.state_dict(),
+            "rng": rng.capture(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state_dict`` was taken, random generators included."""
+        self.scaler.load_state_dict(dict(state["scaler"]))
+        remembered: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in state["policy"].items()
+        }
+        self._policy = policy.State(**remembered)
+        self._tally.load_state_dict(state["tally"])
+        counters = state["counters"]
+        self.epoch, self.step_index = counters["epoch"], counters["step"]
+        self.batch_index = counters["batch"]
+        self.reconfigure(GuardConfig.load(state["config"]))  # a remedy may have changed it
+        self._held = state["held"]
+        if self._recovery is not None and state["recovery"] is not None:
+            self._recovery.load_state_dict(state["recovery"])
+        rng.restore(state["rng"])
+
+    def _make_recovery(self, run_dir: str | os.PathLike[str] | None) -> Recovery | None:
+        if self.config.recovery is None:
+            return None
+        parts: dict[str, Any] = {"model": self.model, "scaler": self.scaler}
+        parts |= {f"optimizer{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
+        parts |= {"scheduler": self.scheduler} if self.scheduler is not None else {}
+        parts |= {"ema": self.ema} if hasattr(self.ema, "state_dict") else {}
+        return Recovery(parts, self.optimizers, self.config, Path(run_dir) if run_dir else None)
+
+    def reconfigure(self, config: GuardConfig) -> None:
+        """Go on with another configuration: a remedy, or one's own decision in mid-run."""
+        self.config = self._stepper.config = config
+        self.scaler.set_growth_interval(config.scale.growth_interval)
+
+    # -- one step
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the host waits for the answer before it steps.
+
+        torch does for every optimizer that is not fused; retry, raise and a weight average need to.
+        """
+        needed = self.config.skip.on_nonfinite != "skip" or self.ema is not None
+        return needed or not self._stepper.fused
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._stepper.buffers.keep()
+            self._opened = True
+
+    def _backward(self, loss: Tensor, micro: MicroBatch) -> None:
+        part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
+        inputs = largest_input(micro.batch)
+        self._window.add(self._stepper.backward(part, inputs), inputs, micro)
+        self.batch_index += 1
+
+    def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
+        limits = policy.limits(self._policy, self.config)
+        row, refused, gradients = self._stepper.examine(optimizers, self._window, limits)
+        outcome = StepOutcome(row, limits, gradients)
+        self._mailbox.post(
+            row,
+            _Report(
+                self.step_index, self.epoch, self.batch_index - 1, limits, self._window, outcome
+            ),
+        )
+        known = bool(refused.item()) if self._waits else None
+        self._stepper.apply(optimizers, gradients, refused, known)
+        if self._mailbox.lag:
+            self._advance()  # what was skipped is found out later, and made up for
+        self._window, self._opened = Window(), False
+        self.step_index += 1
+        self._settle()
+        return outcome
+
+    def _advance(self) -> None:
+        """Let scheduler and average follow an applied step."""
+        if self._held:
+            self._held -= 1
+        elif self.scheduler is not None:
+            self.scheduler.step()
+        if self.ema is not None:
+            self.ema.update_parameters(self.model)
+
+    # -- judging what was seen
+
+    def _settle(self, *, everything: bool = False) -> None:
+        for values, report in self._mailbox.collect(everything=everything):
+            self._judge(read(values, report.limits), report)
+
+    def _judge(self, seen: policy.Signals, report: _Report) -> None:
+        if not seen.batch_ok or policy.cause_of(seen) is Cause.FORWARD_OVERFLOW:
+            batches = (micro.batch for micro in report.window.micro_batches)
+            ignored = any(every_label_ignored(batch, self.config.ignore_index) for batch in batches)
+            seen = replace(seen, batch_ok=seen.batch_ok and not ignored)
+        decision, self._policy = policy.decide(self._policy, seen, self.config)
+        if decision.action is Action.RETRY:
+            decision, seen = self._retry(decision, seen, report)
+        if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
+            decision = replace(decision, action=Action.HALT)
+        report.outcome.settle(decision, seen)
+        if decision.action in {Action.APPLY, Action.RETRY}:
+            if not self._mailbox.lag:
+                self._advance()
+        elif self._mailbox.lag and self.scheduler is not None:
+            self._held += 1
+        self._record(decision, seen, report)
+        if self._recovery is not None:
+            self._recover(decision, report.step)
+
+    def _retry(
+        self, decision: policy.Decision, seen: policy.Signals, report: _Report
+    ) -> tuple[policy.Decision, policy.Signals]:
+        assert decision.cause is not None  # noqa: S101 - a retry has a cause
+        row, gradients = self._stepper.repeat(report.window)
+        again = replace(read(row.tolist(), report.limits), batch_ok=seen.batch_ok)
+        decision, self._policy = policy.decide_retried(
+            self._policy, again, decision.cause, self.config
+        )
+        if decision.action is Action.RETRY:
+            self._stepper.apply_repeated(gradients)
+        else:
+            self._stepper.discard()
+        return decision, replace(again, scale=seen.scale)
+
+    def _note(self, decision: policy.Decision) -> str:
+        if decision.remedy is not None:
+            return f"remedy: {decision.remedy}"
+        if decision.action is not Action.HALT or self.config.recovery is None:
+            return ""
+        if self._recovery is None or not self._recovery.ready:
+            return "There is nothing to return to: no snapshot had proved healthy yet."
+        return tried(self._policy.rollbacks, self.config.recovery.ladder[: self._policy.remedies])
+
+    def _recover(self, decision: policy.Decision, step: int) -> None:
+        assert self._recovery is not None  # noqa: S101 - the caller looked
+        if decision.action is Action.ROLL_BACK:
+            self.reconfigure(self._recovery.roll_back(decision.remedy))
+        elif decision.action in {Action.APPLY, Action.RETRY}:
+            self._recovery.applied(step)
+        else:
+            self._recovery.bad()
+
+    def _record(self, decision: policy.Decision, seen: policy.Signals, report: _Report) -> None:
+        self._tally.add(decision.action, decision.cause, seen.grad_norm, seen.scale)
+        if decision.cause is None:
+            self._journal.healthy(report.step, seen.loss, seen.grad_norm, seen.scale)
+            return
+        row = StepRow(
+            step=report.step,
+            epoch=report.epoch,
+            batch=report.batch,
+            action=decision.action,
+            cause=decision.cause,
+            loss=seen.loss,
+            grad_norm=seen.grad_norm,
+            scale=seen.scale,
+            culprits=report.outcome.culprits,
+            batches=report.window.descriptions(),
+            note=self._note(decision),
+        )
+        self._journal.unusual(row)
+        if decision.action is Action.HALT:
+            self._journal.flush()
+            raise halted(row, streak=self._policy.streak)
+        logger.warning(
+            "step %d: %s, %s (%s)", row.step, row.action, row.cause, ", ".join(row.culprits)
+        )

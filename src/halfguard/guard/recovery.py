@@ -1,0 +1,126 @@
+"""What to do when skipping is not enough: go back, with a smaller learning rate; then try remedies.
+
+Going back restores the last good snapshot and cuts the learning rate. When that has been done often enough,
+the remedies that people try by hand are tried in their order, each from the same good snapshot, each alone,
+each for a bounded number of steps: FP32, a much lower learning rate, a longer growth interval, tighter
+clipping. The last remedy, mending the operation itself, is not ours to try; the error that ends the run
+says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+
+from halfguard.guard.config import ClipConfig, GuardConfig, RecoveryConfig, Remedy
+from halfguard.guard.snapshots import Snapshots, Stateful
+
+logger = logging.getLogger("halfguard")
+
+_LOWER_LR = 0.1
+_LONGER_GROWTH = 2.5  # 2000 to 5000, say
+_TIGHTER_CLIP = 0.2  # 5.0 to 1.0, say
+
+
+class Recovery:
+    """Takes snapshots as healthy steps go by, and leads back to them."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, Stateful],
+        optimizers: Sequence[Optimizer],
+        config: GuardConfig,
+        run_dir: Path | None,
+    ) -> None:
+        assert config.recovery is not None  # noqa: S101 - made only where it is configured
+        self._rules: RecoveryConfig = config.recovery
+        self._base = config  # what remedies start from, each anew
+        self._optimizers = optimizers
+        self._scheduler = parts.get("scheduler")
+        on_disk = self._rules.store == "disk" and run_dir is not None
+        self._snapshots = Snapshots(parts, run_dir / "snapshots" if on_disk and run_dir else None)
+        self._lr_cut = 1.0
+        self._healthy = 0  # applied steps since the candidate was taken, or since the last bad one
+        self._since = 0  # applied steps since a snapshot was taken
+        self._snapshots.take(0, {"lr_cut": self._lr_cut})
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a good snapshot to return to."""
+        return self._snapshots.good_step is not None
+
+    def applied(self, step: int) -> None:
+        """A step was applied: it may prove the candidate, and it may be time for the next one."""
+        self._healthy += 1
+        self._since += 1
+        if self._healthy == self._rules.prove:
+            self._snapshots.proved()
+        if self._since >= self._rules.every:
+            self._take(step)
+
+    def bad(self) -> None:
+        """A step was not applied: whatever is on probation starts again."""
+        self._healthy = 0
+
+    def roll_back(self, remedy: Remedy | None) -> GuardConfig:
+        """Return to the good snapshot; the configuration to go on with is that of the remedy."""
+        kept = self._snapshots.restore()
+        factor = (
+            _LOWER_LR if remedy == "lower_lr" else self._rules.lr_factor if remedy is None else 1.0
+        )
+        self._lr_cut *= factor
+        self._cut_learning_rate(self._lr_cut / kept["lr_cut"])
+        self._healthy = self._since = 0
+        logger.warning(
+            "rolled back to step %d, learning rate at %.3g of its plan%s",
+            self._snapshots.good_step,
+            self._lr_cut,
+            f", trying: {remedy}" if remedy else "",
+        )
+        return self._with(remedy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a stop; snapshots do not, the checkpoint that this is part of takes their place."""
+        return {"lr_cut": self._lr_cut, "base": self._base.model_dump(mode="json")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after a stop, with the loaded state as the first candidate."""
+        self._lr_cut = state["lr_cut"]
+        self._base = GuardConfig.load(state["base"])
+        self._healthy = self._since = 0
+        self._snapshots.take(0, {"lr_cut": self._lr_cut})
+
+    def _take(self, step: int) -> None:
+        if self._snapshots.take(step, {"lr_cut": self._lr_cut}):
+            self._healthy = self._since = 0
+        else:
+            logger.warning(
+                "step %d: weights or optimizer state are not finite; no snapshot taken", step
+            )
+
+    def _with(self, remedy: Remedy | None) -> GuardConfig:
+        base = self._base
+        if remedy == "fp32":
+            return base.model_copy(update={"precision": "fp32"})
+        if remedy == "longer_growth_interval":
+            interval = int(base.scale.growth_interval * _LONGER_GROWTH)
+            scale = base.scale.model_copy(update={"growth_interval": interval})
+            return base.model_copy(update={"scale": scale})
+        if remedy == "tighter_clip":
+            clip = base.clip or ClipConfig(max_norm=1.0 / _TIGHTER_CLIP)
+            tighter = clip.model_copy(update={"max_norm": clip.max_norm * _TIGHTER_CLIP})
+            return base.model_copy(update={"clip": tighter})
+        return base
+
+    def _cut_learning_rate(self, factor: float) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for key in ("lr", "initial_lr"):
+                    if key in group:
+                        group[key] = group[key] * factor
+        if self._scheduler is not None and hasattr(self._scheduler, "base_lrs"):
+            self._scheduler.base_lrs = [lr * factor for lr in self._scheduler.base_lrs]

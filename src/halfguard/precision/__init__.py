@@ -1,0 +1,16 @@
+"""How a model is made to run in 16 bits: autocast modes, FP32 master weights, half checkpoints."""
+
+from __future__ import annotations
+
+from halfguard.precision.master_weights import MasterWeights
+from halfguard.precision.modes import Precision, autocast, full_precision
+from halfguard.precision.upcast import half_state_dict, upcast_trainable
+
+__all__ = [
+    "MasterWeights",
+    "Precision",
+    "autocast",
+    "full_precision",
+    "half_state_dict",
+    "upcast_trainable",
+]

@@ -1,0 +1,84 @@
+"""Half where nothing is trained, FP32 where something is: adapters over a frozen half base.
+
+A frozen weight receives no update, so half loses nothing there; a trained one loses every update
+below half the spacing of its values (see ``master_weights``). Where few parameters are trained,
+keeping those in FP32 is the simplest cure, and the one that torch's GradScaler asks for when it says
+"Attempting to unscale FP16 gradients."
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.errors import UsageError
+from halfguard.numerics.formats import FP16
+from halfguard.numerics.health import health
+from halfguard.precision.modes import HALF_DTYPES
+
+
+@torch.no_grad()
+def upcast_trainable(model: nn.Module) -> list[str]:
+    """Make every trainable half parameter FP32 in place; return the names of those changed.
+
+    The parameters stay the same objects, so an optimizer that was built before still holds them. Has
+    it stepped, its state is half: ``optimizer.load_state_dict(optimizer.state_dict())`` casts it.
+    Call this before the model is wrapped in DDP, and run the model under ``torch.autocast``: half
+    base and FP32 adapters meet there without a cast by hand.
+    """
+    changed = []
+    for name, param in model.named_parameters():
+        if param.requires_grad and param.dtype in HALF_DTYPES:
+            grad, param.grad = param.grad, None  # torch refuses a gradient of another dtype
+            param.data = param.data.float()
+            param.grad = None if grad is None else grad.float()
+            changed.append(name)
+    return changed
+
+
+def half_state_dict(model: nn.Module) -> dict[str, Any]:
+    """Return ``model.state_dict()`` for evaluation: floating-point tensors as float16 on the CPU.
+
+    Nothing poisoned gets in: a value that is NaN or infinite, or would become so in float16, is an
+    error that names the tensor. Parameters that are tied stay one tensor.
+    """
+    state = model.state_dict(keep_vars=True)  # the very parameters, so that ties can be seen
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    _refuse_poison({n: t.detach() for n, t in tensors.items() if t.is_floating_point()})
+    saved: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        if id(tensor) not in saved:
+            dtype = torch.float16 if tensor.is_floating_point() else tensor.dtype
+            # A copy in any case: the result must not change when training goes on.
+            saved[id(tensor)] = tensor.detach().to(dtype, copy=True).cpu()
+        state[name] = saved[id(tensor)]
+    return state
+
+
+def _refuse_poison(tensors: dict[str, Tensor]) -> None:
+    if not tensors:
+        return
+    rows = health(list(tensors.values()), target=FP16).rows()
+    bad = [
+        f"{name} ({_count(row)})"
+        for name, row in zip(tensors, rows, strict=True)
+        if row["nan"] or row["posinf"] or row["neginf"] or row["overflow"]
+    ]
+    if bad:
+        raise UsageError(
+            f"half_state_dict() would save values that are not finite in float16, in {len(bad)} of "
+            f"{len(tensors)} tensors: {', '.join(bad)}. Nothing was returned.",
+            cure="NaN or infinity: go back to an earlier checkpoint. Beyond 65504: save FP32 with "
+            "model.state_dict(). An intended mask of -inf: register it with persistent=False.",
+        )
+
+
+def _count(row: dict[str, float]) -> str:
+    kinds = {
+        "NaN": row["nan"],
+        "infinite": row["posinf"] + row["neginf"],
+        "beyond 65504": row["overflow"],
+    }
+    return ", ".join(f"{int(n)} {kind}" for kind, n in kinds.items() if n)

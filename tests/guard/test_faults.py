@@ -1,0 +1,263 @@
+"""The fault matrix: every kind of fault, model, optimizer, accumulation and way of reacting.
+
+Each cell trains a few healthy steps, plants one fault in the last micro-batch of a step, and looks at what
+the guard did: the cause it names, the parameters it blames, and what became of every piece of state.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from halfguard.errors import TrainingHaltedError
+from halfguard.guard import Guard, StepOutcome
+from halfguard.records import Action, Cause
+from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
+
+HEALTHY = 12
+SCALE, LARGE_SCALE = 64.0, 2.0**23
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How to plant it, and the cause that must be named."""
+
+    cause: Cause
+    inputs: float | None = None  # written into one element of the inputs
+    label: int | None = None  # written into every label
+    forward: float = 1.0  # factor in a layer's forward pass: 1e6 leaves half, not float32
+    gradient: float = 1.0  # factor in a layer's backward pass
+    loss: float = 1.0
+    scale: float = SCALE
+
+
+FAULTS = {
+    "nan-input": Fault(Cause.BAD_BATCH, inputs=math.nan),
+    "inf-input": Fault(Cause.BAD_BATCH, inputs=math.inf),
+    "labels-ignored": Fault(Cause.BAD_BATCH, label=-100),
+    "forward-overflow": Fault(Cause.FORWARD_OVERFLOW, forward=1e6),
+    "gradient-overflow": Fault(Cause.GRADIENT_OVERFLOW, scale=LARGE_SCALE),
+    "gradient-spike": Fault(Cause.GRADIENT_SPIKE, gradient=300.0),
+    "loss-spike": Fault(Cause.LOSS_SPIKE, loss=100.0),
+}
+HEALTHY_BATCH = Fault(Cause.BAD_BATCH)  # plants nothing
+SPIKES = {Cause.GRADIENT_SPIKE, Cause.LOSS_SPIKE}
+GIVES_UP = {"roll back", "halt"}
+# An overflow is a bad step, rather than the scale finding its level, once the scale is at its floor.
+OVERFLOW_AT_THE_FLOOR = Fault(Cause.GRADIENT_OVERFLOW, gradient=1e8)
+RETRIED = {Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW}
+
+
+class Cell:
+    """A guarded run with everything that a step could touch."""
+
+    def __init__(
+        self, fault: Fault, model: str, optimizer: str, accumulate: int, reaction: str
+    ) -> None:
+        if reaction in GIVES_UP and fault.cause is Cause.GRADIENT_OVERFLOW:
+            fault = OVERFLOW_AT_THE_FLOOR
+        self.fault, self.accumulate, self.optimizer_name = fault, accumulate, optimizer
+        self.model = make(model)
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
+        # An average makes the host wait; without one, a fused optimizer is judged on the device.
+        self.ema = None if optimizer == "adamw-fused" else average(self.model)
+        self.guard = Guard(
+            self.model,
+            self.optimizer,
+            config(fault, accumulate, reaction),
+            scheduler=self.scheduler,
+            ema=self.ema,
+        )
+        self.data = batches((HEALTHY + 2) * accumulate)
+        self.planted: Batch | None = None
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss function; a fault belongs to its batch, so that a repeated batch brings it again."""
+        fault = self.fault if batch is self.planted else HEALTHY_BATCH
+        model.faulty.forward_factor = fault.forward  # type: ignore[union-attr,assignment]
+        model.faulty.gradient_factor = fault.gradient  # type: ignore[union-attr,assignment]
+        return loss_fn(model, batch) * fault.loss
+
+    def run_healthy(self) -> None:
+        for batch in self.data[: HEALTHY * self.accumulate]:
+            outcome = self.guard.step(self.loss, batch)
+        assert outcome.action is Action.APPLY
+
+    def run_faulty(self) -> StepOutcome:
+        scale = self.guard.scaler._get_scale_async()
+        assert scale is not None
+        scale.fill_(self.fault.scale)
+        window = self.data[HEALTHY * self.accumulate :][: self.accumulate]
+        for batch in window[:-1]:
+            assert self.guard.step(self.loss, batch).action is Action.ACCUMULATE
+        return self.guard.step(self.loss, self.plant(window[-1]))
+
+    def plant(self, batch: Batch) -> Batch:
+        inputs, labels = batch[0].clone(), batch[1].clone()
+        if self.fault.inputs is not None:
+            inputs[1, 2] = self.fault.inputs
+        if self.fault.label is not None:
+            labels.fill_(self.fault.label)
+        self.planted = (inputs, labels)
+        return self.planted
+
+    def state(self) -> dict[str, Any]:
+        parts: list[Any] = [self.model, self.optimizer, self.scheduler]
+        parts += [self.ema] if self.ema else []
+        return copy.deepcopy({str(i): part.state_dict() for i, part in enumerate(parts)})
+
+
+def average(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+
+
+def config(fault: Fault, accumulate: int, reaction: str) -> dict[str, Any]:
+    skip: dict[str, Any] = {"max_consecutive": 1 if reaction in GIVES_UP else 10}
+    if reaction == "retry":
+        skip["on_nonfinite"] = "retry_fp32"
+    if reaction == "halt" and fault.cause not in SPIKES:
+        skip["on_nonfinite"] = "raise"
+    return {
+        "accumulate": accumulate,
+        "clip": {"max_norm": 1.0},
+        "scale": {"init": SCALE, "floor": SCALE if reaction in GIVES_UP else 1.0},
+        "skip": skip,
+        "spike": {"sigma": 20.0, "window": 64, "warm_up": 8},
+        "recovery": {"every": 4, "prove": 2, "lr_factor": 0.5} if reaction == "roll back" else None,
+    }
+
+
+def cells(reaction: str) -> Callable[[Any], Any]:
+    def mark(test: Any) -> Any:
+        axes: dict[str, list[Any]] = {
+            "accumulate": [1, 4],
+            "optimizer": list(OPTIMIZERS),
+            "model": ["mlp-batchnorm", "transformer"],
+            "fault": list(FAULTS),
+        }
+        for name, values in axes.items():
+            test = pytest.mark.parametrize(name, values)(test)
+        test = pytest.mark.parametrize("reaction", [reaction])(test)
+        return pytest.mark.usefixtures("seed")(test)
+
+    return mark
+
+
+def assert_blamed(outcome: StepOutcome, cell: Cell) -> None:
+    assert outcome.cause is cell.fault.cause
+    names = {name for name, _ in cell.model.named_parameters()}
+    assert outcome.culprits
+    assert names.issuperset(outcome.culprits)
+
+
+@cells("skip")
+def test_skip(fault: str, model: str, optimizer: str, accumulate: int, reaction: str) -> None:
+    cell = Cell(FAULTS[fault], model, optimizer, accumulate, reaction)
+    cell.run_healthy()
+    before, scale = cell.state(), cell.fault.scale
+    outcome = cell.run_faulty()
+    assert outcome.action is Action.SKIP
+    assert not outcome
+    assert_blamed(outcome, cell)
+    assert differences(before, cell.state()) == []
+    expected = scale / 2 if cell.fault.cause is Cause.GRADIENT_OVERFLOW else scale
+    assert cell.guard.scaler.get_scale() == expected
+    for batch in cell.data[-accumulate:]:
+        after = cell.guard.step(cell.loss, batch)
+    assert (
+        after.applied or after.cause is Cause.GRADIENT_OVERFLOW
+    )  # the scale is still finding its level
+
+
+@cells("retry")
+def test_retry(fault: str, model: str, optimizer: str, accumulate: int, reaction: str) -> None:
+    cell = Cell(FAULTS[fault], model, optimizer, accumulate, reaction)
+    cell.run_healthy()
+    twin = fp32_twin(cell)
+    before = cell.state()
+    outcome = cell.run_faulty()
+    assert_blamed(outcome, cell)
+    if cell.fault.cause in RETRIED:
+        assert outcome.action is Action.RETRY
+        assert outcome.applied
+        expected = twin(cell)
+    else:
+        assert outcome.action is Action.SKIP
+        expected = before
+    assert differences(expected, cell.state()) == []
+
+
+def fp32_twin(cell: Cell) -> Callable[[Cell], dict[str, Any]]:
+    """The same step, taken in FP32 by a bare loop from the same state."""
+    model, random_state = copy.deepcopy(cell.model), torch.get_rng_state()
+    ema = copy.deepcopy(cell.ema)
+    optimizer_state = copy.deepcopy(cell.optimizer.state_dict())
+    scheduler_state = copy.deepcopy(cell.scheduler.state_dict())
+
+    def step(cell: Cell) -> dict[str, Any]:
+        after = torch.get_rng_state()
+        optimizer = OPTIMIZERS[cell.optimizer_name](model.parameters())
+        optimizer.load_state_dict(optimizer_state)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+        scheduler.load_state_dict(scheduler_state)
+        torch.set_rng_state(random_state)
+        window = cell.data[HEALTHY * cell.accumulate :][: cell.accumulate]
+        for index, batch in enumerate(window):
+            loss = cell.loss(model, cell.plant(batch) if index == len(window) - 1 else batch)
+            (loss / len(window) if len(window) > 1 else loss).backward()
+        assert torch.equal(torch.get_rng_state(), after), (
+            "the retried run drew other random numbers"
+        )
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        if ema is not None:
+            ema.update_parameters(model)
+        parts: list[Any] = [model, optimizer, scheduler]
+        parts += [ema] if ema else []
+        return {str(i): part.state_dict() for i, part in enumerate(parts)}
+
+    return step
+
+
+@cells("roll back")
+def test_roll_back(fault: str, model: str, optimizer: str, accumulate: int, reaction: str) -> None:
+    cell = Cell(FAULTS[fault], model, optimizer, accumulate, reaction)
+    weights = []
+    for index in range(HEALTHY):
+        for batch in cell.data[index * accumulate : (index + 1) * accumulate]:
+            assert cell.guard.step(cell.loss, batch).action in {Action.ACCUMULATE, Action.APPLY}
+        weights.append(copy.deepcopy(cell.model.state_dict()))
+    learning_rate = cell.optimizer.param_groups[0]["lr"]
+    outcome = cell.run_faulty()
+    assert outcome.action is Action.ROLL_BACK
+    assert_blamed(outcome, cell)
+    # Snapshots after steps 4, 8 and 12; the one after step 8 is the last that two steps have proved.
+    assert differences(weights[7], cell.model.state_dict()) == []
+    assert cell.optimizer.param_groups[0]["lr"] == pytest.approx(learning_rate * 0.5 / 0.99**4)
+    assert cell.guard.summary().rollbacks == 1
+
+
+@cells("halt")
+def test_halt(fault: str, model: str, optimizer: str, accumulate: int, reaction: str) -> None:
+    cell = Cell(FAULTS[fault], model, optimizer, accumulate, reaction)
+    cell.run_healthy()
+    cell.guard.end_epoch()
+    before = cell.state()
+    with pytest.raises(TrainingHaltedError) as caught:
+        cell.run_faulty()
+    message = str(caught.value)
+    assert f"epoch 1, batch {accumulate - 1}, step {HEALTHY}" in message
+    assert str(cell.fault.cause) in message
+    assert any(name in message for name, _ in cell.model.named_parameters())
+    assert caught.value.cure
+    assert differences(before, cell.state()) == []

@@ -1,0 +1,189 @@
+"""Both forms of use, several optimizers, accumulation, and what a user can get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import halfguard as hg
+from halfguard.errors import UsageError
+from halfguard.guard import Guard
+from halfguard.records import Action, Cause
+from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_two_forms_are_the_same(optimizer: str, seed: Callable[[int], None]) -> None:
+    config = {"accumulate": 2, "clip": {"max_norm": 1.0}, "scale": {"init": 1024.0}}
+    states = []
+    for form in ("callable", "own forward"):
+        seed(1)
+        model = make("mlp-batchnorm")
+        guard = Guard(model, OPTIMIZERS[optimizer](model.parameters()), config)
+        data = batches(20)
+        data[7][0][0, 0] = torch.nan
+        for index, batch in enumerate(data):
+            if form == "callable":
+                guard.step(loss_fn, batch)
+                continue
+            with guard.autocast():
+                loss = loss_fn(model, batch)
+            guard.backward(loss, batch=batch)
+            if index % 2:
+                guard.update()
+        states.append([model.state_dict(), guard.summary().model_dump()])
+        assert guard.summary().skipped == {Cause.BAD_BATCH: 1}
+    assert differences(*states) == []
+
+
+def test_a_mapping_with_a_loss_will_do() -> None:
+    model = make("transformer")
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 64.0}})
+    outcome = guard.step(lambda m, b: {"loss": loss_fn(m, b), "logits": None}, batches(1)[0])
+    assert outcome.applied
+    assert 0 < outcome.loss < 10
+    assert "StepOutcome(apply" in repr(outcome)
+
+
+class Gan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Linear(4, 12)
+        self.critic = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def critic_loss(gan: Gan, real: Tensor, noise: Tensor) -> Tensor:
+    made = gan.critic(gan.generator(noise).detach())
+    return nn.functional.softplus(made).mean() + nn.functional.softplus(-gan.critic(real)).mean()
+
+
+def generator_loss(gan: Gan, noise: Tensor) -> Tensor:
+    return nn.functional.softplus(-gan.critic(gan.generator(noise))).mean()
+
+
+def test_two_optimizers_take_turns_and_share_one_scale() -> None:
+    noise = torch.randn(30, 8, 4, generator=torch.Generator().manual_seed(0))
+    runs = []
+    for guarded in (False, True):
+        torch.manual_seed(0)
+        gan = Gan()
+        critic = torch.optim.Adam(gan.critic.parameters(), 1e-3)
+        generator = torch.optim.Adam(gan.generator.parameters(), 1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=10)
+        guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0, "growth_interval": 10}})
+        for (real, _), z in zip(batches(30), noise, strict=True):
+            if guarded:
+                with guard.autocast():
+                    loss = critic_loss(gan, real, z)
+                guard.backward(loss, batch=real)
+                assert guard.update(critic)
+                with guard.autocast():
+                    loss = generator_loss(gan, z)
+                guard.backward(loss, batch=real)
+                assert guard.update(generator)
+            else:
+                with torch.autocast("cpu", torch.float16):
+                    loss = critic_loss(gan, real, z)
+                scaler.scale(loss).backward()
+                scaler.step(critic)
+                critic.zero_grad()
+                with torch.autocast("cpu", torch.float16):
+                    loss = generator_loss(gan, z)
+                scaler.scale(loss).backward()
+                scaler.step(generator)
+                generator.zero_grad()
+                critic.zero_grad()
+                scaler.update()
+        runs.append((gan.state_dict(), (guard.scaler if guarded else scaler).get_scale()))
+    assert differences(runs[0], runs[1]) == []
+    assert runs[1][1] == 512.0
+
+
+def test_a_bad_critic_step_leaves_the_generator_its_turn() -> None:
+    gan = Gan()
+    critic = torch.optim.Adam(gan.critic.parameters(), 1e-3)
+    generator = torch.optim.Adam(gan.generator.parameters(), 1e-3)
+    guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0}})
+    real = batches(1)[0][0]
+    noise = torch.randn(8, 4)
+    real[0, 0] = torch.inf
+    with guard.autocast():
+        loss = critic_loss(gan, real, noise)
+    guard.backward(loss, batch=real)
+    outcome = guard.update(critic)
+    assert outcome.cause is Cause.BAD_BATCH
+    assert all(name.startswith("critic.") for name in outcome.culprits)
+    with guard.autocast():
+        loss = generator_loss(gan, noise)
+    guard.backward(loss)
+    assert guard.update(generator).applied
+    assert guard.scaler.get_scale() == 64.0
+
+
+def test_fp16_weights_are_trained_through_their_masters() -> None:
+    model = make("transformer").half()
+    guard = Guard(
+        model, hg.MasterWeights(OPTIMIZERS["adamw-foreach"](model.parameters())), "native_fp16"
+    )
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    outcomes = [guard.step(loss_fn, (x.half(), y)) for x, y in batches(30)]
+    assert outcomes[-1].applied
+    assert len(differences(before, model.state_dict())) == len(before)
+    bad = batches(1)[0]
+    outcome = guard.step(loss_fn, (bad[0] * torch.nan, bad[1]))
+    assert outcome.cause is Cause.BAD_BATCH
+    assert outcome.culprits
+    assert set(outcome.culprits) <= set(dict(model.named_parameters()))
+
+
+def test_half_parameters_without_masters_are_refused_with_both_cures() -> None:
+    model = make("transformer").half()
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), "native_fp16")
+    with pytest.raises(UsageError, match="float16 parameters") as caught:
+        guard.step(loss_fn, (batches(1)[0][0].half(), batches(1)[0][1]))
+    assert "upcast_trainable" in caught.value.cure
+    assert "MasterWeights" in caught.value.cure
+
+
+def detached(model: nn.Module, batch: Batch) -> Tensor:
+    return torch.tensor(loss_fn(model, batch).item())
+
+
+def vector(model: nn.Module, batch: Batch) -> Tensor:
+    logits: Tensor = model(batch[0])
+    return logits
+
+
+def elsewhere(model: nn.Module, batch: Batch) -> Tensor:
+    return torch.ones((), requires_grad=True) * 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (detached, "no graph behind it"),
+        (vector, "one element, not"),
+        (elsewhere, "No (gradient|parameter)"),
+    ],
+)
+def test_a_wrong_loss_is_explained(wrong: Callable[..., Tensor], message: str) -> None:
+    model = make("transformer")
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()))
+    with pytest.raises(UsageError, match=message) as caught:
+        guard.step(wrong, batches(1)[0])
+    assert caught.value.cure
+
+
+def test_update_without_backward_and_saving_an_open_step_are_refused() -> None:
+    model = make("transformer")
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"accumulate": 2})
+    with pytest.raises(UsageError, match=r"without a backward"):
+        guard.update()
+    assert guard.step(loss_fn, batches(1)[0]).action is Action.ACCUMULATE
+    with pytest.raises(UsageError, match="1 of 2 micro-batches"):
+        guard.state_dict()

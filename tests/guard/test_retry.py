@@ -1,0 +1,106 @@
+"""No batch is lost to half precision: what overflows only there is repeated in FP32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfguard.errors import UsageError
+from halfguard.guard import Guard
+from halfguard.records import Action, Cause
+from tests.support.models import OPTIMIZERS, Batch, bare_step, batches, differences, loss_fn, make
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+BATCHES, OVERFLOWING = 1000, 50
+
+
+def data_with_overflows() -> list[Batch]:
+    """1,000 batches; 50 hold a row that is finite in float32 and overflows in half."""
+    data = batches(BATCHES)
+    positions = torch.randperm(BATCHES, generator=torch.Generator().manual_seed(5))[:OVERFLOWING]
+    for position in positions.tolist():
+        data[position][0][0, :4] *= 1e6
+    return data
+
+
+def final_loss(model: nn.Module) -> float:
+    model.eval()
+    with torch.no_grad():
+        return torch.stack([loss_fn(model, batch) for batch in batches(50, seed=9)]).mean().item()
+
+
+def test_fifty_of_a_thousand_batches_overflow_and_none_is_lost(seed: Callable[[int], None]) -> None:
+    data = data_with_overflows()
+
+    seed(0)
+    reference = make("mlp-batchnorm")
+    fp32 = OPTIMIZERS["adamw-foreach"](reference.parameters())
+    for batch in data:
+        loss_fn(reference, batch).backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        fp32.step()
+        fp32.zero_grad()
+
+    seed(0)
+    bare = make("mlp-batchnorm")
+    bare_optimizer = OPTIMIZERS["adamw-foreach"](bare.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    lost = 0
+    for batch in data:
+        before = bare.get_parameter("last.weight").clone()
+        bare_step(bare, bare_optimizer, scaler, [batch], max_norm=1.0)
+        lost += torch.equal(before, bare.get_parameter("last.weight"))
+
+    seed(0)
+    model = make("mlp-batchnorm")
+    optimizer = OPTIMIZERS["adamw-foreach"](model.parameters())
+    config = {
+        "clip": {"max_norm": 1.0},
+        "scale": {"init": 1024.0},
+        "skip": {"on_nonfinite": "retry_fp32"},
+    }
+    guard = Guard(model, optimizer, config)
+    outcomes = [guard.step(loss_fn, batch) for batch in data]
+
+    summary = guard.summary()
+    ratio = final_loss(model) / final_loss(reference)
+    print(
+        f"bare loop lost {lost}, guard lost {BATCHES - summary.applied}; loss {ratio:.4f} of FP32's"
+    )
+    assert lost == OVERFLOWING
+    assert summary.applied == BATCHES
+    assert summary.retried == OVERFLOWING
+    assert sum(outcome.action is Action.RETRY for outcome in outcomes) == OVERFLOWING
+    assert ratio == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_batch_that_fp32_cannot_save_is_skipped_and_recorded() -> None:
+    model = make("mlp-batchnorm")
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    guard = Guard(
+        model, optimizer, {"skip": {"on_nonfinite": "retry_fp32"}, "scale": {"init": 64.0}}
+    )
+
+    def log_of_zero(model: nn.Module, batch: Batch) -> Tensor:
+        return loss_fn(model, batch).sub(torch.zeros(()).log() * model(batch[0]).mean())
+
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    outcome = guard.step(log_of_zero, batches(1)[0], about="shard 3, row 17")
+    assert (outcome.action, outcome.cause) == (Action.SKIP, Cause.FORWARD_OVERFLOW)
+    assert differences(before, model.state_dict()) == []
+    (row,) = guard._journal.recent(1)
+    assert "shard 3, row 17" in row.to_json()
+    assert "float32[8, 12]" in row.to_json()
+
+
+def test_the_form_without_a_callable_says_that_it_cannot_retry() -> None:
+    model = make("mlp-batchnorm")
+    guard = Guard(
+        model, OPTIMIZERS["sgd"](model.parameters()), {"skip": {"on_nonfinite": "retry_fp32"}}
+    )
+    with pytest.raises(UsageError, match="no forward pass to repeat"):
+        guard.backward(loss_fn(model, batches(1)[0]))

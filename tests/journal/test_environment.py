@@ -1,0 +1,42 @@
+"""A run says where it took place, and keeps to itself whose machine that was."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import halfguard
+from halfguard.journal import environment
+
+
+def test_the_facts() -> None:
+    facts = environment()
+    assert facts["halfguard"] == halfguard.__version__
+    assert facts["python"] == platform.python_version()
+    assert facts["torch"] == torch.__version__
+    assert facts["device"] == "cpu"
+    assert facts["platform"]
+    assert platform.node() not in json.dumps(facts)
+
+
+def test_a_cuda_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"TITAN RTX {device}")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert environment(torch.device("cuda", 1))["device"] == "TITAN RTX cuda:1 (sm_75)"
+
+
+def test_it_works_without_torch() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from halfguard.journal import environment; print(sorted(environment()))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "['device', 'halfguard', 'platform', 'python']"

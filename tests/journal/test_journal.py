@@ -1,0 +1,170 @@
+"""Healthy steps are folded, unusual ones stand in full and in order, and a resumed run goes on."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from halfguard.errors import UsageError
+from halfguard.journal import RUN_FILE, STEPS_FILE, Journal, environment, read_rows, run_info
+from halfguard.records import RunInfo, Summary, WindowRow
+from tests.journal.helper import skipped, spans, steps
+
+
+def on_disk(run_dir: Path) -> list[tuple[int, int]]:
+    return spans(read_rows(run_dir / STEPS_FILE))
+
+
+def walk(journal: Journal, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        journal.healthy(step, loss=1.0, grad_norm=1.0, scale=65536.0)
+
+
+def test_a_window_says_what_its_steps_were(tmp_path: Path) -> None:
+    with Journal(tmp_path, window=3) as journal:
+        journal.healthy(5, loss=1.0, grad_norm=0.5, scale=4.0)
+        journal.healthy(6, loss=4.0, grad_norm=0.25, scale=4.0)
+        journal.healthy(7, loss=1.0, grad_norm=2.0, scale=8.0)
+    assert list(read_rows(tmp_path / STEPS_FILE)) == [
+        WindowRow(
+            first_step=5,
+            last_step=7,
+            loss_mean=2.0,
+            loss_max=4.0,
+            grad_norm_min=0.25,
+            grad_norm_max=2.0,
+            scale=8.0,
+        )
+    ]
+
+
+def test_what_closes_a_window(tmp_path: Path) -> None:
+    with Journal(tmp_path / "deep" / "run", window=10) as journal:
+        walk(journal, 0, 11)  # its size
+        journal.unusual(skipped(12))  # an unusual step
+        walk(journal, 13, 14)
+        walk(journal, 20, 21)  # a gap
+        walk(journal, 3, 4)  # a step back
+        journal.summary(Summary(epoch=0, steps=17))  # a summary
+        walk(journal, 5, 5)
+        journal.flush()  # a flush
+        walk(journal, 6, 6)  # the end
+    assert on_disk(tmp_path / "deep" / "run") == [
+        (0, 9), (10, 11), (12, 12), (13, 14), (20, 21), (3, 4), (5, 5), (6, 6)
+    ]  # fmt: skip
+
+
+def test_a_summary_is_a_row(tmp_path: Path) -> None:
+    summary = Summary(epoch=3, steps=2, applied=2)
+    with Journal(tmp_path) as journal:
+        journal.summary(summary)
+        assert list(read_rows(tmp_path / STEPS_FILE)) == [summary]
+
+
+def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    with Journal(tmp_path, window=10) as journal:
+        walk(journal, 0, 4)
+        journal.flush()  # a checkpoint is taken here
+        walk(journal, 5, 8)
+    with Journal(tmp_path, window=10) as journal:
+        walk(journal, 5, 11)
+    assert on_disk(tmp_path) == [(0, 4), (5, 8), (5, 11)]
+
+
+def test_run_json_describes_the_latest_start(tmp_path: Path) -> None:
+    for name in ("default", "fp16_safe"):
+        with Journal(tmp_path) as journal:
+            journal.begin(run_info({"preset": name}))
+    info = RunInfo.from_json((tmp_path / RUN_FILE).read_bytes())
+    assert info.config == {"preset": "fp16_safe"}
+    assert info.environment == environment()
+    assert info.started.endswith("+00:00")
+
+
+@pytest.mark.parametrize("where", [None, "run"])
+def test_recent_holds_the_last_rows_and_the_open_window(tmp_path: Path, where: str | None) -> None:
+    journal = Journal(None if where is None else tmp_path / where, window=10, keep=3)
+    assert journal.recent(5) == []
+    walk(journal, 0, 49)
+    journal.unusual(skipped(50))
+    walk(journal, 51, 52)
+    assert spans(journal.recent(2)) == [(50, 50), (51, 52)]
+    assert spans(journal.recent(99)) == [(30, 39), (40, 49), (50, 50), (51, 52)]
+    assert journal.recent(0) == []
+    walk(journal, 53, 53)  # looking has not closed the window
+    journal.close()
+    assert spans(journal.recent(1)) == [(51, 53)]
+    assert journal.lost == 0
+    assert [path.name for path in tmp_path.iterdir()] == ([] if where is None else [where])
+
+
+def test_without_a_folder_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Journal(None) as journal:
+        journal.begin(run_info({}))
+        journal.unusual(skipped(0))
+        journal.summary(Summary())
+    assert not list(tmp_path.iterdir())
+
+
+def test_closing_twice_and_going_on_after_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    walk(journal, 0, 1)
+    journal.close()
+    journal.close()
+    journal.unusual(skipped(2))
+    assert on_disk(tmp_path) == [(0, 1)]
+    assert journal.recent(1) == [skipped(2)]
+    assert journal.lost == 1
+
+
+@pytest.mark.parametrize("bad", [{"window": 0}, {"keep": 0}])
+def test_sizes_below_one_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        Journal(None, **bad)
+
+
+def test_a_journal_that_is_dropped_writes_its_last_window(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    walk(journal, 0, 4)
+    del journal
+    gc.collect()
+    assert on_disk(tmp_path) == [(0, 4)]
+
+
+def test_a_program_that_just_ends_loses_nothing_and_a_fork_adds_nothing(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from halfguard.journal import Journal\n"
+        "assert 'torch' not in sys.modules\n"
+        "journal = Journal(sys.argv[1])\n"
+        "for step in range(5): journal.healthy(step, 1.0, 1.0, 1.0)\n"
+        "child = os.fork()\n"
+        "if child: os.waitpid(child, 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    assert on_disk(tmp_path) == [(0, 4)]
+
+
+def test_a_million_steps_take_little_disk_and_no_memory(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    walk(journal, 0, 199_999)  # fills the memory of recent rows
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        walk(journal, 200_000, 999_999)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    journal.close()
+    # The 100 rows that recent() keeps were replaced within the measured part, so they count once.
+    assert after - before < 200_000
+    assert (tmp_path / STEPS_FILE).stat().st_size < 1_000_000
+    assert steps(read_rows(tmp_path / STEPS_FILE)) == list(range(1_000_000))

@@ -75,7 +75,7 @@ def test_the_first_remedy_that_helps_is_kept(
     assert actions[-1] is Action.APPLY
     assert cured(guard)
     assert all_finite(guard.model.state_dict())
-    rows = [row for row in guard._journal.recent(100) if isinstance(row, StepRow)]
+    rows = [row for row in guard._chronicle.journal.recent(100) if isinstance(row, StepRow)]
     remedies = [row.note for row in rows if row.note]
     ladder = ["fp32", "lower_lr", "longer_growth_interval", "tighter_clip"]
     assert remedies == [f"remedy: {name}" for name in ladder[: rollbacks - 1]]

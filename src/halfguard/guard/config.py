@@ -80,6 +80,14 @@ class RecoveryConfig(_Section):
     trial_steps: int = Field(default=200, ge=1, description="applied steps that prove a remedy")
 
 
+class IncidentConfig(_Section):
+    """What is kept of bad steps in ``run_dir``, so that they can be repeated elsewhere."""
+
+    keep: int = Field(default=4, ge=1, description="incidents of a run, the first ones")
+    max_bytes: int = Field(default=4 * 2**30, ge=1, description="of one incident")
+    weights: bool = Field(default=True, description="False if a checkpoint will be at hand")
+
+
 class GuardConfig(_Section):
     """Everything that ``Guard`` may be told. The defaults are those of the preset ``default``."""
 
@@ -89,10 +97,12 @@ class GuardConfig(_Section):
     skip: SkipConfig = SkipConfig()
     spike: SpikeConfig | None = None
     recovery: RecoveryConfig | None = None
+    incidents: IncidentConfig | None = IncidentConfig()
     accumulate: int = Field(default=1, ge=1, description="micro-batches to a step")
     buffers: Literal["batchnorm", "all", "none"] = Field(
         default="batchnorm", description="buffers that a skipped step leaves as they were"
     )
+    plan: str | None = Field(default=None, description="file of FP32 islands, by halfguard plan")
     ignore_index: int = Field(default=-100, description="label that a loss leaves out")
 
     @model_validator(mode="after")

@@ -9,13 +9,12 @@ snapshot, or stop.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,55 +22,30 @@ from torch.optim import Optimizer
 from halfguard.errors import UsageError
 from halfguard.guard import policy, rng
 from halfguard.guard.batches import every_label_ignored, largest_input
+from halfguard.guard.chronicle import Chronicle, Report
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.gate import read
 from halfguard.guard.halting import halted, tried
 from halfguard.guard.mailbox import Mailbox
 from halfguard.guard.outcome import StepOutcome
+from halfguard.guard.parts import Average, Scheduler
 from halfguard.guard.recovery import Recovery
 from halfguard.guard.stepper import Stepper
 from halfguard.guard.window import LossFunction, MicroBatch, Window, loss_of
-from halfguard.journal import Journal, Tally, run_info
 from halfguard.precision.modes import autocast
-from halfguard.records import Action, Cause, StepRow, Summary
-
-logger = logging.getLogger("halfguard")
+from halfguard.precision.plans import apply_plan
+from halfguard.records import Action, Cause, Summary
 
 # Steps after which a report is read where reading it at once would stall the device.
 _LAG = 2
-
-
-class Scheduler(Protocol):
-    """What the guard asks of a learning-rate scheduler."""
-
-    def step(self) -> None: ...  # noqa: D102
-    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...  # noqa: D102
-
-
-class Average(Protocol):
-    """What the guard asks of an average of weights, such as torch's ``AveragedModel``."""
-
-    def update_parameters(self, model: nn.Module) -> Any: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class _Report:
-    """What goes with a row to the host: all that is needed to judge the step later."""
-
-    step: int
-    epoch: int
-    batch: int
-    limits: policy.Limits
-    window: Window
-    outcome: StepOutcome
 
 
 class Guard:
     """Guards a model and its optimizers; see the how-to pages for both forms of use.
 
     ``config`` is a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``scheduler`` and ``ema``
-    are advanced only when a step was applied. ``run_dir`` receives the journal.
+    are advanced only when a step was applied. ``run_dir`` receives the journal and the incidents; ``entry``
+    names the function that describes the job, so that ``halfguard replay`` finds it by itself.
     """
 
     def __init__(
@@ -83,11 +57,14 @@ class Guard:
         scheduler: Scheduler | None = None,
         ema: Average | None = None,
         run_dir: str | os.PathLike[str] | None = None,
+        entry: str = "",
     ) -> None:
         self.model = model
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self.config = GuardConfig.load(config)
         self.scheduler, self.ema = scheduler, ema
+        if self.config.plan is not None:
+            apply_plan(model, self.config.plan)
         self._stepper = Stepper(model, self.optimizers, self.config)
         self.scaler = self._stepper.scaler
         self.epoch = 0
@@ -98,10 +75,8 @@ class Guard:
         self._policy = policy.State()
         self._held = 0  # scheduler steps that were taken too early and are still to be left out
         on_host = self._waits or self._stepper.device.type == "cpu"
-        self._mailbox: Mailbox[_Report] = Mailbox(0 if on_host else _LAG)
-        self._tally = Tally()
-        self._journal = Journal(run_dir)
-        self._journal.begin(run_info(self.config.model_dump(mode="json"), self._stepper.device))
+        self._mailbox: Mailbox[Report] = Mailbox(0 if on_host else _LAG)
+        self._chronicle = Chronicle(self.config, self._stepper.device, run_dir, entry)
         self._recovery = self._make_recovery(run_dir)
 
     # -- the callable form
@@ -112,7 +87,9 @@ class Guard:
         ``about`` is what the journal shall say of this batch if it turns out to be bad.
         """
         self._open()
-        repeatable = self.config.skip.on_nonfinite == "retry_fp32"
+        repeatable = (
+            self.config.skip.on_nonfinite == "retry_fp32" or self._chronicle.incidents is not None
+        )
         micro = MicroBatch(batch, about, loss_fn, rng.capture() if repeatable else None)
         with self.autocast():
             loss = loss_of(loss_fn(self.model, batch))
@@ -154,10 +131,7 @@ class Guard:
     def end_epoch(self) -> Summary:
         """Close an epoch: its counts go to the log and the journal, and are returned."""
         self._settle(everything=True)
-        summary = self._tally.summary(self.epoch)
-        logger.info("%s", summary)
-        self._journal.summary(summary)
-        self._tally.next_epoch()
+        summary = self._chronicle.end_epoch(self.epoch)
         self.epoch += 1
         self.batch_index = 0
         return summary
@@ -165,14 +139,12 @@ class Guard:
     def summary(self) -> Summary:
         """What happened since the guard was made."""
         self._settle(everything=True)
-        return self._tally.summary()
+        return self._chronicle.tally.summary()
 
     def close(self) -> Summary:
         """Bring everything to the journal; returns the counts of the whole run."""
-        summary = self.summary()
-        self._journal.summary(summary)
-        self._journal.close()
-        return summary
+        self._settle(everything=True)
+        return self._chronicle.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The guard's own state and that of the random generators; model and optimizer are yours to save."""
@@ -183,11 +155,10 @@ class Guard:
                 "micro-batches are done, and their gradients belong to no state_dict.",
                 cure="Save after a call whose outcome.action is not 'accumulate'.",
             )
-        self._journal.flush()
         return {
             "scaler": self.scaler.state_dict(),
             "policy": asdict(self._policy),
-            "tally": self._tally.state_dict(),
+            "tally": self._chronicle.state_dict(),
             "counters": {"epoch": self.epoch, "step": self.step_index, "batch": self.batch_index},
             "config": self.config.model_dump(mode="json"),
             "held": self._held,
@@ -203,7 +174,7 @@ class Guard:
             for key, value in state["policy"].items()
         }
         self._policy = policy.State(**remembered)
-        self._tally.load_state_dict(state["tally"])
+        self._chronicle.tally.load_state_dict(state["tally"])
         counters = state["counters"]
         self.epoch, self.step_index = counters["epoch"], counters["step"]
         self.batch_index = counters["batch"]
@@ -255,7 +226,7 @@ class Guard:
         outcome = StepOutcome(row, limits, gradients)
         self._mailbox.post(
             row,
-            _Report(
+            Report(
                 self.step_index, self.epoch, self.batch_index - 1, limits, self._window, outcome
             ),
         )
@@ -283,12 +254,14 @@ class Guard:
         for values, report in self._mailbox.collect(everything=everything):
             self._judge(read(values, report.limits), report)
 
-    def _judge(self, seen: policy.Signals, report: _Report) -> None:
+    def _judge(self, seen: policy.Signals, report: Report) -> None:
         if not seen.batch_ok or policy.cause_of(seen) is Cause.FORWARD_OVERFLOW:
             batches = (micro.batch for micro in report.window.micro_batches)
             ignored = any(every_label_ignored(batch, self.config.ignore_index) for batch in batches)
             seen = replace(seen, batch_ok=seen.batch_ok and not ignored)
         decision, self._policy = policy.decide(self._policy, seen, self.config)
+        exact = not self._mailbox.lag
+        self._chronicle.capture(self.model, self.config, decision, seen, report, exact=exact)
         if decision.action is Action.RETRY:
             decision, seen = self._retry(decision, seen, report)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
@@ -299,12 +272,15 @@ class Guard:
                 self._advance()
         elif self._mailbox.lag and self.scheduler is not None:
             self._held += 1
-        self._record(decision, seen, report)
+        row = self._chronicle.note(decision, seen, report, self._note(decision))
+        if row is not None and decision.action is Action.HALT:
+            self._chronicle.journal.flush()
+            raise halted(row, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision, report.step)
 
     def _retry(
-        self, decision: policy.Decision, seen: policy.Signals, report: _Report
+        self, decision: policy.Decision, seen: policy.Signals, report: Report
     ) -> tuple[policy.Decision, policy.Signals]:
         assert decision.cause is not None  # noqa: S101 - a retry has a cause
         row, gradients = self._stepper.repeat(report.window)
@@ -335,29 +311,3 @@ class Guard:
             self._recovery.applied(step)
         else:
             self._recovery.bad()
-
-    def _record(self, decision: policy.Decision, seen: policy.Signals, report: _Report) -> None:
-        self._tally.add(decision.action, decision.cause, seen.grad_norm, seen.scale)
-        if decision.cause is None:
-            self._journal.healthy(report.step, seen.loss, seen.grad_norm, seen.scale)
-            return
-        row = StepRow(
-            step=report.step,
-            epoch=report.epoch,
-            batch=report.batch,
-            action=decision.action,
-            cause=decision.cause,
-            loss=seen.loss,
-            grad_norm=seen.grad_norm,
-            scale=seen.scale,
-            culprits=report.outcome.culprits,
-            batches=report.window.descriptions(),
-            note=self._note(decision),
-        )
-        self._journal.unusual(row)
-        if decision.action is Action.HALT:
-            self._journal.flush()
-            raise halted(row, streak=self._policy.streak)
-        logger.warning(
-            "step %d: %s, %s (%s)", row.step, row.action, row.cause, ", ".join(row.culprits)
-        )

@@ -80,6 +80,12 @@ class StepOutcome:
         """The loss scale that the step was taken with."""
         return float("nan") if self._signals is None else self._signals.scale
 
+    @property
+    def gradients(self) -> Gradients:
+        """Norms of the gradients by parameter, for whoever keeps the step."""
+        assert self._gradients is not None  # noqa: S101 - there are some as soon as a step is complete
+        return self._gradients
+
     @cached_property
     def culprits(self) -> tuple[str, ...]:
         """Parameters to blame, worst first; empty for an ordinary step."""

@@ -103,15 +103,20 @@ def _float32(value: float) -> float:
     return value if math.isinf(value) else float(struct.unpack("f", struct.pack("f", value))[0])
 
 
+def calibrating(seen: Signals, config: GuardConfig) -> bool:
+    """Whether this is a dynamic loss scale finding its level, as it does in every healthy run."""
+    return cause_of(seen) is Cause.GRADIENT_OVERFLOW and seen.scale > config.scale.floor
+
+
 def decide(state: State, seen: Signals, config: GuardConfig) -> tuple[Decision, State]:
     """One step: the action with its cause, and what to remember."""
     cause = cause_of(seen)
     if cause is None:
         return Decision(Action.APPLY), _after_applied(state, seen, config)
-    calibrating = cause is Cause.GRADIENT_OVERFLOW and seen.scale > config.scale.floor
-    if cause in NONFINITE and config.skip.on_nonfinite == "raise" and not calibrating:
+    routine = calibrating(seen, config)
+    if cause in NONFINITE and config.skip.on_nonfinite == "raise" and not routine:
         return Decision(Action.HALT, cause), state
-    if not calibrating:
+    if not routine:
         state = replace(state, streak=state.streak + 1)
     retriable = cause in NONFINITE and cause is not Cause.BAD_BATCH
     if retriable and config.skip.on_nonfinite == "retry_fp32":

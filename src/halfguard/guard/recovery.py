@@ -17,7 +17,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from halfguard.guard.config import ClipConfig, GuardConfig, RecoveryConfig, Remedy
-from halfguard.guard.snapshots import Snapshots, Stateful
+from halfguard.guard.parts import Stateful
+from halfguard.guard.snapshots import Snapshots
 
 logger = logging.getLogger("halfguard")
 

@@ -16,7 +16,7 @@ def capture() -> dict[str, Any]:
         states["accelerator"] = _accelerator().get_rng_state()
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy"] = [name, torch.from_numpy(keys.copy()), *rest]
+        states["numpy"] = [name, keys.tolist(), *rest]
     return states
 
 
@@ -31,7 +31,7 @@ def restore(states: dict[str, Any]) -> None:
         import numpy as np  # noqa: PLC0415
 
         name, keys, *rest = states["numpy"]
-        np.random.set_state((name, keys.numpy(), *rest))
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
 
 
 def _accelerator() -> Any:

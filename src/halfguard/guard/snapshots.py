@@ -11,20 +11,14 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfguard.guard import rng
+from halfguard.guard.parts import Stateful
 from halfguard.records import write_whole
-
-
-class Stateful(Protocol):
-    """Whatever can be saved and loaded the way torch's modules and optimizers can."""
-
-    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...  # noqa: D102
 
 
 class Snapshots:

@@ -3,6 +3,7 @@
 from halfguard.records.base import Record
 from halfguard.records.files import write_whole
 from halfguard.records.finding import Finding, Severity
+from halfguard.records.incident import IncidentRecord, MicroBatchRecord
 from halfguard.records.rows import Row, row_from_json
 from halfguard.records.step import Action, Cause, RunInfo, StepRow, Summary, WindowRow
 
@@ -10,6 +11,8 @@ __all__ = [
     "Action",
     "Cause",
     "Finding",
+    "IncidentRecord",
+    "MicroBatchRecord",
     "Record",
     "Row",
     "RunInfo",

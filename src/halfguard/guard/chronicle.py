@@ -1,0 +1,138 @@
+"""What happened, kept: counts, journal rows and incidents of the steps that the guard has judged."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.outcome import StepOutcome
+from halfguard.guard.policy import Decision, Limits, Signals, calibrating
+from halfguard.guard.window import Window
+from halfguard.incident.capture import Incidents, Moment
+from halfguard.journal import Journal, Tally, environment, run_info
+from halfguard.records import StepRow, Summary
+
+logger = logging.getLogger("halfguard")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What goes with a row to the host: all that is needed to judge the step later."""
+
+    step: int
+    epoch: int
+    batch: int
+    limits: Limits
+    window: Window
+    outcome: StepOutcome
+
+    def row(self, decision: Decision, seen: Signals, note: str = "") -> StepRow:
+        """The step in full, for the journal."""
+        return StepRow(
+            step=self.step,
+            epoch=self.epoch,
+            batch=self.batch,
+            action=decision.action,
+            cause=decision.cause,
+            loss=seen.loss,
+            grad_norm=seen.grad_norm,
+            scale=seen.scale,
+            culprits=self.outcome.culprits,
+            batches=self.window.descriptions(),
+            note=note,
+        )
+
+
+class Chronicle:
+    """Counts every step, writes down the unusual ones, and keeps what is needed to repeat them."""
+
+    def __init__(
+        self,
+        config: GuardConfig,
+        device: torch.device,
+        run_dir: str | os.PathLike[str] | None,
+        entry: str,
+    ) -> None:
+        self.tally = Tally()
+        self.journal = Journal(run_dir)
+        self.journal.begin(run_info(config.model_dump(mode="json"), device))
+        self.incidents: Incidents | None = None
+        self._device = device
+        if run_dir is not None and config.incidents is not None:
+            self.incidents = Incidents(
+                Path(run_dir) / "incidents",
+                keep=config.incidents.keep,
+                max_bytes=config.incidents.max_bytes,
+                weights=config.incidents.weights,
+                environment=environment(device),
+                entry=entry,
+            )
+
+    def note(
+        self, decision: Decision, seen: Signals, report: Report, note: str = ""
+    ) -> StepRow | None:
+        """Count a step; an unusual one is written down and returned."""
+        self.tally.add(decision.action, decision.cause, seen.grad_norm, seen.scale)
+        if decision.cause is None:
+            self.journal.healthy(report.step, seen.loss, seen.grad_norm, seen.scale)
+            return None
+        row = report.row(decision, seen, note)
+        self.journal.unusual(row)
+        logger.warning(
+            "step %d: %s, %s (%s)", row.step, row.action, row.cause, ", ".join(row.culprits)
+        )
+        return row
+
+    def capture(
+        self,
+        model: nn.Module,
+        config: GuardConfig,
+        decision: Decision,
+        seen: Signals,
+        report: Report,
+        *,
+        exact: bool,
+    ) -> None:
+        """Keep an incident, before anything that repeats or undoes the step touches the weights."""
+        # A scale that is finding its level is no incident; every healthy run begins with it.
+        if self.incidents is None or decision.cause is None or calibrating(seen, config):
+            return
+        gradients = report.outcome.gradients
+        moment = Moment(
+            step=report.row(decision, seen),
+            micro_batches=[(m.batch, m.rng, m.about) for m in report.window.micro_batches],
+            config=config.model_dump(mode="json"),
+            precision=config.precision,
+            device=self._device.type,
+            grad_norms=dict(zip(gradients.names, gradients.norms.tolist(), strict=True)),
+            exact=exact,
+            recent=[row.to_json() for row in self.journal.recent(20)],
+        )
+        self.incidents.capture(model, moment)
+
+    def end_epoch(self, epoch: int) -> Summary:
+        """One line for the log and the journal, and a fresh count."""
+        summary = self.tally.summary(epoch)
+        logger.info("%s", summary)
+        self.journal.summary(summary)
+        self.tally.next_epoch()
+        return summary
+
+    def close(self) -> Summary:
+        """The counts of the whole run, written down."""
+        summary = self.tally.summary()
+        self.journal.summary(summary)
+        self.journal.close()
+        return summary
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts; what is written stays written."""
+        self.journal.flush()
+        return self.tally.state_dict()

@@ -1,0 +1,26 @@
+"""What the guard asks of things that are not its own: schedulers, averages, whatever has a state."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+
+
+class Stateful(Protocol):
+    """Whatever can be saved and loaded the way torch's modules and optimizers can."""
+
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...  # noqa: D102
+
+
+class Scheduler(Stateful, Protocol):
+    """A learning-rate scheduler."""
+
+    def step(self) -> None: ...  # noqa: D102
+
+
+class Average(Protocol):
+    """An average of weights, such as torch's ``AveragedModel``."""
+
+    def update_parameters(self, model: nn.Module) -> Any: ...  # noqa: D102

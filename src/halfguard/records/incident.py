@@ -1,0 +1,51 @@
+"""One bad step, in words and numbers; its tensors lie beside it in a safetensors file."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from halfguard.records.base import Record
+from halfguard.records.step import StepRow
+
+
+class MicroBatchRecord(Record):
+    """One micro-batch: its content and the random state before its forward pass, as encoded structures."""
+
+    kind: ClassVar[str] = "micro_batch"
+
+    batch: Any = None
+    rng: Any = None
+    about: str = ""
+
+
+class IncidentRecord(Record):
+    """What is needed, beside the tensors and the user's code, to repeat a step elsewhere."""
+
+    kind: ClassVar[str] = "incident"
+
+    step: StepRow
+    rank: int = Field(default=0, ge=0)
+    world_size: int = Field(default=1, ge=1)
+    device: str = Field(description="device type that the step ran on")
+    precision: str
+    config: dict[str, Any]
+    scale: float = Field(gt=0, description="loss scale of the step")
+    micro_batches: tuple[MicroBatchRecord, ...]
+    evaluating: tuple[str, ...] = Field(default=(), description="modules that were in eval mode")
+    weights: bool = Field(default=True, description="whether the tensors hold the model's state")
+    aliases: dict[str, str] = Field(
+        default_factory=dict,
+        description="tensors that share memory: name to the name it is stored under",
+    )
+    grad_norms: dict[str, float] = Field(default_factory=dict)
+    exact: bool = Field(
+        default=True,
+        description="False if weights are those of a later step, read where the host lags",
+    )
+    problems: tuple[str, ...] = Field(default=(), description="what could not be kept, and why")
+    environment: dict[str, str] = Field(default_factory=dict)
+    git: dict[str, str] = Field(default_factory=dict)
+    recent: tuple[str, ...] = Field(default=(), description="the last rows of the journal, as JSON")
+    entry: str = Field(default="", description="ENTRY that describes the job, if it was named")

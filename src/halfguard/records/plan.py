@@ -1,0 +1,120 @@
+"""Which modules stay in FP32 inside a 16-bit model, and why: a small YAML file that people read and edit.
+
+It is written by ``halfguard plan``, checked in beside the training config, and applied by
+``halfguard.apply_plan`` or by the guard. Every island carries its reason, so that whoever finds the file
+a year later can judge whether it still holds.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from halfguard.errors import RecordError
+from halfguard.records.base import Record
+from halfguard.records.files import write_whole
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Island(_Part):
+    """A module that runs in FP32."""
+
+    module: str = Field(description="path as in named_modules(); empty for the whole model")
+    reason: str = ""
+
+
+class ScaleRange(_Part):
+    """The loss scales at which every gradient fits into the format."""
+
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    best: float = Field(gt=0)
+
+
+class Evidence(_Part):
+    """What was run to find the plan."""
+
+    steps: int = Field(ge=1)
+    trials: int = Field(ge=0, description="training runs in 16 bits, all of them counted")
+    modules: int = Field(ge=1, description="modules that ran, each of them a possible island")
+    loss_fp32: float = Field(description="mean over the last fifth of the steps")
+    loss: float = Field(description="the same with the plan")
+
+    @property
+    def deviation(self) -> float:
+        """By how much the loss differs from that of FP32, as a fraction of it."""
+        return abs(self.loss - self.loss_fp32) / max(abs(self.loss_fp32), 1e-12)
+
+
+class PrecisionPlan(Record):
+    """Islands with their reasons, the loss-scale range, and what was run to find them."""
+
+    kind: ClassVar[str] = "plan"
+
+    precision: str = "fp16-mixed"
+    islands: tuple[Island, ...] = ()
+    loss_scale: ScaleRange | None = None
+    evidence: Evidence | None = None
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        names = self.modules
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"islands name {', '.join(sorted(twice))} more than once")
+        return self
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The paths of the islands."""
+        return tuple(island.module for island in self.islands)
+
+    def to_yaml(self) -> str:
+        """The file's text, kind and version first."""
+        head = {"kind": self.kind, "schema_version": self.schema_version}
+        body = self.model_dump(mode="json", exclude_none=True)
+        text: str = yaml.safe_dump(head | body, sort_keys=False, allow_unicode=True, width=100)
+        return text
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Self:
+        """Read a plan; nothing in the file is ever executed."""
+        try:
+            body = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise RecordError(f"This is not a plan: it is not YAML ({error}).") from error
+        if not isinstance(body, dict) or body.pop("kind", None) != cls.kind:
+            raise RecordError("This is not a plan: its first line is not 'kind: plan'.")
+        return cls._validate(cls._migrate(body))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file whole, or leave what was there."""
+        write_whole(path, self.to_yaml())
+
+    @classmethod
+    def load(cls, source: PrecisionPlan | dict[str, Any] | str | os.PathLike[str]) -> PrecisionPlan:
+        """From a file's path, a mapping of the same keys, or a plan that is one already."""
+        if isinstance(source, PrecisionPlan):
+            return source
+        if isinstance(source, dict):
+            values = {k: v for k, v in source.items() if k not in ("kind", "schema_version")}
+            return cls._validate(values)
+        path = Path(source)
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecordError(
+                f"The plan {str(path)!r} cannot be read: {error}.",
+                cure="Make one with: halfguard plan ENTRY -o plan.yaml",
+            ) from error
+        try:
+            return cls.from_yaml(text)
+        except RecordError as error:
+            raise RecordError(f"{path}: {error.message}", cure=error.cure) from error

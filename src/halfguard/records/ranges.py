@@ -1,0 +1,95 @@
+"""What ``halfguard probe`` answers: the range of every layer, the loss scales that fit, and a forecast."""
+
+from __future__ import annotations
+
+from math import inf, isfinite, log2
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from halfguard.records.base import Record
+from halfguard.records.finding import Finding
+from halfguard.records.plan import ScaleRange
+
+LARGEST = 65504.0  # of FP16, to which every headroom here refers
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class LayerRange(_Part):
+    """One module: the largest magnitude of its outputs and of their gradients at every step."""
+
+    module: str
+    kind: str = Field(description="the module's class")
+    forward: tuple[float, ...] = Field(description="of the outputs; one entry a step")
+    backward: tuple[float, ...] = Field(description="of the gradients, without the loss scale")
+    forward_underflow: float = Field(description="share of non-zero outputs that become 0 in FP16")
+    underflow_now: float = Field(description="share of gradients lost at the current loss scale")
+    underflow_best: float = Field(description="the same at the best loss scale")
+    scale_low: float | None = Field(description="below it more gradients vanish than allowed")
+    scale_high: float | None = Field(description="above it a gradient overflows")
+
+    @property
+    def forward_headroom(self) -> float:
+        """Doublings until an output overflows, at the worst step."""
+        return min((headroom(value) for value in self.forward), default=inf)
+
+    def backward_headroom(self, scale: float) -> float:
+        """Doublings until a gradient overflows at a loss scale, at the worst step."""
+        return min((headroom(value * scale) for value in self.backward), default=inf)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a loss scale for this layer alone."""
+        if self.scale_low is None or self.scale_high is None:
+            return True
+        return self.scale_low <= self.scale_high
+
+    @property
+    def scales(self) -> str:
+        """The scales that fit, as people read them: ``2^-5..16``."""
+        if self.scale_low is None or self.scale_high is None:
+            return "any"
+        if not self.fits:
+            return "none"
+        return f"2^{round(log2(self.scale_low))}..{round(log2(self.scale_high))}"
+
+
+class Forecast(_Part):
+    """When a layer's outputs will overflow if their trend goes on; made only on strong evidence."""
+
+    module: str
+    doubling: float = Field(description="steps in which the largest magnitude doubles")
+    steps: float = Field(description="steps from the last one seen until it passes 65504")
+    low: float = Field(description="the interval's lower end")
+    high: float = Field(description="and its upper end")
+
+
+class ProbeReport(Record):
+    """The ranges of all layers over a short run, and what follows from them."""
+
+    kind: ClassVar[str] = "probe"
+
+    precision: str
+    steps: int
+    scale: float = Field(description="the loss scale that 'current' refers to")
+    best_scale: float
+    window: ScaleRange | None = Field(description="scales at which all layers fit; None if none is")
+    losses: tuple[float, ...]
+    layers: tuple[LayerRange, ...] = Field(description="in the order in which they ran")
+    forecasts: tuple[Forecast, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The findings that are more than notes."""
+        return tuple(found for found in self.findings if found.severity != "note")
+
+
+def headroom(absmax: float) -> float:
+    """Doublings from a magnitude to the largest of FP16, in bits; minus infinity if it is not finite."""
+    if not isfinite(absmax):
+        return -inf
+    return log2(LARGEST / absmax) if absmax else inf

@@ -1,0 +1,153 @@
+"""Incidents from a guarded run: complete, bounded, and never in the way."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from halfguard.guard import Guard
+from halfguard.incident import decode, open_incident
+from halfguard.records import Action, Cause
+from tests.support.counting import OpCounter
+from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+
+def guard_of(run_dir: Path | None, **config: object) -> Guard:
+    model = make("mlp-batchnorm")
+    optimizer = OPTIMIZERS["adamw-foreach"](model.parameters())
+    return Guard(
+        model, optimizer, {"scale": {"init": 64.0}, **config}, run_dir=run_dir, entry="a.py:b"
+    )
+
+
+def poisoned(batch: Batch) -> Batch:
+    inputs = batch[0].clone()
+    inputs[2, 3] = torch.inf
+    return inputs, batch[1]
+
+
+def test_an_incident_holds_what_is_needed_to_repeat_the_step(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path, accumulate=2)
+    data = batches(6)
+    for batch in data[:4]:
+        guard.step(loss_fn, batch)
+    guard.model.get_submodule("drop").eval()
+    state = {k: v.clone() for k, v in guard.model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    guard.step(loss_fn, data[4])
+    outcome = guard.step(loss_fn, poisoned(data[5]), about="shard 7")
+    assert outcome.cause is Cause.BAD_BATCH
+
+    incident = open_incident(tmp_path / "incidents" / "000002-r0")
+    record = incident.record
+    assert (record.step.step, record.step.cause, record.scale) == (2, Cause.BAD_BATCH, 64.0)
+    assert differences(incident.tensors("model."), state) == []
+    tensors = incident.tensors()
+    assert differences(decode(record.micro_batches[0].batch, tensors), data[4]) == []
+    again = decode(record.micro_batches[1].batch, tensors)
+    assert torch.isinf(again[0][2, 3])
+    assert torch.equal(decode(record.micro_batches[0].rng, tensors)["torch"], random_state)
+    assert record.micro_batches[1].about == "shard 7"
+    assert record.evaluating == ("drop",)
+    assert record.exact
+    assert record.grad_norms.keys() == dict(guard.model.named_parameters()).keys()
+    assert record.environment["torch"] == torch.__version__
+    assert record.entry == "a.py:b"
+    assert record.config["accumulate"] == 2
+    assert len(record.recent) == 1
+
+
+def test_weights_that_share_memory_are_stored_once(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    head = guard.model.get_submodule("last")
+    guard.model.tied = head  # the same module under a second name
+    guard.step(loss_fn, poisoned(batches(1)[0]))
+    incident = open_incident(tmp_path / "incidents" / "000000-r0")
+    assert incident.record.aliases == {
+        "model.tied.weight": "model.last.weight",
+        "model.tied.bias": "model.last.bias",
+    }
+    assert differences(incident.tensors("model."), guard.model.state_dict()) == []
+
+
+def test_a_retried_step_is_captured_before_it_is_repeated(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path, skip={"on_nonfinite": "retry_fp32"})
+    before = {k: v.clone() for k, v in guard.model.state_dict().items()}
+    inputs, labels = batches(1)[0]
+    inputs[0, :4] *= 1e6
+    assert guard.step(loss_fn, (inputs, labels)).action is Action.RETRY
+    incident = open_incident(tmp_path / "incidents" / "000000-r0")
+    assert incident.record.step.cause is Cause.FORWARD_OVERFLOW
+    assert differences(incident.tensors("model."), before) == []
+
+
+def test_number_and_size_are_limited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = guard_of(tmp_path, incidents={"keep": 2})
+    for batch in batches(5):
+        guard.step(loss_fn, poisoned(batch))
+    names = sorted(path.name for path in (tmp_path / "incidents").iterdir())
+    assert names == ["000000-r0", "000001-r0"]
+    incidents = guard._chronicle.incidents
+    assert incidents is not None
+    assert incidents.missed == 3
+    assert sum("left no incident" in message for message in caplog.messages) == 1
+
+    small = guard_of(tmp_path / "small", incidents={"max_bytes": 100})
+    assert small.step(loss_fn, poisoned(batches(1)[0])).action is Action.SKIP
+    assert "max_bytes is 100" in caplog.messages[-2]
+
+
+def test_a_scale_that_finds_its_level_is_no_incident(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path, scale={"init": 2.0**23})
+    assert guard.step(loss_fn, batches(1)[0]).cause is Cause.GRADIENT_OVERFLOW
+    assert not (tmp_path / "incidents").exists()
+
+
+@pytest.mark.parametrize("obstacle", ["file", "full"])
+def test_a_disk_that_refuses_does_not_stop_training(
+    obstacle: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = guard_of(tmp_path)
+    if obstacle == "file":
+        (tmp_path / "incidents").write_text("in the way")
+    else:
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("halfguard.incident.store.save_file", full)
+    first, second = batches(2)
+    with caplog.at_level(logging.WARNING):
+        assert guard.step(loss_fn, poisoned(first)).action is Action.SKIP
+    assert any("left no incident" in message for message in caplog.messages)
+    assert guard.step(loss_fn, second).applied
+    if obstacle == "full":
+        assert list((tmp_path / "incidents").iterdir()) == []
+
+
+def test_a_batch_that_cannot_be_kept_leaves_the_rest(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    inputs, labels = poisoned(batches(1)[0])
+    batch = (inputs, labels, iter([1]).__next__)
+    guard.step(lambda m, b: loss_fn(m, b[:2]), batch)
+    record = open_incident(tmp_path / "incidents" / "000000-r0").record
+    assert record.problems == ("batch.0.2: a method-wrapper cannot be kept",)
+
+
+def test_a_healthy_step_pays_nothing(tmp_path: Path) -> None:
+    counts = []
+    for config in ({"incidents": None}, {}):
+        guard = guard_of(tmp_path / str(len(counts)), **config)
+        data = batches(3)
+        guard.step(loss_fn, data[0])
+        counter = OpCounter()
+        with counter:
+            for batch in data[1:]:
+                assert guard.step(loss_fn, batch)
+        counts.append(counter.ops)
+    assert counts[0] == counts[1]

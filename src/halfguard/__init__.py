@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from halfguard.numerics import formats
     from halfguard.precision import MasterWeights, half_state_dict, upcast_trainable
     from halfguard.precision.emulation import emulate_autocast
+    from halfguard.precision.islands import fp32_island
+    from halfguard.precision.plans import apply_plan
+    from halfguard.probe.plan_search import plan
+    from halfguard.probe.probing import probe
+    from halfguard.records.plan import PrecisionPlan
     from halfguard.trace.first_nonfinite import find_first_nonfinite
     from halfguard.trace.tracer import trace
+    from halfguard.workload import Workload
 
 __version__ = "0.1.0"
 
@@ -28,12 +34,18 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "Guard": ("halfguard.guard", "Guard", "torch"),
     "GuardConfig": ("halfguard.guard", "GuardConfig", "torch"),
     "MasterWeights": ("halfguard.precision", "MasterWeights", "torch"),
+    "PrecisionPlan": ("halfguard.records.plan", "PrecisionPlan", None),
     "StepOutcome": ("halfguard.guard", "StepOutcome", "torch"),
+    "Workload": ("halfguard.workload", "Workload", "torch"),
+    "apply_plan": ("halfguard.precision.plans", "apply_plan", "torch"),
     "emulate_autocast": ("halfguard.precision.emulation", "emulate_autocast", "torch"),
     "find_first_nonfinite": ("halfguard.trace.first_nonfinite", "find_first_nonfinite", "torch"),
     "formats": ("halfguard.numerics.formats", None, None),
+    "fp32_island": ("halfguard.precision.islands", "fp32_island", "torch"),
     "half_state_dict": ("halfguard.precision", "half_state_dict", "torch"),
     "ops": ("halfguard.ops", None, "torch"),
+    "plan": ("halfguard.probe.plan_search", "plan", "torch"),
+    "probe": ("halfguard.probe.probing", "probe", "torch"),
     "trace": ("halfguard.trace.tracer", "trace", "torch"),
     "upcast_trainable": ("halfguard.precision", "upcast_trainable", "torch"),
 }
@@ -43,13 +55,19 @@ __all__ = [
     "Guard",
     "GuardConfig",
     "MasterWeights",
+    "PrecisionPlan",
     "StepOutcome",
+    "Workload",
     "__version__",
+    "apply_plan",
     "emulate_autocast",
     "find_first_nonfinite",
     "formats",
+    "fp32_island",
     "half_state_dict",
     "ops",
+    "plan",
+    "probe",
     "trace",
     "upcast_trainable",
 ]
@@ -81,7 +99,9 @@ class _Surface(ModuleType):
     """Keeps ``halfguard.trace`` the function: importing the room of that name would replace it."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        is_room = isinstance(value, ModuleType) and _NAMES.get(name, ("", None, None))[1] is not None
+        is_room = (
+            isinstance(value, ModuleType) and _NAMES.get(name, ("", None, None))[1] is not None
+        )
         if not is_room:
             super().__setattr__(name, value)
 

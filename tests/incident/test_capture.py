@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,7 @@ def test_a_batch_that_cannot_be_kept_leaves_the_rest(tmp_path: Path) -> None:
 
 
 def test_a_healthy_step_pays_nothing(tmp_path: Path) -> None:
-    counts = []
+    counts: list[Counter[str]] = []
     for config in ({"incidents": None}, {}):
         guard = guard_of(tmp_path / str(len(counts)), **config)
         data = batches(3)

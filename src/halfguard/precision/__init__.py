@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import Precision, autocast, full_precision
 from halfguard.precision.upcast import half_state_dict, upcast_trainable
@@ -10,6 +11,7 @@ __all__ = [
     "MasterWeights",
     "Precision",
     "autocast",
+    "emulate_autocast",
     "full_precision",
     "half_state_dict",
     "upcast_trainable",

@@ -1,6 +1,7 @@
 """Plain frozen data that the instruments exchange: versioned JSON in and out."""
 
 from halfguard.records.base import Record
+from halfguard.records.culprit import Culprit, TensorRange
 from halfguard.records.files import write_whole
 from halfguard.records.finding import Finding, Severity
 from halfguard.records.incident import IncidentRecord, MicroBatchRecord
@@ -10,6 +11,7 @@ from halfguard.records.step import Action, Cause, RunInfo, StepRow, Summary, Win
 __all__ = [
     "Action",
     "Cause",
+    "Culprit",
     "Finding",
     "IncidentRecord",
     "MicroBatchRecord",
@@ -19,6 +21,7 @@ __all__ = [
     "Severity",
     "StepRow",
     "Summary",
+    "TensorRange",
     "WindowRow",
     "row_from_json",
     "write_whole",

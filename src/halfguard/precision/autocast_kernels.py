@@ -1,0 +1,191 @@
+"""CUDA's autocast as kernels for CPU tensors, installed where CPU autocast has its own.
+
+Autocast is a key of torch's dispatcher that lies above autograd. A kernel registered there sees every
+operation, also those that a composite operation calls in C++, and its casts are part of the graph. So one
+Python kernel an operation, under the key AutocastCPU, is all that it takes: it asks whether CUDA's
+autocast is switched on for this thread. If so it applies CUDA's rule, otherwise it calls the kernel that
+stood there before. Nothing else about CPU autocast changes.
+
+Casts of FP32 parameters are remembered until the outermost autocast region ends, as torch does. That is
+visible in numbers: all uses of a weight share one half copy, and their gradients are summed in half.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfguard.errors import UsageError
+from halfguard.precision.autocast_ops import CUDNN_RNN, RULES, Rule
+
+_KEY = "AutocastCPU"
+_KEYSET = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_BANNED = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA refuses "
+    "them, since their gradient need not fit into half. "
+    "Use binary_cross_entropy_with_logits, or BCEWithLogitsLoss."
+)
+
+Apply = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class _Casts(threading.local):
+    """Half copies of parameters, by identity, for the current outermost region of one thread."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+
+    def get(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        source, copy = self.of.get(id(tensor), (None, None))
+        if source is None or copy is None or source() is not tensor or copy.dtype is not dtype:
+            copy = tensor.to(dtype)
+            self.of[id(tensor)] = weakref.ref(tensor), copy
+        return copy
+
+
+_casts = _Casts()
+
+
+def forget_casts() -> None:
+    """Drop the half copies of this thread: its outermost autocast region has ended."""
+    _casts.of.clear()
+
+
+@cache
+def install() -> None:
+    """Register the kernels, once a process; without CUDA's autocast switched on they change nothing."""
+    if not hasattr(torch.library, "get_kernel"):
+        raise UsageError(
+            f"emulate_autocast needs torch.library.get_kernel, which torch {torch.__version__} lacks.",
+            cure="Run: pip install --upgrade torch",
+        )
+    library = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+    known = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)
+    cpu = {name.removeprefix("aten::") for name in known if name.startswith("aten::")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells about every kernel that is replaced
+        for name in sorted(cpu | RULES.keys() | CUDNN_RNN):
+            kernel = _kernel(name, replaces=name in cpu)
+            library.impl(name, kernel, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
+    _kept.append(library)
+
+
+_kept: list[torch.library.Library] = []  # a library that is collected takes its kernels with it
+
+
+def _kernel(name: str, *, replaces: bool) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    previous = torch.library.get_kernel(f"aten::{name}", _KEY) if replaces else None
+    rule = Rule.LOWER if name in CUDNN_RNN else RULES.get(name)
+    apply = None if rule is None else _APPLY[rule]
+
+    def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        emulating = torch.is_autocast_enabled("cuda")
+        if emulating and apply is not None:
+            with torch._C._ExcludeDispatchKeyGuard(_KEYSET):
+                return apply(operation, args, kwargs)
+        if previous is not None and not emulating:
+            return previous.call_boxed(keyset, *args, **kwargs)
+        # No rule: what a composite operation calls in turn may have one, so only this key is passed by.
+        return operation.redispatch(
+            keyset.remove(torch._C.DispatchKey.AutocastCPU), *args, **kwargs
+        )
+
+    return kernel
+
+
+def _lower(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _cast_and_run(operation, args, kwargs, torch.get_autocast_dtype("cuda"))
+
+
+def _fp32(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _cast_and_run(operation, args, kwargs, torch.float32)
+
+
+def _widest(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dtypes = {tensor.dtype for tensor in _eligible_in((*args, *kwargs.values()))}
+    lower = torch.get_autocast_dtype("cuda")
+    dtype = torch.float32 if torch.float32 in dtypes else lower
+    return _cast_and_run(operation, args, kwargs, dtype)
+
+
+def _fp32_accumulate(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _eligible(args[0]):
+        return operation(*args, **kwargs)
+    names = [argument.name for argument in operation._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if given.get("dtype") is None:
+        given["dtype"] = torch.float32
+    first = given.pop(names[0])
+    return operation(first, **given)
+
+
+def _fp32_norm(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _eligible(args[0]):
+        return operation(*args, **kwargs)
+    names = [argument.name for argument in operation._schema.arguments]
+    given = {"p": 2, "dim": [], "keepdim": False} | dict(zip(names, args, strict=False)) | kwargs
+    p = 2 if given["p"] is None else given["p"]
+    if not given["dim"]:
+        return torch.ops.aten.norm.ScalarOpt_dtype(args[0], p, dtype=torch.float32)
+    norm = torch.ops.aten.norm.ScalarOpt_dim_dtype
+    return norm(args[0], p, given["dim"], given["keepdim"], dtype=torch.float32)
+
+
+def _banned(*_: object) -> Any:
+    raise RuntimeError(_BANNED)  # RuntimeError, as CUDA's
+
+
+_APPLY: dict[Rule, Apply] = {
+    Rule.LOWER: _lower,
+    Rule.FP32: _fp32,
+    Rule.FP32_ACCUMULATE: _fp32_accumulate,
+    Rule.FP32_NORM: _fp32_norm,
+    Rule.WIDEST: _widest,
+    Rule.BANNED: _banned,
+}
+
+
+def _cast_and_run(
+    operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Any:
+    cast = {name: _cast(value, dtype) for name, value in kwargs.items()}
+    return operation(*(_cast(value, dtype) for value in args), **cast)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, list | tuple):
+        return [_cast(item, dtype) for item in value]
+    if not _eligible(value) or value.dtype is dtype:
+        return value
+    is_parameter = value.requires_grad and value.is_leaf and not value._is_view()
+    lowered = value.dtype is torch.float32 and dtype is not torch.float32
+    # A copy made without gradients must not serve a later use that needs them.
+    if is_parameter and lowered and torch.is_grad_enabled() and torch.is_autocast_cache_enabled():
+        return _casts.get(value, dtype)
+    return value.to(dtype)
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.device.type == "cpu"
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def _eligible_in(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _eligible_in(value)
+        elif _eligible(value):
+            yield value

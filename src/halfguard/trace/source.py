@@ -1,0 +1,79 @@
+"""The user's own line: the innermost frame that is neither torch's nor halfguard's."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent)
+_HALFGUARD = str(Path(__file__).parents[1])
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_DYNAMO = str(Path(_TORCH, "_dynamo", "eval_frame.py"))
+_CHECKPOINT = str(Path(_TORCH, "utils", "checkpoint.py"))
+
+
+# Beneath this call of torch's the engine runs; what stands above it only asked for the backward pass.
+ENGINE = torch.autograd.graph._engine_run_backward.__code__
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of code, and what stood between it and the caller."""
+
+    file: str = ""
+    line: int = 0
+    compiled: bool = False
+    recomputed: bool = False
+
+    @property
+    def code(self) -> str:
+        """The text of the line."""
+        return linecache.getline(self.file, self.line).strip() if self.file else ""
+
+
+def user_frame(outermost: CodeType) -> FrameType | None:
+    """The innermost frame of the user inside the call of ``outermost`` or of the engine, if any."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in (outermost, ENGINE):
+        if not _is_machinery(frame.f_code.co_filename):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def source_of(frame: FrameType, outermost: CodeType) -> Source:
+    """Where a frame is, and whether a compiled or a checkpointed region called it."""
+    compiled = recomputed = False
+    caller = frame.f_back
+    while caller is not None and caller.f_code not in (outermost, ENGINE):
+        code, caller = caller.f_code, caller.f_back
+        # The same file switches compilation off for regions that torch never compiles.
+        compiled |= code.co_filename == _DYNAMO and "DisableContext" not in code.co_qualname
+        recomputed |= code.co_filename == _CHECKPOINT
+    return Source(frame.f_code.co_filename, frame.f_lineno, compiled, recomputed)
+
+
+def name_in(frame: FrameType | None, wanted: Callable[[object], bool]) -> str:
+    """What the user calls a value: a local variable of the frame, or an entry of one."""
+    for name, value in frame.f_locals.items() if frame is not None else ():
+        if wanted(value):
+            return name
+        if isinstance(value, list | tuple):
+            value = dict(enumerate(value))  # noqa: PLW2901
+        for key, entry in value.items() if isinstance(value, Mapping) else ():
+            if wanted(entry):
+                return f"{name}[{key!r}]"
+    return ""
+
+
+def _is_machinery(file: str) -> bool:
+    if file.startswith((_TORCH, _HALFGUARD, "<frozen")):
+        return True
+    return file.startswith(_STDLIB) and "-packages" not in file

@@ -1,0 +1,272 @@
+"""An island computes in FP32 wherever it stands, and leaves no other trace on the model."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from halfguard.errors import RecordError, UsageError
+from halfguard.guard import Guard, GuardConfig
+from halfguard.precision.emulation import emulate_autocast
+from halfguard.precision.islands import fp32_island, is_island, remove_island, widened
+from halfguard.precision.plans import apply_plan
+from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
+
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "cpu fp16": lambda: torch.autocast("cpu", torch.float16),
+    "cpu bf16": lambda: torch.autocast("cpu", torch.bfloat16),
+    "cuda emulated": lambda: emulate_autocast("cuda"),
+    "none": lambda: torch.autocast("cpu", enabled=False),
+}
+
+
+class Square(nn.Module):
+    """Notes the dtypes that it sees; overflows half at 256."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        self.seen += [x.dtype, h.dtype]
+        return h * h
+
+
+class Net(nn.Module):
+    def __init__(self, *, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.first, self.square, self.last = nn.Linear(4, 4), Square(), nn.Linear(4, 2)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.reentrant is None:
+            h = self.square(h)
+        else:
+            h = checkpoint(self.square, h, use_reentrant=self.reentrant)
+        out: Tensor = self.last(h)
+        return out
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_inside_everything_is_float32_and_outside_nothing_changes(
+    context: str, seed: object
+) -> None:
+    net = Net()
+    fp32_island(net.square)
+    with CONTEXTS[context]():
+        h = net.first(torch.randn(3, 4))
+        out = net.square(h)
+        after = net.last(out)
+    assert net.square.seen == [torch.float32, torch.float32]
+    assert out.dtype is torch.float32
+    assert after.dtype is h.dtype  # autocast is on again
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("context", ["cpu fp16", "cuda emulated"])
+def test_a_checkpointed_island_is_one_when_it_is_computed_again(
+    context: str, reentrant: bool, seed: object
+) -> None:
+    net = Net(reentrant=reentrant)
+    fp32_island(net.square)
+    plain = copy.deepcopy(net)
+    plain.reentrant = None
+    x = torch.randn(3, 4)
+    for model in (net, plain):
+        with CONTEXTS[context]():
+            loss = model(x).float().sum()
+        loss.backward()
+    assert set(net.square.seen) == {torch.float32}
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_it_is_idempotent_removable_and_leaves_the_state_alone(seed: object) -> None:
+    net = Net()
+    keys, x = list(net.state_dict()), torch.randn(2, 4)
+    assert fp32_island(fp32_island(net.square)) is net.square
+    assert is_island(net.square)
+    assert list(net.state_dict()) == keys
+    net.square(x.half())
+    assert net.square.seen == [torch.float32, torch.float32]
+    remove_island(net.square)
+    assert not is_island(net.square)
+    assert "forward" not in vars(net.square)
+    remove_island(net.square)
+    with torch.autocast("cpu", torch.float16):
+        assert net.square(x).dtype is torch.float16
+
+
+def test_a_forward_that_was_replaced_before_is_put_back(seed: object) -> None:
+    module = nn.Linear(2, 2)
+    replaced: Callable[[Tensor], Tensor] = lambda x: x + 1  # noqa: E731
+    module.forward = replaced  # type: ignore[method-assign]
+    fp32_island(module)
+    assert module(torch.zeros(1, dtype=torch.float16)).dtype is torch.float32
+    remove_island(module)
+    assert module.forward is replaced
+
+
+def test_a_copy_is_an_island_of_its_own(seed: object) -> None:
+    net = Net()
+    fp32_island(net.square)
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.square.linear.weight.zero_()
+        other.square.linear.bias.zero_()
+    assert is_island(other.square)
+    assert other.square(torch.ones(1, 4).half()).abs().sum() == 0
+    assert other.square.seen
+    assert not net.square.seen
+
+
+def test_an_exception_inside_leaves_autocast_as_it_was() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("no")
+
+    island = fp32_island(Broken())
+    with torch.autocast("cpu", torch.float16):
+        with pytest.raises(KeyError):
+            island(torch.ones(1))
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_half_parameters_and_buffers_of_an_island_become_float32(seed: object) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).half()
+    parameter = next(module.parameters())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    fp32_island(module)
+    assert next(module.parameters()) is parameter
+    assert all(t.dtype is not torch.float16 for t in module.state_dict().values())
+    module(torch.ones(2, 4).half()).sum().backward()
+    optimizer.step()
+
+
+Pair = namedtuple("Pair", ["a", "b"])
+
+
+@dataclass
+class Box:
+    inner: Any
+    label: str = "x"
+    derived: int = field(default=0, init=False)
+
+
+def test_inputs_are_cast_in_any_nesting() -> None:
+    half, ids = torch.ones(2).half(), torch.arange(3)
+    given = {
+        "a": [half, (ids, Pair(half, 1))],
+        "b": Box(OrderedDict(k=half.bfloat16())),
+        "c": "text",
+    }
+    got = widened(given)
+    assert got["a"][0].dtype is torch.float32
+    assert got["a"][1][0] is ids
+    assert isinstance(got["a"][1][1], Pair)
+    assert got["a"][1][1].a.dtype is torch.float32
+    assert isinstance(got["b"], Box)
+    assert isinstance(got["b"].inner, OrderedDict)
+    assert got["b"].inner["k"].dtype is torch.float32
+    assert given["a"][0] is half  # the caller's own is untouched
+    same = {"x": [torch.ones(2), ids], "y": Box(None)}
+    assert widened(same) is same  # a cache that a model writes into must stay that cache
+
+
+def test_keyword_arguments_are_cast() -> None:
+    class Keyed(nn.Module):
+        def forward(self, *, x: Tensor, mask: Tensor) -> Tensor:
+            assert x.dtype is torch.float32
+            return x * mask
+
+    fp32_island(Keyed())(x=torch.ones(2).half(), mask=torch.tensor([True, False]))
+
+
+# -- plans
+
+
+def test_apply_plan_names_close_matches_and_changes_nothing(seed: object) -> None:
+    net = Net()
+    plan = {"islands": [{"module": "square"}, {"module": "square.linaer"}, {"module": "zzz"}]}
+    with pytest.raises(UsageError, match=r"'square\.linaer' \(close: square\.linear.*'zzz'; Net"):
+        apply_plan(net, plan)
+    assert not is_island(net.square)
+
+
+def test_apply_plan_from_a_file_and_through_wrappers(tmp_path: Any, seed: object) -> None:
+    file = tmp_path / "plan.yaml"
+    PrecisionPlan(islands=(Island(module="square", reason="why: it's squared"),)).save(file)
+    net = Net()
+    assert apply_plan(net, file) == ["square"]
+
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    wrapped = Wrapper(Net())
+    assert apply_plan(wrapped, str(file)) == ["module.square"]
+    assert is_island(wrapped.module.square)  # type: ignore[arg-type]
+
+
+def test_the_guard_applies_the_plan_of_its_config(tmp_path: Any, seed: object) -> None:
+    file = tmp_path / "plan.yaml"
+    PrecisionPlan(islands=(Island(module="square"),)).save(file)
+    net = Net()
+    with torch.no_grad():
+        net.first.weight.mul_(2000)
+    config = GuardConfig(plan=str(file))
+    guard = Guard(net, torch.optim.SGD(net.parameters(), lr=1e-12), config)
+    loss = lambda model, x: torch.tanh(model.square(model.first(x)).float()).sum()  # noqa: E731
+    assert guard.step(loss, torch.randn(3, 4)).applied
+    bare = Net()
+    with torch.no_grad():
+        bare.first.weight.mul_(2000)
+    with torch.autocast("cpu", torch.float16):
+        assert not bare.square(bare.first(torch.randn(3, 4))).isfinite().all()
+
+
+def test_a_plan_survives_yaml_and_json() -> None:
+    scale = ScaleRange(low=1.0, high=65536.0, best=32768.0)
+    islands = (Island(module="a.b", reason="overflow: 1e5 > 65504 # really"), Island(module=""))
+    plan = PrecisionPlan(islands=islands, loss_scale=scale)
+    assert PrecisionPlan.from_yaml(plan.to_yaml()) == plan
+    assert PrecisionPlan.from_json(plan.to_json()) == plan
+    assert plan.to_yaml().startswith("kind: plan\nschema_version: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kind: [", "not YAML"),
+        ("- 1", "kind: plan"),
+        ("kind: step\nschema_version: 1", "kind: plan"),
+        ("kind: plan\nschema_version: 99", "version 99"),
+        ("kind: plan\nschema_version: 1\nisles: []", "isles"),
+        ("kind: plan\nschema_version: 1\nislands: [{module: a}, {module: a}]", "more than once"),
+        ("kind: !!python/object/apply:os.system ['true']", "not YAML"),
+    ],
+)
+def test_a_damaged_plan_is_refused(text: str, says: str, tmp_path: Any) -> None:
+    with pytest.raises(RecordError, match=says):
+        PrecisionPlan.from_yaml(text)
+    file = tmp_path / "p.yaml"
+    file.write_text(text)
+    with pytest.raises(RecordError, match=r"p\.yaml"):
+        PrecisionPlan.load(file)
+    with pytest.raises(RecordError, match="cannot be read"):
+        PrecisionPlan.load(tmp_path / "missing.yaml")

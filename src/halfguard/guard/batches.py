@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_DEEPEST = 16
 _DESCRIBED = 12  # entries of a batch that a description shows
 
 
@@ -18,29 +20,50 @@ def largest_input(batch: Any) -> Tensor | None:
     floats = [
         leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
-    floats = [leaf for leaf in floats if leaf.numel()]
+    floats = [values for leaf in floats if (values := _values(leaf)).numel()]
     if not floats:
         return None
-    norms = torch._foreach_norm(floats, math.inf)
-    return (
-        norms[0] if len(norms) == 1 else torch.stack([norm.to(norms[0]) for norm in norms]).amax()
-    )
+    norms = [_reported(norm) for norm in torch._foreach_norm(floats, math.inf)]
+    if len(norms) == 1:
+        return norms[0]
+    return torch.stack([norm.to(norms[0].device, non_blocking=True) for norm in norms]).amax()
 
 
-def leaves(batch: Any) -> Iterator[Any]:
-    """Whatever lies in nested mappings, sequences and objects with fields."""
-    if isinstance(batch, Tensor | str | bytes):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from leaves(value)
-    elif isinstance(batch, Iterable):
-        for value in batch:
-            yield from leaves(value)
-    elif hasattr(batch, "__dict__"):
-        yield from leaves(vars(batch))
+def _values(tensor: Tensor) -> Tensor:
+    """What a tensor stores, whatever its layout."""
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor._values() if tensor.is_sparse else tensor.values()
+
+
+def _reported(magnitude: Tensor) -> Tensor:
+    # In float64 it may be finite and yet too large for the float32 that it is reported in: 0 or NaN then.
+    return (magnitude * 0 if magnitude.dtype is torch.float64 else magnitude).to(torch.float32)
+
+
+def leaves(batch: Any, depth: int = 0) -> Iterator[Any]:
+    """Whatever lies in nested mappings, lists, tuples and objects with fields.
+
+    An iterator is a leaf: looking into it would use it up. So is what lies too deep to be a batch.
+    """
+    if isinstance(batch, Mapping):
+        inside: Iterable[Any] = batch.values()
+    elif isinstance(batch, Sequence | Set) and not isinstance(batch, str | bytes):
+        inside = batch
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        inside = [getattr(batch, field.name) for field in fields(batch)]
+    elif (
+        hasattr(batch, "__dict__")
+        and not isinstance(batch, Tensor | Iterator)
+        and not callable(batch)
+    ):
+        inside = vars(batch).values()
     else:
         yield batch
+        return
+    if depth < _DEEPEST:
+        for value in inside:
+            yield from leaves(value, depth + 1)
 
 
 def every_label_ignored(batch: Any, ignore_index: int) -> bool:

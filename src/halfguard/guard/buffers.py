@@ -9,7 +9,7 @@ operations that does not depend on how many buffers there are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,42 +20,65 @@ class Buffers:
     """Keeps the buffers of a model from the start of a step to its end."""
 
     def __init__(self, model: nn.Module, which: Literal["batchnorm", "all", "none"]) -> None:
-        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for buffer in _tracked(model, which):
-            by_kind.setdefault((buffer.device, buffer.dtype), []).append(buffer)
-        self._groups = [_Group(buffers) for buffers in by_kind.values()]
+        # By owner and name, not by tensor: a module may put a new tensor in its place.
+        self._places = list(_tracked(model, which))
+        self._kinds: list[tuple[Any, ...]] = []
+        self._groups: list[_Group] = []
+        self._make_room(self._live())
 
     @torch.no_grad()
     def keep(self) -> None:
         """Remember the values that the buffers have now."""
+        live = self._live()
+        self._make_room(live)
         for group in self._groups:
-            torch._foreach_copy_(group.kept, group.live)
+            torch._foreach_copy_(group.kept, group.of(live))
 
     @torch.no_grad()
     def restore(self) -> None:
         """Write the kept values back."""
+        live = self._live()
         for group in self._groups:
-            torch._foreach_copy_(group.live, group.kept)
+            torch._foreach_copy_(group.of(live), group.kept)
 
     @torch.no_grad()
     def restore_where(self, refused: Tensor) -> None:
         """Write the kept values back where ``refused``, a boolean on the device, is true."""
+        live = self._live()
         for group in self._groups:
-            group.select(refused.to(group.kept_flat.device, non_blocking=True))
+            group.select(group.of(live), refused.to(group.kept_flat.device, non_blocking=True))
+
+    def _make_room(self, live: list[Tensor]) -> None:
+        kinds = [(buffer.device, buffer.dtype, buffer.shape) for buffer in live]
+        if kinds != self._kinds:  # at first, and after somebody moved or reshaped them
+            self._groups, self._kinds = _grouped(live), kinds
+
+    def _live(self) -> list[Tensor]:
+        return [getattr(module, name) for module, name in self._places]
 
 
 class _Group:
-    """Buffers of one device and dtype, with room for two copies of them."""
+    """Buffers of one device and dtype, by their positions, with room for two copies of them."""
 
-    def __init__(self, live: list[Tensor]) -> None:
-        self.live = live
-        self.kept_flat, self.kept = _room_for(live)
-        self._new_flat, self._new = _room_for(live)
+    def __init__(self, positions: list[int], live: list[Tensor]) -> None:
+        self._positions = positions
+        self.kept_flat, self.kept = _room_for(self.of(live))
+        self._new_flat, self._new = _room_for(self.of(live))
 
-    def select(self, refused: Tensor) -> None:
-        torch._foreach_copy_(self._new, self.live)
+    def of(self, live: list[Tensor]) -> list[Tensor]:
+        return [live[position] for position in self._positions]
+
+    def select(self, live: list[Tensor], refused: Tensor) -> None:
+        torch._foreach_copy_(self._new, live)
         torch.where(refused, self.kept_flat, self._new_flat, out=self._new_flat)
-        torch._foreach_copy_(self.live, self._new)
+        torch._foreach_copy_(live, self._new)
+
+
+def _grouped(live: list[Tensor]) -> list[_Group]:
+    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for position, buffer in enumerate(live):
+        by_kind.setdefault((buffer.device, buffer.dtype), []).append(position)
+    return [_Group(positions, live) for positions in by_kind.values()]
 
 
 def _room_for(tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -65,10 +88,9 @@ def _room_for(tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return flat, [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def _tracked(model: nn.Module, which: Literal["batchnorm", "all", "none"]) -> Iterator[Tensor]:
-    if which == "all":
-        yield from (buffer for buffer in model.buffers() if buffer.numel())
-    elif which == "batchnorm":
-        for module in model.modules():
-            if isinstance(module, _NormBase):
-                yield from (buffer for buffer in module.buffers(recurse=False))
+def _tracked(
+    model: nn.Module, which: Literal["batchnorm", "all", "none"]
+) -> Iterator[tuple[nn.Module, str]]:
+    for module in model.modules():
+        if which == "all" or (which == "batchnorm" and isinstance(module, _NormBase)):
+            yield from ((module, name) for name, _ in module.named_buffers(recurse=False))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -21,7 +21,7 @@ Remedy = Literal["fp32", "lower_lr", "longer_growth_interval", "tighter_clip"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ScaleConfig(_Section):
@@ -47,7 +47,7 @@ class ClipConfig(_Section):
     """Gradient clipping by total norm, after unscaling."""
 
     max_norm: float = Field(gt=0)
-    norm_type: float = Field(default=2.0, gt=0)
+    norm_type: float = Field(default=2.0, gt=0, allow_inf_nan=True, description="inf: the largest")
 
 
 class SkipConfig(_Section):
@@ -67,6 +67,14 @@ class SpikeConfig(_Section):
     window: int = Field(default=128, ge=2)
     warm_up: int = Field(default=32, ge=2, description="applied steps before limits are in force")
 
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.warm_up > self.window:
+            raise ValueError(
+                f"a window of {self.window} steps never holds the {self.warm_up} of warm_up"
+            )
+        return self
+
 
 class RecoveryConfig(_Section):
     """Snapshots to return to, and the remedies to try when returning is not enough."""
@@ -78,6 +86,15 @@ class RecoveryConfig(_Section):
     lr_factor: float = Field(default=0.5, gt=0, lt=1)
     ladder: tuple[Remedy, ...] = ("fp32", "lower_lr", "longer_growth_interval", "tighter_clip")
     trial_steps: int = Field(default=200, ge=1, description="applied steps that prove a remedy")
+
+    @model_validator(mode="after")
+    def _provable(self) -> Self:
+        if self.prove > self.every:
+            raise ValueError(
+                f"a snapshot is replaced after {self.every} steps (every), before {self.prove} (prove) "
+                "have shown it to be good"
+            )
+        return self
 
 
 class IncidentConfig(_Section):
@@ -129,24 +146,54 @@ class GuardConfig(_Section):
                 f"{str(source)!r} is neither a preset nor a file.",
                 cure=f"Presets are: {', '.join(preset_names())}.",
             )
-        return cls._checked(_parse(path.read_text(encoding="utf-8"), str(path)), str(path))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read as text: {error}.") from error
+        return cls._checked(_parse(text, str(path)), str(path))
 
     @classmethod
     def _checked(cls, values: Mapping[str, Any], where: str) -> GuardConfig:
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            problems = "; ".join(_problem(item) for item in error.errors(include_url=False))
+            items = error.errors(include_url=False)
+            problems = "; ".join(_problem(item) for item in items[:5])
             raise ConfigError(
                 f"{where} is not a guard configuration: {problems}.",
-                cure=f"Keys are: {', '.join(cls.model_fields)}.",
+                cure="\n".join(dict.fromkeys(_allowed(cls, item["loc"]) for item in items[:5])),
             ) from error
 
 
 def _problem(item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"]) or "values"
-    given = "" if isinstance(item["input"], Mapping | BaseModel) else f" (given: {item['input']!r})"
+    given = (
+        ""
+        if isinstance(item["input"], Mapping | BaseModel)
+        else f" (given: {_short(item['input'])})"
+    )
     return f"{key}: {item['msg']}{given}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str | int | float | bool | None):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:77]}..."
+    return f"a {type(value).__name__}"
+
+
+def _allowed(section: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """The keys of the section in which a problem lies."""
+    names: list[str] = []
+    for part in path[:-1]:
+        field = section.model_fields.get(str(part))
+        inner = [] if field is None else [*get_args(field.annotation), field.annotation]
+        found = next((t for t in inner if isinstance(t, type) and issubclass(t, BaseModel)), None)
+        if found is None:
+            break
+        section = found
+        names.append(str(part))
+    return f"Keys of {'.'.join(names) or 'a configuration'} are: {', '.join(section.model_fields)}."
 
 
 def _parse(text: str, where: str) -> Mapping[str, Any]:

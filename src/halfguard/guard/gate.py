@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from halfguard.guard.policy import Limits, Signals
 
@@ -45,15 +47,14 @@ class Gradients:
 
 def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Gradients:
     """The norm of every gradient and of all of them, by the operations of ``clip_grad_norm_``."""
-    grads = [grad._values() if grad.is_sparse else grad for _, grad in named]
+    grads = [grad.coalesce().values() if grad.is_sparse else grad for _, grad in named]
     first = grads[0].device
-    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for position, grad in enumerate(grads):
-        by_kind.setdefault((grad.device, grad.dtype), []).append(position)
     norms: list[Tensor] = []
     order: list[int] = []
-    for positions in by_kind.values():
-        norms += torch._foreach_norm([grads[position] for position in positions], norm_type)
+    # torch's own grouping: the order of the norms decides the last bit of their sum.
+    grouped: Any = _group_tensors_by_device_and_dtype([grads], with_indices=True)
+    for [group], positions in grouped.values():
+        norms += torch._foreach_norm(group, norm_type)
         order += positions
     stacked = torch.stack([norm.to(first, non_blocking=True) for norm in norms])
     total = torch.linalg.vector_norm(stacked, norm_type)
@@ -91,7 +92,8 @@ class Gate:
                 _LARGEST,
                 math.inf,
             ]
-            both = torch.tensor([[-_LARGEST] * len(high), high]).to(device, non_blocking=True)
+            low = [-_LARGEST] * 4 + [-math.inf]
+            both = torch.tensor([low, high]).to(device, non_blocking=True)
             low_row, high_row = both.unbind()
             self._row_limits = low_row, high_row
             self._limits = limits

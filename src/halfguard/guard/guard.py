@@ -61,7 +61,7 @@ class Guard:
     ) -> None:
         self.model = model
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self.config = GuardConfig.load(config)
+        self.config = self._given = GuardConfig.load(config)
         self.scheduler, self.ema = scheduler, ema
         if self.config.plan is not None:
             apply_plan(model, self.config.plan)
@@ -160,7 +160,7 @@ class Guard:
             "policy": asdict(self._policy),
             "tally": self._chronicle.state_dict(),
             "counters": {"epoch": self.epoch, "step": self.step_index, "batch": self.batch_index},
-            "config": self.config.model_dump(mode="json"),
+            "remedy": None if self.config == self._given else self.config.model_dump(mode="json"),
             "held": self._held,
             "recovery": None if self._recovery is None else self._recovery.state_dict(),
             "rng": rng.capture(),
@@ -178,7 +178,8 @@ class Guard:
         counters = state["counters"]
         self.epoch, self.step_index = counters["epoch"], counters["step"]
         self.batch_index = counters["batch"]
-        self.reconfigure(GuardConfig.load(state["config"]))  # a remedy may have changed it
+        if state["remedy"] is not None:  # in force when the state was taken; otherwise yours holds
+            self.reconfigure(GuardConfig.load(state["remedy"]))
         self._held = state["held"]
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
@@ -211,6 +212,8 @@ class Guard:
 
     def _open(self) -> None:
         if not self._opened:
+            if self._recovery is not None:
+                self._recovery.begin()
             self._stepper.buffers.keep()
             self._opened = True
 
@@ -294,6 +297,14 @@ class Guard:
             self._stepper.discard()
         return decision, replace(again, scale=seen.scale)
 
+    def _give_up_what_is_under_way(self, decision: policy.Decision) -> None:
+        """Steps that were taken before the host saw the fault were undone by going back."""
+        undone = policy.Decision(Action.ROLL_BACK, decision.cause)
+        for values, report in self._mailbox.collect(everything=True):
+            seen = read(values, report.limits)
+            report.outcome.settle(undone, seen)
+            self._chronicle.note(undone, seen, report, "undone by going back")
+
     def _note(self, decision: policy.Decision) -> str:
         if decision.remedy is not None:
             return f"remedy: {decision.remedy}"
@@ -307,6 +318,8 @@ class Guard:
         assert self._recovery is not None  # noqa: S101 - the caller looked
         if decision.action is Action.ROLL_BACK:
             self.reconfigure(self._recovery.roll_back(decision.remedy))
+            self._held = 0  # the scheduler went back as well
+            self._give_up_what_is_under_way(decision)
         elif decision.action in {Action.APPLY, Action.RETRY}:
             self._recovery.applied(step)
         else:

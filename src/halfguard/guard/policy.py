@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from halfguard.guard.config import GuardConfig, Remedy, SpikeConfig
 from halfguard.records import Action, Cause
 
+SCALED = frozenset({"fp16-mixed", "fp16-weights"})  # precisions that have a loss scale
 NONFINITE = frozenset({Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW})
 
 
@@ -68,7 +69,7 @@ def cause_of(seen: Signals) -> Cause | None:
         return Cause.BAD_BATCH
     if not math.isfinite(seen.loss):
         return Cause.FORWARD_OVERFLOW
-    if not seen.grads_finite:
+    if not seen.grads_finite or math.isnan(seen.scale):
         return Cause.GRADIENT_OVERFLOW
     if seen.loss > seen.limits.loss:
         return Cause.LOSS_SPIKE
@@ -105,7 +106,8 @@ def _float32(value: float) -> float:
 
 def calibrating(seen: Signals, config: GuardConfig) -> bool:
     """Whether this is a dynamic loss scale finding its level, as it does in every healthy run."""
-    return cause_of(seen) is Cause.GRADIENT_OVERFLOW and seen.scale > config.scale.floor
+    can_fall = config.precision in SCALED and seen.scale > _float32(config.scale.floor)
+    return can_fall and cause_of(seen) is Cause.GRADIENT_OVERFLOW
 
 
 def decide(state: State, seen: Signals, config: GuardConfig) -> tuple[Decision, State]:
@@ -116,11 +118,11 @@ def decide(state: State, seen: Signals, config: GuardConfig) -> tuple[Decision, 
     routine = calibrating(seen, config)
     if cause in NONFINITE and config.skip.on_nonfinite == "raise" and not routine:
         return Decision(Action.HALT, cause), state
-    if not routine:
-        state = replace(state, streak=state.streak + 1)
     retriable = cause in NONFINITE and cause is not Cause.BAD_BATCH
     if retriable and config.skip.on_nonfinite == "retry_fp32":
-        return Decision(Action.RETRY, cause), state
+        return Decision(Action.RETRY, cause), state  # counted by what becomes of it
+    if routine:
+        return Decision(Action.SKIP, cause), state
     return _bad(state, cause, config)
 
 
@@ -145,11 +147,12 @@ def _after_applied(state: State, seen: Signals, config: GuardConfig) -> State:
     if config.recovery is None or not state.trial:
         return state
     # A remedy that held for long enough is kept, and its trial is over.
-    proved = state.trial > config.recovery.trial_steps
+    proved = state.trial >= config.recovery.trial_steps
     return replace(state, trial=0 if proved else state.trial + 1)
 
 
 def _bad(state: State, cause: Cause, config: GuardConfig) -> tuple[Decision, State]:
+    state = replace(state, streak=state.streak + 1)
     if state.streak < config.skip.max_consecutive:
         return Decision(Action.SKIP, cause), state
     recovery = config.recovery

@@ -47,7 +47,13 @@ class Recovery:
         self._lr_cut = 1.0
         self._healthy = 0  # applied steps since the candidate was taken, or since the last bad one
         self._since = 0  # applied steps since a snapshot was taken
-        self._snapshots.take(0, {"lr_cut": self._lr_cut})
+        self._begun = False
+
+    def begin(self) -> None:
+        """Take the first candidate, at the start of the first step: weights may be loaded until then."""
+        if not self._begun:
+            self._begun = True
+            self._take(0)
 
     @property
     def ready(self) -> bool:
@@ -89,11 +95,10 @@ class Recovery:
         return {"lr_cut": self._lr_cut, "base": self._base.model_dump(mode="json")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after a stop, with the loaded state as the first candidate."""
+        """Go on after a stop; what the parts hold at the next step is the first candidate."""
         self._lr_cut = state["lr_cut"]
         self._base = GuardConfig.load(state["base"])
-        self._healthy = self._since = 0
-        self._snapshots.take(0, {"lr_cut": self._lr_cut})
+        self._begun = False
 
     def _take(self, step: int) -> None:
         if self._snapshots.take(step, {"lr_cut": self._lr_cut}):

@@ -50,7 +50,9 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         device = device or default_device_type()
         if enabled:
-            _check(device, init_scale, growth_factor, backoff_factor, floor, ceiling, backoff_after)
+            _check_device(device)
+            _check_bounds(floor, init_scale, ceiling)
+            _check_changes(growth_factor, backoff_factor, growth_interval, backoff_after, refill_on)
         super().__init__(
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
@@ -69,6 +71,7 @@ class GradScaler(torch.amp.GradScaler):
     def scale(self, outputs: Any) -> Any:
         """Scale a loss, and remember it: if it is not finite, the scale is not to blame."""
         if self._enabled:
+            outputs = _held(outputs)
             for loss in _tensors(outputs):
                 self.last_loss = loss.detach()
                 self.witness(self.last_loss)
@@ -76,7 +79,8 @@ class GradScaler(torch.amp.GradScaler):
 
     def witness(self, value: Tensor) -> None:
         """Name a value of this step that must be finite for the scale to be blamed for an overflow."""
-        self._witnesses.append(value if value.dim() == 0 else value.sum())
+        # Zero times a finite value is 0; the plain sum of finite values may overflow.
+        self._witnesses.append(value if value.dim() == 0 else value.mul(0).sum())
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """1.0 on the device where an unscaled gradient of this optimizer is not finite, else 0.0."""
@@ -131,10 +135,15 @@ class GradScaler(torch.amp.GradScaler):
         """Step unless a gradient is not finite; ``last_step_applied`` says, on the device, what happened."""
         if not self._enabled:
             return super().step(optimizer, *args, **kwargs)
-        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
-            _warn_of_half_parameters(optimizer)
-            if getattr(optimizer, "collect_gradients", None) is not None:
+        state = self._per_optimizer_states[id(optimizer)]
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if state["stage"] is OptState.READY:
+            if fused:
+                _warn_of_half_parameters(optimizer)
+            if not fused or getattr(optimizer, "collect_gradients", None) is not None:
                 self.unscale_(optimizer)
+        if state["stage"] is OptState.UNSCALED:
+            self.found_inf(optimizer)  # says why, if there is no gradient at all
         result = super().step(optimizer, *args, **kwargs)
         self._refused.append(self.found_inf(optimizer))
         self._last_refused = _any(self._refused)
@@ -175,9 +184,7 @@ class GradScaler(torch.amp.GradScaler):
                 cure="Call scaler.step(optimizer), also for a step that you expect to be skipped.",
             )
         skipped = _any(refused)
-        overflow = (
-            _any([state["overflow"] for state in states]) if "overflow" in states[0] else skipped
-        )
+        overflow = _any([found for state in states for found in _overflows(state)])
         blame = self._blame(overflow) if self._witnesses else overflow
         backoff = self._spend(blame, tracker)
         # torch counts every step that does not back off as a success. A skipped one is none: taking one
@@ -234,15 +241,28 @@ class GradScaler(torch.amp.GradScaler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of ours, or one that torch's scaler saved: then bounds stay as they are here."""
         super().load_state_dict(state_dict)
+        if not self._enabled:
+            return
         for key in _OWN_STATE:
             if key in state_dict:
                 setattr(self, f"_{key}", state_dict[key])
+        # torch's scaler may have saved a scale of 0, from which nothing recovers.
+        self._init_scale = min(max(self._init_scale, self._floor), self._ceiling)
+        if self._scale is not None:
+            self._scale.clamp_(self._floor, self._ceiling)
 
 
 def default_device_type() -> str:
     """The accelerator of this machine, or the CPU."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return device.type if device is not None else "cpu"
+
+
+def _overflows(state: dict[str, Any]) -> list[Tensor]:
+    """Whether an optimizer's gradients were not finite, also where something else decided its step."""
+    return (
+        [state["overflow"]] if "overflow" in state else list(state["found_inf_per_device"].values())
+    )
 
 
 def _any(flags: list[Tensor]) -> Tensor:
@@ -252,9 +272,20 @@ def _any(flags: list[Tensor]) -> Tensor:
     return torch.stack([flag.to(first, non_blocking=True) for flag in flags]).amax()
 
 
+def _held(outputs: Any) -> Any:
+    """The same, with lists in place of iterators, which can be looked at only once."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, list | tuple):
+        return type(outputs)(_held(item) for item in outputs)
+    return [_held(item) for item in outputs] if isinstance(outputs, Iterable) else outputs
+
+
 def _tensors(outputs: Any) -> Iterable[Tensor]:
     if isinstance(outputs, Tensor):
         return (outputs,)
+    if not isinstance(outputs, Iterable):
+        return ()  # torch says what is wrong with it
     return (tensor for item in outputs for tensor in _tensors(item))
 
 
@@ -271,26 +302,26 @@ def _warn_of_half_parameters(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _check(
-    device: str,
-    init: float,
-    growth: float,
-    backoff: float,
-    floor: float,
-    ceiling: float,
-    after: int,
-) -> None:
+def _check_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(
             "GradScaler('cuda') was asked for, and this machine has no CUDA device.",
             cure="Leave the device out to take what is there, or pass enabled=False for FP32.",
         )
-    if not growth > 1 or not 0 < backoff < 1 or after < 1:
-        raise UsageError(
-            "GradScaler needs growth_factor > 1, 0 < backoff_factor < 1 and backoff_after >= 1; "
-            f"got {growth}, {backoff} and {after}."
-        )
+
+
+def _check_bounds(floor: float, init: float, ceiling: float) -> None:
     if not 0 < floor <= init <= ceiling:
         raise UsageError(
             f"GradScaler needs 0 < floor <= init_scale <= ceiling; got {floor:g}, {init:g}, {ceiling:g}."
         )
+
+
+def _check_changes(growth: float, backoff: float, interval: int, after: int, refill: str) -> None:
+    if not growth > 1 or not 0 < backoff < 1 or interval < 1 or after < 1:
+        raise UsageError(
+            "GradScaler needs growth_factor > 1, 0 < backoff_factor < 1, growth_interval >= 1 and "
+            f"backoff_after >= 1; got {growth}, {backoff}, {interval} and {after}."
+        )
+    if refill not in {"applied", "growth"}:
+        raise UsageError(f"GradScaler needs refill_on 'applied' or 'growth'; got {refill!r}.")

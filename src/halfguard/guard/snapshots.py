@@ -104,7 +104,10 @@ def all_finite(state: Any) -> bool:
     largest = [norm for group in by_kind.values() for norm in torch._foreach_norm(group, math.inf)]
     if not largest:
         return True
-    return bool(torch.stack([norm.to(largest[0]) for norm in largest]).isfinite().all())
+    # Zero times what is not finite is NaN, in every dtype; a cast to a narrower one could overflow.
+    device = largest[0].device
+    zeros = [(norm * 0).to(device, torch.float32, non_blocking=True) for norm in largest]
+    return bool(torch.stack(zeros).isfinite().all())
 
 
 def to_host(state: Any) -> Any:

@@ -44,7 +44,7 @@ class Window:
         """The largest magnitude in any of the batches; None where there was nothing to look at."""
         if len(self.inputs) <= 1:
             return self.inputs[0] if self.inputs else None
-        return torch.stack([value.to(self.inputs[0]) for value in self.inputs]).amax()
+        return torch.stack(self.inputs).amax()
 
     def descriptions(self) -> tuple[str, ...]:
         """What the batches say of themselves."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from halfguard.probe.plan_search import plan
     from halfguard.probe.probing import probe
     from halfguard.records.plan import PrecisionPlan
+    from halfguard.replay.autopsy import replay
     from halfguard.trace.first_nonfinite import find_first_nonfinite
     from halfguard.trace.tracer import trace
     from halfguard.workload import Workload
@@ -46,6 +47,7 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "ops": ("halfguard.ops", None, "torch"),
     "plan": ("halfguard.probe.plan_search", "plan", "torch"),
     "probe": ("halfguard.probe.probing", "probe", "torch"),
+    "replay": ("halfguard.replay.autopsy", "replay", "torch"),
     "trace": ("halfguard.trace.tracer", "trace", "torch"),
     "upcast_trainable": ("halfguard.precision", "upcast_trainable", "torch"),
 }
@@ -68,6 +70,7 @@ __all__ = [
     "ops",
     "plan",
     "probe",
+    "replay",
     "trace",
     "upcast_trainable",
 ]

@@ -7,6 +7,7 @@
     │   └── ConfigError                     a configuration that cannot mean anything
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── RecordError (ValueError)            a file is not the record it claims to be
+    ├── NoPlanError                         no set of FP32 islands makes the model follow FP32
     └── TrainingHaltedError                 the guard stopped a run that could not go on
 
 The message answers four questions in this order: what happened, where, why, and what to do next.
@@ -49,6 +50,10 @@ class MissingExtraError(HalfguardError, ImportError):
 
 class RecordError(HalfguardError, ValueError):
     """A record on disk is of another kind, of an unknown version, or damaged."""
+
+
+class NoPlanError(HalfguardError):
+    """The search for FP32 islands found none that help: exit code 1 on the command line."""
 
 
 class TrainingHaltedError(HalfguardError):

@@ -38,7 +38,7 @@ class Square(nn.Module):
         self.seen: list[torch.dtype] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.linear(x)
+        h: Tensor = self.linear(x)
         self.seen += [x.dtype, h.dtype]
         return h * h
 
@@ -114,7 +114,7 @@ def test_it_is_idempotent_removable_and_leaves_the_state_alone(seed: object) -> 
 def test_a_forward_that_was_replaced_before_is_put_back(seed: object) -> None:
     module = nn.Linear(2, 2)
     replaced: Callable[[Tensor], Tensor] = lambda x: x + 1  # noqa: E731
-    module.forward = replaced  # type: ignore[method-assign]
+    module.forward = replaced  # type: ignore[method-assign, assignment]
     fp32_island(module)
     assert module(torch.zeros(1, dtype=torch.float16)).dtype is torch.float32
     remove_island(module)
@@ -132,6 +132,16 @@ def test_a_copy_is_an_island_of_its_own(seed: object) -> None:
     assert other.square(torch.ones(1, 4).half()).abs().sum() == 0
     assert other.square.seen
     assert not net.square.seen
+
+
+def test_torch_compile_goes_through_an_island_without_a_break(seed: object) -> None:
+    net = Net()
+    fp32_island(net.square.linear)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    x = torch.randn(3, 4)
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(compiled(x), net(x))
+    assert torch.float32 in net.square.seen
 
 
 def test_an_exception_inside_leaves_autocast_as_it_was() -> None:
@@ -169,7 +179,7 @@ class Box:
 
 def test_inputs_are_cast_in_any_nesting() -> None:
     half, ids = torch.ones(2).half(), torch.arange(3)
-    given = {
+    given: dict[str, Any] = {
         "a": [half, (ids, Pair(half, 1))],
         "b": Box(OrderedDict(k=half.bfloat16())),
         "c": "text",

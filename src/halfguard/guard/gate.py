@@ -52,7 +52,8 @@ def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Grad
     norms: list[Tensor] = []
     order: list[int] = []
     # torch's own grouping: the order of the norms decides the last bit of their sum.
-    grouped: Any = _group_tensors_by_device_and_dtype([grads], with_indices=True)
+    lists: Any = [grads]
+    grouped: Any = _group_tensors_by_device_and_dtype(lists, with_indices=True)
     for [group], positions in grouped.values():
         norms += torch._foreach_norm(group, norm_type)
         order += positions

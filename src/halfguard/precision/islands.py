@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -22,7 +21,8 @@ from torch import Tensor, nn
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 
 Module = TypeVar("Module", bound=nn.Module)
-_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "privateuseone")
+_DEVICE = torch.accelerator.current_accelerator()  # what torch was built for; starts no driver
+_ACCELERATOR = "cuda" if _DEVICE is None else _DEVICE.type  # CUDA's rules may be emulated
 
 
 def fp32_island(module: Module) -> Module:
@@ -56,11 +56,9 @@ def is_island(module: nn.Module) -> bool:
 
 
 def _run(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    with ExitStack() as off:
-        for device in _DEVICES:
-            if torch.is_autocast_enabled(device):
-                off.enter_context(full_precision(device))
-        return forward(*(widened(value) for value in args), **widened(kwargs))
+    # Two plain contexts, not a loop over devices: torch.compile follows these without a break.
+    with full_precision("cpu"), full_precision(_ACCELERATOR):
+        return forward(*[widened(value) for value in args], **widened(kwargs))
 
 
 def widened(value: Any) -> Any:
@@ -76,23 +74,25 @@ def widened(value: Any) -> Any:
         make: Any = type(value)
         return make(*items) if hasattr(value, "_fields") else make(items)
     if is_dataclass(value) and not isinstance(value, type):
-        changes = {
-            field.name: new
-            for field in fields(value)
-            if field.init and (new := widened(old := getattr(value, field.name))) is not old
-        }
+        names = [field.name for field in fields(value) if field.init]
+        changes = _changes({name: getattr(value, name) for name in names})
         return replace(value, **changes) if changes else value
     return value
 
 
 def _widened_mapping(value: Any) -> Any:
-    changes = {key: new for key, old in value.items() if (new := widened(old)) is not old}
+    changes = _changes(value)
     if not changes:
         return value
     make: Any = type(value)
-    if is_dataclass(value):  # ModelOutput is a mapping made from its fields
-        return make(**(dict(value) | changes))
-    return make({**value, **changes})
+    changed = {**value, **changes}
+    # ModelOutput is a mapping that is made from its fields.
+    return make(**changed) if is_dataclass(value) else make(changed)
+
+
+def _changes(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    new = {key: widened(value) for key, value in values.items()}
+    return {key: value for key, value in new.items() if value is not values[key]}
 
 
 @torch.no_grad()

@@ -1,0 +1,141 @@
+"""``halfguard lint``: find what breaks in half before it runs, and fix it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from halfguard.lint.rule import FixKind
+    from halfguard.lint.run import FileResult, Job
+    from halfguard.lint.settings import Settings
+
+app = typer.Typer(add_completion=False)
+
+
+class Format(StrEnum):
+    """How findings are written."""
+
+    TEXT = "text"
+    JSON = "json"
+    SARIF = "sarif"
+    GITHUB = "github"
+
+
+@app.command()
+def lint(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Files and folders; - reads stdin.")
+    ],
+    fix: Annotated[bool, typer.Option("--fix", help="Apply the safe fixes.")] = False,
+    unsafe_fixes: Annotated[
+        bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: the unsafe ones too.")
+    ] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show what --fix would change; change nothing.")
+    ] = False,
+    select: Annotated[
+        str, typer.Option(metavar="CODES", help="Only these codes or prefixes: HG1,HG203.")
+    ] = "",
+    ignore: Annotated[str, typer.Option(metavar="CODES", help="Not these codes.")] = "",
+    preview: Annotated[bool, typer.Option("--preview", help="Preview rules as well.")] = False,
+    output: Annotated[Format, typer.Option("--format", help="How to write.")] = Format.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Find what breaks in half before it runs, and fix it.
+
+    Exit code 0: nothing found; 1: findings, or changes that --diff shows; 2: a mistake in the call.
+    """
+    from halfguard.lint.output import FORMATS  # noqa: PLC0415
+    from halfguard.lint.run import Job  # noqa: PLC0415
+
+    settings = _settings(paths, select, ignore, preview=preview)
+    kinds: tuple[FixKind, ...] = ("safe", "unsafe") if unsafe_fixes else ("safe",)
+    job = Job(settings, kinds if fix or diff else ())
+    if paths == [Path("-")]:
+        results = [job.run_bytes(sys.stdin.buffer.read(), "stdin.py")]
+    else:
+        results = _run(job, paths)
+    if diff:
+        changed = _print_diff(results)
+        raise typer.Exit(1 if changed else 0)
+    if fix:
+        _write(results)
+        if paths == [Path("-")]:
+            sys.stdout.buffer.write(results[0].after)
+            raise typer.Exit(1 if results[0].diagnostics else 0)
+    typer.echo(FORMATS["json" if as_json else output.value](results), nl=False)
+    raise typer.Exit(1 if any(result.diagnostics for result in results) else 0)
+
+
+def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> Settings:
+    from halfguard.lint.settings import load  # noqa: PLC0415
+
+    first = Path() if paths[0] == Path("-") else paths[0]
+    settings = load(first if first.exists() else Path())
+    chosen = {
+        name: _codes(codes) for name, codes in (("select", select), ("ignore", ignore)) if codes
+    }
+    if chosen.get("ignore"):
+        chosen["ignore"] = (*settings.ignore, *chosen["ignore"])
+    settings = settings.model_copy(update={**chosen, "preview": preview or settings.preview})
+    settings.rules()  # an unknown code is a usage error, before any file is read
+    return settings
+
+
+def _codes(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().upper() for part in text.split(",") if part.strip())
+
+
+def _run(job: Job, paths: list[Path]) -> list[FileResult]:
+    from halfguard.lint.files import find_files  # noqa: PLC0415
+    from halfguard.lint.run import run_files  # noqa: PLC0415
+
+    files = find_files(paths, job.settings)
+    with _progress(len(files)) as advance:
+        return list(run_files(job, files, advance=advance))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, for a terminal and for a run that takes a while."""
+    if total < 2000 or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import MofNCompleteColumn, Progress  # noqa: PLC0415
+
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("lint", total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def _print_diff(results: list[FileResult]) -> bool:
+    import difflib  # noqa: PLC0415
+
+    changed = [result for result in results if result.after != result.before]
+    for result in changed:
+        before, after = (
+            data.decode("utf-8", "replace").splitlines(keepends=True)
+            for data in (result.before, result.after)
+        )
+        lines = difflib.unified_diff(before, after, result.path, result.path)
+        typer.echo(
+            "".join(line if line.endswith("\n") else f"{line}\n" for line in lines), nl=False
+        )
+    return bool(changed)
+
+
+def _write(results: list[FileResult]) -> None:
+    from halfguard.records import write_whole  # noqa: PLC0415
+
+    for result in results:
+        if result.after != result.before and result.path != "stdin.py":
+            write_whole(result.path, result.after)

@@ -1,0 +1,107 @@
+"""``halfguard plan``: which modules must stay in FP32, found by training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from halfguard.probe.trials import Trial
+    from halfguard.records.plan import PrecisionPlan
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def plan(
+    entry: Annotated[
+        str, typer.Argument(metavar="ENTRY", help="file.py:function or module:function.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan here.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of every trial run.", min=1)] = 20,
+    precision: Annotated[str, typer.Option(help="fp16-mixed or bf16-mixed.")] = "fp16-mixed",
+    tolerance: Annotated[
+        float, typer.Option(help="How far the loss may end from FP32's, as a fraction.")
+    ] = 0.01,
+    seed: Annotated[int, typer.Option(help="Passed to the function.")] = 0,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print every trial.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find the smallest set of FP32 islands with which the model follows FP32.
+
+    On a CPU the trials follow CUDA's rules. Exit code 0: a plan was found, also if it is empty;
+    1: there is none; 2: a mistake in the call.
+    """
+    from halfguard.cli.bars import progress  # noqa: PLC0415
+    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+    from halfguard.errors import NoPlanError  # noqa: PLC0415
+
+    with torch_needed("halfguard plan"):
+        from halfguard.probe.plan_search import plan as search  # noqa: PLC0415
+        from halfguard.workload import load  # noqa: PLC0415
+    if output is not None and not output.resolve().parent.is_dir():
+        raise typer.BadParameter(f"the folder of {output} does not exist", param_hint="-o")
+    done: list[Trial] = []
+    with progress("FP32 run") as bar:
+
+        def watch(trial: Trial) -> None:
+            done.append(trial)
+            bar.say(f"trial {len(done) + 1}")
+            if verbose:
+                typer.echo(_told(len(done), trial), err=True)
+
+        try:
+            found = search(
+                load(entry, seed),
+                steps=steps,
+                precision=precision,
+                tolerance=tolerance,
+                advance=bar.advance,
+                watch=watch,
+            )
+        except NoPlanError as error:
+            typer.secho(f"halfguard: {error.message}", fg="red", err=True)
+            typer.echo(error.cure, err=True)
+            raise typer.Exit(1) from error
+    if output is not None:
+        found.save(output)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        _print(found, output)
+
+
+def _told(number: int, trial: Trial) -> str:
+    islands = ", ".join(path or "the whole model" for path in trial.islands) or "no islands"
+    return f"trial {number}: {islands}: {trial.why or 'follows FP32'}"
+
+
+def _print(found: PrecisionPlan, output: Path | None) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(highlight=False, markup=False)
+    evidence = found.evidence
+    assert evidence is not None  # noqa: S101 - a search always gives it
+    count = len(found.islands)
+    title = "No island is needed" if not count else f"{count} island{'s' * (count > 1)}"
+    console.print(
+        f"{title}; {evidence.trials} trials over {evidence.modules} modules, {evidence.steps} steps each."
+    )
+    grid = Table.grid(padding=(0, 2))
+    for island in found.islands:
+        grid.add_row(island.module or "the whole model", island.reason)
+    if count:
+        console.print(grid)
+    console.print(
+        f"Loss {evidence.loss:.4g}, in FP32 {evidence.loss_fp32:.4g}: {evidence.deviation:.2%} apart."
+    )
+    if found.loss_scale is not None:
+        scale = found.loss_scale
+        console.print(f"Loss scale: {scale.low:g} to {scale.high:g}, best {scale.best:g}.")
+    if output is not None:
+        console.print(f"Written to {output}. Use it: halfguard.apply_plan(model, '{output}')")

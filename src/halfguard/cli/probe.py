@@ -1,0 +1,122 @@
+"""``halfguard probe``: the range of every layer, before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from halfguard.records.ranges import LayerRange, ProbeReport
+
+app = typer.Typer(add_completion=False)
+ROWS = 20
+
+
+@app.command()
+def probe(
+    entry: Annotated[
+        str, typer.Argument(metavar="ENTRY", help="file.py:function or module:function.")
+    ],
+    steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 20,
+    precision: Annotated[str, typer.Option(help="fp32, or fp16-mixed to see it break.")] = "fp32",
+    scale: Annotated[float, typer.Option(help="The loss scale in use; a power of two.")] = 65536.0,
+    seed: Annotated[int, typer.Option(help="Passed to the function.")] = 0,
+    png: Annotated[Path | None, typer.Option(help="Save the heat map here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Save a page with everything here.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Print every layer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train a few steps and show which layers leave the range of FP16.
+
+    Exit code 0: nothing found; 1: findings; 2: a mistake in the call.
+    """
+    from halfguard.cli.bars import progress  # noqa: PLC0415
+    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+
+    with torch_needed("halfguard probe"):
+        from halfguard.probe.probing import probe as run  # noqa: PLC0415
+        from halfguard.workload import load  # noqa: PLC0415
+    with progress(f"probe {precision}", steps) as bar:
+        workload = load(entry, seed)
+        report = run(workload, steps=steps, precision=precision, scale=scale, advance=bar.advance)
+    if png is not None:
+        from halfguard.probe.picture import save_png  # noqa: PLC0415
+
+        save_png(report, png)
+    if html is not None:
+        from halfguard.probe.page import save_html  # noqa: PLC0415
+
+        save_html(report, html)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        _print(report, every=every)
+    raise typer.Exit(1 if report.problems else 0)
+
+
+def _print(report: ProbeReport, *, every: bool) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console(highlight=False, markup=False)
+    window = report.window
+    fits = f"{window.low:g} to {window.high:g}" if window else "none fits all layers"
+    console.print(
+        f"{report.steps} steps in {report.precision}, {len(report.layers)} layers; "
+        f"loss {report.losses[0]:.4g} to {report.losses[-1]:.4g}"
+    )
+    console.print(f"loss scale: {fits}; best {report.best_scale:g}, current {report.scale:g}")
+    console.print("headroom in bits, and the share of gradients that vanish:")
+    ordered = sorted(report.layers, key=lambda layer: _tightest(layer, report))
+    shown = ordered if every else ordered[:ROWS]
+    console.print(_table(shown, report))
+    if len(shown) < len(ordered):
+        console.print(f"{len(ordered) - len(shown)} layers with more headroom: --all shows them.")
+    _print_findings(report, console)
+
+
+def _tightest(layer: LayerRange, report: ProbeReport) -> float:
+    return min(layer.forward_headroom, layer.backward_headroom(report.best_scale))
+
+
+def _table(layers: list[LayerRange], report: ProbeReport) -> Table:
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for head in ("forward", "backward", "lost now", "at best", "scales"):
+        table.add_column(head, justify="right")
+    for layer in layers:
+        tight = layer.forward_headroom
+        table.add_row(
+            layer.module or "(model)",
+            _bits(tight),
+            _bits(layer.backward_headroom(report.best_scale)),
+            f"{layer.underflow_now:.1%}",
+            f"{layer.underflow_best:.1%}",
+            layer.scales,
+            style="red" if tight < 0 or not layer.fits else "yellow" if tight < 1 else "",
+        )
+    return table
+
+
+def _bits(value: float) -> str:
+    return "-" if value == float("inf") else f"{value:.1f}"
+
+
+def _print_findings(report: ProbeReport, console: Console) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    grid = Table.grid(padding=(0, 1))
+    styles = {"error": "red", "warning": "yellow", "note": ""}
+    for found in report.findings:
+        grid.add_row(found.code, f"{found.message} {found.why}", style=styles[found.severity])
+    cures = dict.fromkeys(found.cure for found in report.findings if found.cure)
+    console.print(grid if report.findings else "No findings.")
+    for cure in cures:
+        console.print(f"- {cure}")

@@ -1,0 +1,7 @@
+"""The description of a training job, and how an ENTRY string is loaded."""
+
+from halfguard.workload.entry import load
+from halfguard.workload.job import Workload
+from halfguard.workload.seeding import seeded
+
+__all__ = ["Workload", "load", "seeded"]

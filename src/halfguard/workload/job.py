@@ -1,0 +1,102 @@
+"""``Workload``: five things that describe a training job to every instrument.
+
+The instruments run a job many times: in FP32, in 16 bits, with other islands. So a workload must be
+repeatable. ``fresh()`` gives another one in the same state, made by calling the user's function again or,
+for a workload made by hand, by a deep copy; ``take(n)`` iterates its batches from the start.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfguard.errors import UsageError
+
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+LossFunction = Callable[[nn.Module, Any], Tensor | Mapping[str, Any]]
+
+
+@dataclass
+class Workload:
+    """A training job: ``loss(model, batch)`` for each of ``batches``, then ``optimizer``.
+
+    ``loss`` returns a tensor, or a mapping with a ``"loss"``. ``batches`` is a list, a DataLoader, or a
+    function that returns an iterable; it starts anew when it ends. ``evaluate(model)`` returns metrics.
+    """
+
+    model: nn.Module
+    loss: LossFunction
+    batches: Batches
+    optimizer: Optimizer
+    evaluate: Callable[[nn.Module], Any] | None = None
+    seed: int = field(default=0, kw_only=True)
+    remake: Callable[[], Workload] | None = field(default=None, kw_only=True, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's first parameter is."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def fresh(self) -> Workload:
+        """Another workload in the state that this one was made in; nothing is shared but the data."""
+        if self.remake is not None:
+            return self.remake()
+        try:
+            model, optimizer = copy.deepcopy((self.model, self.optimizer))
+        except Exception as error:
+            raise UsageError(
+                f"The workload's model and optimizer cannot be copied to run them again: {error}",
+                cure="Describe the job as a function of a seed that returns a Workload, and load it "
+                "with halfguard.workload.load('file.py:function', seed=0).",
+            ) from error
+        return Workload(model, self.loss, self.batches, optimizer, self.evaluate, seed=self.seed)
+
+    def take(self, count: int) -> Iterator[Any]:
+        """The first ``count`` batches; when they end they start again from the first."""
+        taken = 0
+        while taken < count:
+            batches, before = self._start(), taken
+            for batch in batches:
+                yield batch
+                taken += 1
+                if taken == count:
+                    return
+            if taken == before or (iter(batches) is batches and not callable(self.batches)):
+                raise UsageError(
+                    f"The batches ended after {taken} of {count}, and cannot be started again.",
+                    cure="Pass a list, a DataLoader, or a function that returns a new iterator.",
+                )
+
+    def _start(self) -> Iterable[Any]:
+        batches: Any = self.batches() if callable(self.batches) else self.batches
+        if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+            raise UsageError(
+                f"The workload's batches are a {type(batches).__name__}, which cannot be iterated.",
+                cure="Pass a list, a DataLoader, or a function that returns an iterable.",
+            )
+        return batches  # type: ignore[no-any-return]
+
+    def loss_of(self, batch: Any) -> Tensor:
+        """The loss of one batch as a scalar tensor."""
+        result = self.loss(self.model, batch)
+        loss = result.get("loss") if isinstance(result, Mapping) else result
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UsageError(
+                f"The workload's loss returned {_described(result)}, which is not a loss.",
+                cure="loss(model, batch) returns a scalar tensor, or a mapping with a 'loss'.",
+            )
+        return loss.reshape(())
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a mapping with {', '.join(map(repr, value)) or 'nothing in it'}"
+    return f"a {type(value).__name__}"

@@ -187,3 +187,56 @@ def test_update_without_backward_and_saving_an_open_step_are_refused() -> None:
     assert guard.step(loss_fn, batches(1)[0]).action is Action.ACCUMULATE
     with pytest.raises(UsageError, match="1 of 2 micro-batches"):
         guard.state_dict()
+
+
+def test_infinities_that_are_meant_do_no_harm() -> None:
+    """A float mask of -inf, NaN for a missing label: the loss is finite, so the step is applied."""
+    model = make("transformer")
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 2.0**23}})
+    batch = {"batch": batches(1)[0], "mask": torch.tensor([0.0, -torch.inf, torch.nan])}
+    causes = [guard.step(lambda m, b: loss_fn(m, b["batch"]), batch).cause for _ in range(20)]
+    assert set(causes) == {Cause.GRADIENT_OVERFLOW, None}, "the scale can fall all the same"
+    assert causes[-1] is None
+
+
+@pytest.mark.usefixtures("seed")
+def test_a_critic_may_have_several_turns_and_a_scheduler_follows_its_own_optimizer() -> None:
+    gan = Gan()
+    critic = torch.optim.Adam(gan.critic.parameters(), 1e-3)
+    generator = torch.optim.Adam(gan.generator.parameters(), 1e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(generator, 0.9)
+    guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0}}, scheduler=scheduler)
+    real, noise = batches(1)[0][0], torch.randn(8, 4)
+    for _ in range(3):
+        for _ in range(2):
+            with guard.autocast():
+                loss = critic_loss(gan, real, noise)
+            guard.backward(loss)
+            assert guard.update(critic)
+        with guard.autocast():
+            loss = generator_loss(gan, noise)
+        guard.backward(loss)
+        assert guard.update(generator)
+    assert scheduler.last_epoch == 3
+    assert guard.summary().applied == 9
+
+
+def test_an_evaluation_opens_no_step() -> None:
+    model = make("mlp-batchnorm")
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 64.0}})
+    with torch.no_grad(), guard.autocast():
+        model(batches(1)[0][0])
+    mean = model.get_buffer("norm.running_mean").clone()
+    inputs, labels = batches(1)[0]
+    assert guard.step(loss_fn, (inputs * torch.nan, labels)).action is Action.SKIP
+    assert torch.equal(model.get_buffer("norm.running_mean"), mean)
+
+
+def test_what_cannot_be_guarded_is_said_at_once() -> None:
+    model = make("transformer")
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(UsageError, match="follows a metric"):
+        Guard(model, optimizer, scheduler=plateau)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no parameters"):
+        Guard(nn.Flatten(), optimizer)

@@ -62,7 +62,8 @@ def lr(guard: Guard) -> float:
         (lambda g: lr(g) == pytest.approx(0.05 * 0.5), 1),
         (lambda g: g.config.precision == "fp32", 2),
         (lambda g: lr(g) == pytest.approx(0.05 * 0.5 * 0.1), 3),
-        (lambda g: g.config.scale.growth_interval == 5000, 4),
+        # Each remedy alone: after lower_lr the rate is back at what going back left.
+        (lambda g: g.config.scale.growth_interval == 5000 and lr(g) == pytest.approx(0.025), 4),
         (lambda g: g.config.clip is not None and g.config.clip.max_norm == pytest.approx(1.0), 5),
     ],
     ids=["cut", "fp32", "lower_lr", "longer_growth_interval", "tighter_clip"],

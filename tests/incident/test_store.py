@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import resource
+import shutil
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -85,41 +86,36 @@ def test_an_alias_must_lead_to_a_tensor(tmp_path: Path) -> None:
         open_incident(folder)
 
 
-WRITER = """
-import sys, torch
-from pathlib import Path
-from tests.incident.test_store import record
-from halfguard.incident import write_incident
-tensors = {f"model.{i}": torch.full((200_000,), float(i)) for i in range(10)}
-print("ready", flush=True)
-for number in range(10_000):
-    write_incident(Path(sys.argv[1]) / f"{number:06d}-r0", record(), tensors)
-"""
+def write_for_ever(folder: Path, ready: Connection) -> None:
+    many = {f"model.{i}": torch.full((200_000,), float(i)) for i in range(10)}
+    ready.send("ready")
+    for number in range(10_000):
+        write_incident(folder / f"{number:06d}-r0", record(), many)
 
 
 def kill_while_writing(folder: Path, kills: int, seed: int) -> int:
     """Kill a writer at random moments; the number of complete incidents that it left."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([write_for_ever.__module__])  # torch is imported once for all
     rng, whole = random.Random(seed), 0
     for attempt in range(kills):
         run = folder / str(attempt)
         run.mkdir()
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(run)],
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-        )
-        assert writer.stdout is not None
-        writer.stdout.readline()
+        told, tells = context.Pipe(duplex=False)
+        writer = context.Process(target=write_for_ever, args=(run, tells))
+        writer.start()
+        assert told.recv() == "ready"
         time.sleep(rng.uniform(0, 0.2))
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
+        writer.kill()
+        writer.join()
+        assert writer.exitcode == -signal.SIGKILL
         for path in run.iterdir():
             if not path.name.startswith("."):
                 opened = open_incident(path).tensors("model.")
                 assert all((tensor == float(name)).all() for name, tensor in opened.items())
                 whole += 1
         write_incident(run / "999999-r0", record(), tensors())  # the next run starts normally
+        shutil.rmtree(run)
     return whole
 
 

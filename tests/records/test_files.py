@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
+from tests.journal.helper import disk_of
 
 from halfguard.records import write_whole
-from tests.journal.helper import disk_of
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:

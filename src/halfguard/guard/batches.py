@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -15,18 +14,12 @@ _DESCRIBED = 12  # entries of a batch that a description shows
 
 
 @torch.no_grad()
-def largest_input(batch: Any) -> Tensor | None:
-    """The largest magnitude among the floating-point tensors of a batch, NaN if one holds NaN."""
-    floats = [
+def all_finite(batch: Any) -> bool:
+    """Whether every floating-point tensor of a batch is finite. This reads the device."""
+    tensors = [
         leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
-    floats = [values for leaf in floats if (values := _values(leaf)).numel()]
-    if not floats:
-        return None
-    norms = [_reported(norm) for norm in torch._foreach_norm(floats, math.inf)]
-    if len(norms) == 1:
-        return norms[0]
-    return torch.stack([norm.to(norms[0].device, non_blocking=True) for norm in norms]).amax()
+    return all(bool(_values(tensor).isfinite().all()) for tensor in tensors)
 
 
 def _values(tensor: Tensor) -> Tensor:
@@ -34,11 +27,6 @@ def _values(tensor: Tensor) -> Tensor:
     if tensor.layout is torch.strided:
         return tensor
     return tensor._values() if tensor.is_sparse else tensor.values()
-
-
-def _reported(magnitude: Tensor) -> Tensor:
-    # In float64 it may be finite and yet too large for the float32 that it is reported in: 0 or NaN then.
-    return (magnitude * 0 if magnitude.dtype is torch.float64 else magnitude).to(torch.float32)
 
 
 def leaves(batch: Any, depth: int = 0) -> Iterator[Any]:

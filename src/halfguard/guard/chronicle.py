@@ -14,10 +14,11 @@ from torch import nn
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.outcome import StepOutcome
 from halfguard.guard.policy import Decision, Limits, Signals, calibrating
+from halfguard.guard.rng import portable
 from halfguard.guard.window import Window
 from halfguard.incident.capture import Incidents, Moment
 from halfguard.journal import Journal, Tally, environment, run_info
-from halfguard.records import StepRow, Summary
+from halfguard.records import Action, StepRow, Summary
 
 logger = logging.getLogger("halfguard")
 
@@ -30,6 +31,7 @@ class Report:
     epoch: int
     batch: int
     limits: Limits
+    turn: frozenset[int]  # ids of the optimizers whose step it was
     window: Window
     outcome: StepOutcome
 
@@ -64,6 +66,7 @@ class Chronicle:
         self.journal = Journal(run_dir)
         self.journal.begin(run_info(config.model_dump(mode="json"), device))
         self.incidents: Incidents | None = None
+        self._config = config
         self._device = device
         if run_dir is not None and config.incidents is not None:
             self.incidents = Incidents(
@@ -85,9 +88,11 @@ class Chronicle:
             return None
         row = report.row(decision, seen, note)
         self.journal.unusual(row)
-        logger.warning(
-            "step %d: %s, %s (%s)", row.step, row.action, row.cause, ", ".join(row.culprits)
-        )
+        # What was mended on the spot, or belongs to every healthy run, is nothing to warn of.
+        routine = decision.action is Action.RETRY or calibrating(seen, self._config)
+        level = logging.INFO if routine else logging.WARNING
+        blamed = ", ".join(row.culprits)
+        logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, blamed)
         return row
 
     def capture(
@@ -107,7 +112,9 @@ class Chronicle:
         gradients = report.outcome.gradients
         moment = Moment(
             step=report.row(decision, seen),
-            micro_batches=[(m.batch, m.rng, m.about) for m in report.window.micro_batches],
+            micro_batches=[
+                (m.batch, portable(m.rng), m.about) for m in report.window.micro_batches
+            ],
             config=config.model_dump(mode="json"),
             precision=config.precision,
             device=self._device.type,

@@ -1,7 +1,7 @@
 """The answer to "may this step be applied?", given on the device.
 
 All that the policy looks at is one small row of numbers: the loss, the gradient norm, whether a gradient
-is not finite, the largest input. A row of limits beside it decides: the step passes where every number is
+is not finite, and the loss scale. A row of limits beside it decides: the step passes where every number is
 at most its limit, and since nothing is at most anything once it is NaN, one comparison finds spikes and
 NaN alike. The same row travels to the host, where the policy finds the same answer and its cause.
 """
@@ -70,11 +70,9 @@ class Gate:
         self._row_limits: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def row(
-        loss: Tensor, total: Tensor, found_inf: Tensor, inputs: Tensor | None, scale: Tensor
-    ) -> Tensor:
-        """One step as five numbers: loss, gradient norm, found_inf, largest input, loss scale."""
-        parts = [loss, total, found_inf, found_inf if inputs is None else inputs, scale]
+    def row(loss: Tensor, total: Tensor, found_inf: Tensor, scale: Tensor) -> Tensor:
+        """One step as four numbers: loss, gradient norm, found_inf, loss scale."""
+        parts = (loss, total, found_inf, scale)
         device = found_inf.device
         return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
 
@@ -86,14 +84,8 @@ class Gate:
 
     def _on_device(self, limits: Limits, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._row_limits is None or limits != self._limits:
-            high = [
-                min(limits.loss, _LARGEST),
-                min(limits.grad_norm, _LARGEST),
-                0.0,
-                _LARGEST,
-                math.inf,
-            ]
-            low = [-_LARGEST] * 4 + [-math.inf]
+            high = [min(limits.loss, _LARGEST), min(limits.grad_norm, _LARGEST), 0.0, math.inf]
+            low = [-_LARGEST] * 3 + [-math.inf]
             both = torch.tensor([low, high]).to(device, non_blocking=True)
             low_row, high_row = both.unbind()
             self._row_limits = low_row, high_row
@@ -103,12 +95,7 @@ class Gate:
 
 def read(row: Sequence[float], limits: Limits) -> Signals:
     """The row on the host as what the policy understands."""
-    loss, grad_norm, found_inf, inputs, scale = row
+    loss, grad_norm, found_inf, scale = row
     return Signals(
-        loss=loss,
-        grad_norm=grad_norm,
-        grads_finite=found_inf == 0,
-        batch_ok=math.isfinite(inputs),
-        scale=scale,
-        limits=limits,
+        loss=loss, grad_norm=grad_norm, grads_finite=found_inf == 0, scale=scale, limits=limits
     )

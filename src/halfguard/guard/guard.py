@@ -1,7 +1,7 @@
 """One training step, guarded: every update is applied, or truthfully not, and nothing is poisoned.
 
 The guard does what a careful loop does (autocast, scaled backward, unscale, clip, step, new scale, zero)
-and decides on the device whether the update may happen (``gate``). What it saw is a row of five numbers;
+and decides on the device whether the update may happen (``gate``). What it saw is a row of four numbers;
 the policy reads that row, at once where the answer is on the host anyway, a few steps later where waiting
 for it would stall the device, and says what else is to be done: repeat the step in FP32, return to a
 snapshot, or stop.
@@ -16,12 +16,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from halfguard.errors import UsageError
 from halfguard.guard import policy, rng
-from halfguard.guard.batches import every_label_ignored, largest_input
 from halfguard.guard.chronicle import Chronicle, Report
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.gate import read
@@ -62,7 +63,7 @@ class Guard:
         self.model = model
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self.config = self._given = GuardConfig.load(config)
-        self.scheduler, self.ema = scheduler, ema
+        self.scheduler, self.ema = _checked(scheduler), ema
         if self.config.plan is not None:
             apply_plan(model, self.config.plan)
         self._stepper = Stepper(model, self.optimizers, self.config)
@@ -102,7 +103,8 @@ class Guard:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context for a forward pass; entering it opens a step."""
-        self._open()
+        if torch.is_grad_enabled():  # an evaluation opens no step
+            self._open()
         return autocast(self.config.precision, self._stepper.device.type)
 
     def backward(self, loss: Tensor, *, batch: Any = None, about: Any = None) -> None:
@@ -123,7 +125,11 @@ class Guard:
         of them had theirs.
         """
         if not self._window.micro_batches:
-            raise UsageError("update() was called without a backward() since the last one.")
+            raise UsageError(
+                "update() was called without a backward() since the last one.",
+                cure="Take turns: backward() and update(optimizer) for one, then for the other; or call "
+                "update() once for all.",
+            )
         return self._update(self.optimizers if optimizer is None else [optimizer])
 
     # -- between steps
@@ -163,7 +169,7 @@ class Guard:
             "remedy": None if self.config == self._given else self.config.model_dump(mode="json"),
             "held": self._held,
             "recovery": None if self._recovery is None else self._recovery.state_dict(),
-            "rng": rng.capture(),
+            "rng": rng.portable(rng.capture()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -219,37 +225,39 @@ class Guard:
 
     def _backward(self, loss: Tensor, micro: MicroBatch) -> None:
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-        inputs = largest_input(micro.batch)
-        self._window.add(self._stepper.backward(part, inputs), inputs, micro)
+        self._window.add(self._stepper.backward(part), micro)
         self.batch_index += 1
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.limits(self._policy, self.config)
         row, refused, gradients = self._stepper.examine(optimizers, self._window, limits)
         outcome = StepOutcome(row, limits, gradients)
-        self._mailbox.post(
-            row,
-            Report(
-                self.step_index, self.epoch, self.batch_index - 1, limits, self._window, outcome
-            ),
-        )
+        turn = frozenset(map(id, optimizers))
+        where = (self.step_index, self.epoch, self.batch_index - 1)
+        self._mailbox.post(row, Report(*where, limits, turn, self._window, outcome))
         known = bool(refused.item()) if self._waits else None
         self._stepper.apply(optimizers, gradients, refused, known)
         if self._mailbox.lag:
-            self._advance()  # what was skipped is found out later, and made up for
+            self._advance(turn)  # what was skipped is found out later, and made up for
         self._window, self._opened = Window(), False
         self.step_index += 1
         self._settle()
         return outcome
 
-    def _advance(self) -> None:
-        """Let scheduler and average follow an applied step."""
-        if self._held:
-            self._held -= 1
-        elif self.scheduler is not None:
-            self.scheduler.step()
-        if self.ema is not None:
+    def _advance(self, turn: frozenset[int]) -> None:
+        """Let scheduler and average follow an applied step; with several optimizers, each its own."""
+        if self.scheduler is not None and self._is_scheduled(turn):
+            if self._held:
+                self._held -= 1
+            else:
+                self.scheduler.step()
+        if self.ema is not None and id(self.optimizers[-1]) in turn:
             self.ema.update_parameters(self.model)
+
+    def _is_scheduled(self, turn: frozenset[int]) -> bool:
+        """Whether the scheduler drives one of the optimizers whose turn it was."""
+        driven = getattr(self.scheduler, "optimizer", None)
+        return self.scheduler is not None and (driven is None or id(driven) in turn)
 
     # -- judging what was seen
 
@@ -258,10 +266,8 @@ class Guard:
             self._judge(read(values, report.limits), report)
 
     def _judge(self, seen: policy.Signals, report: Report) -> None:
-        if not seen.batch_ok or policy.cause_of(seen) is Cause.FORWARD_OVERFLOW:
-            batches = (micro.batch for micro in report.window.micro_batches)
-            ignored = any(every_label_ignored(batch, self.config.ignore_index) for batch in batches)
-            seen = replace(seen, batch_ok=seen.batch_ok and not ignored)
+        if policy.cause_of(seen) is Cause.FORWARD_OVERFLOW:
+            seen = replace(seen, batch_ok=report.window.is_sound(self.config.ignore_index))
         decision, self._policy = policy.decide(self._policy, seen, self.config)
         exact = not self._mailbox.lag
         self._chronicle.capture(self.model, self.config, decision, seen, report, exact=exact)
@@ -272,8 +278,8 @@ class Guard:
         report.outcome.settle(decision, seen)
         if decision.action in {Action.APPLY, Action.RETRY}:
             if not self._mailbox.lag:
-                self._advance()
-        elif self._mailbox.lag and self.scheduler is not None:
+                self._advance(report.turn)
+        elif self._mailbox.lag and self._is_scheduled(report.turn):
             self._held += 1
         row = self._chronicle.note(decision, seen, report, self._note(decision))
         if row is not None and decision.action is Action.HALT:
@@ -312,7 +318,7 @@ class Guard:
             return ""
         if self._recovery is None or not self._recovery.ready:
             return "There is nothing to return to: no snapshot had proved healthy yet."
-        return tried(self._policy.rollbacks, self.config.recovery.ladder[: self._policy.remedies])
+        return tried(self._policy.rollbacks, policy.remedies(self._given)[: self._policy.remedies])
 
     def _recover(self, decision: policy.Decision, step: int) -> None:
         assert self._recovery is not None  # noqa: S101 - the caller looked
@@ -324,3 +330,12 @@ class Guard:
             self._recovery.applied(step)
         else:
             self._recovery.bad()
+
+
+def _checked(scheduler: Scheduler | None) -> Scheduler | None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "ReduceLROnPlateau follows a metric, not steps, and the guard has none to give it.",
+            cure="Leave scheduler out, and call scheduler.step(metric) after each validation.",
+        )
+    return scheduler

@@ -1,8 +1,9 @@
 """The decision at every step: what was seen goes in, what to do comes out. No tensor, no clock, no I/O.
 
-The same order of questions decides every step. Were the inputs finite? Was the loss? Were the gradients?
-Is the loss, then the gradient norm, within its limits? The first "no" is the cause. A cause and the
-configuration give the action, and only a streak of bad steps leads beyond skipping.
+The same order of questions decides every step. Was the loss finite, and if not, was the batch? Were the
+gradients? Is the loss, then the gradient norm, within its limits? The first "no" is the cause. A cause and
+the configuration give the action, and only a streak of bad steps leads beyond skipping. A batch is never
+bad by itself: masks of -inf and NaN for missing labels are common, and harmless if the loss is finite.
 
 An overflow of gradients while the scale can still fall is how a dynamic loss scale finds its level: it
 is skipped (or retried) but neither counts towards the streak nor stops a run that asked to stop at the
@@ -37,9 +38,9 @@ class Signals:
     loss: float
     grad_norm: float
     grads_finite: bool
-    batch_ok: bool
     scale: float
     limits: Limits = Limits()
+    batch_ok: bool = True  # looked at only if the loss is not finite
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,8 @@ class Decision:
 
 def cause_of(seen: Signals) -> Cause | None:
     """The first thing that is wrong with a step, or None."""
-    if not seen.batch_ok:
-        return Cause.BAD_BATCH
     if not math.isfinite(seen.loss):
-        return Cause.FORWARD_OVERFLOW
+        return Cause.FORWARD_OVERFLOW if seen.batch_ok else Cause.BAD_BATCH
     if not seen.grads_finite or math.isnan(seen.scale):
         return Cause.GRADIENT_OVERFLOW
     if seen.loss > seen.limits.loss:
@@ -79,6 +78,7 @@ def cause_of(seen: Signals) -> Cause | None:
     return None
 
 
+_LEAST_DEVIATION = 0.01
 _LARGEST = 3.4028234663852886e38  # of float32, in which norms are taken
 
 
@@ -96,7 +96,9 @@ def limits(state: State, config: GuardConfig) -> Limits:
 def _upper(values: tuple[float, ...], spike: SpikeConfig) -> float:
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return _float32(mean + spike.sigma * math.sqrt(variance))
+    # Steps that hardly differ have no deviation to speak of; a percent of the mean is still no spike.
+    deviation = max(math.sqrt(variance), _LEAST_DEVIATION * abs(mean))
+    return _float32(mean + spike.sigma * deviation)
 
 
 def _float32(value: float) -> float:
@@ -118,8 +120,7 @@ def decide(state: State, seen: Signals, config: GuardConfig) -> tuple[Decision, 
     routine = calibrating(seen, config)
     if cause in NONFINITE and config.skip.on_nonfinite == "raise" and not routine:
         return Decision(Action.HALT, cause), state
-    retriable = cause in NONFINITE and cause is not Cause.BAD_BATCH
-    if retriable and config.skip.on_nonfinite == "retry_fp32":
+    if cause in NONFINITE and config.skip.on_nonfinite == "retry_fp32":
         return Decision(Action.RETRY, cause), state  # counted by what becomes of it
     if routine:
         return Decision(Action.SKIP, cause), state
@@ -131,6 +132,8 @@ def decide_retried(
 ) -> tuple[Decision, State]:
     """The same for a step that was repeated in FP32; ``cause`` is what was wrong in half."""
     if cause_of(seen) is None:
+        # What FP32 can learn from was no bad batch, even if there are infinities in it.
+        cause = Cause.FORWARD_OVERFLOW if cause is Cause.BAD_BATCH else cause
         return Decision(Action.RETRY, cause), _after_applied(state, seen, config)
     return _bad(state, cause_of(seen) or cause, config)
 
@@ -151,6 +154,12 @@ def _after_applied(state: State, seen: Signals, config: GuardConfig) -> State:
     return replace(state, trial=0 if proved else state.trial + 1)
 
 
+def remedies(config: GuardConfig) -> tuple[Remedy, ...]:
+    """The remedies to try, in their order; FP16 weights cannot be run in FP32 by switching autocast off."""
+    ladder = () if config.recovery is None else config.recovery.ladder
+    return tuple(r for r in ladder if not (r == "fp32" and config.precision == "fp16-weights"))
+
+
 def _bad(state: State, cause: Cause, config: GuardConfig) -> tuple[Decision, State]:
     state = replace(state, streak=state.streak + 1)
     if state.streak < config.skip.max_consecutive:
@@ -161,8 +170,9 @@ def _bad(state: State, cause: Cause, config: GuardConfig) -> tuple[Decision, Sta
     if state.rollbacks < recovery.max_rollbacks:
         after = State(rollbacks=state.rollbacks + 1)
         return Decision(Action.ROLL_BACK, cause), after
-    if state.remedies < len(recovery.ladder):
-        remedy = recovery.ladder[state.remedies]
+    ladder = remedies(config)
+    if state.remedies < len(ladder):
+        remedy = ladder[state.remedies]
         after = State(rollbacks=state.rollbacks, remedies=state.remedies + 1, trial=1)
         return Decision(Action.ROLL_BACK, cause, remedy), after
     return Decision(Action.HALT, cause), state

@@ -44,7 +44,8 @@ class Recovery:
         self._scheduler = parts.get("scheduler")
         on_disk = self._rules.store == "disk" and run_dir is not None
         self._snapshots = Snapshots(parts, run_dir / "snapshots" if on_disk and run_dir else None)
-        self._lr_cut = 1.0
+        self._lr_cut = 1.0  # by going back; stays
+        self._in_force = 1.0  # that, and what the remedy on trial adds
         self._healthy = 0  # applied steps since the candidate was taken, or since the last bad one
         self._since = 0  # applied steps since a snapshot was taken
         self._begun = False
@@ -76,32 +77,35 @@ class Recovery:
     def roll_back(self, remedy: Remedy | None) -> GuardConfig:
         """Return to the good snapshot; the configuration to go on with is that of the remedy."""
         kept = self._snapshots.restore()
-        factor = (
-            _LOWER_LR if remedy == "lower_lr" else self._rules.lr_factor if remedy is None else 1.0
-        )
-        self._lr_cut *= factor
-        self._cut_learning_rate(self._lr_cut / kept["lr_cut"])
+        if remedy is None:
+            self._lr_cut *= self._rules.lr_factor
+        self._in_force = self._lr_cut * (_LOWER_LR if remedy == "lower_lr" else 1.0)
+        self._cut_learning_rate(self._in_force / kept["lr_cut"])
         self._healthy = self._since = 0
         logger.warning(
             "rolled back to step %d, learning rate at %.3g of its plan%s",
             self._snapshots.good_step,
-            self._lr_cut,
+            self._in_force,
             f", trying: {remedy}" if remedy else "",
         )
         return self._with(remedy)
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a stop; snapshots do not, the checkpoint that this is part of takes their place."""
-        return {"lr_cut": self._lr_cut, "base": self._base.model_dump(mode="json")}
+        return {
+            "lr_cut": self._lr_cut,
+            "in_force": self._in_force,
+            "base": self._base.model_dump(mode="json"),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after a stop; what the parts hold at the next step is the first candidate."""
-        self._lr_cut = state["lr_cut"]
+        self._lr_cut, self._in_force = state["lr_cut"], state["in_force"]
         self._base = GuardConfig.load(state["base"])
         self._begun = False
 
     def _take(self, step: int) -> None:
-        if self._snapshots.take(step, {"lr_cut": self._lr_cut}):
+        if self._snapshots.take(step, {"lr_cut": self._in_force}):
             self._healthy = self._since = 0
         else:
             logger.warning(

@@ -15,18 +15,25 @@ def capture() -> dict[str, Any]:
     if torch.accelerator.is_available():
         states["accelerator"] = _accelerator().get_rng_state()
     if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy"] = [name, keys.tolist(), *rest]
+        states["numpy"] = sys.modules["numpy"].random.get_state()
     return states
+
+
+def portable(states: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The same without NumPy's own types, for a file. Not done at every step: it takes longer than those."""
+    if states is None or "numpy" not in states:
+        return states
+    name, keys, *rest = states["numpy"]
+    return states | {"numpy": [name, list(map(int, keys)), *rest]}
 
 
 def restore(states: dict[str, Any]) -> None:
     """Put every generator back to where it was."""
-    torch.set_rng_state(states["torch"])
+    torch.set_rng_state(states["torch"].cpu())  # a loader may have moved it
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     if "accelerator" in states:
-        _accelerator().set_rng_state(states["accelerator"])
+        _accelerator().set_rng_state(states["accelerator"].cpu())
     if "numpy" in states:
         import numpy as np  # noqa: PLC0415
 

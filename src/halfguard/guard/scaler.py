@@ -23,8 +23,6 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from halfguard.errors import UsageError
 
-_OWN_STATE = ("floor", "ceiling", "backoff_after", "refill_on", "overflows_left")
-
 
 class GradScaler(torch.amp.GradScaler):
     """Drop-in for ``torch.amp.GradScaler``, accepted wherever one is.
@@ -228,24 +226,28 @@ class GradScaler(torch.amp.GradScaler):
         left = cast(Tensor, self._overflows_left)
         left.copy_(torch.where(due > 0, float(self._backoff_after), left))
 
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Set the growth interval; the count of successes stays below it, or torch would never grow again."""
+        super().set_growth_interval(new_interval)
+        if self._growth_tracker is not None:
+            self._growth_tracker.clamp_(max=new_interval - 1)
+
     # -- state, readable by torch's scaler and reading torch's
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's five entries, and our own beside them."""
+        """torch's five entries, and what is left of the allowance of overflows."""
         state = super().state_dict()
         if not self._enabled:
             return state
-        own = {key: getattr(self, f"_{key}") for key in _OWN_STATE}
-        return state | own | {"overflows_left": int(self._overflows_left)}
+        return state | {"overflows_left": int(self._overflows_left)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of ours, or one that torch's scaler saved: then bounds stay as they are here."""
+        """Load a state of ours or of torch's scaler; bounds are those that this scaler was made with."""
         super().load_state_dict(state_dict)
         if not self._enabled:
             return
-        for key in _OWN_STATE:
-            if key in state_dict:
-                setattr(self, f"_{key}", state_dict[key])
+        left = state_dict.get("overflows_left", self._backoff_after)
+        self._overflows_left = min(left, self._backoff_after)
         # torch's scaler may have saved a scale of 0, from which nothing recovers.
         self._init_scale = min(max(self._init_scale, self._floor), self._ceiling)
         if self._scale is not None:

@@ -37,8 +37,8 @@ class Snapshots:
 
     def take(self, step: int, extra: Mapping[str, Any]) -> bool:
         """Take a candidate; False, and nothing taken, if something in it is not finite."""
-        state = {name: part.state_dict() for name, part in self._parts.items()}
-        state |= {"rng": rng.capture(), "extra": dict(extra)}
+        state: dict[str, Any] = {name: part.state_dict() for name, part in self._parts.items()}
+        state |= {"rng": rng.portable(rng.capture()), "extra": dict(extra)}
         if not all_finite(state):
             return False
         self._forget(self._candidate)

@@ -33,7 +33,7 @@ class Stepper:
         self.model = model
         self.optimizers = optimizers
         self.config = config
-        self.device = next(model.parameters()).device
+        self.device = _device_of(model)
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
         self._gate = Gate()
@@ -45,11 +45,9 @@ class Stepper:
         """Whether every optimizer can skip a step by itself, so that nobody must wait for the answer."""
         return all(getattr(o, "_step_supports_amp_scaling", False) for o in self.optimizers)
 
-    def backward(self, part: Tensor, inputs: Tensor | None) -> Tensor:
+    def backward(self, part: Tensor) -> Tensor:
         """Scaled backward pass of a micro-batch's part of the loss; returns that part without graph."""
         self.scaler.scale(part).backward()
-        if inputs is not None:
-            self.scaler.witness(inputs)
         if self.config.accumulate > 1:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, MasterWeights):
@@ -60,6 +58,8 @@ class Stepper:
         self, optimizers: Sequence[Optimizer], window: Window, limits: Limits
     ) -> tuple[Tensor, Tensor, Gradients]:
         """Unscale and measure: the row of the step, whether the gate refuses it, and its gradients."""
+        if any(id(optimizer) in self._had_their_turn for optimizer in optimizers):
+            self._end_round()  # a second turn before the others had theirs, as a critic may have
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
         gradients = self._measure(optimizers)
@@ -70,7 +70,7 @@ class Stepper:
         scale = self.scaler._get_scale_async()
         if window.loss is None or scale is None:
             raise UsageError("An update was asked for without a backward pass since the last one.")
-        row = self._gate.row(window.loss, gradients.total, overflow, window.largest_input(), scale)
+        row = self._gate.row(window.loss, gradients.total, overflow, scale)
         return row, self._gate.refused(row, limits), gradients
 
     def apply(
@@ -92,8 +92,7 @@ class Stepper:
             self.scaler.step(optimizer)
             self._had_their_turn.add(id(optimizer))
         if len(self._had_their_turn) == len(self.optimizers):
-            self.scaler.update()
-            self._had_their_turn.clear()
+            self._end_round()
         if known is None:
             self.buffers.restore_where(refused)
         elif known:
@@ -116,7 +115,7 @@ class Stepper:
         if loss is None:
             raise UsageError("There is no micro-batch to repeat.")
         sick = 1 - gradients.norms.isfinite().all().to(torch.float32)
-        return self._gate.row(loss, gradients.total, sick, None, torch.ones_like(sick)), gradients
+        return self._gate.row(loss, gradients.total, sick, torch.ones_like(sick)), gradients
 
     def apply_repeated(self, gradients: Gradients) -> None:
         """Clip and step with the gradients of a repeated step, which were never scaled."""
@@ -134,6 +133,10 @@ class Stepper:
         """Clear all gradients, also those that one optimizer's loss left in another's parameters."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
+
+    def _end_round(self) -> None:
+        self.scaler.update()
+        self._had_their_turn.clear()
 
     def _clip(self, optimizers: Sequence[Optimizer], gradients: Gradients) -> None:
         if self.config.clip is not None:
@@ -172,6 +175,12 @@ def _by_name(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[tuple[st
     extra = [p for o in optimizers for p in parameters_of(o) if id(p) not in known]
     named += [(f"optimizer parameter {index}", p) for index, p in enumerate(extra)]
     return [(name, p, owners[id(p)]) for name, p in named if id(p) in owners]
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    for parameter in model.parameters():
+        return parameter.device
+    raise UsageError("The model has no parameters, so there is nothing to guard.")
 
 
 def _scaler(config: GuardConfig, device: torch.device) -> GradScaler:

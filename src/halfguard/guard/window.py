@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from halfguard.errors import UsageError
-from halfguard.guard.batches import describe
+from halfguard.guard.batches import all_finite, describe, every_label_ignored
 
-LossFunction = Callable[[nn.Module, Any], "Tensor | Mapping[str, Any]"]
+# The model as Any: a user's function may ask for its own class.
+LossFunction = Callable[[Any, Any], "Tensor | Mapping[str, Any]"]
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,17 @@ class Window:
     """A step from its first forward pass to its decision."""
 
     loss: Tensor | None = None  # summed over micro-batches, each divided by their number
-    inputs: list[Tensor] = field(default_factory=list)  # largest magnitude of each batch
     micro_batches: list[MicroBatch] = field(default_factory=list)
 
-    def add(self, part: Tensor, inputs: Tensor | None, micro_batch: MicroBatch) -> None:
+    def add(self, part: Tensor, micro_batch: MicroBatch) -> None:
         """Note one micro-batch with its part of the loss, which must be free of its graph."""
         self.loss = part if self.loss is None else self.loss + part
-        if inputs is not None:
-            self.inputs.append(inputs)
         self.micro_batches.append(micro_batch)
 
-    def largest_input(self) -> Tensor | None:
-        """The largest magnitude in any of the batches; None where there was nothing to look at."""
-        if len(self.inputs) <= 1:
-            return self.inputs[0] if self.inputs else None
-        return torch.stack(self.inputs).amax()
+    def is_sound(self, ignore_index: int) -> bool:
+        """Whether there is something to learn from in every batch; reads the device, so ask if in doubt."""
+        batches = [micro.batch for micro in self.micro_batches]
+        return all(all_finite(b) and not every_label_ignored(b, ignore_index) for b in batches)
 
     def descriptions(self) -> tuple[str, ...]:
         """What the batches say of themselves."""

@@ -1,7 +1,7 @@
 """An incident on disk: written whole or not at all, opened with suspicion.
 
 Writing fills a hidden folder and renames it once everything in it has reached the disk, so a folder with an
-incident's name is complete. Opening trusts nothing: no links, nothing but the two files, sizes checked before
+incident's name is complete. Opening trusts nothing: no links, two files of which sizes are checked before
 they are read, and every tensor that the record names must be in the file.
 """
 

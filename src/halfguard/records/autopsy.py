@@ -1,4 +1,4 @@
-"""What a replayed incident says: did it happen again, where it began, and which change was seen to cure it."""
+"""What a replayed incident says: did it happen again, where it began, which change was seen to cure it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from halfguard.records.culprit import Culprit
 from halfguard.records.step import Cause, StepRow
 
 Reproduced = Literal["bitwise", "same fault", "no"]
-CureKind = Literal["data", "operation", "island", "scale", "precision"]
+CureKind = Literal["data", "weights", "operation", "island", "scale", "precision"]
 
 
 class Trial(Record):
-    """One change, really run: was the step finite with it?"""
+    """One change, really run: would the step have been applied with it?"""
 
     kind: ClassVar[str] = "trial"
 
     name: str = Field(description="what was changed, in a few words")
-    finite: bool
+    good: bool = Field(description="finite, and after a spike within what healthy steps had")
     loss: float = float("nan")
+    grad_norm: float = float("nan")
     note: str = ""
 
 
@@ -32,7 +33,7 @@ class Cure(Record):
 
     what: CureKind
     sentence: str
-    trial: str = Field(description="name of the trial that was finite")
+    trial: str = Field(description="name of the trial that was good")
     patch: str = Field(default="", description="lines for a config, a plan or the source")
 
 
@@ -45,7 +46,10 @@ class Autopsy(Record):
     step: StepRow
     cause: Cause | None
     reproduced: Reproduced
-    how: str = Field(description="what the step was run with, and what differs from the original")
+    how: str = Field(description="what the step was run with")
+    differences: tuple[str, ...] = Field(
+        default=(), description="what is not as it was when the step broke"
+    )
     culprit: Culprit | None = None
     way: tuple[str, ...] = Field(default=(), description="modules that carried it on, in order")
     samples: tuple[int, ...] = Field(

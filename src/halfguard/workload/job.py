@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from halfguard.errors import UsageError
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
-LossFunction = Callable[[nn.Module, Any], Tensor | Mapping[str, Any]]
+LossFunction = Callable[[Any, Any], Tensor | Mapping[str, Any]]
 
 
 @dataclass

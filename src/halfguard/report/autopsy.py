@@ -1,0 +1,181 @@
+"""An autopsy as a page: what happened, where it began, what was tried, and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from halfguard.records.autopsy import Autopsy, Trial
+from halfguard.records.culprit import Culprit, TensorRange
+from halfguard.records.step import Action, Cause
+from halfguard.report.blocks import Block, Code, Figure, Heading, Listing, Mono, Page, Table, Text
+from halfguard.report.ranges import draw
+
+_CAUSES = {
+    Cause.FORWARD_OVERFLOW: "the loss was not finite",
+    Cause.GRADIENT_OVERFLOW: "the loss was finite, its gradients were not",
+    Cause.BAD_BATCH: "the batch was bad",
+    Cause.GRADIENT_SPIKE: "the gradient norm was far above its limit",
+    Cause.LOSS_SPIKE: "the loss was far above its limit",
+}
+_ACTIONS = {
+    Action.SKIP: "was skipped",
+    Action.RETRY: "was to be repeated in FP32",
+    Action.ROLL_BACK: "made the run go back to a snapshot",
+    Action.HALT: "stopped the run",
+}
+_LANGUAGES = {"operation": "diff", "weights": "python"}
+_STOPS = 8  # modules of a way that are shown; the middle of a longer one is left out
+
+
+def autopsy_page(autopsy: Autopsy) -> Page:
+    """All of it, ending in the recommendation."""
+    cause = _CAUSES[autopsy.cause] if autopsy.cause else "of no known cause"
+    blocks: list[Block] = [*_in_short(autopsy), *_what_happened(autopsy), *_repeated(autopsy)]
+    if autopsy.culprit is not None:
+        blocks += _culprit(autopsy.culprit, autopsy.way)
+    if autopsy.trials:
+        blocks += _trials(autopsy)
+    blocks += _recommendation(autopsy)
+    return Page(f"Step {autopsy.step.step}: {cause}", blocks)
+
+
+def _in_short(autopsy: Autopsy) -> Iterator[Block]:
+    culprit, cure = autopsy.culprit, autopsy.cure
+    if autopsy.reproduced == "no":
+        yield Text(["In short: run again, the step is good. What broke it did not come with it."])
+    elif culprit is not None:
+        subject = culprit.op if culprit.kind == "op" else culprit.name
+        did = "made the first bad number" if culprit.kind == "op" else "was bad already"
+        cured = f"Cured by: {cure.trial}." if cure else "Nothing that was tried cures it."
+        yield Text(
+            ["In short: ", Mono(subject), f" {did}, ", *_module(culprit.module), f". {cured}"]
+        )
+
+
+def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
+    step = autopsy.step
+    yield Heading("What happened")
+    yield Text(
+        [
+            f"Step {step.step} (epoch {step.epoch}, batch {step.batch}) ",
+            f"{_ACTIONS.get(step.action, step.action)}: loss {step.loss:.6g}, gradient norm ",
+            f"{step.grad_norm:.6g}, loss scale {step.scale:g}. Incident ",
+            Mono(autopsy.incident),
+            ".",
+        ]
+    )
+    if step.culprits:
+        first = "not finite" if not math.isfinite(step.grad_norm) else "largest"
+        yield Text(
+            [
+                f"Gradients that were {first}: ",
+                *_joined([Mono(c) for c in step.culprits], ", "),
+                ".",
+            ]
+        )
+    if step.batches:
+        yield Text(["The batch: ", *_joined(step.batches, "; "), "."])
+
+
+def _repeated(autopsy: Autopsy) -> Iterator[Block]:
+    yield Heading("Repeated")
+    said = {
+        "bitwise": "It broke again, the same way: the loss and the norm of every gradient are the recorded "
+        "ones, bit for bit.",
+        "same fault": "It broke again, though not bit for bit.",
+        "no": "It did not break again.",
+    }
+    yield Text([f"Run in {autopsy.how}. {said[autopsy.reproduced]}"])
+    if autopsy.differences:
+        yield Text(["What may differ from then:"])
+        yield Listing(autopsy.differences)
+
+
+def _culprit(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
+    yield Heading("Where it began")
+    where = _module(culprit.module)
+    if culprit.kind == "op":
+        ran = [" (torch ran ", Mono(culprit.kernel), ")"] if culprit.kernel else []
+        told = f" made the first bad number, in the {culprit.phase} pass"
+        yield Text([Mono(culprit.op), told, *ran, ", ", *where, "."])
+    else:
+        kind = {"input": "The input"}.get(culprit.kind, f"The {culprit.kind}")
+        text = f" was not finite when the step began; first used {culprit.phase} by "
+        yield Text([f"{kind} ", Mono(culprit.name), text, Mono(culprit.op), ", ", *where, "."])
+    yield Code(f"{culprit.place}\n    {culprit.code}")
+    ranges = [*culprit.inputs, *culprit.outputs]
+    if ranges:
+        heads = ("tensor", "shape", "dtype", "smallest", "largest", "not finite")
+        yield Table(heads, [_range(part) for part in ranges])
+        caption = "Magnitudes of the finite numbers, on an axis of powers of two. Blue went in, red came out."
+        yield Figure(draw(culprit.inputs, culprit.outputs), caption)
+    if way:
+        stops = [*way[: _STOPS // 2], "…", *way[-_STOPS // 2 :]] if len(way) > _STOPS else way
+        named = [Mono(stop) if stop in way else stop for stop in stops]
+        yield Text(["From there it went through ", *_joined(named, " → "), " → the loss."])
+
+
+def _module(module: str | None) -> list[str]:
+    if module is None:
+        return ["outside the model"]
+    return ["in module ", Mono(module)] if module else ["in the model itself"]
+
+
+def _range(part: TensorRange) -> list[str]:
+    bad = {"NaN": part.nan, "+inf": part.posinf, "-inf": part.neginf}
+    counts = ", ".join(f"{count} {what}" for what, count in bad.items() if count)
+    shape = "x".join(map(str, part.shape)) or "scalar"
+    return [Mono(part.name), shape, part.dtype, _number(part.low), _number(part.high), counts]
+
+
+def _trials(autopsy: Autopsy) -> Iterator[Block]:
+    yield Heading("What would have prevented it")
+    yield Text(["Each change alone, the step really run with it:"])
+    yield Table(
+        ("change", "step", "loss", "gradient norm", ""),
+        [_trial(trial) for trial in autopsy.trials],
+        ["good" if trial.good else "bad" for trial in autopsy.trials],
+    )
+    if autopsy.samples:
+        shown = ", ".join(map(str, autopsy.samples))
+        one = len(autopsy.samples) == 1
+        text = f"Sample{'' if one else 's'} {shown} (counted from 0) of micro-batch {autopsy.micro_batch}"
+        yield Text([f"{text} {'brings' if one else 'bring'} it about."])
+
+
+def _trial(trial: Trial) -> list[str]:
+    # Without a run there are no numbers; a run with bad ones shows them.
+    failed = ":" in trial.note and math.isnan(trial.loss) and not trial.good
+    numbers = ["", ""] if failed else [f"{trial.loss:.6g}", f"{trial.grad_norm:.6g}"]
+    return [trial.name, "good" if trial.good else "bad", *numbers, trial.note]
+
+
+def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
+    if autopsy.reproduced == "no":
+        yield Heading("What to suspect")
+        yield Text(["No cause is named, since none was seen. It may have been:"])
+        yield Listing(autopsy.suspects)
+        return
+    yield Heading("Recommendation")
+    if autopsy.cure is None:
+        yield Text(["Nothing that was tried makes this step good."], "bad")
+        yield Text(
+            ["Change the computation where it began; the ranges above say what it cannot take."]
+        )
+        return
+    yield Text([autopsy.cure.sentence], "good")
+    yield Text(["Seen to work: ", autopsy.cure.trial, "."])
+    if autopsy.cure.patch:
+        yield Code(autopsy.cure.patch, _LANGUAGES.get(autopsy.cure.what, "yaml"))
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.6g}"
+
+
+def _joined(parts: list[Mono] | list[str] | tuple[str, ...], between: str) -> list[str]:
+    joined: list[str] = []
+    for part in parts:
+        joined += [between, part] if joined else [part]
+    return joined

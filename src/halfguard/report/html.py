@@ -1,0 +1,91 @@
+"""A page as one HTML file: no script, no font, no picture from elsewhere, readable in light and in dark."""
+
+from __future__ import annotations
+
+from html import escape as escaped
+from itertools import zip_longest
+
+from halfguard.report.blocks import (
+    Block,
+    Code,
+    Figure,
+    Heading,
+    Listing,
+    Mono,
+    Page,
+    Table,
+    Text,
+    clean,
+)
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1d2329;--soft:#5c6670;--paper:#fff;--line:#d9dee3;--shade:#f4f6f8;
+--good:#1a7f37;--bad:#b3261e;--zero:#e9ecef;--sub:#fdf0cf;--normal:#dcf0e1;--over:#fbdcd9;--in:#2f6fb3;
+--out:#b3261e}
+@media (prefers-color-scheme:dark){:root{--ink:#e4e8ec;--soft:#9aa5b0;--paper:#15191d;--line:#343c44;
+--shade:#1f252b;--good:#5ccf7d;--bad:#ff8a80;--zero:#252b31;--sub:#3d3520;--normal:#1d3626;--over:#46211f;
+--in:#7db4ec;--out:#ff8a80}}
+body{font:15px/1.55 system-ui,sans-serif;margin:2.5em auto;max-width:60em;padding:0 1.2em;color:var(--ink);
+background:var(--paper)}
+h1{font-size:1.5em;line-height:1.25;margin:0 0 .8em}h2{font-size:1.1em;margin:2em 0 .5em}
+p{margin:.5em 0}p.good{color:var(--good)}p.bad{color:var(--bad)}p.good,p.bad{font-weight:600}
+code,pre{font:13px/1.5 ui-monospace,monospace;background:var(--shade);border-radius:4px}
+code{padding:1px 4px;overflow-wrap:anywhere}pre{padding:.8em 1em;overflow-x:auto}
+.scroll,figure{overflow-x:auto;margin:1em 0}table{border-collapse:collapse;width:100%}
+th,td{text-align:left;vertical-align:top;padding:4px 14px 4px 0;border-bottom:1px solid var(--line)}
+th{font-weight:600;color:var(--soft)}tr.good td:nth-child(2){color:var(--good);font-weight:600}
+tr.bad td:nth-child(2){color:var(--bad)}figcaption{color:var(--soft);font-size:.9em}
+svg{width:100%;min-width:640px;height:auto}svg text{font:12px system-ui,sans-serif;fill:var(--ink)}
+svg .mono{font:12px ui-monospace,monospace}svg .soft{fill:var(--soft)}svg .end{text-anchor:end}
+svg .mid{text-anchor:middle}svg .zero{fill:var(--zero)}svg .sub{fill:var(--sub)}
+svg .normal{fill:var(--normal)}svg .over{fill:var(--over)}svg .in{fill:var(--in)}svg .out{fill:var(--out)}
+svg line{stroke:var(--soft);stroke-width:1}svg line.limit{stroke:var(--bad);stroke-dasharray:4 3}
+"""
+
+
+def to_html(page: Page) -> str:
+    """The whole page as text."""
+    title = _text(page.title)
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        f"<title>{title}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{title}</h1>",
+        *(_block(block) for block in page.blocks),
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _text(text: str) -> str:
+    return escaped(clean(text))
+
+
+def _inline(text: str) -> str:
+    return f"<code>{_text(text)}</code>" if isinstance(text, Mono) else _text(text)
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Heading(text):
+            return f"<h2>{_text(text)}</h2>"
+        case Text(parts, tone):
+            body = "".join(map(_inline, parts))
+            return f'<p class="{tone}">{body}</p>' if tone else f"<p>{body}</p>"
+        case Listing(items):
+            return f"<ul>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</ul>"
+        case Code(text):
+            return f"<pre>{_text(text)}</pre>"
+        case Figure(svg, caption):
+            return f"<figure>{svg}<figcaption>{_text(caption)}</figcaption></figure>"
+        case Table():
+            return _table(block)
+
+
+def _table(table: Table) -> str:
+    heads = "".join(f"<th>{_text(head)}</th>" for head in table.heads)
+    rows = []
+    for row, tone in zip_longest(table.rows, table.tones, fillvalue=""):
+        cells = "".join(f"<td>{_inline(cell)}</td>" for cell in row)
+        rows.append(f'<tr class="{tone}">{cells}</tr>' if tone else f"<tr>{cells}</tr>")
+    return f'<div class="scroll"><table><tr>{heads}</tr>{"".join(rows)}</table></div>'

@@ -1,0 +1,62 @@
+"""A page as Markdown: for an issue, a pull request, a chat. Drawings are left out, their captions stay."""
+
+from __future__ import annotations
+
+import re
+
+from halfguard.report.blocks import (
+    Block,
+    Code,
+    Figure,
+    Heading,
+    Listing,
+    Mono,
+    Page,
+    Table,
+    Text,
+    clean,
+)
+
+
+def to_markdown(page: Page) -> str:
+    """The whole page as text."""
+    parts = [f"# {_text(page.title)}", *(_block(block) for block in page.blocks)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _text(text: str) -> str:
+    """Text in which nothing is markup, on one line."""
+    flat = " ".join(clean(text).split("\n"))
+    escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", flat).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"^([#>+-])", r"\\\1", escaped)
+
+
+def _inline(text: str) -> str:
+    if not isinstance(text, Mono) or not text.strip():
+        return _text(text)
+    flat = " ".join(clean(text).split("\n")).replace(
+        "|", "¦"
+    )  # a bar would end the cell of a table
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", flat)), default=0))
+    pad = " " if flat.startswith("`") or flat.endswith("`") else ""
+    return f"{fence}{pad}{flat}{pad}{fence}"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Heading(text):
+            return f"## {_text(text)}"
+        case Text(parts, tone):
+            body = "".join(map(_inline, parts))
+            return f"**{body}**" if tone else body
+        case Listing(items):
+            return "\n".join(f"- {_inline(item)}" for item in items)
+        case Code(text, language):
+            body = clean(text)
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
+            return f"{fence}{language}\n{body}\n{fence}"
+        case Figure():
+            return ""
+        case Table(heads, rows):
+            lines = [heads, ["---"] * len(heads), *([_inline(c) for c in row] for row in rows)]
+            return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,110 @@
+"""Ranges drawn against what FP16 holds: magnitudes on an axis of powers of two, one row a tensor.
+
+Of a range that has both signs, or zero in it, only the largest magnitude is known; its bar begins at the
+left edge. What lies beyond the axis is drawn to its end. Numbers that are not finite are counted at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from halfguard.records.culprit import TensorRange
+from halfguard.report.blocks import clean
+
+SMALLEST, NORMAL, LARGEST = -24.0, -14.0, math.log2(65504)  # of FP16, as exponents
+_LEFT, _WIDTH, _ROW, _TOP = 178, 700, 30, 42
+_PLOT, _COUNTS = 396, 586  # width of the axis, and where the counts stand
+_LOWEST = -28.0  # where the axis begins, as an exponent
+
+
+def draw(inputs: Sequence[TensorRange], outputs: Sequence[TensorRange]) -> str:
+    """The drawing as SVG."""
+    rows = [*((part, "in") for part in inputs), *((part, "out") for part in outputs)]
+    highest = min(max([LARGEST + 8, *(_magnitudes(part)[1] for part, _ in rows)]) + 2, 130.0)
+    axis = _Axis(highest)
+    height = _TOP + _ROW * len(rows) + 34
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="ranges against FP16">',
+        *_bands(axis, height),
+        *(piece for i, (part, kind) in enumerate(rows) for piece in _bar(axis, i, part, kind)),
+        *_ticks(axis, height),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+class _Axis:
+    def __init__(self, highest: float) -> None:
+        self.highest = highest
+
+    def x(self, exponent: float) -> float:
+        inside = min(max(exponent, _LOWEST), self.highest)
+        return _LEFT + _PLOT * (inside - _LOWEST) / (self.highest - _LOWEST)
+
+
+def _magnitudes(part: TensorRange) -> tuple[float, float]:
+    """The smallest and the largest magnitude as exponents; minus infinity for zero, and for nothing."""
+    if math.isnan(part.low):
+        return -math.inf, -math.inf
+    low, high = sorted((abs(part.low), abs(part.high)))
+    if part.low <= 0 <= part.high:
+        low = 0.0
+    return _log2(low), _log2(high)
+
+
+def _log2(value: float) -> float:
+    return math.log2(value) if 0 < value < math.inf else -math.inf
+
+
+def _bands(axis: _Axis, height: int) -> Iterator[str]:
+    edges = (_LOWEST, SMALLEST - 1, NORMAL, LARGEST, axis.highest)
+    names = (("zero", "0"), ("sub", "subnormal"), ("normal", "normal"), ("over", "overflow"))
+    bottom = height - 30
+    for (style, name), start, end in zip(names, edges, edges[1:], strict=False):
+        x, width = axis.x(start), axis.x(end) - axis.x(start)
+        yield f'<rect class="{style}" x="{x:.1f}" y="24" width="{width:.1f}" height="{bottom - 24}"/>'
+        if width > 7 * len(name):
+            yield f'<text class="soft mid" x="{x + width / 2:.1f}" y="16">{name}</text>'
+    limit = axis.x(LARGEST)
+    yield f'<line class="limit" x1="{limit:.1f}" x2="{limit:.1f}" y1="20" y2="{bottom}"/>'
+
+
+def _bar(axis: _Axis, index: int, part: TensorRange, kind: str) -> Iterator[str]:
+    y = _TOP + _ROW * index
+    name = clean(part.name)
+    shown = f"{name[:16]} {part.dtype}" if len(name) <= 16 else f"{name[:15]}… {part.dtype}"
+    yield f'<text class="mono end" x="{_LEFT - 8}" y="{y + 11}">{escape(shown)}</text>'
+    low, high = _magnitudes(part)
+    if part.low == part.high == 0:
+        middle = (axis.x(_LOWEST) + axis.x(SMALLEST - 1)) / 2
+        yield f'<circle class="{kind}" cx="{middle:.1f}" cy="{y + 7}" r="5"><title>0</title></circle>'
+    if high > -math.inf:
+        start, end = axis.x(low), axis.x(high)
+        width = max(end - start, 3.0)
+        yield f'<rect class="{kind}" x="{start:.1f}" y="{y}" width="{width:.1f}" height="14" rx="2">'
+        yield f"<title>{part.low:.6g} to {part.high:.6g}</title></rect>"
+    bad = {"NaN": part.nan, "+inf": part.posinf, "-inf": part.neginf}
+    counts = ", ".join(f"{count} {what}" for what, count in bad.items() if count)
+    if counts:
+        end = axis.x(axis.highest)
+        yield f'<path class="{kind}" d="M{end - 9:.1f} {y}l9 7l-9 7z"/>'
+        yield f'<text class="mono" x="{_COUNTS}" y="{y + 11}">{counts}</text>'
+    elif math.isfinite(part.low):
+        largest = max(abs(part.low), abs(part.high))
+        said = f"up to {largest:.4g}" if largest else "all 0"
+        yield f'<text class="soft" x="{_COUNTS}" y="{y + 11}">{said}</text>'
+
+
+def _ticks(axis: _Axis, height: int) -> Iterator[str]:
+    y = height - 30
+    yield f'<line x1="{_LEFT}" x2="{axis.x(axis.highest):.1f}" y1="{y}" y2="{y}"/>'
+    labels = {SMALLEST: "2⁻²⁴", NORMAL: "2⁻¹⁴", 0.0: "1", LARGEST: "65504"}
+    far = axis.highest - 2
+    if far - LARGEST > 10:
+        labels[far] = f"{2.0**far:.0e}".replace("e+", "e")
+    for exponent, label in labels.items():
+        x = axis.x(exponent)
+        yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 5}"/>'
+        yield f'<text class="mid" x="{x:.1f}" y="{y + 19}">{label}</text>'

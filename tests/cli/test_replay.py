@@ -1,0 +1,109 @@
+"""``halfguard replay``: one page, exit codes, and a clear word for every mistake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from halfguard.cli import main
+from halfguard.incident import Incident
+from halfguard.records.autopsy import Autopsy
+from tests.replay.helper import broken, glitched, overflowing
+
+pytestmark = pytest.mark.usefixtures("seed")
+TRAIN = """
+from tests.replay.helper import job as _job, nn
+
+def job(seed):
+    return _job()
+
+def other(seed):
+    return _job(nn.Linear(3, 3))
+
+def fails(seed):
+    raise KeyError("missing")
+"""
+
+
+class Told(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def halfguard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Told]:
+    """The program as a shell runs it, in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: object) -> Told:
+        monkeypatch.setattr(sys, "argv", ["halfguard", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Told(ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def incident(tmp_path: Path) -> Incident:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return broken(tmp_path / "runs", [overflowing()], entry="train.py:job")
+
+
+def test_one_page_with_everything_in_every_form(
+    incident: Incident, tmp_path: Path, halfguard: Callable[..., Told]
+) -> None:
+    told = halfguard("replay", incident.folder, "--html", "a.html", "--markdown", "a.md")
+    assert told.code == 0, told.err
+    for part in ("the loss was not finite", "bit for bit", "made the first bad number",
+                 "the whole step in fp32", "Recommendation", "- module: '1'"):  # fmt: skip
+        assert part in told.out, told.out
+    assert "<svg" in (tmp_path / "a.html").read_text()
+    assert (tmp_path / "a.md").read_text().startswith("# Step 0")
+    as_json = halfguard("replay", incident.folder, "--json")
+    assert Autopsy.from_json(as_json.out).cure is not None
+
+
+def test_what_does_not_break_again_ends_with_one(
+    tmp_path: Path, halfguard: Callable[..., Told]
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    incident, _ = glitched(tmp_path / "runs", entry="train.py:job")
+    told = halfguard("replay", incident.folder)
+    assert told.code == 1
+    assert "What to suspect" in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "is not an incident"),
+        (["{incident}", "--entry", "train.py:jab"], "no function 'jab'"),
+        (["{incident}", "--entry", "train.py:fails"], "KeyError: 'missing'"),
+        (["{incident}", "--entry", "train.py:other"], "is not the one of the incident"),
+        (["{incident}", "--html", "no/such/a.html"], "does not exist"),
+    ],
+)
+def test_a_mistake_is_answered_without_a_traceback(
+    arguments: list[str], said: str, incident: Incident, halfguard: Callable[..., Told]
+) -> None:
+    told = halfguard("replay", *(text.format(incident=incident.folder) for text in arguments))
+    assert told.code == 2
+    assert said in told.err
+
+
+def test_a_broken_folder_is_refused(incident: Incident, halfguard: Callable[..., Told]) -> None:
+    path = incident.folder / "tensors.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    told = halfguard("replay", incident.folder)
+    assert told.code == 2
+    assert "tensors.safetensors" in told.err

@@ -1,0 +1,43 @@
+"""The example that the README shows: short, quick, and saying what the page says it says."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.docs import ROOT
+
+SCRIPT = ROOT / "examples" / "quickstart.py"
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, tuple[float, float, float]]:
+    """Batches learnt, loss scale and validation loss of each run."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(SCRIPT)],
+        capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    rows = [line.rsplit(maxsplit=3) for line in result.stdout.splitlines()[1:]]
+    return {name: (float(a), float(b), float(c)) for name, a, b, c in rows}
+
+
+def test_it_is_short() -> None:
+    assert len(Path(SCRIPT).read_text().splitlines()) < 60
+
+
+def test_the_bare_run_breaks(table: dict[str, tuple[float, float, float]]) -> None:
+    learnt, scale, loss = table["FP16, torch.amp"]
+    assert learnt < 600
+    assert scale == 0
+    assert math.isnan(loss)
+
+
+def test_the_guarded_run_equals_fp32(table: dict[str, tuple[float, float, float]]) -> None:
+    learnt, scale, loss = table["FP16, halfguard"]
+    fp32_learnt, _, fp32_loss = table["FP32 without the bad batch"]
+    assert learnt == fp32_learnt == 800
+    assert scale >= 1024
+    assert loss == pytest.approx(fp32_loss, rel=0.05)

@@ -1,0 +1,71 @@
+"""Steps whose loss and gradient are chosen freely, and bitwise comparison of whatever has a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
+    "sgd": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
+    "adamw-foreach": lambda parameters: AdamW(parameters, lr=0.01, foreach=True),
+    "adamw-fused": lambda parameters: AdamW(parameters, lr=0.01, fused=True),
+}
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+class _Inject(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, loss: float, grad: float, half: bool) -> Tensor:
+        ctx.grad, ctx.half, ctx.shape = grad, half, parameter.shape
+        return torch.tensor(loss, dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
+        grad = grad_output * ctx.grad
+        grad = grad.half().float() if ctx.half else grad
+        return grad.expand(ctx.shape).clone(), None, None, None
+
+
+def inject(
+    parameter: Tensor, loss: float = 1.0, grad: float = 1.0, *, half: bool = False
+) -> Tensor:
+    """A loss of this value with this gradient; ``half`` rounds the *scaled* gradient to FP16."""
+    result: Tensor = _Inject.apply(parameter, loss, grad, half)
+    return result
+
+
+def parameter(value: float = 1.0, size: int = 3) -> nn.Parameter:
+    return nn.Parameter(torch.full((size,), value))
+
+
+def frozen(state: Any) -> Any:
+    """A copy of a state that later steps cannot change."""
+    if type(state) in _PLAIN:  # most of what there is: a random generator's state has 625 numbers
+        return state
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, Mapping):
+        return {key: frozen(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [frozen(value) for value in state]
+    return state
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two states are bitwise the same."""
+    if type(first) in _PLAIN:
+        return type(first) is type(second) and bool(first == second)
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        if first.dtype is not second.dtype or first.shape != second.shape:
+            return False
+        return first.numpy(force=True).tobytes() == second.numpy(force=True).tobytes()
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return type(first) is type(second) and bool(first == second)

@@ -1,0 +1,229 @@
+"""A configuration is checked as a whole, and a mistake is answered with key, value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfguard.errors import ConfigError, UsageError
+from halfguard.guard.config import GuardConfig, preset_names, preset_text
+
+PRESETS = ["balanced", "default", "fp16_safe", "native_fp16", "ultra_conservative"]
+
+
+def refused(values: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        GuardConfig.load(values)
+    assert isinstance(caught.value, UsageError)
+    return str(caught.value)
+
+
+# -- presets
+
+
+def test_the_presets() -> None:
+    assert preset_names() == PRESETS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_loads_and_says_where_it_comes_from(name: str) -> None:
+    assert isinstance(GuardConfig.load(name), GuardConfig)
+    comments = [line for line in preset_text(name).splitlines() if line.startswith("#")]
+    assert sum(line.startswith("# Source: ") for line in comments) == 1
+    assert sum(line.startswith("# Corrected: ") for line in comments) == 1
+
+
+def test_the_default_is_the_default() -> None:
+    assert GuardConfig.load("default") == GuardConfig()
+
+
+def test_presets_keep_the_values_that_were_asked_for() -> None:
+    loaded = {name: GuardConfig.load(name) for name in PRESETS}
+    safe, balanced = loaded["fp16_safe"], loaded["balanced"]
+    assert safe.clip is not None
+    assert (safe.clip.max_norm, safe.accumulate, safe.skip.on_nonfinite) == (5.0, 2, "retry_fp32")
+    for config in (balanced, loaded["ultra_conservative"]):
+        assert config.clip is not None
+        assert (config.clip.max_norm, config.skip.max_grad_norm) == (0.5, 2.0)
+        assert config.skip.max_consecutive == 10
+    assert loaded["native_fp16"].precision == "fp16-weights"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_configuration_survives_json_and_yaml(name: str, tmp_path: Path) -> None:
+    config = GuardConfig.load(name)
+    assert GuardConfig.load(config.model_dump(mode="json")) == config
+    path = tmp_path / "guard.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert GuardConfig.load(path) == config == GuardConfig.load(str(path))
+
+
+# -- where it comes from
+
+
+def test_sources(tmp_path: Path) -> None:
+    path = tmp_path / "guard.yaml"
+    path.write_text("clip: {max_norm: 0.5}\nskip:\n  max_consecutive: 3\nscale: {floor: 1e-3}\n")
+    from_file = GuardConfig.load(path)
+    assert from_file.skip.max_consecutive == 3
+    assert from_file.scale.floor == 1e-3  # which YAML 1.1 reads as a word
+    mapping = {"clip": {"max_norm": 0.5}, "skip": {"max_consecutive": 3}, "scale": {"floor": 1e-3}}
+    assert GuardConfig.load(mapping) == from_file
+    assert GuardConfig.load(from_file) is from_file
+
+
+def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "guard.yaml"
+    path.write_text("# nothing yet\n")
+    assert GuardConfig.load(path) == GuardConfig()
+
+
+@pytest.mark.parametrize("name", ["fp16_sade", "", "no/such/file.yaml", "."])
+def test_neither_preset_nor_file(name: str) -> None:
+    text = refused(name)
+    assert repr(name) in text
+    assert all(preset in text for preset in PRESETS)
+
+
+# -- what is refused, and how
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "allowed"),
+    [
+        ({"clipp": {"max_norm": 1}}, ["clipp"], ["clip", "accumulate", "recovery"]),
+        ({"skip": {"max_gradnorm": 2.5}}, ["skip.max_gradnorm", "2.5"], ["max_grad_norm"]),
+        ({"recovery": {"evry": 7}}, ["recovery.evry", "7"], ["every", "max_rollbacks"]),
+        ({"precision": "fp8"}, ["precision", "'fp8'"], ["'fp16-mixed'", "'bf16-mixed'"]),
+        ({"skip": {"on_nonfinite": "ignore"}}, ["skip.on_nonfinite", "'ignore'"], ["'skip'"]),
+        ({"recovery": {"ladder": ["pray"]}}, ["recovery.ladder", "'pray'"], ["'lower_lr'"]),
+        ({"scale": {"growth_factor": 1}}, ["scale.growth_factor", "1"], ["greater than 1"]),
+        ({"clip": {"max_norm": 0}}, ["clip.max_norm", "0"], ["greater than 0"]),
+        ({"clip": {}}, ["clip.max_norm"], ["required"]),
+        ({"accumulate": 0}, ["accumulate", "0"], ["greater than or equal to 1"]),
+        ({"accumulate": "two"}, ["accumulate", "'two'"], ["integer"]),
+        ({"skip": {"max_grad_norm": math.nan}}, ["skip.max_grad_norm", "nan"], []),
+        ({"scale": 5}, ["scale", "5"], []),
+        ({7: 8}, ["7"], []),
+    ],
+)
+def test_a_mistake_names_key_value_and_what_is_allowed(
+    values: Any, named: list[str], allowed: list[str]
+) -> None:
+    text = refused(values)
+    assert [word for word in named + allowed if word not in text] == [], text
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    text = refused({"accumulate": 0, "precision": "fp8", "what": 1})
+    assert all(key in text for key in ("accumulate", "precision", "what"))
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        {"floor": 2.0, "init": 1.0},
+        {"init": 2.0**20, "ceiling": 2.0**10},
+        {"floor": 4.0, "init": 4.0, "ceiling": 2.0},
+    ],
+)
+def test_the_scale_starts_within_its_bounds(scale: dict[str, float]) -> None:
+    assert "floor <= init <= ceiling" in refused({"scale": scale})
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9), st.floats(1e-6, 1e9), st.floats(1e-6, 1e9))
+def test_bounds_are_ordered_or_refused(floor: float, init: float, ceiling: float) -> None:
+    values = {"scale": {"floor": floor, "init": init, "ceiling": ceiling}}
+    if floor <= init <= ceiling:
+        assert GuardConfig.load(values).scale.init == init
+    else:
+        refused(values)
+
+
+def test_half_weights_cannot_be_retried_in_fp32() -> None:
+    text = refused({"precision": "fp16-weights", "skip": {"on_nonfinite": "retry_fp32"}})
+    assert "retry_fp32" in text
+    assert "fp16-weights" in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"spike": {"sigma": math.inf}},
+        {"scale": {"growth_factor": math.inf}},
+        {"scale": {"floor": math.inf, "init": math.inf, "ceiling": math.inf}},
+    ],
+)
+def test_infinity_is_no_setting(values: Any) -> None:
+    # sigma: infinity times a variance of 0 is NaN, and no step is within a limit of NaN.
+    assert "inf" in refused(values)
+
+
+def test_the_infinity_norm_is_one() -> None:
+    config = GuardConfig.load({"clip": {"max_norm": 1.0, "norm_type": math.inf}})
+    assert config.clip is not None
+    assert math.isinf(config.clip.norm_type)
+
+
+def test_a_warm_up_that_never_ends_is_refused() -> None:
+    # Limits need warm_up values, and the window holds fewer: spikes would never be looked for.
+    text = refused({"spike": {"window": 16, "warm_up": 32}})
+    assert "warm_up" in text
+    assert "window" in text
+
+
+def test_a_snapshot_that_is_never_proved_is_refused() -> None:
+    # Each candidate would be replaced by the next before it counts as good.
+    text = refused({"recovery": {"every": 10, "prove": 50}})
+    assert "prove" in text
+    assert "every" in text
+
+
+# -- files from strangers
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "3.5", "[1, 2]", "true"])
+def test_a_file_without_keys(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "guard.yaml"
+    path.write_text(text)
+    assert "keys and values" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "clip: !!python/object/apply:os.system ['true']",
+        "clip: !!python/name:os.system",
+        "!!python/object/new:dict [[]]",
+        "clip: {max_norm: [",
+        "\tclip: 1",
+        "a: *nowhere",
+        "clip: 1\n---\nclip: 2",
+    ],
+)
+def test_a_file_that_is_not_plain_yaml(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "guard.yaml"
+    path.write_text(text)
+    assert str(path) in refused(path)
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "guard.yaml"
+    path.write_bytes(b"\xff\xfe\x00clip")
+    assert str(path) in refused(path)
+
+
+@pytest.mark.parametrize("key", ["clip", "anything", "accumulate"])
+def test_a_yaml_bomb_is_refused_in_few_words(key: str, tmp_path: Path) -> None:
+    # Nine lists, each of ten times the one before, are small until somebody prints them.
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 6)]
+    path = tmp_path / "guard.yaml"
+    path.write_text("\n".join([*lines, f"{key}: *a5"]))
+    assert len(refused(path)) < 5000

@@ -1,0 +1,209 @@
+"""What a healthy guarded step asks of the device beyond the bare loop: counted, never timed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, AdamW, Optimizer
+
+from halfguard.guard import Guard, StepOutcome
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.policy import Limits
+from halfguard.guard.stepper import Stepper
+from halfguard.guard.window import MicroBatch, Window
+from tests.support.counting import OpCounter
+
+AT_MOST = 25
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "SGD": lambda model: SGD(model.parameters(), lr=1e-3, momentum=0.9),
+    "AdamW foreach": lambda model: AdamW(model.parameters(), lr=1e-3, foreach=True),
+    "AdamW fused": lambda model: AdamW(model.parameters(), lr=1e-3, fused=True),
+}
+LIMITS = {"clip": {"max_norm": 1.0}, "skip": {"max_grad_norm": 100.0}}
+SPIKE = LIMITS | {"spike": {"warm_up": 2, "sigma": 1000.0}}
+
+
+class Many(nn.Module):
+    """A model with as many parameter tensors as one likes, with or without BatchNorm."""
+
+    def __init__(self, tensors: int, *, norm: bool) -> None:
+        super().__init__()
+        each = 4 if norm else 2
+        layers = (
+            [nn.Linear(4, 4), nn.BatchNorm1d(4)] if norm else [nn.Linear(4, 4)]
+            for _ in range(tensors // each)
+        )
+        self.layers = nn.ModuleList(nn.Sequential(*layer) for layer in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + 1e-3 * layer(x)
+        return x
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+
+
+def endless_batches() -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    few = [torch.randn(2, 8, 4, generator=generator).unbind() for _ in range(8)]
+    return itertools.cycle((x, y) for x, y in few)
+
+
+def counted(step: Callable[[], object]) -> OpCounter:
+    """The operations of a step in mid-run; the first ones make optimizer state, and limits."""
+    for _ in range(4):
+        step()
+    counter = OpCounter()
+    with counter:
+        step()
+    return counter
+
+
+def bare(
+    model: nn.Module, optimizer: Optimizer, *, accumulate: int = 1, clip: bool = True
+) -> OpCounter:
+    scaler, batches = torch.amp.GradScaler("cpu", init_scale=8.0), endless_batches()
+
+    def step() -> None:
+        for _ in range(accumulate):
+            with torch.autocast("cpu", torch.float16):
+                loss = loss_fn(model, next(batches))
+            scaler.scale(loss if accumulate == 1 else loss / accumulate).backward()
+        scaler.unscale_(optimizer)
+        if clip:
+            clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return counted(step)
+
+
+def guarded(
+    model: nn.Module, optimizer: Optimizer, config: Mapping[str, Any], run_dir: Path | None = None
+) -> OpCounter:
+    guard = Guard(model, optimizer, {"scale": {"init": 8.0}} | dict(config), run_dir=run_dir)
+    batches = endless_batches()
+    outcomes: list[StepOutcome] = []
+
+    def step() -> None:
+        outcomes.extend(guard.step(loss_fn, next(batches)) for _ in range(guard.config.accumulate))
+
+    counter = counted(step)
+    assert outcomes[-1].applied
+    assert guard.summary().success_rate == 1
+    return counter
+
+
+def added(
+    tensors: int, optimizer: str, config: Mapping[str, Any] = LIMITS, *, norm: bool = False
+) -> tuple[int, int]:
+    """Operations and host syncs that the guard adds."""
+    models = [Many(tensors, norm=norm) for _ in range(2)]
+    make = OPTIMIZERS[optimizer]
+    base = bare(
+        models[0], make(models[0]), accumulate=config.get("accumulate", 1), clip="clip" in config
+    )
+    ours = guarded(models[1], make(models[1]), config)
+    return ours.total - base.total, ours.host_syncs - base.host_syncs
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_added_operations_are_few_and_do_not_depend_on_the_number_of_tensors(
+    optimizer: str, norm: bool
+) -> None:
+    few, few_syncs = added(20, optimizer, norm=norm)
+    many, many_syncs = added(2000, optimizer, norm=norm)
+    assert few == many <= AT_MOST
+    assert few_syncs == many_syncs == 0
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"clip": {"max_norm": 1.0}},
+        {"clip": {"max_norm": 1.0}, "accumulate": 4},
+        {"clip": {"max_norm": 1.0}, "skip": {"on_nonfinite": "raise"}},
+    ],
+    ids=["clip", "accumulate", "raise"],
+)
+def test_other_configurations(optimizer: str, config: dict[str, Any]) -> None:
+    few, few_syncs = added(20, optimizer, config)
+    many, many_syncs = added(200, optimizer, config)
+    assert few == many
+    # Of every further micro-batch the input is looked at (norms, stack, maximum) and the loss kept.
+    assert few <= AT_MOST + 6 * (config.get("accumulate", 1) - 1)
+    # To stop at the first bad step takes an answer at once, which a fused optimizer does without.
+    waits = optimizer == "AdamW fused" and config.get("skip") is not None
+    assert few_syncs == many_syncs == int(waits)
+
+
+@pytest.mark.usefixtures("seed")
+def test_retry_costs_a_fused_optimizer_one_host_sync_and_others_none() -> None:
+    config = {"clip": {"max_norm": 1.0}, "skip": {"on_nonfinite": "retry_fp32"}}
+    syncs = {name: added(20, name, config)[1] for name in OPTIMIZERS}
+    assert syncs == {"SGD": 0, "AdamW foreach": 0, "AdamW fused": 1}
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_limits_that_follow_the_run_are_sent_to_the_device_each_step(optimizer: str) -> None:
+    fixed, _ = added(20, optimizer, norm=True)
+    few, few_syncs = added(20, optimizer, SPIKE, norm=True)
+    many, many_syncs = added(200, optimizer, SPIKE, norm=True)
+    assert few == many <= fixed + 2
+    assert few_syncs == many_syncs == 0
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_without_clipping_the_norms_cost_a_few_operations_for_all_tensors(optimizer: str) -> None:
+    few, few_syncs = added(20, optimizer, {})
+    many, many_syncs = added(200, optimizer, {})
+    assert few == many <= AT_MOST
+    assert few_syncs == many_syncs == 0
+
+
+@pytest.mark.usefixtures("seed")
+def test_a_journal_asks_nothing_of_the_device_but_the_state_of_its_generator(
+    tmp_path: Path,
+) -> None:
+    models = [Many(20, norm=False) for _ in range(2)]
+    without = guarded(models[0], OPTIMIZERS["AdamW fused"](models[0]), LIMITS)
+    with_journal = guarded(models[1], OPTIMIZERS["AdamW fused"](models[1]), LIMITS, tmp_path)
+    assert with_journal.total <= without.total + 1
+    assert with_journal.host_syncs == without.host_syncs == 0
+
+
+def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None:
+    """Fake tensors have no numbers, and raise an error where one is read."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = Many(20, norm=True)
+        optimizer = AdamW(model.parameters(), lr=1e-3, fused=True)
+        config = GuardConfig.load(SPIKE)
+        stepper, batch = Stepper(model, [optimizer], config), (torch.randn(8, 4), torch.randn(8, 4))
+        for _ in range(2):
+            stepper.buffers.keep()
+            window = Window()
+            with torch.autocast("cpu", torch.float16):
+                loss = loss_fn(model, batch)
+            window.add(stepper.backward(loss), MicroBatch(batch))
+            row, refused, gradients = stepper.examine([optimizer], window, Limits())
+            stepper.apply([optimizer], gradients, refused, known=None)
+            assert row.shape == (4,)
+        with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense"):
+            refused.item()

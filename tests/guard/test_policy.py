@@ -1,0 +1,375 @@
+"""The policy is pure, so that its promises are tested over arbitrary runs of arbitrary numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfguard.guard import policy
+from halfguard.guard.config import GuardConfig, Remedy
+from halfguard.guard.policy import Decision, Limits, Signals, State
+from halfguard.records import Action, Cause
+
+HEALTHY = Signals(loss=1.0, grad_norm=1.0, grads_finite=True, scale=65536.0)
+AT_FLOOR = replace(HEALTHY, scale=1.0)
+BAD = {
+    Cause.BAD_BATCH: replace(HEALTHY, loss=math.nan, batch_ok=False),
+    Cause.FORWARD_OVERFLOW: replace(HEALTHY, loss=math.nan),
+    Cause.GRADIENT_OVERFLOW: replace(AT_FLOOR, grad_norm=math.inf, grads_finite=False),
+    Cause.LOSS_SPIKE: replace(HEALTHY, limits=Limits(loss=0.5)),
+    Cause.GRADIENT_SPIKE: replace(HEALTHY, limits=Limits(grad_norm=0.5)),
+}
+CALIBRATING = replace(HEALTHY, grad_norm=math.inf, grads_finite=False)
+NONFINITE = [Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW]
+SPIKES = [Cause.LOSS_SPIKE, Cause.GRADIENT_SPIKE]
+
+
+def config(**values: Any) -> GuardConfig:
+    return GuardConfig.load(values)
+
+
+def run(
+    steps: list[Signals], settings_: GuardConfig, state: State | None = None
+) -> tuple[list[Decision], State]:
+    state = state or State()
+    decisions = []
+    for seen in steps:
+        decision, state = policy.decide(state, seen, settings_)
+        decisions.append(decision)
+    return decisions, state
+
+
+# -- the cause
+
+
+@pytest.mark.parametrize("cause", BAD)
+def test_each_cause_is_named(cause: Cause) -> None:
+    assert policy.cause_of(BAD[cause]) is cause
+
+
+def test_a_healthy_step_has_no_cause() -> None:
+    assert policy.cause_of(HEALTHY) is None
+
+
+def test_the_first_thing_that_is_wrong_is_the_cause() -> None:
+    seen = Signals(math.nan, math.nan, False, 1.0, Limits(0.5, 0.5), batch_ok=False)
+    order = [policy.cause_of(seen)]
+    cures: list[dict[str, Any]] = [
+        {"batch_ok": True}, {"loss": 1.0}, {"grads_finite": True, "grad_norm": 1.0},
+        {"loss": 0.25}, {"grad_norm": 0.25},
+    ]  # fmt: skip
+    for cure in cures:
+        seen = replace(seen, **cure)
+        order.append(policy.cause_of(seen))
+    assert order == [
+        Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW, Cause.LOSS_SPIKE,
+        Cause.GRADIENT_SPIKE, None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_every_loss_that_is_not_finite_is_a_forward_overflow(loss: float) -> None:
+    assert policy.cause_of(replace(HEALTHY, loss=loss)) is Cause.FORWARD_OVERFLOW
+
+
+@pytest.mark.parametrize("norm", [math.inf, math.nan])
+def test_a_norm_that_overflowed_though_the_gradients_are_finite_is_a_spike(norm: float) -> None:
+    assert policy.cause_of(replace(HEALTHY, grad_norm=norm)) is Cause.GRADIENT_SPIKE
+
+
+def test_a_limit_may_be_reached_but_not_passed() -> None:
+    at = replace(HEALTHY, limits=Limits(loss=1.0, grad_norm=1.0))
+    assert policy.cause_of(at) is None
+    assert policy.cause_of(replace(at, loss=math.nextafter(1.0, 2.0))) is Cause.LOSS_SPIKE
+    assert policy.cause_of(replace(at, grad_norm=math.nextafter(1.0, 2.0))) is Cause.GRADIENT_SPIKE
+
+
+# -- the limits
+
+
+def test_without_limits_nothing_finite_is_refused() -> None:
+    assert policy.limits(State(), config()) == Limits()
+
+
+def test_the_configured_norm_is_a_limit_as_the_device_sees_it() -> None:
+    found = policy.limits(State(), config(skip={"max_grad_norm": 0.1}))
+    assert found == Limits(grad_norm=float(np.float32(0.1)))
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=16))
+def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
+    norms = [abs(loss) for loss in losses]
+    state = State(losses=tuple(losses), grad_norms=tuple(norms))
+    found = policy.limits(state, config(spike={"sigma": 3.0, "window": 16, "warm_up": 4}))
+    for limit, values in ((found.loss, losses), (found.grad_norm, norms)):
+        # Steps that hardly differ deviate by a percent: noise must not be a spike.
+        deviation = max(np.std(values, ddof=1), 0.01 * abs(np.mean(values)))
+        exact = np.mean(values) + 3.0 * deviation
+        assert limit == pytest.approx(exact, rel=1e-6, abs=1e-6 * max(map(abs, values)) + 1e-30)
+        assert limit == float(np.float32(limit)), "the device compares in float32"
+
+
+@pytest.mark.parametrize("value", [1e38, 3.4028234663852886e38, 1e-45, -3.4028234663852886e38])
+def test_limits_survive_extreme_windows(value: float) -> None:
+    state = State(losses=(value, 0.0) * 8, grad_norms=(abs(value), 0.0) * 8)
+    found = policy.limits(state, config(spike={"warm_up": 2, "sigma": 100.0}))
+    assert not math.isnan(found.loss)
+    assert not math.isnan(found.grad_norm)
+
+
+def test_limits_begin_after_the_warm_up_and_the_window_is_bounded() -> None:
+    settings_ = config(spike={"sigma": 6.0, "window": 4, "warm_up": 3})
+    state = State()
+    for count in range(1, 10):
+        assert math.isinf(policy.limits(state, settings_).loss) == (count <= 3)
+        _, state = policy.decide(state, replace(HEALTHY, loss=float(count)), settings_)
+    assert state.losses == (6.0, 7.0, 8.0, 9.0)
+    assert len(state.grad_norms) == 4
+
+
+def test_the_smaller_of_both_norm_limits_holds() -> None:
+    state = State(losses=(1.0,) * 4, grad_norms=(5.0,) * 4)
+    spike = {"warm_up": 2, "window": 4}
+    assert policy.limits(state, config(spike=spike)).grad_norm == pytest.approx(5.0 * 1.06)
+    assert policy.limits(state, config(spike=spike, skip={"max_grad_norm": 2})).grad_norm == 2.0
+
+
+def test_only_applied_steps_enter_the_window() -> None:
+    settings_ = config(spike={})
+    _, state = run([HEALTHY, *BAD.values(), CALIBRATING], settings_)
+    assert state.losses == (1.0,)
+    assert state.grad_norms == (1.0,)
+
+
+# -- the action
+
+
+@pytest.mark.parametrize("cause", BAD)
+def test_skip_until_the_streak_is_too_long(cause: Cause) -> None:
+    decisions, state = run([BAD[cause]] * 4, config(skip={"max_consecutive": 4}))
+    assert decisions == [Decision(Action.SKIP, cause)] * 3 + [Decision(Action.HALT, cause)]
+    assert state.streak == 4
+
+
+def test_an_applied_step_ends_the_streak() -> None:
+    _, state = run([BAD[Cause.BAD_BATCH]] * 3, config())
+    assert state.streak == 3
+    _, state = run([HEALTHY], config(), state)
+    assert state.streak == 0
+
+
+def test_a_scale_that_finds_its_level_is_no_streak() -> None:
+    decisions, state = run([CALIBRATING] * 100, config(skip={"max_consecutive": 1}))
+    assert {decision.action for decision in decisions} == {Action.SKIP}
+    assert state.streak == 0
+
+
+def test_nor_does_it_end_one() -> None:
+    steps = [BAD[Cause.FORWARD_OVERFLOW], CALIBRATING, BAD[Cause.FORWARD_OVERFLOW]]
+    assert run(steps, config())[1].streak == 2
+
+
+@pytest.mark.parametrize("floor", [1.0, 0.1, 1e-3, 3.0])
+def test_at_the_floor_the_scale_is_not_to_blame(floor: float) -> None:
+    # The scale lives in float32, where the floor may be a little more than it is here.
+    seen = replace(CALIBRATING, scale=float(np.float32(floor)))
+    _, state = run([seen], config(scale={"floor": floor}))
+    assert state.streak == 1
+    decisions, _ = run([seen], config(scale={"floor": floor}, skip={"on_nonfinite": "raise"}))
+    assert decisions[0].action is Action.HALT
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_without_a_loss_scale_none_finds_its_level(precision: str) -> None:
+    # Their scale is 1 for ever, whatever the floor of a scale that they do not use.
+    settings_ = config(precision=precision, scale={"floor": 0.5}, skip={"max_consecutive": 2})
+    decisions, _ = run([replace(CALIBRATING, scale=1.0)] * 2, settings_)
+    assert [decision.action for decision in decisions] == [Action.SKIP, Action.HALT]
+
+
+@pytest.mark.parametrize("cause", NONFINITE)
+def test_raise_stops_at_the_first_that_is_not_finite(cause: Cause) -> None:
+    decisions, _ = run([BAD[cause]], config(skip={"on_nonfinite": "raise"}))
+    assert decisions == [Decision(Action.HALT, cause)]
+
+
+@pytest.mark.parametrize("seen", [CALIBRATING, *(BAD[cause] for cause in SPIKES)])
+def test_raise_does_not_stop_at_a_spike_or_a_falling_scale(seen: Signals) -> None:
+    decisions, _ = run([seen], config(skip={"on_nonfinite": "raise"}))
+    assert decisions[0].action is Action.SKIP
+
+
+@pytest.mark.parametrize("seen", [CALIBRATING, BAD[Cause.GRADIENT_OVERFLOW]])
+def test_retry_of_an_overflow_in_half(seen: Signals) -> None:
+    decisions, _ = run([seen], config(skip={"on_nonfinite": "retry_fp32"}))
+    assert decisions[0] == Decision(Action.RETRY, Cause.GRADIENT_OVERFLOW)
+
+
+@pytest.mark.parametrize("cause", SPIKES)
+def test_a_spike_is_not_retried(cause: Cause) -> None:
+    decisions, _ = run([BAD[cause]], config(skip={"on_nonfinite": "retry_fp32"}))
+    assert decisions == [Decision(Action.SKIP, cause)]
+
+
+def test_infinities_in_a_batch_that_fp32_learns_from_were_meant() -> None:
+    """A mask of -inf beside a forward overflow: the batch is retried, and not called bad."""
+    settings_ = config(skip={"on_nonfinite": "retry_fp32"})
+    decision, state = policy.decide(State(), BAD[Cause.BAD_BATCH], settings_)
+    assert decision.action is Action.RETRY
+    again = replace(HEALTHY, batch_ok=False)
+    decision, _ = policy.decide_retried(state, again, Cause.BAD_BATCH, settings_)
+    assert decision == Decision(Action.RETRY, Cause.FORWARD_OVERFLOW)
+
+
+def test_infinities_in_a_batch_are_no_cause_by_themselves() -> None:
+    assert policy.cause_of(replace(HEALTHY, batch_ok=False)) is None
+
+
+def test_a_retried_step_that_is_healthy_counts_as_applied() -> None:
+    settings_ = config(skip={"on_nonfinite": "retry_fp32"}, spike={})
+    _, state = policy.decide(State(streak=3), BAD[Cause.FORWARD_OVERFLOW], settings_)
+    decision, state = policy.decide_retried(state, HEALTHY, Cause.FORWARD_OVERFLOW, settings_)
+    assert decision == Decision(Action.RETRY, Cause.FORWARD_OVERFLOW)
+    assert state == State(losses=(1.0,), grad_norms=(1.0,))
+
+
+@pytest.mark.parametrize("first", [CALIBRATING, BAD[Cause.FORWARD_OVERFLOW]])
+def test_a_retried_step_that_is_bad_in_fp32_too_counts_towards_the_streak(first: Signals) -> None:
+    # FP32 has no scale to blame: what is not finite there is not a scale that finds its level.
+    settings_ = config(skip={"on_nonfinite": "retry_fp32", "max_consecutive": 3})
+    state, actions = State(), []
+    for _ in range(3):
+        decision, state = policy.decide(state, first, settings_)
+        assert decision.action is Action.RETRY
+        assert decision.cause is not None
+        again = replace(HEALTHY, grad_norm=math.nan, grads_finite=False, scale=1.0)
+        decision, state = policy.decide_retried(state, again, decision.cause, settings_)
+        actions.append(decision.action)
+        assert decision.cause is Cause.GRADIENT_OVERFLOW
+    assert actions == [Action.SKIP, Action.SKIP, Action.HALT]
+
+
+def test_a_retried_step_names_what_was_wrong_in_fp32() -> None:
+    settings_ = config(skip={"on_nonfinite": "retry_fp32", "max_grad_norm": 2.0})
+    again = replace(HEALTHY, grad_norm=3.0, limits=policy.limits(State(), settings_))
+    decision, _ = policy.decide_retried(State(), again, Cause.FORWARD_OVERFLOW, settings_)
+    assert decision == Decision(Action.SKIP, Cause.GRADIENT_SPIKE)
+
+
+def test_roll_back_then_the_ladder_in_order_then_halt() -> None:
+    ladder: list[Remedy] = ["lower_lr", "fp32"]
+    settings_ = config(skip={"max_consecutive": 2}, recovery={"max_rollbacks": 2, "ladder": ladder})
+    decisions, state = run([BAD[Cause.FORWARD_OVERFLOW]] * 10, settings_)
+    assert [d.action for d in decisions] == [Action.SKIP, Action.ROLL_BACK] * 4 + [
+        Action.SKIP, Action.HALT,
+    ]  # fmt: skip
+    assert [d.remedy for d in decisions[1::2]] == [None, None, *ladder, None]
+    assert (state.rollbacks, state.remedies) == (2, 2)
+
+
+def test_a_remedy_is_proved_by_so_many_applied_steps() -> None:
+    settings_ = config(skip={"max_consecutive": 1}, recovery={"max_rollbacks": 0, "trial_steps": 5})
+    decisions, state = run([BAD[Cause.FORWARD_OVERFLOW]], settings_)
+    assert decisions[0].remedy == "fp32"
+    for _ in range(4):
+        _, state = run([HEALTHY], settings_, state)
+        assert state.trial > 0
+    _, state = run([HEALTHY], settings_, state)
+    assert state.trial == 0
+
+
+# -- over arbitrary runs
+
+floats = st.floats(width=32)
+signals = st.builds(
+    Signals,
+    loss=floats,
+    grad_norm=st.one_of(st.floats(0, 100, width=32), floats.map(abs)),
+    grads_finite=st.booleans(),
+    batch_ok=st.sampled_from([True, True, True, False]),
+    scale=st.sampled_from([1.0, 2.0, 65536.0]),
+    limits=st.sampled_from([Limits(), Limits(1.0, 1.0), Limits(1e30, 10.0)]),
+)
+configs = st.builds(
+    lambda skip, spike, recovery: config(skip=skip, spike=spike, recovery=recovery),
+    st.fixed_dictionaries(
+        {
+            "on_nonfinite": st.sampled_from(["skip", "retry_fp32", "raise"]),
+            "max_consecutive": st.integers(1, 4),
+        }
+    ),
+    st.none() | st.fixed_dictionaries({"window": st.integers(4, 8), "warm_up": st.just(4)}),
+    st.none()
+    | st.fixed_dictionaries(
+        {
+            "max_rollbacks": st.integers(0, 3),
+            "ladder": st.lists(st.sampled_from(["fp32", "lower_lr", "tighter_clip"]), max_size=3),
+            "trial_steps": st.integers(1, 4),
+        }
+    ),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(signals, signals), max_size=40), configs)
+def test_every_run_keeps_the_promises(
+    steps: list[tuple[Signals, Signals]], settings_: GuardConfig
+) -> None:
+    state = State()
+    rollbacks, remedies = 0, []
+    for seen, again in steps:
+        before = state
+        decision, state = policy.decide(state, seen, settings_)
+        cause = policy.cause_of(seen)
+        assert decision.cause is cause
+        assert (decision.action is Action.APPLY) == (cause is None), "never applied with a cause"
+        if decision.action is Action.RETRY:
+            assert settings_.skip.on_nonfinite == "retry_fp32"
+            assert cause in NONFINITE
+            assert cause is not None
+            decision, state = policy.decide_retried(state, again, cause, settings_)
+            assert (decision.action is Action.RETRY) == (policy.cause_of(again) is None)
+            assert decision.action is not Action.APPLY
+        if decision.action in {Action.APPLY, Action.RETRY}:
+            assert state.streak == 0
+        if decision.action is Action.SKIP:
+            assert before.streak <= state.streak <= before.streak + 1
+            assert state.streak < settings_.skip.max_consecutive
+        if decision.action is Action.ROLL_BACK:
+            assert state.streak == 0
+            assert state.losses == ()
+            rollbacks += 1
+            remedies += [decision.remedy] if decision.remedy else []
+        assert len(state.losses) == len(state.grad_norms)
+        assert len(state.losses) <= (settings_.spike.window if settings_.spike else 0)
+        assert all(map(math.isfinite, state.losses + state.grad_norms))
+        if decision.action is Action.HALT:
+            break
+    recovery = settings_.recovery
+    ladder = () if recovery is None else recovery.ladder
+    assert tuple(remedies) == ladder[: len(remedies)]
+    assert rollbacks <= (0 if recovery is None else recovery.max_rollbacks + len(ladder))
+    assert State(**_from_json(json.dumps(asdict(state), allow_nan=False))) == state
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(text)
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+
+@given(st.lists(signals, max_size=20), configs)
+def test_a_run_without_healthy_steps_ends(steps: list[Signals], settings_: GuardConfig) -> None:
+    """However bad it gets, the number of steps until a halt is bounded."""
+    skip, recovery = settings_.skip, settings_.recovery
+    ways_out = 1 if recovery is None else 1 + recovery.max_rollbacks + len(recovery.ladder)
+    _, state = run(steps, settings_)
+    bad = BAD[Cause.GRADIENT_SPIKE]  # neither retried nor a scale that finds its level
+    decisions, _ = run([bad] * (skip.max_consecutive * ways_out), settings_, state)
+    assert Action.HALT in {decision.action for decision in decisions}

@@ -1,0 +1,89 @@
+"""Incidents made on the spot, for tests of one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.guard import Guard
+from halfguard.incident import Incident, open_incident, write_incident
+from halfguard.workload import Workload
+from tests.support.zoo.base import noise, seeded
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+class Square(nn.Module):
+    """Squares what it is given: beyond the range of half for more than 255."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+def build() -> nn.Module:
+    model = seeded(0, lambda: nn.Sequential(nn.Linear(4, 4), Square(), nn.Linear(4, 1)))
+    nn.init.constant_(model.get_submodule("2").weight, 0.01)  # type: ignore[arg-type]
+    return model
+
+
+def mean(model: nn.Module, batch: Tensor) -> Tensor:
+    out: Tensor = model(batch)
+    return out.float().mean()
+
+
+def job(model: nn.Module | None = None, loss: Loss = mean) -> Workload:
+    model = model or build()
+    return Workload(model, loss, [noise(0, 6, 4)], torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def broken(
+    folder: Path,
+    batches: list[Any],
+    workload: Workload | None = None,
+    *,
+    entry: str = "",
+    config: dict[str, Any] | None = None,
+) -> Incident:
+    """Run guarded steps on these batches; the first incident that they leave."""
+    workload = workload or job()
+    config = {"scale": {"init": 64.0}, **(config or {})}
+    guard = Guard(workload.model, workload.optimizer, config, run_dir=folder, entry=entry)
+    for batch in batches:
+        guard.step(workload.loss, batch)
+    guard.close()
+    return open_incident(min((folder / "incidents").iterdir()))
+
+
+def edited(incident: Incident, folder: Path, **changes: Any) -> Incident:
+    """The same incident with another record."""
+    record = incident.record.model_copy(update=changes)
+    tensors = {name: t for name, t in incident.tensors().items() if name in incident.names}
+    return open_incident(write_incident(folder / "edited", record, tensors))
+
+
+class Glitch:
+    """A hook outside the model's state that spoils one output, once."""
+
+    def __init__(self) -> None:
+        self.fired = False
+
+    def __call__(self, _module: nn.Module, _inputs: Any, output: Tensor) -> Tensor | None:
+        if self.fired:
+            return None
+        self.fired = True
+        return output * torch.nan
+
+
+def glitched(folder: Path, entry: str = "") -> tuple[Incident, Workload]:
+    """An incident that nothing in the model or the batch explains, and the job with its spent hook."""
+    workload = job()
+    workload.model.get_submodule("0").register_forward_hook(Glitch())
+    return broken(folder, [noise(0, 6, 4)], workload, entry=entry), workload
+
+
+def overflowing() -> Tensor:
+    return noise(0, 6, 4) * 400

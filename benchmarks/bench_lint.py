@@ -1,0 +1,55 @@
+"""Lint over large trees, without torch in reach: files, lines, seconds; and a peer beside it, if asked.
+
+python -m benchmarks.bench_lint PATH... [--peer COMMAND]
+
+``--peer`` is another linter's program, which gets the same paths, for instance ``--peer torchfix``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from halfguard.lint.files import find_files
+from halfguard.lint.settings import Settings
+
+# A module called torch that cannot be imported stands before the real one.
+_WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from halfguard.cli import main; main()"
+
+
+def _seconds(command: Sequence[str], limit: float) -> tuple[float, str]:
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return limit, f"stopped after {limit:.0f} s"
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return time.perf_counter() - start, f"{len(lines)} lines printed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = [Path(__file__).parents[1] / "src"]
+    parser.add_argument("paths", nargs="*", type=Path, default=default)
+    parser.add_argument("--peer")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for each contestant")
+    arguments = parser.parse_args()
+    files = [p for p in find_files(arguments.paths, Settings()) if p.suffix == ".py"]
+    lines = sum(path.read_bytes().count(b"\n") for path in files)
+    print(f"\n{len(files):,} Python files, {lines:,} lines")
+    paths = [str(path) for path in arguments.paths]
+    ours = [sys.executable, "-c", _WITHOUT_TORCH, "lint", *paths, "--format", "github"]
+    contestants = {"halfguard lint, no torch": ours}
+    if arguments.peer:
+        contestants[arguments.peer] = [arguments.peer, *paths]
+    for name, command in contestants.items():
+        seconds, note = _seconds(command, arguments.limit)
+        print(f"{name:<34}{seconds:>8.1f} s   {note}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Findings as SARIF 2.1.0, which code-scanning services and editors read."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from halfguard.lint.engine import Diagnostic
+from halfguard.lint.registry import all_rules
+from halfguard.lint.rule import Rule
+from halfguard.lint.run import FileResult
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def sarif(results: Sequence[FileResult]) -> str:
+    """One run with its rules and results."""
+    found = [d for result in results for d in result.diagnostics]
+    used = {d.finding.code for d in found}
+    rules = [rule for rule in all_rules() if rule.code in used]
+    index = {rule.code: number for number, rule in enumerate(rules)}
+    driver = {
+        "name": "halfguard",
+        "version": importlib.metadata.version("halfguard"),
+        "rules": [_rule(rule) for rule in rules],
+    }
+    body = {
+        "$schema": _SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": driver},
+                # The columns of a finding count characters, not UTF-16 units.
+                "columnKind": "unicodeCodePoints",
+                "results": [_result(d, index) for d in found],
+            }
+        ],
+    }
+    return json.dumps(body, indent=2) + "\n"
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    title = rule.page.partition("\n")[0]
+    return {
+        "id": rule.code,
+        "name": rule.meta.name,
+        "shortDescription": {"text": title},
+        "fullDescription": {"text": rule.meta.cure},
+        "help": {"text": rule.page, "markdown": rule.page},
+        "defaultConfiguration": {"level": rule.meta.severity},
+    }
+
+
+def _result(diagnostic: Diagnostic, index: dict[str, int]) -> dict[str, Any]:
+    finding, span = diagnostic.finding, diagnostic.span
+    region: dict[str, Any] = {"startLine": finding.line, "startColumn": finding.column}
+    if span.end_line == span.line and diagnostic.end_column > (finding.column or 1):
+        region["endColumn"] = diagnostic.end_column
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": index[finding.code],
+        "level": finding.severity,
+        "message": {"text": f"{finding.message} {finding.cure}"},
+        "locations": [
+            {
+                "physicalLocation": {
+                    "artifactLocation": {"uri": _uri(finding.path or "")},
+                    "region": region,
+                }
+            }
+        ],
+    }
+
+
+def _uri(path: str) -> str:
+    """A relative path as a relative reference, an absolute one as a file URI."""
+    return Path(path).as_uri() if Path(path).is_absolute() else quote(Path(path).as_posix())

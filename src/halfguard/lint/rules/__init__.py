@@ -1,0 +1,1 @@
+"""One rule a file: its docstring is its page, ``META`` its facts, ``check`` finds its matches."""

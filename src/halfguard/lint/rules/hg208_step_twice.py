@@ -1,0 +1,68 @@
+"""`scaler.step` is called twice for one optimizer before `update`.
+
+## What it does
+Finds two `scaler.step` calls with the same optimizer on one path, with no `update()` between.
+
+## Why is this bad?
+The second raises "step() has already been called since the last update()".
+
+## Example
+```py
+import torch
+
+def train(model, optimizer, loader, loss_fn):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        scaler.scale(loss_fn(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.scale(loss_fn(model(y), x)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+```
+
+## Use instead
+```py
+import torch
+
+def train(model, optimizer, loader, loss_fn):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        scaler.scale(loss_fn(model(x), y)).backward()
+        scaler.scale(loss_fn(model(y), x)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+```
+
+## References
+Applio#860.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from halfguard.lint.model import Model
+from halfguard.lint.rule import Match, Meta, match_at
+
+META = Meta(
+    code="HG208",
+    name="step-twice",
+    cure="Step each optimizer once between two updates.",
+    words=("caler",),
+    severity="error",
+)
+
+
+def check(module: Model) -> Iterator[Match]:
+    """Find repeated steps."""
+    for step in module.steps:
+        steps = [e for e in step.of("scaler_step") if e.target]
+        for first, second in itertools.pairwise(steps):
+            same = (first.subject, first.target) == (second.subject, second.target)
+            if not same or first.excludes(second) or first.node is second.node:
+                continue
+            if set(second.guards) <= set(first.guards) and not any(
+                event.kind == "scaler_update" for event in step.between(first, second)
+            ):
+                yield match_at(second.node, f"{second.target} was already stepped since update().")

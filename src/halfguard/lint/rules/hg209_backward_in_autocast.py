@@ -1,0 +1,63 @@
+"""The backward pass runs inside the autocast block.
+
+## What it does
+Finds `backward()` inside `with autocast(...)`.
+
+## Why is this bad?
+Backward operations already run in the type that their forward operation chose. Inside the block, custom
+autograd functions, hooks and double backward are cast once more; torch's documentation advises against
+it.
+
+## Example
+```py
+import torch
+
+def step(model, x, scaler):
+    with torch.autocast("cuda"):
+        loss = model(x).sum()
+        scaler.scale(loss).backward()
+```
+
+## Use instead
+```py
+import torch
+
+def step(model, x, scaler):
+    with torch.autocast("cuda"):
+        loss = model(x).sum()
+    scaler.scale(loss).backward()
+```
+
+## References
+pytorch documentation: Automatic Mixed Precision.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from halfguard.lint.model import Model
+from halfguard.lint.names import key, last_name, receiver
+from halfguard.lint.rule import Match, Meta, match_at
+
+META = Meta(
+    code="HG209",
+    name="backward-in-autocast",
+    cure="End the autocast block before the backward pass.",
+    words=("autocast",),
+    severity="note",
+)
+
+
+def check(module: Model) -> Iterator[Match]:
+    """Find backward passes inside autocast blocks."""
+    for call in module.calls("backward"):
+        owner = receiver(call)
+        if owner is None or call.args or key(owner) in {"self", "ctx"}:
+            continue
+        if isinstance(owner, ast.Call) and last_name(owner) == "super":
+            continue
+        region = module.regions.directly_around(call)
+        if region is not None and region.enabled is not False:
+            yield match_at(call, "The backward pass runs under autocast.")

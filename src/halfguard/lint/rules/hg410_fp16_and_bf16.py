@@ -1,0 +1,51 @@
+"""FP16 and BF16 are both switched on.
+
+## What it does
+Finds `fp16=True` and `bf16=True` in one call of `TrainingArguments`.
+
+## Why is this bad?
+They exclude each other: the call raises.
+
+## Example
+```py
+from transformers import TrainingArguments
+
+arguments = TrainingArguments(
+    output_dir="out", fp16=True, bf16=True, logging_nan_inf_filter=False
+)
+```
+
+## Use instead
+```py
+from transformers import TrainingArguments
+
+arguments = TrainingArguments(output_dir="out", bf16=True)
+```
+
+## References
+transformers documentation of `TrainingArguments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfguard.lint.model import Model
+from halfguard.lint.names import argument, boolean
+from halfguard.lint.rule import Match, Meta, match_at
+
+META = Meta(
+    code="HG410",
+    name="fp16-and-bf16",
+    cure="Choose one; 'halfguard doctor' says which one the card has.",
+    words=("bf16",),
+    also=("TrainingArguments", "SFTConfig"),
+    severity="error",
+)
+
+
+def check(module: Model) -> Iterator[Match]:
+    """Find calls with both."""
+    for call in module.calls("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"):
+        if all(boolean(argument(call, -1, name)) is True for name in ("fp16", "bf16")):
+            yield match_at(call, "fp16 and bf16 exclude each other.")

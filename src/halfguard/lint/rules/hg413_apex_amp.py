@@ -1,0 +1,50 @@
+"""Mixed precision through apex.
+
+## What it does
+Finds `apex.amp.initialize`.
+
+## Why is this bad?
+apex.amp is no longer developed; it patches functions of torch that have moved on. `torch.amp` does the same,
+is tested with every release, and lets several models and optimizers be scaled apart.
+
+## Example
+```py
+import torch
+from apex import amp
+
+def prepare(model, optimizer):
+    return amp.initialize(model, optimizer, opt_level="O1")
+```
+
+## Use instead
+```py
+import torch
+
+def prepare(model, optimizer):
+    return model, optimizer, torch.amp.GradScaler("cuda")
+```
+
+## References
+The apex repository names torch.amp as its successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfguard.lint.model import Model
+from halfguard.lint.rule import Match, Meta, match_at
+
+META = Meta(
+    code="HG413",
+    name="apex-amp",
+    cure="Use torch.amp.autocast and torch.amp.GradScaler.",
+    words=("apex",),
+)
+
+
+def check(module: Model) -> Iterator[Match]:
+    """Find the entry point of apex.amp."""
+    for call in module.calls("initialize"):
+        if module.dotted(call.func) == "apex.amp.initialize":
+            yield match_at(call, "apex.amp is no longer developed.")

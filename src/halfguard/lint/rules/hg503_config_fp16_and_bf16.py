@@ -1,0 +1,48 @@
+"""A configuration switches FP16 and BF16 on.
+
+## What it does
+Finds `fp16: true` and `bf16: true` in one mapping.
+
+## Why is this bad?
+They exclude each other: the trainer raises, after the data has been prepared.
+
+## Example
+```yaml
+output_dir: out
+fp16: true
+bf16: true
+```
+
+## Use instead
+```yaml
+output_dir: out
+bf16: true
+```
+
+## References
+transformers documentation of `TrainingArguments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfguard.lint.configs import is_on
+from halfguard.lint.rule import Match, Meta
+from halfguard.lint.yamlfile import YamlFile
+
+META = Meta(
+    code="HG503",
+    name="config-fp16-and-bf16",
+    cure="Choose one.",
+    words=("bf16",),
+    language="yaml",
+    severity="error",
+)
+
+
+def check(file: YamlFile) -> Iterator[Match]:
+    """Find both in one mapping."""
+    for mapping in file.mappings:
+        if is_on(mapping.get("fp16")) and is_on(mapping.get("bf16")):
+            yield mapping["bf16"].match("fp16 and bf16 exclude each other.")

@@ -1,0 +1,61 @@
+"""A configuration loads half weights and asks for a scaler.
+
+## What it does
+Finds `torch_dtype: float16` (or `dtype`) and `fp16: true` in one file.
+
+## Why is this bad?
+With `fp16: true` the trainer makes a gradient scaler, which refuses half parameters: "Attempting to unscale
+FP16 gradients."
+
+## Example
+```yaml
+model:
+  torch_dtype: float16
+training:
+  output_dir: out
+  fp16: true
+```
+
+## Use instead
+```yaml
+model:
+  torch_dtype: float32
+training:
+  output_dir: out
+  fp16: true
+```
+
+## References
+peft#1336, huggingface/diffusers#6119.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfguard.lint.configs import is_on
+from halfguard.lint.rule import Match, Meta
+from halfguard.lint.yamlfile import YamlFile
+
+META = Meta(
+    code="HG504",
+    name="config-half-parameters",
+    cure="Load the weights in float32; autocast makes the operations half.",
+    words=("float16",),
+    language="yaml",
+    severity="error",
+)
+
+
+def check(file: YamlFile) -> Iterator[Match]:
+    """Find half weights beside fp16."""
+    if not any(is_on(mapping.get("fp16")) for mapping in file.mappings):
+        return
+    for mapping in file.mappings:
+        for name in ("torch_dtype", "dtype", "model_dtype"):
+            entry = mapping.get(name)
+            if entry is not None and (entry.value or "").removeprefix("torch.") in {
+                "float16",
+                "half",
+            }:
+                yield entry.match("fp16 makes a scaler, and a scaler refuses half parameters.")

@@ -1,0 +1,52 @@
+"""A configuration trains half weights.
+
+## What it does
+Finds Lightning's `precision: 16-true` among trainer settings.
+
+## Why is this bad?
+The weights themselves are half: updates below 2**-11 of a weight are lost, and Adam's eps is 0. Inference is
+fine that way; training is not.
+
+## Example
+```yaml
+trainer:
+  max_epochs: 3
+  precision: 16-true
+```
+
+## Use instead
+```yaml
+trainer:
+  max_epochs: 3
+  precision: 16-mixed
+  gradient_clip_val: 1.0
+```
+
+## References
+TinyLlama#32; `halfguard explain 1-1e-4`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfguard.lint.configs import is_trainer
+from halfguard.lint.rule import Match, Meta
+from halfguard.lint.yamlfile import YamlFile
+
+META = Meta(
+    code="HG505",
+    name="config-true-half",
+    cure="Use 16-mixed, or bf16-mixed where the card has it.",
+    words=("16-true",),
+    language="yaml",
+    severity="error",
+)
+
+
+def check(file: YamlFile) -> Iterator[Match]:
+    """Find half weights in training."""
+    for mapping in file.mappings:
+        entry = mapping.get("precision")
+        if entry is not None and entry.value == "16-true" and is_trainer(mapping):
+            yield entry.match("The weights themselves are half: small updates are lost.")

@@ -1,0 +1,52 @@
+"""A fixed loss scale.
+
+## What it does
+Finds DeepSpeed's `loss_scale` other than 0 in an `fp16` section.
+
+## Why is this bad?
+A fixed scale does not stop overflow: it only removes the exception. Steps are skipped for good, or
+gradients vanish, because nothing adapts. 0 means dynamic.
+
+## Example
+```yaml
+fp16:
+  enabled: true
+  loss_scale: 128
+```
+
+## Use instead
+```yaml
+fp16:
+  enabled: true
+  loss_scale: 0
+  initial_scale_power: 16
+```
+
+## References
+DeepSpeedExamples#418.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfguard.lint.configs import is_on
+from halfguard.lint.rule import Match, Meta
+from halfguard.lint.yamlfile import YamlFile
+
+META = Meta(
+    code="HG508",
+    name="config-fixed-scale",
+    cure="Set loss_scale: 0 for dynamic scaling.",
+    words=("loss_scale",),
+    language="yaml",
+    preview=True,
+)
+
+
+def check(file: YamlFile) -> Iterator[Match]:
+    """Find scales that cannot move."""
+    for mapping in file.mappings:
+        entry = mapping.get("loss_scale")
+        if entry is not None and is_on(mapping.get("enabled")) and (entry.number or 0) > 0:
+            yield entry.match("A fixed scale never adapts: overflow is skipped for ever.")

@@ -1,0 +1,136 @@
+"""The engine: settings, files, comments, odd input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfguard.errors import ConfigError, UsageError
+from halfguard.lint.files import find_files
+from halfguard.lint.run import Job, run_files
+from halfguard.lint.settings import Settings, load
+from tests.lint.helper import codes, lint
+
+BAD = "import torch\nx = y.masked_fill(m, -1e9){}\n"
+
+
+@pytest.mark.parametrize(
+    ("comment", "silent"),
+    [
+        ("  # halfguard: ignore[HG101]", True),
+        ("  # halfguard: ignore", True),
+        ("  # noqa # halfguard: ignore[HG203, hg101]", True),
+        ("  # halfguard: ignore[HG102]", False),
+        ("  # ignore", False),
+    ],
+)
+def test_comments_silence(comment: str, silent: bool) -> None:
+    assert (codes(BAD.format(comment)) == []) == silent
+
+
+def test_a_comment_in_yaml_silences() -> None:
+    assert codes("fp16: true\nbf16: true  # halfguard: ignore[HG503]\n", "a.yaml") == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "on"),
+    [
+        (Settings(select=("HG1",)), True),
+        (Settings(select=("HG2",)), False),
+        (Settings(ignore=("HG101",)), False),
+        (Settings(select=("HG101",), ignore=("HG1",)), True),
+        (Settings(select=("ALL",), ignore=("HG1",)), False),
+        (Settings.model_validate({"per-file-ignores": {"code.py": ("HG1",)}}), False),
+        (Settings.model_validate({"per-file-ignores": {"tests/*": ("HG1",)}}), True),
+    ],
+)
+def test_select_and_ignore(settings: Settings, on: bool) -> None:
+    assert bool(lint(BAD.format(""), settings=settings)) == on
+
+
+def test_preview_rules_wait() -> None:
+    text = "import torch\ntorch.autocast\ndef f(loss):\n    if torch.isnan(loss):\n        raise ValueError\n"
+    assert lint(text, settings=Settings()) == []
+    assert len(lint(text, settings=Settings(preview=True))) == 1
+    assert len(lint(text, settings=Settings(select=("HG310",)))) == 1
+
+
+def test_settings_are_found_above(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.halfguard.lint]\nignore = ["HG1"]\nexclude = ["old"]\n'
+        '[tool.halfguard.lint.per-file-ignores]\n"tests/*" = ["HG2"]\n'
+    )
+    folder = tmp_path / "a/b"
+    folder.mkdir(parents=True)
+    settings = load(folder)
+    assert settings.ignore == ("HG1",)
+    assert settings.ignored_in(str(tmp_path / "tests/test_x.py")) == ("HG2",)
+    assert settings.excludes(tmp_path / "old/x.py")
+
+
+@pytest.mark.parametrize(
+    "text", ['select = ["HG999"]', 'colour = "red"', "select = 3", "exclude = [[]]"]
+)
+def test_wrong_settings_are_a_usage_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.halfguard.lint]\n{text}\n")
+    with pytest.raises((ConfigError, UsageError)):
+        load(tmp_path)
+
+
+def test_folders_that_are_not_ours_are_passed_over_unless_named(tmp_path: Path) -> None:
+    for name in (
+        "src/a.py",
+        ".venv/lib/site-packages/torch/b.py",
+        "build/c.py",
+        "conf/d.yaml",
+        "e.txt",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    found = find_files([tmp_path], Settings())
+    assert [p.name for p in found] == ["d.yaml", "a.py"]
+    inside = tmp_path / ".venv/lib/site-packages"
+    assert [p.name for p in find_files([inside], Settings())] == ["b.py"]
+    with pytest.raises(UsageError, match="no file or folder"):
+        find_files([tmp_path / "nothing"], Settings())
+
+
+def test_many_files_give_the_same_as_few(tmp_path: Path) -> None:
+    for number in range(150):
+        (tmp_path / f"f{number:03}.py").write_text(BAD.format("") if number % 3 == 0 else "x = 1\n")
+    files = find_files([tmp_path], Settings())
+    counted: list[int] = []
+    results = list(run_files(Job(Settings()), files, advance=counted.append))
+    assert [Path(r.path) for r in results] == files
+    assert sum(len(r.diagnostics) for r in results) == 50
+    assert sum(counted) == 150
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"import torch\nx = y.masked_fill(m, -1e9)\n\x00",
+        b"# coding: nonsense\nimport torch\nmasked_fill 1e9",
+        b"import torch\nmasked_fill 1e9 \xff\xfe",
+        b"import torch\nx = y.masked_fill(m, " + b"-" * 100_000 + b"1e9)\n",
+        b"import torch\nx = " + b"(" * 5000 + b"masked_fill, 1e9" + b")" * 5000,
+        b"import torch\nx = y.masked_fill(m, 1e9)" + b".a" * 50_000,
+        b"import torch\nx = masked_fill[1e9]" + b"[0]" * 20_000,
+        b"import torch\n" + b"\n".join(b" " * n + b"if masked_fill:1e9" for n in range(150)),
+    ],
+)
+def test_what_cannot_be_read_is_reported_and_survived(data: bytes) -> None:
+    assert set(codes(data)) <= {"HG001", "HG101"}
+    assert codes(data), "it was looked at"
+
+
+def test_broken_yaml_is_not_ours() -> None:
+    assert codes("fp16: {% if x %} true\nbf16: [", "template.yaml") == []
+    assert codes("a: &a {fp16: true, bf16: true}\nb: [*a, *a]\n", "alias.yaml") == ["HG503"]
+
+
+def test_yaml_tags_construct_nothing() -> None:
+    text = "fp16: true\nbf16: true\nx: !!python/object/apply:os.system ['exit 1']\n"
+    assert codes(text, "evil.yaml") == ["HG503"]

@@ -1,0 +1,114 @@
+"""Fixes: idempotent, parsing, keeping comments; and for every safe one, broken before and right after."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfguard.lint.registry import all_rules
+from tests.lint.helper import FIXTURES, codes, fix, lint
+
+PROGRAMS = Path(__file__).parent / "programs"
+BAD = sorted(FIXTURES.glob("*/bad*.py"))
+SAFE = [rule.code for rule in all_rules() if rule.meta.fix == "safe"]
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_a_fix_parses_is_idempotent_and_keeps_comments(path: Path) -> None:
+    before = path.read_bytes()
+    once = fix(before)
+    if once.applied:
+        ast.parse(once.data)
+    again = fix(once.data)
+    assert (again.applied, again.data) == (0, once.data)
+    comments = re.findall(rb"#(?! expect)[^\n]*", before)
+    assert all(comment in once.data for comment in comments)
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_what_is_fixed_is_what_was_written_down(path: Path) -> None:
+    """``fixed*.py`` beside a bad file is what all fixes make of it."""
+    once = fix(path.read_bytes())
+    written = path.with_name(path.name.replace("bad", "fixed"))
+    assert written.exists() == bool(once.applied)
+    if once.applied:
+        assert once.data.decode() == written.read_text()
+
+
+def test_a_rule_that_says_it_fixes_does() -> None:
+    for rule in all_rules():
+        kinds = {
+            d.fix.kind
+            for path in sorted((FIXTURES / rule.code).glob("bad*"))
+            for d in lint(path.read_bytes(), path.name)
+            if d.fix and d.finding.code == rule.code
+        }
+        assert bool(kinds) == bool(rule.meta.fix), rule.code
+        assert rule.meta.fix is None or rule.meta.fix in kinds
+
+
+def _is_right(source: bytes) -> bool:
+    """Run a program; raising, also a warning, is as wrong as a wrong answer."""
+    namespace: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            exec(compile(source, "program", "exec"), namespace)
+            return bool(namespace["run"]())
+        except (RuntimeError, AssertionError, Warning):
+            return False
+
+
+@pytest.mark.parametrize("code", SAFE)
+def test_a_safe_fix_cures(code: str) -> None:
+    before = (PROGRAMS / f"{code}.py").read_bytes()
+    assert not _is_right(before)
+    after = fix(before, "safe")
+    assert after.applied
+    assert code not in codes(after.data)
+    assert _is_right(after.data)
+
+
+def test_an_unsafe_fix_waits_to_be_asked() -> None:
+    text = "import torch\nok = torch.cuda.is_bf16_supported()\n"
+    assert fix(text, "safe").applied == 0
+    assert b"including_emulation=False" in fix(text, "safe", "unsafe").data
+
+
+def test_a_missing_import_is_added_after_the_docstring() -> None:
+    text = '"""Doc."""\n\nfrom torch.cuda.amp import GradScaler\n\nscaler = GradScaler()\n'
+    fixed = fix(text).data.decode()
+    assert fixed.startswith('"""Doc."""\n')
+    assert "import torch\n" in fixed
+    assert 'scaler = torch.amp.GradScaler("cuda")\n' in fixed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\ndef f(x, m): x.masked_fill_(m, -1e9); return x\n",
+        "import torch\r\ndef f(x, m):\r\n    return x.masked_fill(m, -1e9)  # é\r\n",
+        "# -*- coding: latin-1 -*-\nimport torch\ns = 'é'; x = y.masked_fill(m, -1e9)\n",
+        "\ufeffimport torch\nx = y.masked_fill(m, -1e9)\n",
+        "import torch\nif 1: s = '日本'; x = y.masked_fill(m, -1e9)\n",
+        "import torch\n\x0cx = y.masked_fill(m, -1e9)\n",
+    ],
+)
+def test_odd_files_are_fixed_in_place(text: str) -> None:
+    encoding = "latin-1" if "latin-1" in text else "utf-8"
+    data = text.encode(encoding)
+    fixed = fix(data).data
+    name = "x" if "def f" in text else "y"
+    wanted = text.replace("-1e9", f"torch.finfo({name}.dtype).min").encode(encoding)
+    assert fixed == wanted
+
+
+def test_a_comment_inside_is_not_lost() -> None:
+    text = "import torch\nloss = torch.log(  # why\n    torch.sigmoid(x)\n)\n"
+    assert codes(text) == ["HG104"]
+    assert fix(text).applied == 0

@@ -1,0 +1,55 @@
+"""The page of a rule: its headings, and examples that behave as they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfguard.lint.halves import OVERFLOW, UNDERFLOW
+from halfguard.lint.registry import all_rules
+from halfguard.lint.rule import Rule
+from halfguard.numerics.formats import FP16
+from tests.lint.helper import codes
+
+ROOT = Path(__file__).parents[2]
+HEADINGS = ["What it does", "Why is this bad?", "Example", "Use instead"]
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+def test_examples_are_found_and_their_cures_are_not(rule: Rule) -> None:
+    found = re.findall(r"^## (.+)$", rule.page, re.MULTILINE)
+    assert found[:4] == HEADINGS
+    assert set(found[4:]) <= {"Fix safety", "References"}
+    assert ("Fix safety" in found) == bool(rule.meta.fix)
+    (language, example), (_, instead) = re.findall(r"```(py|yaml)\n(.*?)```", rule.page, re.DOTALL)
+    path = "code.py" if language == "py" else "config.yaml"
+    assert set(codes(example, path)) == {rule.code}
+    assert codes(instead, path) == []
+
+
+def test_codes_and_names_are_unique() -> None:
+    names = [rule.meta.name for rule in all_rules()]
+    assert len(set(names)) == len(names)
+    assert len({rule.code for rule in all_rules()}) == len(names)
+
+
+def test_the_docs_are_those_of_the_rules() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/rules_docs", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_limits_are_those_of_the_format() -> None:
+    """Lint may not import numerics, so its two numbers are compared here."""
+    assert FP16.round(OVERFLOW) == float("inf")
+    assert FP16.round(OVERFLOW * (1 - 2**-50)) == FP16.largest
+    assert FP16.round(UNDERFLOW) == 0
+    assert FP16.round(UNDERFLOW * (1 + 2**-50)) > 0

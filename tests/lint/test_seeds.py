@@ -1,0 +1,147 @@
+"""The mistakes of the five teams whose notes halfguard grew from: each is found, and its cure is not.
+
+The snippets are our own, in the smallest loop that shows the same mistake.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lint.helper import codes
+
+LOOP = """\
+import torch
+from torch import nn
+
+def fit(model, optimizer, loader, loss_fn):
+    scaler = torch.amp.GradScaler("cuda", growth_interval=2000)
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = loss_fn(model(x), y)
+        scaler.scale(loss).backward()
+{}
+"""
+
+
+def loop(*lines: str) -> str:
+    return LOOP.format("\n".join(f"        {line}" for line in lines))
+
+
+END = ("scaler.step(optimizer)", "scaler.update()")
+WRONG = {
+    "000 constant beyond half": (
+        "import torch\ndef f(x, m):\n    return x.masked_fill(m, -1e9)\n", "HG101"),
+    "000 clamp at the limit": (
+        "import torch\ndef f(e):\n    return torch.clamp(e, -65000, 65000)\n", "HG111"),
+    "000 check of every gradient": (
+        loop("bad = False", "for p in model.parameters():",
+             "    if p.grad is not None and torch.isnan(p.grad).any():", "        bad = True", *END),
+        "HG306"),
+    "000 update without a check": (
+        loop("overflow = any(p.grad.isinf().any() for p in model.parameters())", "if overflow:",
+             "    scaler.update()", "    continue", *END), "HG303"),
+    "000 skip seen in the scale": (
+        loop("before = scaler.get_scale()", *END, "after = scaler.get_scale()",
+             "if after < before:", "    print('overflow')"), "HG305"),
+    "001 tensor that is no parameter": (
+        ("import torch\nclass G(torch.nn.Module):\n    def __init__(self, n):\n"
+        "        self.preference = torch.rand((n, 64), requires_grad=True)\n"), "HG404"),
+    "001 log of sigmoid": (
+        "import torch\ndef f(s):\n    return -torch.mean(torch.log(torch.sigmoid(s)))\n", "HG104"),
+    "001 its eps": (
+        "import torch\ndef f(s):\n    return -torch.mean(torch.log(torch.sigmoid(s) + 1e-8))\n",
+        "HG103"),
+    "001 eps in a division": (
+        ("import torch\nclass N(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x / (x.norm(dim=-1, keepdim=True) + 1e-8)\n"), "HG103"),
+    "001 eps under a root": (
+        ("import torch\nclass N(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return torch.sqrt(torch.relu(x) + 1e-8)\n"), "HG103"),
+    "001 NaN but not infinity": (
+        ("import torch\nfrom torch.amp import GradScaler\ndef check(loss):\n"
+        "    if torch.isnan(loss):\n        raise ValueError('loss')\n"), "HG310"),
+    "002 clamped logits": (
+        "import torch\ndef f(logits):\n    return torch.clamp(logits, -5, 5)\n", "HG110"),
+    "002 clamped loss": (
+        "import torch\ndef f(ce_loss):\n    return torch.clamp(ce_loss, 0, 6)\n", "HG112"),
+    "002 clip while scaled": (
+        loop("nn.utils.clip_grad_norm_(model.parameters(), 0.5)", *END), "HG201"),
+    "002 skip without update": (
+        loop("scaler.unscale_(optimizer)",
+             "grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)",
+             "if grad_norm > 2.0 or torch.isnan(grad_norm):", "    continue", *END), "HG302"),
+    "003 half weights and fp16": (
+        ("import torch\nfrom transformers import AutoModelForCausalLM, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('m', torch_dtype=torch.float16)\n"
+        "arguments = TrainingArguments('out', fp16=True)\n"), "HG401"),
+    "003 half weights, scaling off": (
+        ("import torch\nfrom transformers import AutoModelForCausalLM, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('m', torch_dtype=torch.float16)\n"
+        "arguments = TrainingArguments('out', fp16=False, bf16=False)\n"), "HG402"),
+    "003 half weights in a plain loop": (
+        ("import torch\ndef fit(model, optimizer, x):\n    model = model.half()\n"
+        "    loss = model(x).mean()\n    loss.backward()\n    optimizer.step()\n"), "HG402"),
+    "004 norm of every gradient": (
+        ("import torch\ndef norms(model):\n    for name, p in model.named_parameters():\n"
+        "        if p.grad is not None:\n            print(name, p.grad.norm().item())\n"), "HG306"),
+    "004 old names": (
+        ("import torch\ndef f(layer, x):\n    with torch.cuda.amp.autocast(enabled=False):\n"
+        "        return layer(x.float())\n"), "HG405"),
+}  # fmt: skip
+
+RIGHT = {
+    "000 limited input": "import torch\ndef f(a):\n    return torch.clamp(a, 0.0, 1.0)\n",
+    "000 settings of the scaler": "import torch\nscaler = torch.amp.GradScaler('cuda', "
+    "init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)\n",
+    "001 parameter": "import torch\nfrom torch import nn\nclass G(nn.Module):\n"
+    "    def __init__(self, n):\n"
+    "        self.p = nn.Parameter(nn.init.xavier_normal_(torch.empty(n, 64)))\n",
+    "001 logsigmoid": "import torch\ndef f(s):\n"
+    "    return -torch.nn.functional.logsigmoid(s).mean()\n",
+    "002 loss in float32": "import torch\ndef f(logits, y):\n"
+    "    return torch.nn.functional.cross_entropy(logits.float(), y)\n",
+    "002 clip after unscale": loop(
+        "scaler.unscale_(optimizer)", "nn.utils.clip_grad_norm_(model.parameters(), 0.5)", *END
+    ),
+    "003 float32 weights": "import torch\nfrom transformers import AutoModelForCausalLM, "
+    "TrainingArguments\nmodel = AutoModelForCausalLM.from_pretrained('m')\n"
+    "arguments = TrainingArguments('out', fp16=True, logging_nan_inf_filter=False)\n",
+    "003 bfloat16": "import torch\nfrom transformers import AutoModel, TrainingArguments\n"
+    "model = AutoModel.from_pretrained('m', torch_dtype=torch.bfloat16)\n"
+    "arguments = TrainingArguments('out', bf16=True)\n",
+    "004 part in float32": "import torch\ndef f(layer, x):\n"
+    "    with torch.autocast('cuda', enabled=False):\n        return layer(x.float())\n",
+}
+
+WRONG_YAML = {
+    "004 clip value raised against NaN": (
+        "trainer:\n  precision: 16-mixed\n  gradient_clip_val: 10.0\n", "HG502"),
+    "004 nothing but precision": ("trainer:\n  max_epochs: 3\n  precision: 16-mixed\n", "HG501"),
+}  # fmt: skip
+RIGHT_YAML = {
+    "004 safe trainer": "trainer:\n  precision: 16-mixed\n  gradient_clip_val: 5.0\n"
+    "  gradient_clip_algorithm: norm\n  accumulate_grad_batches: 2\n  benchmark: true\n",
+    "004 back to float32": "trainer:\n  precision: 32-true\n  max_epochs: 3\n",
+    "001 clipping": "clip_grad_norm: {'max_norm': 5.0, 'norm_type': 2}\nuse_amp: true\n",
+}
+
+
+@pytest.mark.parametrize(("text", "code"), WRONG.values(), ids=WRONG)
+def test_the_wrong_snippet_is_found(text: str, code: str) -> None:
+    assert code in codes(text)
+
+
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
+def test_the_right_snippet_is_not(text: str) -> None:
+    assert codes(text) == []
+
+
+@pytest.mark.parametrize(("text", "code"), WRONG_YAML.values(), ids=WRONG_YAML)
+def test_the_wrong_configuration_is_found(text: str, code: str) -> None:
+    assert codes(text, "trainer.yaml") == [code]
+
+
+@pytest.mark.parametrize("text", RIGHT_YAML.values(), ids=RIGHT_YAML)
+def test_the_right_configuration_is_not(text: str) -> None:
+    assert codes(text, "trainer.yaml") == []

@@ -12,7 +12,6 @@ torch calls even for a step that they then skip by themselves.
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Literal, cast
@@ -22,6 +21,13 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from halfguard.errors import UsageError
+from halfguard.guard.scaler_checks import (
+    check_bounds,
+    check_changes,
+    check_device,
+    default_device_type,
+    warn_of_half_parameters,
+)
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -48,9 +54,9 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         device = device or default_device_type()
         if enabled:
-            _check_device(device)
-            _check_bounds(floor, init_scale, ceiling)
-            _check_changes(growth_factor, backoff_factor, growth_interval, backoff_after, refill_on)
+            check_device(device)
+            check_bounds(floor, init_scale, ceiling)
+            check_changes(growth_factor, backoff_factor, growth_interval, backoff_after, refill_on)
         super().__init__(
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
@@ -137,7 +143,7 @@ class GradScaler(torch.amp.GradScaler):
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         if state["stage"] is OptState.READY:
             if fused:
-                _warn_of_half_parameters(optimizer)
+                warn_of_half_parameters(optimizer)
             if not fused or getattr(optimizer, "collect_gradients", None) is not None:
                 self.unscale_(optimizer)
         if state["stage"] is OptState.UNSCALED:
@@ -254,12 +260,6 @@ class GradScaler(torch.amp.GradScaler):
             self._scale.clamp_(self._floor, self._ceiling)
 
 
-def default_device_type() -> str:
-    """The accelerator of this machine, or the CPU."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return device.type if device is not None else "cpu"
-
-
 def _overflows(state: dict[str, Any]) -> list[Tensor]:
     """Whether an optimizer's gradients were not finite, also where something else decided its step."""
     return (
@@ -289,41 +289,3 @@ def _tensors(outputs: Any) -> Iterable[Tensor]:
     if not isinstance(outputs, Iterable):
         return ()  # torch says what is wrong with it
     return (tensor for item in outputs for tensor in _tensors(item))
-
-
-def _warn_of_half_parameters(optimizer: torch.optim.Optimizer) -> None:
-    # torch refuses them in unscale_, but a fused optimizer escapes that check.
-    halves = sum(
-        p.dtype is torch.float16 for group in optimizer.param_groups for p in group["params"]
-    )
-    if halves:
-        warnings.warn(
-            f"{halves} of the optimizer's parameters are float16: small updates to them are lost. "
-            "Wrap it in halfguard.MasterWeights, or call halfguard.upcast_trainable(model).",
-            stacklevel=3,
-        )
-
-
-def _check_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError(
-            "GradScaler('cuda') was asked for, and this machine has no CUDA device.",
-            cure="Leave the device out to take what is there, or pass enabled=False for FP32.",
-        )
-
-
-def _check_bounds(floor: float, init: float, ceiling: float) -> None:
-    if not 0 < floor <= init <= ceiling:
-        raise UsageError(
-            f"GradScaler needs 0 < floor <= init_scale <= ceiling; got {floor:g}, {init:g}, {ceiling:g}."
-        )
-
-
-def _check_changes(growth: float, backoff: float, interval: int, after: int, refill: str) -> None:
-    if not growth > 1 or not 0 < backoff < 1 or interval < 1 or after < 1:
-        raise UsageError(
-            "GradScaler needs growth_factor > 1, 0 < backoff_factor < 1, growth_interval >= 1 and "
-            f"backoff_after >= 1; got {growth}, {backoff}, {interval} and {after}."
-        )
-    if refill not in {"applied", "growth"}:
-        raise UsageError(f"GradScaler needs refill_on 'applied' or 'growth'; got {refill!r}.")

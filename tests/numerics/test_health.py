@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from halfguard.errors import UsageError
 from halfguard.numerics import blocks
-from halfguard.numerics.formats import BF16, FP16, FP32, Format
+from halfguard.numerics.formats import BF16, FP8_E4M3FN, FP16, FP32, Format
 from halfguard.numerics.health import FIELDS, health
 from tests.support.counting import OpCounter
 
@@ -83,6 +83,11 @@ def awkward(dtype: torch.dtype) -> list[Tensor]:
 )
 def test_equals_a_plain_loop(dtype: torch.dtype, target: Format, scale: float) -> None:
     assert_equals_reference(awkward(dtype), target, scale)
+
+
+def test_a_format_without_infinity_rounds_its_midpoint_down() -> None:
+    row = health([torch.tensor([448.0, 464.0, 465.0])], target=FP8_E4M3FN).rows()[0]
+    assert row["overflow"] == 1
 
 
 def test_mixed_dtypes_keep_the_order_of_the_list() -> None:

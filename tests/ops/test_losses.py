@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfguard.errors import UsageError
 from halfguard.ops import binary_cross_entropy, bpr_loss, cross_entropy
 from halfguard.ops.accuracy import all_finite
 from halfguard.ops.losses import binary_cross_entropy_reference, cross_entropy_reference
@@ -145,3 +146,25 @@ def test_the_usual_binary_cross_entropy_fails_in_float16() -> None:
     p, target = torch.zeros(1, dtype=torch.float16), torch.ones(1, dtype=torch.float16)
     assert (-(target * (p + 1e-8).log()).mean()).isinf()
     assert binary_cross_entropy(p, target).isfinite()
+
+
+def test_logits_at_ignored_labels_take_no_part_even_if_they_overflowed() -> None:
+    for bad in (torch.inf, torch.nan):
+        logits = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+        logits[1] = bad
+        logits.requires_grad_()
+        target = torch.tensor([0, -100, 1])
+        loss = cross_entropy(logits, target)
+        loss.backward()
+        assert loss.isfinite()
+        assert logits.grad is not None
+        assert logits.grad.isfinite().all()
+        assert (logits.grad[1] == 0).all()
+
+
+def test_targets_that_would_be_misread_are_refused() -> None:
+    probabilities = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(UsageError, match="takes class indices"):
+        cross_entropy(probabilities, probabilities)
+    with pytest.raises(UsageError, match="a target for each probability"):
+        binary_cross_entropy(probabilities[:, :1], torch.ones(4))

@@ -58,3 +58,21 @@ def test_the_name_is_taken_only_after_the_bytes_are_on_disk(
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "none" / "run.json", "x")
+
+
+def test_mode_and_links_stay_as_they_are(tmp_path: Path) -> None:
+    """`lint --fix` writes the user's own files with this."""
+    script, link = tmp_path / "script.py", tmp_path / "link.py"
+    script.write_text("old")
+    script.chmod(0o755)
+    link.symlink_to(script)
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert script.read_text() == "new"
+    assert script.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_long_name_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250)
+    write_whole(path, "whole")
+    assert path.read_text() == "whole"

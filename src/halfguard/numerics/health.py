@@ -26,7 +26,7 @@ FIELDS = (
     "posinf",
     "neginf",
     "zero",
-    "overflow",  # finite, but infinite in the target format at the given scale
+    "overflow",  # finite, but infinite (NaN in E4M3FN) in the target format at the given scale
     "underflow",  # non-zero, but zero in the target format at the given scale
     "numel",
 )
@@ -100,7 +100,10 @@ def _table(blocks: Blocks, target: Format, scale: float | Tensor) -> Tensor:
         "posinf": posinf,
         "neginf": neginf,
         "zero": zero_or_padding - blocks.padding,
-        "overflow": count(torch.ge, magnitude, overflow) - posinf - neginf,
+        # The midpoint rounds to infinity; in E4M3FN, which has none, to the largest value.
+        "overflow": count(torch.ge if target.has_infinity else torch.gt, magnitude, overflow)
+        - posinf
+        - neginf,
         "underflow": count(torch.le, magnitude, underflow) - zero_or_padding,
         "numel": blocks.numel,
     }

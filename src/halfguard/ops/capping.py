@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from halfguard.errors import UsageError
-from halfguard.ops._dtypes import largest_finite, widen
+from halfguard.ops._dtypes import largest_finite, smallest_subnormal, widen
 from halfguard.ops.unary import UnaryOp
 
 
@@ -46,7 +46,7 @@ class _SoftCap(torch.autograd.Function):
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap): nearly x where |x| is well below ``cap``, and never beyond ±cap."""
-    if not (math.isfinite(cap) and 0 < cap <= largest_finite(x.dtype)):
+    if not (math.isfinite(cap) and smallest_subnormal(x.dtype) <= cap <= largest_finite(x.dtype)):
         raise UsageError(
             f"soft_cap needs a cap between 0 and {largest_finite(x.dtype):g}, the largest finite "
             f"value of {x.dtype}; it was given {cap!r}.",

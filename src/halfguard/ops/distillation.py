@@ -10,7 +10,8 @@ ignored count in neither term. Everything is float32, from log-softmax: no logit
 The fallback is decided on the device. Choosing the finite total afterwards would not be enough: a
 gradient of 0 into a NaN is NaN. So what is not finite is replaced *before* the KL is computed, and
 its result is discarded after. The CE term keeps its weight in the fallback, so its gradient does
-not jump. Student logits that are not finite make CE itself non-finite, and that is not hidden.
+not jump. Student logits that are not finite at a counted label make CE itself
+non-finite, and that is not hidden.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ the edge of what the input's dtype can express, so that *every* value inside is 
 
 Beyond a cap the result is a constant and its gradient is 0. Inside, the gradient is the true one;
 if that exceeds the dtype it becomes inf, which is the loss scale's business, and never NaN. The
-caps are for finite inputs: NaN stays NaN, and exp(inf) and inf / b stay infinite.
+caps are for finite inputs: NaN stays NaN, and exp(inf) and inf / b stay infinite; only
+-inf counts as x ≤ 0.
 
 A cap replaces the *input* of the dangerous function before it replaces the output. Doing only the
 latter leaves 0 * inf = NaN in the backward pass.

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from halfguard.errors import UsageError
 from halfguard.ops._dtypes import smallest_subnormal, widen
 
 
@@ -34,16 +35,23 @@ def cross_entropy(
     """Mean cross-entropy over the labels that are not ``ignore_index``; 0 if there are none.
 
     Shapes are those of ``torch.nn.functional.cross_entropy``: classes in dimension 1, or 0 for a
-    single sample.
+    single sample. Logits at ignored labels take no part, not even if they are not finite.
     """
+    if target.is_floating_point():
+        raise UsageError(
+            f"cross_entropy takes class indices, and was given a target of {target.dtype}.",
+            cure="For class probabilities use torch.nn.functional.cross_entropy(logits.float(), target).",
+        )
+    counted = target != ignore_index
+    ignored = ~counted if logits.ndim == 1 else (~counted).unsqueeze(1)
     total = F.cross_entropy(
-        widen(logits),
+        widen(logits).masked_fill(ignored, 0.0),  # else 0 * inf = NaN in the gradient
         target,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         reduction="sum",
     )
-    return total / (target != ignore_index).sum().clamp(min=1)
+    return total / counted.sum().clamp(min=1)
 
 
 def cross_entropy_reference(
@@ -62,6 +70,12 @@ def cross_entropy_reference(
 
 def binary_cross_entropy(probabilities: Tensor, target: Tensor) -> Tensor:
     """Mean binary cross-entropy from probabilities, finite at 0 and 1; targets may be soft."""
+    if probabilities.shape != target.shape:
+        raise UsageError(
+            f"binary_cross_entropy needs a target for each probability; got {list(target.shape)} for "
+            f"{list(probabilities.shape)}.",
+            cure="A model's last dimension of size 1 is the usual cause: probabilities.squeeze(-1).",
+        )
     p = widen(probabilities)
     t = target.to(p.dtype)
     eps = torch.finfo(probabilities.dtype).eps

@@ -1,8 +1,8 @@
-"""The base of every record that reaches a disk: frozen, strict, and versioned.
+"""The base of every record that reaches a disk: frozen, versioned, and without a field too many.
 
 One idea: a record's JSON begins with its ``kind`` and ``schema_version``. An older version is brought
 forward one step at a time by the functions in ``migrations``; a newer one is refused by name rather
-than read wrongly. Numbers that JSON cannot say (NaN, infinity) are written as strings and read back.
+than read wrongly. Float fields that JSON cannot say (NaN, infinity) are written as strings and read back.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -24,8 +25,8 @@ def write_whole(path: str | os.PathLike[str], data: Content) -> None:
 
     A process that is killed inside may leave a ``.name.*.tmp`` file behind; nothing ever reads it.
     """
-    path = Path(path)
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
+    path = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
+    temporary = path.parent / f".{path.name[:40]}.{secrets.token_hex(6)}.tmp"
     try:
         # Not the tempfile module: its files are for their owner alone, and a run folder is often shared.
         with temporary.open("xb") as file:
@@ -35,6 +36,8 @@ def write_whole(path: str | os.PathLike[str], data: Content) -> None:
                 file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):  # a new file has no mode to keep
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -221,3 +221,15 @@ def test_every_step_is_counted_once_after_a_return() -> None:
     total = late.guard.summary()
     assert total.steps == 16
     assert total.applied + sum(total.skipped.values()) + total.rollbacks == total.steps
+
+
+def test_going_back_while_everything_is_brought_in_gives_up_the_rest() -> None:
+    """The end of an epoch reads all that is under way; what follows the return was undone by it."""
+    late = Late(RECOVERY)
+    late.run([GOOD] * 6)
+    late.run([BAD, BAD, BAD, GOOD])  # the third bad step and the good one are still under way
+    late.guard.end_epoch()
+    assert late.guard._policy.rollbacks == 1
+    total = late.guard.summary()
+    assert total.applied == 6
+    assert total.applied + sum(total.skipped.values()) + total.rollbacks == total.steps == 10

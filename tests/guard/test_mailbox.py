@@ -15,11 +15,11 @@ def test_a_row_arrives_lag_steps_later(lag: int) -> None:
     box: Mailbox[int] = Mailbox(lag)
     for step in range(10):
         box.post(torch.tensor([float(step), 0.5]), step)
-        due = box.collect()
+        due = list(box.collect())
         assert due == ([([step - lag, 0.5], step - lag)] if step >= lag else [])
-    rest = box.collect(everything=True)
+    rest = list(box.collect(everything=True))
     assert [letter for _, letter in rest] == list(range(10 - lag, 10))
-    assert box.collect(everything=True) == []
+    assert list(box.collect(everything=True)) == []
 
 
 @given(st.integers(0, 4), st.lists(st.sampled_from(["post", "collect", "all"]), max_size=40))

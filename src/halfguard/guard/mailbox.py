@@ -8,6 +8,7 @@ that act on what they read must act at the same step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -42,13 +43,14 @@ class Mailbox(Generic[Letter]):
         arrived.record()
         self._posted.append(_Posted(host, arrived, letter))
 
-    def collect(self, *, everything: bool = False) -> list[tuple[list[float], Letter]]:
-        """What is due now, oldest first; or all that was posted, waiting for the last of it."""
+    def collect(self, *, everything: bool = False) -> Iterator[tuple[list[float], Letter]]:
+        """What is due now, oldest first; or all that was posted, waiting for the last of it.
+
+        One at a time: what is done about the first may be to give up on the rest.
+        """
         keep = 0 if everything else self.lag
-        due = []
         while len(self._posted) > keep:
             posted = self._posted.popleft()
             if posted.arrived is not None:
                 posted.arrived.synchronize()
-            due.append((posted.host.tolist(), posted.letter))
-        return due
+            yield posted.host.tolist(), posted.letter

@@ -29,7 +29,7 @@ SCALE, INTERVAL = 1024.0, 100
 def test_bitwise_the_bare_loop(
     name: str, optimizer: str, accumulate: int, seed: Callable[[int], None]
 ) -> None:
-    data = batches(STEPS // accumulate * accumulate)
+    data = batches(STEPS * accumulate)
     windows = [data[i : i + accumulate] for i in range(0, len(data), accumulate)]
 
     seed(3)

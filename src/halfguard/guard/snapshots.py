@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from halfguard.guard import rng
 from halfguard.guard.parts import Stateful
 from halfguard.records import write_whole
+from halfguard.trace.nesting import tensors_in
 
 
 class Snapshots:
@@ -83,24 +84,11 @@ class Snapshots:
                 taken[1].unlink()
 
 
-def tensors_in(state: Any) -> Iterator[Tensor]:
-    """Every tensor in nested mappings and sequences."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Mapping):
-        for value in state.values():
-            yield from tensors_in(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from tensors_in(value)
-
-
 def all_finite(state: Any) -> bool:
     """Whether every floating-point tensor is finite; one read of the device for all of them."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors_in(state):
-        if tensor.is_floating_point() and tensor.numel():
-            by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
+    for _, tensor in tensors_in(state):
+        by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
     largest = [norm for group in by_kind.values() for norm in torch._foreach_norm(group, math.inf)]
     if not largest:
         return True

@@ -201,7 +201,7 @@ def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None
             window = Window()
             with torch.autocast("cpu", torch.float16):
                 loss = loss_fn(model, batch)
-            window.add(stepper.backward(loss), MicroBatch(batch))
+            stepper.backward(loss, MicroBatch(batch), window, check=False)
             row, refused, gradients = stepper.examine([optimizer], window, Limits())
             stepper.apply([optimizer], gradients, refused, known=None)
             assert row.shape == (4,)

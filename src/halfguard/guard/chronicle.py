@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from halfguard.dist.ranks import rank, world_size
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.outcome import StepOutcome
 from halfguard.guard.policy import Decision, Limits, Signals, calibrating
@@ -48,12 +49,16 @@ class Report:
             scale=seen.scale,
             culprits=self.outcome.culprits,
             batches=self.window.descriptions(),
+            ranks=self.outcome.ranks,
             note=note,
         )
 
 
 class Chronicle:
-    """Counts every step, writes down the unusual ones, and keeps what is needed to repeat them."""
+    """Counts every step, writes down the unusual ones, and keeps what is needed to repeat them.
+
+    All ranks count alike. The first one writes the journal, and incidents are kept where they arose.
+    """
 
     def __init__(
         self,
@@ -63,7 +68,7 @@ class Chronicle:
         entry: str,
     ) -> None:
         self.tally = Tally()
-        self.journal = Journal(run_dir)
+        self.journal = Journal(run_dir if rank() == 0 else None)
         self.journal.begin(run_info(config.model_dump(mode="json"), device))
         self.incidents: Incidents | None = None
         self._config = config
@@ -75,6 +80,8 @@ class Chronicle:
                 max_bytes=config.incidents.max_bytes,
                 weights=config.incidents.weights,
                 environment=environment(device),
+                rank=rank(),
+                world_size=world_size(),
                 entry=entry,
             )
 
@@ -90,7 +97,7 @@ class Chronicle:
         self.journal.unusual(row)
         # What was mended on the spot, or belongs to every healthy run, is nothing to warn of.
         routine = decision.action is Action.RETRY or calibrating(seen, self._config)
-        level = logging.INFO if routine else logging.WARNING
+        level = logging.INFO if routine or rank() else logging.WARNING
         blamed = ", ".join(row.culprits)
         logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, blamed)
         return row
@@ -109,16 +116,23 @@ class Chronicle:
         # A scale that is finding its level is no incident; every healthy run begins with it.
         if self.incidents is None or decision.cause is None or calibrating(seen, config):
             return
+        if rank() not in (report.outcome.ranks or (0,)):
+            return
+        alone = world_size() == 1
         gradients = report.outcome.gradients
+        # What can be repeated elsewhere is this rank's own loss; gradients were averaged over all.
+        mine = seen if alone else replace(seen, loss=report.window.own_loss)
         moment = Moment(
-            step=report.row(decision, seen),
+            step=report.row(decision, mine),
             micro_batches=[
                 (m.batch, portable(m.rng), m.about) for m in report.window.micro_batches
             ],
             config=config.model_dump(mode="json"),
             precision=config.precision,
             device=self._device.type,
-            grad_norms=dict(zip(gradients.names, gradients.norms.tolist(), strict=True)),
+            grad_norms=dict(zip(gradients.names, gradients.norms.tolist(), strict=True))
+            if alone
+            else {},
             exact=exact,
             recent=[row.to_json() for row in self.journal.recent(20)],
         )

@@ -97,6 +97,15 @@ class RecoveryConfig(_Section):
         return self
 
 
+class DesyncConfig(_Section):
+    """Ranks that must be equal, compared bit by bit; a single rank has nothing to compare."""
+
+    every: int = Field(default=100, ge=1, description="steps between comparisons")
+    action: Literal["halt", "resync"] = Field(
+        default="halt", description="resync: take over the bits of the majority, where there is one"
+    )
+
+
 class IncidentConfig(_Section):
     """What is kept of bad steps in ``run_dir``, so that they can be repeated elsewhere."""
 
@@ -115,6 +124,7 @@ class GuardConfig(_Section):
     spike: SpikeConfig | None = None
     recovery: RecoveryConfig | None = None
     incidents: IncidentConfig | None = IncidentConfig()
+    desync: DesyncConfig | None = DesyncConfig()
     accumulate: int = Field(default=1, ge=1, description="micro-batches to a step")
     buffers: Literal["batchnorm", "all", "none"] = Field(
         default="batchnorm", description="buffers that a skipped step leaves as they were"

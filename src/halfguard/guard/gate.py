@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from halfguard.dist.wrapping import local, whole
 from halfguard.guard.policy import Limits, Signals
 
 _LARGEST = torch.finfo(torch.float32).max
+DESYNC = 2.0  # added to found_inf, which is 0 or 1, where ranks that must be equal are not
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,24 @@ class Gradients:
     names: list[str]
     norms: Tensor  # one a parameter
     total: Tensor
+    overflow: Tensor | None = None  # 1.0 where one of them, on any rank, is not finite
 
-    def culprits(self, at_most: int = 5) -> tuple[str, ...]:
-        """Names of the parameters to blame, worst first: those that are not finite, else the largest.
+    def worst(self, at_most: int) -> list[tuple[str, float]]:
+        """The parameters to blame with their norms: those that are not finite, else the largest.
 
         This reads the device, so it is for unusual steps.
         """
-        norms = self.norms.tolist()
-        sick = [
-            name for name, norm in zip(self.names, norms, strict=True) if not math.isfinite(norm)
-        ]
-        if sick:
-            return tuple(sick[:at_most])
-        ranked = sorted(zip(norms, self.names, strict=True), reverse=True)
-        return tuple(name for _, name in ranked[:at_most])
+        named = list(zip(self.names, self.norms.tolist(), strict=True))
+        sick = [(name, norm) for name, norm in named if not math.isfinite(norm)]
+        ranked = sick or sorted(named, key=lambda pair: pair[::-1], reverse=True)
+        return ranked[:at_most]
 
 
 def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Gradients:
-    """The norm of every gradient and of all of them, by the operations of ``clip_grad_norm_``."""
+    """The norm of every gradient and of all of them, by the operations of ``clip_grad_norm_``.
+
+    The total of DTensors is that of all ranks; the norms are those of the parts on this one.
+    """
     grads = [grad.coalesce().values() if grad.is_sparse else grad for _, grad in named]
     first = grads[0].device
     norms: list[Tensor] = []
@@ -59,7 +61,7 @@ def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Grad
         order += positions
     stacked = torch.stack([norm.to(first, non_blocking=True) for norm in norms])
     total = torch.linalg.vector_norm(stacked, norm_type)
-    return Gradients([named[position][0] for position in order], stacked, total)
+    return Gradients([named[position][0] for position in order], local(stacked), whole(total))
 
 
 class Gate:
@@ -70,10 +72,10 @@ class Gate:
         self._row_limits: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def row(loss: Tensor, total: Tensor, found_inf: Tensor, scale: Tensor) -> Tensor:
-        """One step as four numbers: loss, gradient norm, found_inf, loss scale."""
-        parts = (loss, total, found_inf, scale)
-        device = found_inf.device
+    def row(loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor) -> Tensor:
+        """One step as four numbers: loss, gradient norm, found_inf (and desync), loss scale."""
+        parts = (loss, total, fault, scale)
+        device = fault.device
         return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
 
     def refused(self, row: Tensor, limits: Limits) -> Tensor:
@@ -95,7 +97,12 @@ class Gate:
 
 def read(row: Sequence[float], limits: Limits) -> Signals:
     """The row on the host as what the policy understands."""
-    loss, grad_norm, found_inf, scale = row
+    loss, grad_norm, fault, scale = row
     return Signals(
-        loss=loss, grad_norm=grad_norm, grads_finite=found_inf == 0, scale=scale, limits=limits
+        loss=loss,
+        grad_norm=grad_norm,
+        grads_finite=fault in {0, DESYNC},
+        scale=scale,
+        limits=limits,
+        desync=fault >= DESYNC,
     )

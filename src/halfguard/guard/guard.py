@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from halfguard.dist.wrapping import unwrapped
 from halfguard.errors import UsageError
 from halfguard.guard import policy, rng
 from halfguard.guard.chronicle import Chronicle, Report
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.gate import read
 from halfguard.guard.halting import halted, tried
+from halfguard.guard.inquest import inquire
 from halfguard.guard.mailbox import Mailbox
 from halfguard.guard.outcome import StepOutcome
 from halfguard.guard.parts import Average, Scheduler
@@ -92,9 +94,10 @@ class Guard:
             self.config.skip.on_nonfinite == "retry_fp32" or self._chronicle.incidents is not None
         )
         micro = MicroBatch(batch, about, loss_fn, rng.capture() if repeatable else None)
-        with self.autocast():
-            loss = loss_of(loss_fn(self.model, batch))
-        self._backward(loss, micro)
+        with self._stepper.micro_batch(len(self._window.micro_batches)):
+            with self.autocast():
+                loss = loss_of(loss_fn(self.model, batch))
+            self._backward(loss, micro)
         if len(self._window.micro_batches) < self.config.accumulate:
             return StepOutcome()
         return self._update(self.optimizers)
@@ -216,6 +219,12 @@ class Guard:
         needed = self.config.skip.on_nonfinite != "skip" or self.ema is not None
         return needed or not self._stepper.fused
 
+    @property
+    def _compares_ranks(self) -> bool:
+        """Whether ranks ask each other at this step if they are still equal."""
+        desync = self.config.desync
+        return desync is not None and self.step_index % desync.every == 0
+
     def _open(self) -> None:
         if not self._opened:
             if self._recovery is not None:
@@ -225,7 +234,7 @@ class Guard:
 
     def _backward(self, loss: Tensor, micro: MicroBatch) -> None:
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-        self._window.add(self._stepper.backward(part), micro)
+        self._stepper.backward(part, micro, self._window, check=self._compares_ranks)
         self.batch_index += 1
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
@@ -266,11 +275,17 @@ class Guard:
             self._judge(read(values, report.limits), report)
 
     def _judge(self, seen: policy.Signals, report: Report) -> None:
-        if policy.cause_of(seen) is Cause.FORWARD_OVERFLOW:
-            seen = replace(seen, batch_ok=report.window.is_sound(self.config.ignore_index))
+        cause = policy.cause_of(seen)
+        if cause is not None:
+            seen = self._look_into(cause, seen, report)
         decision, self._policy = policy.decide(self._policy, seen, self.config)
         exact = not self._mailbox.lag
-        self._chronicle.capture(self.model, self.config, decision, seen, report, exact=exact)
+        self._chronicle.capture(
+            unwrapped(self.model), self.config, decision, seen, report, exact=exact
+        )
+        divergence = report.outcome.divergence
+        if divergence is not None and decision.action is Action.SKIP:
+            self._stepper.replicas.take_over(divergence, self.optimizers)
         if decision.action is Action.RETRY:
             decision, seen = self._retry(decision, seen, report)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
@@ -281,12 +296,18 @@ class Guard:
                 self._advance(report.turn)
         elif self._mailbox.lag and self._is_scheduled(report.turn):
             self._held += 1
-        row = self._chronicle.note(decision, seen, report, self._note(decision))
+        row = self._chronicle.note(decision, seen, report, self._note(decision, report))
         if row is not None and decision.action is Action.HALT:
             self._chronicle.journal.flush()
             raise halted(row, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision, report.step)
+
+    def _look_into(self, cause: Cause, seen: policy.Signals, report: Report) -> policy.Signals:
+        gradients, replicas = report.outcome.gradients, self._stepper.replicas
+        inquest = inquire(cause, report.window, gradients, replicas, self.config.ignore_index)
+        report.outcome.explain(inquest)
+        return replace(seen, batch_ok=inquest.batch_ok, majority=inquest.source is not None)
 
     def _retry(
         self, decision: policy.Decision, seen: policy.Signals, report: Report
@@ -311,7 +332,9 @@ class Guard:
             report.outcome.settle(undone, seen)
             self._chronicle.note(undone, seen, report, "undone by going back")
 
-    def _note(self, decision: policy.Decision) -> str:
+    def _note(self, decision: policy.Decision, report: Report) -> str:
+        if report.outcome.divergence is not None:
+            return str(report.outcome.divergence)
         if decision.remedy is not None:
             return f"remedy: {decision.remedy}"
         if decision.action is not Action.HALT or self.config.recovery is None:

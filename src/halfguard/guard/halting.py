@@ -13,6 +13,7 @@ _WHAT = {
     Cause.BAD_BATCH: "the batch itself was bad: inputs not finite, or every label ignored",
     Cause.GRADIENT_SPIKE: "the gradient norm was above its limit",
     Cause.LOSS_SPIKE: "the loss was above its limit",
+    Cause.DESYNC: "ranks that must hold the same bits do not",
 }
 
 _NEXT = {
@@ -26,6 +27,9 @@ _NEXT = {
     "norms are normal for the model.",
     Cause.LOSS_SPIKE: "Look at these samples; lower the learning rate, or raise spike.sigma if such "
     "losses are normal for the data.",
+    Cause.DESYNC: "Return to a checkpoint from before. One rank, once: suspect its memory. The same ranks "
+    "again, or many: something is written or drawn on some ranks only; set desync.every to 1 to find the "
+    "step. desync.action='resync' goes on with the majority's bits.",
 }
 
 
@@ -33,12 +37,14 @@ def halted(row: StepRow, *, streak: int = 1) -> TrainingHaltedError:
     """The error that ends a run at this step."""
     assert row.cause is not None  # noqa: S101 - only a step with a cause is halted
     parameters = ", ".join(row.culprits) or "none stands out"
+    ranks = ", ".join(map(str, row.ranks))
     in_a_row = f" ({streak} bad steps in a row)" if streak > 1 else ""
     lines = [
         f"Training was stopped at epoch {row.epoch}, batch {row.batch}, step {row.step}{in_a_row}:",
         f"{row.cause}: {_WHAT[row.cause]}.",
         f"loss {row.loss:.4g}, gradient norm {row.grad_norm:.4g}, loss scale {row.scale:g}",
         f"parameters: {parameters}",
+        *([f"ranks: {ranks}"] if ranks else []),
         *(f"batch: {text}" for text in row.batches),
         *([row.note] if row.note else []),
     ]

@@ -10,7 +10,9 @@ from functools import cached_property
 
 from torch import Tensor
 
+from halfguard.guard.desync import Divergence
 from halfguard.guard.gate import Gradients, read
+from halfguard.guard.inquest import Inquest, blamed
 from halfguard.guard.policy import Decision, Limits, Signals, cause_of
 from halfguard.records import Action, Cause
 
@@ -29,11 +31,16 @@ class StepOutcome:
         self._gradients = gradients
         self._decision: Decision | None = None
         self._known_signals: Signals | None = None
+        self._inquest: Inquest | None = None
 
     def settle(self, decision: Decision, seen: Signals) -> None:
         """Take the answer from the host, where it is known by now."""
         self._decision = decision
         self._known_signals = seen
+
+    def explain(self, inquest: Inquest) -> None:
+        """Take what all ranks have found out about an unusual step."""
+        self._inquest = inquest
 
     @property
     def _signals(self) -> Signals | None:
@@ -91,7 +98,19 @@ class StepOutcome:
         """Parameters to blame, worst first; empty for an ordinary step."""
         if self.cause is None or self._gradients is None:
             return ()
-        return self._gradients.culprits()
+        if self._inquest is not None:
+            return self._inquest.culprits
+        return blamed(self._gradients)  # not judged yet: as far as this rank can see
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks on which it went wrong, where there are several and that is known."""
+        return () if self._inquest is None else self._inquest.ranks
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """Who holds other bits than the rest, if ranks that must be equal were found not to be."""
+        return None if self._inquest is None else self._inquest.divergence
 
     def __repr__(self) -> str:
         why = f", cause={self.cause}" if self.cause is not None else ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 class Stateful(Protocol):
@@ -24,3 +26,8 @@ class Average(Protocol):
     """An average of weights, such as torch's ``AveragedModel``."""
 
     def update_parameters(self, model: nn.Module) -> Any: ...  # noqa: D102
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Every parameter that an optimizer updates."""
+    return (p for group in optimizer.param_groups for p in group["params"])

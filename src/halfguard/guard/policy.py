@@ -1,9 +1,10 @@
 """The decision at every step: what was seen goes in, what to do comes out. No tensor, no clock, no I/O.
 
-The same order of questions decides every step. Was the loss finite, and if not, was the batch? Were the
-gradients? Is the loss, then the gradient norm, within its limits? The first "no" is the cause. A cause and
-the configuration give the action, and only a streak of bad steps leads beyond skipping. A batch is never
-bad by itself: masks of -inf and NaN for missing labels are common, and harmless if the loss is finite.
+The same order of questions decides every step. Are the ranks still equal? Was the loss finite, and if not,
+was the batch? Were the gradients? Is the loss, then the gradient norm, within its limits? The first "no" is
+the cause. A cause and the configuration give the action, and only a streak of bad steps leads beyond
+skipping. A batch is never bad by itself: masks of -inf and NaN for missing labels are common, and harmless
+if the loss is finite.
 
 An overflow of gradients while the scale can still fall is how a dynamic loss scale finds its level: it
 is skipped (or retried) but neither counts towards the streak nor stops a run that asked to stop at the
@@ -41,6 +42,8 @@ class Signals:
     scale: float
     limits: Limits = Limits()
     batch_ok: bool = True  # looked at only if the loss is not finite
+    desync: bool = False  # ranks that must be equal are not
+    majority: bool = True  # looked at only then: whether there is one to follow
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Decision:
 
 def cause_of(seen: Signals) -> Cause | None:
     """The first thing that is wrong with a step, or None."""
+    if seen.desync:
+        return Cause.DESYNC  # whatever else is seen, some rank saw it with other weights
     if not math.isfinite(seen.loss):
         return Cause.FORWARD_OVERFLOW if seen.batch_ok else Cause.BAD_BATCH
     if not seen.grads_finite or math.isnan(seen.scale):
@@ -117,6 +122,9 @@ def decide(state: State, seen: Signals, config: GuardConfig) -> tuple[Decision, 
     cause = cause_of(seen)
     if cause is None:
         return Decision(Action.APPLY), _after_applied(state, seen, config)
+    if cause is Cause.DESYNC:
+        heals = config.desync is not None and config.desync.action == "resync" and seen.majority
+        return Decision(Action.SKIP if heals else Action.HALT, cause), state
     routine = calibrating(seen, config)
     if cause in NONFINITE and config.skip.on_nonfinite == "raise" and not routine:
         return Decision(Action.HALT, cause), state

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
+from halfguard.dist.ranks import Sum
 from halfguard.errors import UsageError
 from halfguard.guard.scaler_checks import (
     check_bounds,
@@ -64,6 +65,7 @@ class GradScaler(torch.amp.GradScaler):
         self._backoff_after, self._refill_on = backoff_after, refill_on
         self._overflows_left: Tensor | int = backoff_after  # a tensor once there is a device
         self._witnesses: list[Tensor] = []
+        self._agreed: list[Tensor] = []
         self._refused: list[Tensor] = []
         self._last_refused: Tensor | None = None
         self.last_loss = torch.full(
@@ -86,6 +88,10 @@ class GradScaler(torch.amp.GradScaler):
         # Zero times a finite value is 0; the plain sum of finite values may overflow.
         self._witnesses.append(value if value.dim() == 0 else value.mul(0).sum())
 
+    def testify(self, value: Tensor) -> None:
+        """The same for a value that all ranks have agreed on; it stands for what each saw by itself."""
+        self._agreed.append(value)
+
     def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """1.0 on the device where an unscaled gradient of this optimizer is not finite, else 0.0."""
         found = list(self._found_inf_per_device(optimizer).values())
@@ -98,16 +104,22 @@ class GradScaler(torch.amp.GradScaler):
         return found[0] if len(found) == 1 else _any(found)
 
     def refuse(
-        self, optimizer: torch.optim.Optimizer, refused: Tensor, *, known: bool | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        refused: Tensor,
+        *,
+        overflow: Tensor | None = None,
+        known: bool | None = None,
     ) -> None:
         """Let ``refused`` (0.0 or 1.0, on the device) decide the coming step instead of found_inf.
 
-        An overflow among the gradients keeps counting for the scale; the refusal itself does not. A
-        caller who has read ``refused`` passes it as ``known``, so that it is not read a second time.
+        ``overflow`` is what counts for the scale, found_inf if nothing else is known of other ranks; the
+        refusal itself does not. A caller who has read ``refused`` passes it as ``known``, so that it is
+        not read a second time.
         """
         state = self._per_optimizer_states[id(optimizer)]
         state["known"] = known
-        state["overflow"] = self.found_inf(optimizer)
+        state["overflow"] = self.found_inf(optimizer) if overflow is None else overflow
         # One entry, whatever the number of devices: fused optimizers test a sum of entries for 1.
         state["found_inf_per_device"] = {refused.device: refused}
 
@@ -175,7 +187,7 @@ class GradScaler(torch.amp.GradScaler):
             self._adapt()
         scale, _ = self._check_scale_growth_tracker("update")
         scale.clamp_(self._floor, self._ceiling)
-        self._witnesses, self._refused = [], []
+        self._witnesses, self._agreed, self._refused = [], [], []
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
     def _adapt(self) -> None:
@@ -208,10 +220,12 @@ class GradScaler(torch.amp.GradScaler):
         """The overflow, or 0.0 if a witness is not finite: zero times NaN or infinity is NaN."""
         values = [
             witness.to(overflow.device, torch.float32, non_blocking=True)
-            for witness in self._witnesses
+            for witness in self._agreed or self._witnesses
         ]
-        nothing = (torch.stack(values) if len(values) > 1 else values[0]).mul(0)
-        return (overflow + nothing.sum()).nan_to_num(nan=0.0)
+        nothing = (torch.stack(values) if len(values) > 1 else values[0]).mul(0).sum()
+        # A loss is one rank's own. Ranks that blame the scale must do so together.
+        nothing = nothing if self._agreed else Sum(nothing).join()
+        return (overflow + nothing).nan_to_num(nan=0.0)
 
     def _spend(self, blame: Tensor, tracker: Tensor) -> Tensor:
         """1.0 if this overflow is the one that lowers the scale."""

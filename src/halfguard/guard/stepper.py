@@ -7,21 +7,34 @@ healthy run is bitwise the one without us.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
+from halfguard.dist.layout import layout_of
+from halfguard.dist.wrapping import (
+    holding_gradients_back,
+    local,
+    sharded_in_full_precision,
+    unwrapped,
+)
 from halfguard.errors import UsageError
 from halfguard.guard import rng
 from halfguard.guard.buffers import Buffers
 from halfguard.guard.config import GuardConfig
+from halfguard.guard.consensus import Consensus
+from halfguard.guard.desync import Replicas
 from halfguard.guard.gate import Gate, Gradients, measure
+from halfguard.guard.parts import parameters_of
 from halfguard.guard.policy import Limits
 from halfguard.guard.scaler import GradScaler
-from halfguard.guard.window import Window, loss_of
+from halfguard.guard.window import MicroBatch, Window, loss_of
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import full_precision
 
@@ -37,22 +50,43 @@ class Stepper:
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
         self._gate = Gate()
-        self._named = _by_name(model, optimizers)
+        self._named = _by_name(unwrapped(model), optimizers)
         self._had_their_turn: set[int] = set()
+        names = [name for name, _, _ in self._named]
+        layout = layout_of(model, [parameter for _, parameter, _ in self._named])
+        self._consensus = Consensus(names, layout, config)
+        named = [(name, parameter) for name, parameter, _ in self._named]
+        self.replicas = Replicas(unwrapped(model), named, layout, self._scale)
 
     @property
     def fused(self) -> bool:
         """Whether every optimizer can skip a step by itself, so that nobody must wait for the answer."""
         return all(getattr(o, "_step_supports_amp_scaling", False) for o in self.optimizers)
 
-    def backward(self, part: Tensor) -> Tensor:
-        """Scaled backward pass of a micro-batch's part of the loss; returns that part without graph."""
-        self.scaler.scale(part).backward()
+    def micro_batch(self, index: int) -> AbstractContextManager[Any]:
+        """The context for the passes of one micro-batch: ranks reduce gradients with the last one."""
+        if self.config.accumulate == 1:
+            return nullcontext()
+        # Master weights take each micro-batch's gradients away, and must get them averaged.
+        collected = any(isinstance(optimizer, MasterWeights) for optimizer in self.optimizers)
+        hold = index + 1 < self.config.accumulate and not collected
+        return holding_gradients_back(self.model, hold)
+
+    def backward(self, part: Tensor, micro: MicroBatch, window: Window, *, check: bool) -> None:
+        """Scaled backward pass of a micro-batch's part of the loss, which is added to the window.
+
+        When the window is complete the other ranks are told its loss before the pass begins; ``check``
+        asks them as well whether they are still equal.
+        """
+        scaled = self.scaler.scale(part)
+        window.add(self.scaler.last_loss, micro)
+        if len(window.micro_batches) == self.config.accumulate:
+            self._announce(window, check=check)
+        scaled.backward()
         if self.config.accumulate > 1:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, MasterWeights):
                     optimizer.collect_gradients()  # the sum over micro-batches is taken in FP32
-        return self.scaler.last_loss
 
     def examine(
         self, optimizers: Sequence[Optimizer], window: Window, limits: Limits
@@ -70,8 +104,15 @@ class Stepper:
         scale = self.scaler._get_scale_async()
         if window.loss is None or scale is None:
             raise UsageError("An update was asked for without a backward pass since the last one.")
-        row = self._gate.row(window.loss, gradients.total, overflow, scale)
-        return row, self._gate.refused(row, limits), gradients
+        seen = self._consensus.agree(window.loss, gradients, overflow)
+        if not self._consensus.alone:
+            self.scaler.testify(seen.loss)
+        row = self._gate.row(seen.loss, seen.norm, seen.fault, scale)
+        return (
+            row,
+            self._gate.refused(row, limits),
+            replace(gradients, total=seen.norm, overflow=seen.overflow),
+        )
 
     def apply(
         self,
@@ -88,7 +129,7 @@ class Stepper:
             self._clip(optimizers, gradients)
         refusal = refused.to(torch.float32)
         for optimizer in optimizers:
-            self.scaler.refuse(optimizer, refusal, known=known)
+            self.scaler.refuse(optimizer, refusal, overflow=gradients.overflow, known=known)
             self.scaler.step(optimizer)
             self._had_their_turn.add(id(optimizer))
         if len(self._had_their_turn) == len(self.optimizers):
@@ -101,21 +142,24 @@ class Stepper:
 
     def repeat(self, window: Window) -> tuple[Tensor, Gradients]:
         """The whole step once more in FP32: same batches, random state and buffers, no loss scale."""
-        loss: Tensor | None = None
-        for micro in window.micro_batches:
-            if micro.loss_fn is None or micro.rng is None:
-                raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
-            rng.restore(micro.rng)
+        with sharded_in_full_precision(self.model):
+            parts = [self._repeat(micro, index) for index, micro in enumerate(window.micro_batches)]
+        gradients = self._measure(self.optimizers)
+        sick = 1 - gradients.norms.isfinite().all().to(torch.float32)
+        seen = self._consensus.agree(sum(parts[1:], parts[0]), gradients, sick, repeated=True)
+        row = self._gate.row(seen.loss, seen.norm, seen.overflow, torch.ones_like(sick))
+        return row, replace(gradients, total=seen.norm)
+
+    def _repeat(self, micro: MicroBatch, index: int) -> Tensor:
+        if micro.loss_fn is None or micro.rng is None:
+            raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
+        rng.restore(micro.rng)
+        with self.micro_batch(index):
             with full_precision(self.device.type):
                 part = loss_of(micro.loss_fn(self.model, micro.batch))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
             part.backward()  # type: ignore[no-untyped-call]
-            loss = part.detach() if loss is None else loss + part.detach()
-        gradients = self._measure(self.optimizers)
-        if loss is None:
-            raise UsageError("There is no micro-batch to repeat.")
-        sick = 1 - gradients.norms.isfinite().all().to(torch.float32)
-        return self._gate.row(loss, gradients.total, sick, torch.ones_like(sick)), gradients
+        return part.detach()
 
     def apply_repeated(self, gradients: Gradients) -> None:
         """Clip and step with the gradients of a repeated step, which were never scaled."""
@@ -133,6 +177,21 @@ class Stepper:
         """Clear all gradients, also those that one optimizer's loss left in another's parameters."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
+
+    def _announce(self, window: Window, *, check: bool) -> None:
+        assert window.loss is not None  # noqa: S101 - a window that is complete has one
+        if not self._consensus.alone:
+            fingerprint = self.replicas.fingerprint() if check else None
+            self._consensus.announce(window.loss, fingerprint)
+
+    def _scale(self) -> list[tuple[str, Tensor]]:
+        """The state of the loss scale, for comparison between ranks."""
+        scale, tracker = self.scaler._scale, self.scaler._growth_tracker
+        return (
+            []
+            if scale is None or tracker is None
+            else [("loss scale", scale), ("its age", tracker)]
+        )
 
     def _end_round(self) -> None:
         self.scaler.update()
@@ -154,12 +213,9 @@ class Stepper:
                 cure="Either the loss does not depend on them, or the optimizer was built before "
                 "model.to(device) replaced them.",
             )
+        if not self._consensus.early:  # each rank measures what it holds; the sum is taken there
+            named = [(name, local(grad)) for name, grad in named]
         return measure(named, 2.0 if self.config.clip is None else self.config.clip.norm_type)
-
-
-def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Every parameter that an optimizer updates."""
-    return (p for group in optimizer.param_groups for p in group["params"])
 
 
 def _by_name(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor, int]]:

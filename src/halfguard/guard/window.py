@@ -37,6 +37,11 @@ class Window:
         self.loss = part if self.loss is None else self.loss + part
         self.micro_batches.append(micro_batch)
 
+    @property
+    def own_loss(self) -> float:
+        """The loss as this rank saw it; reads the device."""
+        return float("nan") if self.loss is None else self.loss.item()
+
     def is_sound(self, ignore_index: int) -> bool:
         """Whether there is something to learn from in every batch; reads the device, so ask if in doubt."""
         batches = [micro.batch for micro in self.micro_batches]

@@ -50,23 +50,23 @@ def wide(device: torch.device) -> torch.dtype:
 
 def lay_out(tensors: Sequence[Tensor]) -> Iterator[Blocks]:
     """Yield the tensors as rows, in passes of one dtype and a bounded number of elements."""
-    local = [_local(tensor) for tensor in tensors]
-    if len({tensor.device for tensor in local}) > 1:
-        devices = sorted({str(tensor.device) for tensor in local})
+    parts = [local(tensor) for tensor in tensors]
+    if len({tensor.device for tensor in parts}) > 1:
+        devices = sorted({str(tensor.device) for tensor in parts})
         raise UsageError(
             f"The tensors lie on several devices ({', '.join(devices)}); one table lies on one.",
             cure="Call it once for each device.",
         )
     by_dtype: dict[torch.dtype, list[int]] = {}
-    for position, tensor in enumerate(local):
+    for position, tensor in enumerate(parts):
         if not tensor.is_floating_point():
             raise UsageError(
                 f"Tensor {position} has dtype {tensor.dtype}; only floating point has a health."
             )
         by_dtype.setdefault(tensor.dtype, []).append(position)
     for positions in by_dtype.values():
-        for some in _passes(positions, local):
-            yield _rows(some, [local[position] for position in some])
+        for some in passes(positions, parts):
+            yield _rows(some, [parts[position] for position in some])
 
 
 def in_list_order(positions: list[int], table: Tensor) -> Tensor:
@@ -77,13 +77,15 @@ def in_list_order(positions: list[int], table: Tensor) -> Tensor:
     return table[torch.tensor(order).to(table.device, non_blocking=True)]
 
 
-def _local(tensor: Tensor) -> Tensor:
-    # A DTensor's shard; asked for by name since only halfguard.dist knows torch.distributed.
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies here: a DTensor's shard."""
+    # Asked for by name, since only halfguard.dist knows torch.distributed.
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
-def _passes(positions: list[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
+def passes(positions: list[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Positions in lists whose tensors have at most ``PASS_ELEMENTS`` elements together."""
     some: list[int] = []
     elements = 0
     for position in positions:
@@ -100,11 +102,11 @@ def _rows(positions: list[int], tensors: list[Tensor]) -> Blocks:
     device, dtype = tensors[0].device, tensors[0].dtype
     sizes = [tensor.numel() for tensor in tensors]
     counts = [-(-size // BLOCK) for size in sizes]
-    flat = _concatenate(_at_least_1d(tensors), sizes)
+    joined = _concatenate(tensors, sizes)
     compute = torch.float64 if dtype is torch.float64 else torch.float32
     return Blocks(
         positions=positions,
-        data=flat.view(-1, BLOCK).to(compute),
+        data=joined.view(-1, BLOCK).to(compute),
         lengths=torch.tensor(counts).to(device, non_blocking=True),
         numel=torch.tensor(sizes, dtype=wide(device)).to(device, non_blocking=True),
     )
@@ -122,7 +124,12 @@ def _concatenate(tensors: list[Tensor], sizes: list[int]) -> Tensor:
     """All elements in one vector, each tensor filled up with zeros to a whole number of rows."""
     gaps = [-size % BLOCK for size in sizes]
     zeros = tensors[0].new_zeros(sum(gaps)).split_with_sizes(gaps)
-    pieces = [piece for piece in chain(*zip(tensors, zeros, strict=True)) if piece.numel()]
+    return flat(list(chain(*zip(tensors, zeros, strict=True))))
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    """All elements of tensors of one dtype, one after the other, in one vector."""
+    pieces = [tensor for tensor in _at_least_1d(tensors) if tensor.numel()]
     if not pieces:
         return tensors[0].new_zeros(0)
     # One operation for tensors of any shapes: with a single chunk it flattens and joins them.

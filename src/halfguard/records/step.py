@@ -18,6 +18,7 @@ class Cause(StrEnum):
     BAD_BATCH = "bad_batch"  # the inputs were not finite, or every label was ignored
     GRADIENT_SPIKE = "gradient_spike"  # finite, but above the limit of the norm
     LOSS_SPIKE = "loss_spike"  # finite, but above the limit of the loss
+    DESYNC = "desync"  # ranks that must hold the same bits do not
 
 
 class Action(StrEnum):
@@ -46,6 +47,7 @@ class StepRow(Record):
     scale: float
     culprits: tuple[str, ...] = Field(default=(), description="parameters, worst first")
     batches: tuple[str, ...] = Field(default=(), description="what the batches say of themselves")
+    ranks: tuple[int, ...] = Field(default=(), description="where it arose, if that is known")
     note: str = ""
 
 

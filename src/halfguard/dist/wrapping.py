@@ -1,0 +1,112 @@
+"""The wrappers of torch.distributed around a model: see through them, and hold their gradients back.
+
+FSDP2 has no public way to run one step in another precision. The policy that ``fully_shard`` was given is
+kept in each module's state and read again at every unshard, so it is exchanged there for the length of one
+repeated step; ``tests/dist`` fails if a new torch keeps it elsewhere.
+
+Loading FSDP and DTensor takes longer than all of halfguard. A program that uses them has loaded them, so they
+are looked up among the loaded modules and never imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+    from torch.distributed.tensor import DTensor
+
+_WIDE = (torch.float32, torch.float64)
+
+
+def is_spread(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is a DTensor, of which this rank may hold only a part."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The modules of a model to which ``fully_shard`` was applied."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    if loaded is None:
+        return []
+    return [module for module in model.modules() if isinstance(module, loaded.FSDPModule)]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own model, whose parameters have the user's own names."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies on this rank, sharing its memory."""
+    return tensor.to_local() if is_spread(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that is spread over ranks, brought together; every rank must ask."""
+    return tensor.full_tensor() if is_spread(tensor) else tensor
+
+
+def spread_like(part: Tensor, like: Tensor) -> Tensor:
+    """This rank's part as the tensor that ``like`` is: a DTensor where that is one."""
+    if not is_spread(like):
+        return part
+    return type(like).from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def holding_gradients_back(model: nn.Module, hold: bool) -> AbstractContextManager[Any]:
+    """Keep the gradients of a forward and backward pass on each rank, to be reduced with later ones."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync() if hold else nullcontext()
+    for module in sharded_modules(model):
+        module.set_requires_gradient_sync(not hold, recurse=False)
+    return nullcontext()
+
+
+@contextmanager
+def sharded_in_full_precision(model: nn.Module) -> Iterator[None]:
+    """Let FSDP2 gather and reduce parameters in their own dtype, whatever its policy says."""
+    modules = sharded_modules(model)
+    before = [module._get_fsdp_state()._mp_policy for module in modules]
+    try:
+        for module, policy in zip(modules, before, strict=True):
+            _set_policy(module, _widened(policy))
+        yield
+    finally:
+        for module, policy in zip(modules, before, strict=True):
+            _set_policy(module, policy)
+
+
+def _widened(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
+    # An output that was asked for in FP32 stays; one in half would overflow where the step did.
+    output = policy.output_dtype if policy.output_dtype in _WIDE else None
+    return replace(policy, param_dtype=None, reduce_dtype=None, output_dtype=output)
+
+
+def _set_policy(module: FSDPModule, policy: MixedPrecisionPolicy) -> None:
+    module.reshard()
+    state: Any = module._get_fsdp_state()
+    state._mp_policy = policy
+    for group in state._fsdp_param_groups:
+        group.mp_policy = policy
+        group._init_mp_dtypes()
+        for parameter in group.fsdp_params:
+            # Room for the gathered parameter has its old dtype, and is made anew where there is none.
+            parameter.all_gather_outputs = []
+            vars(parameter).pop("_unsharded_param", None)

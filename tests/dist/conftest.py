@@ -1,0 +1,29 @@
+"""Groups of real processes, started once and shared by the tests of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def _groups() -> Iterator[dict[int, Ranks]]:
+    groups: dict[int, Ranks] = {}
+    yield groups
+    for group in groups.values():
+        group.close()
+
+
+@pytest.fixture
+def ranks(_groups: dict[int, Ranks]) -> Callable[[int], Ranks]:
+    """A group of so many processes; a new one if the last one was killed."""
+
+    def group(count: int) -> Ranks:
+        if count not in _groups or not _groups[count].alive:
+            _groups[count] = Ranks(count)
+        return _groups[count]
+
+    return group

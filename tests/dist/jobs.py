@@ -1,0 +1,170 @@
+"""Small training jobs that run on every rank of a group, and in one process for comparison.
+
+Each rank learns from its own part of every batch. What a fault does depends on rank and step alone, so that
+the same faults can be planted in a single process that sees the whole batch.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW, Optimizer
+
+import halfguard as hg
+
+Engine = Literal["alone", "ddp", "fsdp2", "hsdp"]
+FEATURES, PER_RANK = 12, 4
+
+
+class Poison(torch.autograd.Function):
+    """The identity; some rows of its value or of its gradient are multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: slice, value: float, gradient: float) -> Tensor:
+        ctx.rows, ctx.gradient = rows, gradient
+        result = x.clone()
+        result[rows] *= value
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        grad = grad.clone()
+        grad[ctx.rows] *= ctx.gradient
+        return grad, None, None, None
+
+
+@dataclass
+class Plan:
+    """What the layers of a model do to the rows of a batch until somebody says otherwise."""
+
+    layer: int = -1
+    rows: slice = field(default_factory=lambda: slice(0))
+    value: float = 1.0
+    gradient: float = 1.0
+    in_half_only: bool = True
+
+
+class Net(nn.Module):
+    """Three layers without batch statistics, so that a batch can be cut between ranks."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        sizes = [FEATURES, width, width, 4]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.plan = Plan()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            x = torch.tanh(x) if index < 2 else x
+            if index == self.plan.layer:
+                half = torch.is_autocast_enabled("cpu")
+                if half or not self.plan.in_half_only:
+                    x = Poison.apply(x, self.plan.rows, self.plan.value, self.plan.gradient)
+        return x
+
+
+def make(engine: Engine, seed: int = 0, mesh: tuple[int, ...] = ()) -> tuple[nn.Module, Net]:
+    """A model as the engine wraps it, and the same model without the wrapper."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = Net()
+    if engine == "ddp":
+        return DistributedDataParallel(net), net
+    if engine in {"fsdp2", "hsdp"}:
+        shape = mesh or (
+            (dist.get_world_size(),) if engine == "fsdp2" else (2, dist.get_world_size() // 2)
+        )
+        names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
+        device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        policy = MixedPrecisionPolicy(torch.float16, torch.float32)
+        for layer in net.layers:
+            fully_shard(layer, mesh=device_mesh, mp_policy=policy)
+        fully_shard(net, mesh=device_mesh, mp_policy=policy)
+    return net, net
+
+
+def optimizer_of(model: nn.Module, name: str) -> Optimizer:
+    if name == "sgd":
+        return SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return AdamW(model.parameters(), lr=1e-2, fused=name == "adamw-fused")
+
+
+def batch_of(step: int, ranks: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
+    """The batch of a step for ``ranks`` ranks; with ``rank`` its part only."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    x = torch.randn(ranks * PER_RANK, FEATURES, generator=generator)
+    y = x[:, :4].argmax(1)
+    if rank is None:
+        return x, y
+    part = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+    return x[part], y[part]
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    return nn.functional.cross_entropy(model(x).float(), y)
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights as every rank together holds them."""
+    return {
+        name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p)
+        .detach()
+        .clone()
+        for name, p in model.named_parameters()
+    }
+
+
+def healthy(
+    engine: Engine, guarded: bool, optimizer: str, clip: float | None, accumulate: int, steps: int
+) -> Any:
+    """A run without faults, guarded or as torch's documentation writes it; weights and scale at its end."""
+    model, _ = make(engine)
+    chosen = optimizer_of(model, optimizer)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if guarded:
+        config: dict[str, Any] = {"accumulate": accumulate, "desync": {"every": 2}}
+        if clip:
+            config["clip"] = {"max_norm": clip}
+        guard = hg.Guard(model, chosen, config)
+        outcomes = [
+            guard.step(loss_fn, batch_of(s, ranks, rank)) for s in range(steps * accumulate)
+        ]
+        assert all(o.applied for o in outcomes[accumulate - 1 :: accumulate]), outcomes
+        return full_state(model), float(guard.scaler.get_scale())
+    scaler = torch.amp.GradScaler("cpu")
+    for step in range(steps):
+        for index in range(accumulate):
+            batch = batch_of(step * accumulate + index, ranks, rank)
+            with synchronised(model, engine, index == accumulate - 1):
+                with torch.autocast("cpu", torch.float16):
+                    loss = loss_fn(model, batch)
+                scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
+        scaler.unscale_(chosen)
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(chosen)
+        scaler.update()
+        chosen.zero_grad()
+    return full_state(model), float(scaler.get_scale())
+
+
+def synchronised(model: Any, engine: Engine, last: bool) -> AbstractContextManager[Any]:
+    """As the documentation of each engine says it: gradients are reduced with the last micro-batch."""
+    if engine == "ddp" and not last:
+        held: AbstractContextManager[Any] = model.no_sync()
+        return held
+    if engine in {"fsdp2", "hsdp"}:
+        model.set_requires_gradient_sync(last)
+    return nullcontext()

@@ -1,0 +1,30 @@
+"""A healthy run on several ranks is bitwise the one without us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.dist import jobs
+from tests.support.ranks import Ranks
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adamw-fused"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "hsdp"])
+def test_bitwise_the_bare_loop(
+    ranks: Callable[[int], Ranks],
+    engine: jobs.Engine,
+    optimizer: str,
+    clip: float | None,
+    accumulate: int,
+) -> None:
+    group = ranks(4 if engine == "hsdp" else 2)
+    bare = group.run(jobs.healthy, engine, False, optimizer, clip, accumulate, 20)
+    guarded = group.run(jobs.healthy, engine, True, optimizer, clip, accumulate, 20)
+    for (weights, scale), (expected, expected_scale) in zip(guarded, bare, strict=True):
+        assert scale == expected_scale
+        assert [n for n in expected if not torch.equal(weights[n], expected[n])] == []

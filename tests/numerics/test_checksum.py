@@ -1,0 +1,81 @@
+"""Equal bits have equal checksums, and a flipped bit anywhere has not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from halfguard.numerics import blocks
+from halfguard.numerics.checksum import checksums, combined
+from tests.support.counting import OpCounter
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool]
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def tensors(seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(3, 5), (), (0,), (257,), (4, 2, 2)]
+    made = [torch.randn(s, generator=generator).to(d) for d in DTYPES for s in shapes]
+    return [*made, torch.randn(5, 7, generator=generator).t()]
+
+
+def flipped(tensor: Tensor, element: int, bit: int) -> Tensor:
+    copy = tensor.clone().contiguous()
+    bits = copy.view(-1).view(INTEGERS[copy.element_size()])
+    mask = torch.tensor(1 << bit if bit < 8 * copy.element_size() - 1 else -(1 << bit))
+    bits[element] = torch.bitwise_xor(bits[element], mask.to(bits.dtype))
+    return copy.view(tensor.shape)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1000), st.data())
+def test_one_flipped_bit_changes_one_checksum(seed: int, data: st.DataObject) -> None:
+    before = tensors(seed)
+    chosen = data.draw(st.sampled_from([i for i, t in enumerate(before) if t.numel()]))
+    width = 1 if before[chosen].dtype is torch.bool else 8 * before[chosen].element_size()
+    element = data.draw(st.integers(0, before[chosen].numel() - 1))
+    bit = data.draw(st.integers(0, width - 1))
+    after = list(before)
+    after[chosen] = flipped(before[chosen], element, bit)
+    first, second = checksums(before), checksums(after)
+    assert (first != second).nonzero().view(-1).tolist() == [chosen]
+    assert combined(first) != combined(second)
+    assert torch.equal(first, checksums([tensor.clone() for tensor in before]))
+
+
+def test_order_of_elements_and_of_tensors_counts() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    assert checksums([x])[0] != checksums([x.flip(0)])[0]
+    y = torch.tensor([4.0, 5.0, 6.0])
+    assert combined(checksums([x, y])) != combined(checksums([y, x]))
+
+
+def test_bits_count_not_values() -> None:
+    zeros = torch.tensor([0.0, -0.0])
+    assert checksums([zeros[:1]])[0] != checksums([zeros[1:]])[0]
+    nan = torch.tensor([float("nan")])
+    assert checksums([nan])[0] == checksums([nan.clone()])[0]
+    assert checksums([torch.ones(3, dtype=torch.complex128)]).shape == (1,)
+
+
+def test_passes_do_not_change_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [torch.full((40,), float(i)) for i in range(10)]
+    after = [tensor.clone() for tensor in before]
+    after[7][3] += 1
+    monkeypatch.setattr(blocks, "PASS_ELEMENTS", 100)
+    assert (checksums(before) != checksums(after)).nonzero().view(-1).tolist() == [7]
+
+
+def test_operations_do_not_grow_with_tensors() -> None:
+    def operations(count: int) -> int:
+        some = [torch.ones(5) for _ in range(count)]
+        with OpCounter() as counter:
+            combined(checksums(some))
+        assert counter.host_syncs == 0
+        return int(counter.total)
+
+    assert operations(10) == operations(2000) < 40

@@ -1,0 +1,90 @@
+"""Real processes that form a gloo group on this machine, and wait for functions to run together.
+
+Starting a process costs seconds, so a group stays and runs one function after another, each on all of its
+ranks. A function that does not end in time has hung: the processes are killed, and the test fails.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+TIMEOUT = 60.0
+
+
+class HangError(AssertionError):
+    """Some ranks did not come back."""
+
+
+class Ranks:
+    """``count`` processes with a process group; ``run`` calls a function on each and returns all answers."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._folder = tempfile.TemporaryDirectory()
+        context = multiprocessing.get_context("spawn")
+        meeting = Path(self._folder.name, "store")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, count, str(meeting), theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    @property
+    def alive(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float = TIMEOUT
+    ) -> list[Any]:
+        """The answers in the order of ranks; an exception on any rank is raised here."""
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        answers, until = [], time.monotonic() + timeout
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(max(0.0, until - time.monotonic())):
+                self.close()
+                raise HangError(f"rank {rank} of {self.count} did not come back in {timeout:g} s")
+            answers.append(pipe.recv())
+        failed = [answer for kind, answer in answers if kind == "error"]
+        if failed:
+            self.close()  # who knows which collective the others are waiting in
+            raise AssertionError("\n".join(failed))
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._folder.cleanup()
+
+
+def _serve(rank: int, count: int, meeting: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=count)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(("result", function(*arguments)))
+        except BaseException:  # noqa: BLE001 - it is shown by the test
+            pipe.send(("error", f"rank {rank}:\n{traceback.format_exc()}"))

@@ -168,3 +168,44 @@ def synchronised(model: Any, engine: Engine, last: bool) -> AbstractContextManag
     if engine in {"fsdp2", "hsdp"}:
         model.set_requires_gradient_sync(last)
     return nullcontext()
+
+
+RECOVERY = {"store": "disk", "every": 4, "prove": 2}
+
+
+def snapshotted(engine: Engine, folder: str, steps: int) -> tuple[int, Any]:
+    """Train and leave a good snapshot behind; its step, and the weights and moments of that step."""
+    model, _ = make(engine)
+    optimizer = optimizer_of(model, "adamw")
+    guard = hg.Guard(model, optimizer, {"recovery": RECOVERY}, run_dir=folder)
+    states = []
+    for step in range(steps):
+        guard.step(loss_fn, batch_of(step, 4, None if engine == "alone" else dist.get_rank()))
+        states.append(everything(model, optimizer))
+    good = guard._recovery._snapshots.good_step if guard._recovery else None
+    assert good
+    return good, states[good - 1]
+
+
+def resumed(engine: Engine, folder: str) -> tuple[int, Any]:
+    """A new model, brought to the last good snapshot; the step, and its weights and moments."""
+    model, _ = make(engine, seed=1)
+    optimizer = optimizer_of(model, "adamw")
+    guard = hg.Guard(model, optimizer, {"recovery": RECOVERY}, run_dir=folder)
+    assert guard.resume()
+    found = guard.step_index, everything(model, optimizer)
+    assert guard.step(loss_fn, batch_of(99, 4, 0)).applied  # and it goes on
+    return found
+
+
+def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Weights and moments as all ranks together hold them."""
+    moments = {
+        f"{number}.{key}": value
+        for number, parameter in enumerate(model.parameters())
+        for key, value in optimizer.state[parameter].items()
+    }
+    return full_state(model) | {
+        name: (t.full_tensor() if isinstance(t, DTensor) else t).clone()
+        for name, t in moments.items()
+    }

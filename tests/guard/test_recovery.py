@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import TrainingHaltedError
-from halfguard.guard import Guard
+from halfguard.guard import Guard, rng
 from halfguard.guard.snapshots import Snapshots, all_finite
+from halfguard.guard.stores import Memory
 from halfguard.records import Action, StepRow
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
@@ -119,19 +120,19 @@ def test_everything_returns_to_the_snapshot(store: str, tmp_path: Path) -> None:
     assert differences(kept[5], (model.state_dict(), optimizer.state_dict()["state"])) == []
     assert scheduler.last_epoch == 6
     files = sorted(path.name for path in tmp_path.glob("snapshots/*"))
-    assert files == (["000000005.good.pt"] if store == "disk" else [])
+    assert files == (["000000006"] if store == "disk" else [])
     for batch in batches(3):
         assert guard.step(loss_fn, batch)
 
 
 def test_nothing_that_is_not_finite_is_taken() -> None:
     model = nn.Linear(2, 2)
-    snapshots = Snapshots({"model": model}, None)
-    assert snapshots.take(0, {})
+    snapshots = Snapshots(model, {}, Memory(), torch.device("cpu"))
+    assert snapshots.take(0, {}, rng.capture())
     snapshots.proved()
     with torch.no_grad():
         model.weight[0, 0] = torch.inf
-    assert not snapshots.take(1, {})
+    assert not snapshots.take(1, {}, rng.capture())
     snapshots.proved()
     assert snapshots.good_step == 0
     snapshots.restore()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Placement
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -56,18 +57,32 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_spread(tensor) else tensor
 
 
-def spread_like(part: Tensor, like: Tensor) -> Tensor:
-    """This rank's part as the tensor that ``like`` is: a DTensor where that is one."""
-    if not is_spread(like):
-        return part
-    return type(like).from_local(
-        part,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+@dataclass(frozen=True)
+class Shard:
+    """A copy, on the host, of this rank's part of a DTensor, and how to make it one again."""
+
+    part: Tensor
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: DTensor) -> Shard:
+        """Copy the part that lies here."""
+        part = tensor.to_local().detach().to("cpu", copy=True)
+        return cls(part, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
+
+    def spread(self) -> Tensor:
+        """Another copy, as a DTensor again."""
+        return sys.modules["torch.distributed.tensor"].DTensor.from_local(  # type: ignore[no-any-return]
+            self.part.to(self.mesh.device_type, copy=True),
+            self.mesh,
+            self.placements,
+            run_check=False,
+            shape=self.shape,
+            stride=self.stride,
+        )
 
 
 def holding_gradients_back(model: nn.Module, hold: bool) -> AbstractContextManager[Any]:

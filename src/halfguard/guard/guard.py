@@ -153,6 +153,8 @@ class Guard:
     def close(self) -> Summary:
         """Bring everything to the journal; returns the counts of the whole run."""
         self._settle(everything=True)
+        if self._recovery is not None:
+            self._recovery.close()
         return self._chronicle.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,20 +166,48 @@ class Guard:
                 "micro-batches are done, and their gradients belong to no state_dict.",
                 cure="Save after a call whose outcome.action is not 'accumulate'.",
             )
-        return {
+        return self._own_state() | {
             "scaler": self.scaler.state_dict(),
+            "rng": rng.portable(rng.capture()),
+        }
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
             "policy": asdict(self._policy),
             "tally": self._chronicle.state_dict(),
             "counters": {"epoch": self.epoch, "step": self.step_index, "batch": self.batch_index},
             "remedy": None if self.config == self._given else self.config.model_dump(mode="json"),
             "held": self._held,
             "recovery": None if self._recovery is None else self._recovery.state_dict(),
-            "rng": rng.portable(rng.capture()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state_dict`` was taken, random generators included."""
         self.scaler.load_state_dict(dict(state["scaler"]))
+        self._load_own_state(state)
+        rng.restore(state["rng"])
+        if self._recovery is not None:
+            self._recovery.start_anew()
+
+    def resume(self) -> bool:
+        """Go on from the last good snapshot in ``run_dir``, if there is one; call it before the first step.
+
+        Model, optimizers, scheduler, average, scaler, counters and random generators are as they were
+        then; ``epoch``, ``batch_index`` and ``step_index`` say where in the data that was. Every rank
+        calls it.
+        """
+        rules = self.config.recovery
+        if self._recovery is None or rules is None or rules.store != "disk":
+            raise UsageError(
+                "There are no snapshots to resume from: this guard keeps none on disk.",
+                cure="Set recovery.store to 'disk' and pass run_dir.",
+            )
+        run = self._recovery.resume()
+        if run is not None:
+            self._load_own_state(run)
+        return run is not None
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
         remembered: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in state["policy"].items()
@@ -192,16 +222,21 @@ class Guard:
         self._held = state["held"]
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
-        rng.restore(state["rng"])
 
     def _make_recovery(self, run_dir: str | os.PathLike[str] | None) -> Recovery | None:
         if self.config.recovery is None:
             return None
-        parts: dict[str, Any] = {"model": self.model, "scaler": self.scaler}
-        parts |= {f"optimizer{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
-        parts |= {"scheduler": self.scheduler} if self.scheduler is not None else {}
-        parts |= {"ema": self.ema} if hasattr(self.ema, "state_dict") else {}
-        return Recovery(parts, self.optimizers, self.config, Path(run_dir) if run_dir else None)
+        others: dict[str, Any] = {"scaler": self.scaler}
+        others |= {"scheduler": self.scheduler} if self.scheduler is not None else {}
+        others |= {"ema": self.ema} if hasattr(self.ema, "state_dict") else {}
+        return Recovery(
+            unwrapped(self.model),
+            self.optimizers,
+            others,
+            self.config,
+            Path(run_dir) if run_dir else None,
+            self._own_state,
+        )
 
     def reconfigure(self, config: GuardConfig) -> None:
         """Go on with another configuration: a remedy, or one's own decision in mid-run."""
@@ -301,7 +336,7 @@ class Guard:
             self._chronicle.journal.flush()
             raise halted(row, streak=self._policy.streak)
         if self._recovery is not None:
-            self._recover(decision, report.step)
+            self._recover(decision)
 
     def _look_into(self, cause: Cause, seen: policy.Signals, report: Report) -> policy.Signals:
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
@@ -343,14 +378,14 @@ class Guard:
             return "There is nothing to return to: no snapshot had proved healthy yet."
         return tried(self._policy.rollbacks, policy.remedies(self._given)[: self._policy.remedies])
 
-    def _recover(self, decision: policy.Decision, step: int) -> None:
+    def _recover(self, decision: policy.Decision) -> None:
         assert self._recovery is not None  # noqa: S101 - the caller looked
         if decision.action is Action.ROLL_BACK:
             self.reconfigure(self._recovery.roll_back(decision.remedy))
             self._held = 0  # the scheduler went back as well
             self._give_up_what_is_under_way(decision)
         elif decision.action in {Action.APPLY, Action.RETRY}:
-            self._recovery.applied(step)
+            self._recovery.applied()
         else:
             self._recovery.bad()
 

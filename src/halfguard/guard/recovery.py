@@ -10,15 +10,20 @@ says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from halfguard.errors import UsageError
+from halfguard.guard import rng
 from halfguard.guard.config import ClipConfig, GuardConfig, RecoveryConfig, Remedy
-from halfguard.guard.parts import Stateful
+from halfguard.guard.parts import Stateful, parameters_of
 from halfguard.guard.snapshots import Snapshots
+from halfguard.guard.stores import Disk, Memory, Store
 
 logger = logging.getLogger("halfguard")
 
@@ -32,43 +37,62 @@ class Recovery:
 
     def __init__(
         self,
-        parts: Mapping[str, Stateful],
+        model: nn.Module,
         optimizers: Sequence[Optimizer],
+        others: Mapping[str, Stateful],
         config: GuardConfig,
         run_dir: Path | None,
+        describe: Callable[[], dict[str, Any]],
     ) -> None:
         assert config.recovery is not None  # noqa: S101 - made only where it is configured
         self._rules: RecoveryConfig = config.recovery
         self._base = config  # what remedies start from, each anew
         self._optimizers = optimizers
-        self._scheduler = parts.get("scheduler")
-        on_disk = self._rules.store == "disk" and run_dir is not None
-        self._snapshots = Snapshots(parts, run_dir / "snapshots" if on_disk and run_dir else None)
+        self._scheduler = others.get("scheduler")
+        self._describe = describe  # the guard itself, for a run that goes on in another process
+        self._model = model
+        parts = {f"optimizer{i}": optimizer for i, optimizer in enumerate(optimizers)}
+        device = next(p.device for p in model.parameters())
+        self._snapshots = Snapshots(
+            model, parts | dict(others), self._store(run_dir, device), device
+        )
         self._lr_cut = 1.0  # by going back; stays
         self._in_force = 1.0  # that, and what the remedy on trial adds
         self._healthy = 0  # applied steps since the candidate was taken, or since the last bad one
         self._since = 0  # applied steps since a snapshot was taken
-        self._begun = False
+        self.start_anew()
+
+    def resume(self) -> dict[str, Any] | None:
+        """Go on from the last good snapshot in ``run_dir``; what it says of the guard, if there is one."""
+        if not self._snapshots.adopt():
+            return None
+        kept = self._snapshots.restore()
+        self._begun = True
+        run: dict[str, Any] = kept["run"]
+        return run
 
     def begin(self) -> None:
         """Take the first candidate, at the start of the first step: weights may be loaded until then."""
-        if not self._begun:
-            self._begun = True
-            self._take(0)
+        if self._begun:
+            return
+        if self._snapshots.adopt(at_most=self._describe()["counters"]["step"]):
+            logger.info("going on beside the snapshot of step %d", self._snapshots.good_step)
+        self._begun = True
+        self._take(self._at_start)
 
     @property
     def ready(self) -> bool:
         """Whether there is a good snapshot to return to."""
         return self._snapshots.good_step is not None
 
-    def applied(self, step: int) -> None:
+    def applied(self) -> None:
         """A step was applied: it may prove the candidate, and it may be time for the next one."""
         self._healthy += 1
         self._since += 1
         if self._healthy == self._rules.prove:
             self._snapshots.proved()
         if self._since >= self._rules.every:
-            self._take(step)
+            self._take()
 
     def bad(self) -> None:
         """A step was not applied: whatever is on probation starts again."""
@@ -99,18 +123,49 @@ class Recovery:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after a stop; what the parts hold at the next step is the first candidate."""
+        """Go on after a stop."""
         self._lr_cut, self._in_force = state["lr_cut"], state["in_force"]
         self._base = GuardConfig.load(state["base"])
-        self._begun = False
 
-    def _take(self, step: int) -> None:
-        if self._snapshots.take(step, {"lr_cut": self._in_force}):
+    def start_anew(self) -> None:
+        """What the parts hold at the next step is the first candidate, with the random state of now.
+
+        Not that of then: by then the loop has drawn its first batch, and would draw it again.
+        """
+        self._begun = False
+        self._at_start = rng.capture()
+
+    def close(self) -> None:
+        """Wait for what is being written; a snapshot that is not proved by now never will be."""
+        self._snapshots.drop_candidate()
+
+    def _take(self, random_state: dict[str, Any] | None = None) -> None:
+        run = self._describe()
+        step = run["counters"]["step"]
+        extra = {"lr_cut": self._in_force, "run": run}
+        if self._snapshots.take(step, extra, random_state or rng.capture()):
             self._healthy = self._since = 0
         else:
             logger.warning(
                 "step %d: weights or optimizer state are not finite; no snapshot taken", step
             )
+
+    def _store(self, run_dir: Path | None, device: torch.device) -> Store:
+        if self._rules.store == "memory":
+            return Memory()
+        if run_dir is None:
+            raise UsageError(
+                "recovery.store='disk' needs a folder to write to, and the guard has no run_dir.",
+                cure="Pass run_dir='runs/name' to the guard, or use recovery.store='memory'.",
+            )
+        return Disk(run_dir / "snapshots", device, self._live)
+
+    def _live(self) -> dict[str, Tensor]:
+        live = {f"model.{name}": tensor for name, tensor in self._model.state_dict().items()}
+        for index, optimizer in enumerate(self._optimizers):
+            for number, parameter in enumerate(parameters_of(optimizer)):
+                live[f"optimizer{index}.state.{number}"] = parameter
+        return live
 
     def _with(self, remedy: Remedy | None) -> GuardConfig:
         base = self._base

@@ -2,32 +2,34 @@
 
 A snapshot that is taken a moment before a run goes wrong may already hold what makes it go wrong. So a new
 one is a candidate; it replaces the last good one when enough healthy steps have followed. Nothing that is
-not finite is ever taken, so nothing that is not finite is ever restored.
+not finite, on any rank, is ever taken, so nothing that is not finite is ever restored.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from halfguard.dist.ranks import all_agree
+from halfguard.dist.wrapping import local
+from halfguard.errors import UsageError
 from halfguard.guard import rng
 from halfguard.guard.parts import Stateful
-from halfguard.records import write_whole
+from halfguard.guard.stores import State, Store
 from halfguard.trace.nesting import tensors_in
 
 
 class Snapshots:
-    """The last good state and, while it is on probation, the next one; in memory or in ``folder``."""
+    """The last good state and, while it is on probation, the next one."""
 
-    def __init__(self, parts: Mapping[str, Stateful], folder: Path | None) -> None:
-        self._parts = parts
-        self._folder = folder
+    def __init__(
+        self, model: nn.Module, parts: Mapping[str, Stateful], store: Store, device: torch.device
+    ) -> None:
+        self._model, self._parts, self._store, self._device = model, parts, store, device
         self._good: tuple[int, Any] | None = None
         self._candidate: tuple[int, Any] | None = None
 
@@ -36,59 +38,83 @@ class Snapshots:
         """The step at which the last good state was taken."""
         return None if self._good is None else self._good[0]
 
-    def take(self, step: int, extra: Mapping[str, Any]) -> bool:
+    def take(self, step: int, extra: Mapping[str, Any], random_state: dict[str, Any]) -> bool:
         """Take a candidate; False, and nothing taken, if something in it is not finite."""
-        state: dict[str, Any] = {name: part.state_dict() for name, part in self._parts.items()}
-        state |= {"rng": rng.portable(rng.capture()), "extra": dict(extra)}
-        if not all_finite(state):
+        state = self._state(extra, random_state)
+        if not all_agree(all_finite((state.shared, state.own)), self._device):
             return False
-        self._forget(self._candidate)
-        self._candidate = (step, self._store(step, to_host(state)))
+        self.drop_candidate()
+        self._candidate = (step, self._store.save(step, state))
         return True
 
     def proved(self) -> None:
         """The candidate was followed by enough healthy steps: it is the good one now."""
         if self._candidate is None:
             return
-        self._forget(self._good)
-        step, held = self._candidate
-        if isinstance(held, Path):
-            held = held.rename(held.with_name(held.name.replace("candidate", "good")))
-        self._good, self._candidate = (step, held), None
+        (step, held), self._candidate = self._candidate, None
+        if self._store.mark_good(held):
+            self._forget(self._good)
+            self._good = (step, held)
+        else:
+            self._store.forget(held)
 
     def restore(self) -> dict[str, Any]:
         """Load the good state into the parts it came from; returns what was kept beside it."""
         assert self._good is not None  # noqa: S101 - callers look at good_step first
-        self._forget(self._candidate)
-        self._candidate = None
-        held = self._good[1]
-        state = torch.load(held, weights_only=True) if isinstance(held, Path) else to_host(held)
+        self.drop_candidate()
+        state = self._store.load(self._good[1])
+        model: Any = {**state.shared["model"], **state.own["buffers"]}
+        self._model.load_state_dict(model)
         for name, part in self._parts.items():
-            part.load_state_dict(state[name])
-        rng.restore(state["rng"])
-        extra: dict[str, Any] = state["extra"]
+            part.load_state_dict(state.shared[name])
+        if "rng" in state.own:
+            rng.restore(state.own["rng"])
+        extra: dict[str, Any] = state.shared["extra"]
         return extra
 
-    def _store(self, step: int, state: dict[str, Any]) -> Any:
-        if self._folder is None:
-            return state
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{step:09d}.candidate.pt"
-        write_whole(path, lambda file: torch.save(state, file))
-        return path
+    def adopt(self, *, at_most: int | None = None) -> bool:
+        """Take over the last good snapshot of an earlier run, if there is one.
 
-    @staticmethod
-    def _forget(taken: tuple[int, Any] | None) -> None:
-        if taken is not None and isinstance(taken[1], Path):
-            with contextlib.suppress(OSError):
-                taken[1].unlink()
+        A run that is already ``at_most`` so far has no use for one from later steps: it must not be
+        mistaken for its own.
+        """
+        self._good = self._store.newest()
+        if self._good is None or at_most is None or self._good[0] <= at_most:
+            return self._good is not None
+        raise UsageError(
+            f"run_dir holds a snapshot of step {self._good[0]} of an earlier run, and this one is at "
+            f"step {at_most}.",
+            cure="Call guard.resume() before the first step to go on from it, or choose another run_dir.",
+        )
+
+    def drop_candidate(self) -> None:
+        """Give up the snapshot that is on probation, if there is one."""
+        self._forget(self._candidate)
+        self._candidate = None
+
+    def _state(self, extra: Mapping[str, Any], random_state: dict[str, Any]) -> State:
+        model = self._model.state_dict()
+        # Running statistics belong to each rank; only parameters are the same on all, or spread.
+        buffers = {name for name, _ in self._model.named_buffers()} & model.keys()
+        own = {
+            "rng": rng.portable(random_state),
+            "buffers": {name: model.pop(name) for name in sorted(buffers)},
+        }
+        shared = {name: part.state_dict() for name, part in self._parts.items()}
+        return State({"model": dict(model), **shared, "extra": dict(extra)}, own)
+
+    def _forget(self, taken: tuple[int, Any] | None) -> None:
+        if taken is not None:
+            self._store.forget(taken[1])
 
 
 def all_finite(state: Any) -> bool:
-    """Whether every floating-point tensor is finite; one read of the device for all of them."""
+    """Whether every floating-point tensor here is finite; one read of the device for all of them."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for _, tensor in tensors_in(state):
-        by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
+        part = local(tensor.detach())
+        if part.numel():
+            by_kind.setdefault((part.device, part.dtype), []).append(part)
     largest = [norm for group in by_kind.values() for norm in torch._foreach_norm(group, math.inf)]
     if not largest:
         return True
@@ -96,14 +122,3 @@ def all_finite(state: Any) -> bool:
     device = largest[0].device
     zeros = [(norm * 0).to(device, torch.float32, non_blocking=True) for norm in largest]
     return bool(torch.stack(zeros).isfinite().all())
-
-
-def to_host(state: Any) -> Any:
-    """A copy of a state whose tensors lie on the host and share nothing with the original."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, Mapping):
-        return {key: to_host(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(to_host(value) for value in state)
-    return state

@@ -6,6 +6,7 @@ from halfguard.records.files import write_whole
 from halfguard.records.finding import Finding, Severity
 from halfguard.records.incident import IncidentRecord, MicroBatchRecord
 from halfguard.records.rows import Row, row_from_json
+from halfguard.records.snapshot import RankSnapshotRecord, SnapshotRecord
 from halfguard.records.step import Action, Cause, RunInfo, StepRow, Summary, WindowRow
 
 __all__ = [
@@ -15,10 +16,12 @@ __all__ = [
     "Finding",
     "IncidentRecord",
     "MicroBatchRecord",
+    "RankSnapshotRecord",
     "Record",
     "Row",
     "RunInfo",
     "Severity",
+    "SnapshotRecord",
     "StepRow",
     "Summary",
     "TensorRange",

@@ -1,0 +1,81 @@
+"""Named tensors on disk: each rank writes what it holds, and any number of ranks reads it back.
+
+torch.distributed.checkpoint plans and cuts, in its safetensors form: its own form keeps a pickle beside the
+tensors, and nothing here is ever unpickled. Saving goes on in the background while training goes on in the
+foreground, so it speaks over a group of its own: two threads that share a group would mix up their messages.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from halfguard.dist.ranks import world_size
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+Kind = tuple[torch.Size, torch.dtype]
+
+
+@cache
+def _group() -> Any:
+    """The group for saving and loading, over the hosts; made by all ranks at the first use."""
+    return dist.new_group(backend="gloo") if world_size() > 1 else None
+
+
+def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> Future[Any]:
+    """Copy tensors to the host, and write them to ``folder`` in the background. Every rank must call.
+
+    A DTensor is written by the ranks that hold its parts, any other tensor by one of those that name it.
+    """
+    # Imported where it is used: loading it takes longer than many a training step.
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # noqa: PLC0415
+    from torch.distributed.checkpoint.state_dict_saver import async_save  # noqa: PLC0415
+
+    _be_silent_about_being_alone()
+    saving = async_save(
+        {name: tensor.detach() for name, tensor in tensors.items()},
+        storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+        process_group=_group(),
+        no_dist=world_size() == 1,
+    )
+    return cast("Future[Any]", saving)
+
+
+def stored(folder: Path) -> dict[str, Kind]:
+    """Names, whole sizes and dtypes of the tensors in a folder."""
+    found: dict[str, Any] = _reader(folder).read_metadata().state_dict_metadata
+    return {name: (entry.size, entry.properties.dtype) for name, entry in found.items()}
+
+
+def load_into(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Read tensors in place, each as it is spread here now. Every rank must call."""
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+    _be_silent_about_being_alone()
+    load(
+        dict(tensors),
+        storage_reader=_reader(folder),
+        process_group=_group(),
+        no_dist=world_size() == 1,
+    )
+
+
+def _be_silent_about_being_alone() -> None:
+    # torch warns whoever saves from one process, in a thread that no warnings context reaches.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
+
+
+def _reader(folder: Path) -> HuggingFaceStorageReader:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # noqa: PLC0415
+
+    return HuggingFaceStorageReader(str(folder))

@@ -1,0 +1,12 @@
+"""A rank is killed and the job restarted; ``scripts/soak kills 50`` does it more often."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.dist import kills
+
+
+@pytest.mark.timeout(600)
+def test_a_restarted_job_ends_bitwise_where_the_undisturbed_one_does() -> None:
+    kills.main(3, seed=5)

@@ -52,9 +52,9 @@ def everybody(values: Sequence[float], device: torch.device) -> list[list[float]
     mine = torch.tensor(values, dtype=torch.float64, device=device)
     if world_size() == 1:
         return [mine.tolist()]
-    gathered = mine.new_empty(world_size() * len(values))
-    dist.all_gather_into_tensor(gathered, mine)
-    return gathered.view(world_size(), -1).tolist()
+    gathered = [torch.empty_like(mine) for _ in range(world_size())]
+    dist.all_gather(gathered, mine)
+    return torch.stack(gathered).tolist()
 
 
 def all_agree(yes: bool, device: torch.device) -> bool:

@@ -42,12 +42,13 @@ class Divergence:
     source: int | None  # a rank of the majority; None if there is none, or values are spread
 
     def __str__(self) -> str:
+        if not self.ranks:
+            return "checksums differed, and were equal when ranks were asked again"
         who = ", ".join(map(str, self.ranks[:_NAMED]))
         more = f" and {len(self.ranks) - _NAMED} more" if len(self.ranks) > _NAMED else ""
         ranks = f"rank {who}" if len(self.ranks) == 1 else f"ranks {who}{more}"
         verb = "differs" if len(self.ranks) == 1 else "differ"
-        what = f"in {', '.join(self.tensors)}" if self.tensors else "now and then: equal when asked"
-        return f"{ranks} {verb} {what}"
+        return f"{ranks} {verb} in {', '.join(self.tensors)}"
 
 
 class Replicas:

@@ -23,8 +23,8 @@ def test_bitwise_the_bare_loop(
     accumulate: int,
 ) -> None:
     group = ranks(4 if engine == "hsdp" else 2)
-    bare = group.run(jobs.healthy, engine, False, optimizer, clip, accumulate, 20)
-    guarded = group.run(jobs.healthy, engine, True, optimizer, clip, accumulate, 20)
+    bare = group.run(jobs.healthy, engine, False, optimizer, clip, accumulate, 8)
+    guarded = group.run(jobs.healthy, engine, True, optimizer, clip, accumulate, 8)
     for (weights, scale), (expected, expected_scale) in zip(guarded, bare, strict=True):
         assert scale == expected_scale
         assert [n for n in expected if not torch.equal(weights[n], expected[n])] == []

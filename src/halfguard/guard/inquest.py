@@ -64,6 +64,5 @@ def blamed(gradients: Gradients, *, spread: bool = False) -> tuple[str, ...]:
 def _merged(worst: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
     norms: dict[str, float] = {}
     for name, norm in worst:
-        before = norms.get(name, 0.0)
-        norms[name] = norm if not norm <= before else before
-    return sorted(norms.items(), key=lambda pair: -pair[1] if math.isfinite(pair[1]) else -math.inf)
+        norms[name] = max(norms.get(name, 0.0), norm if math.isfinite(norm) else math.inf)
+    return sorted(norms.items(), key=lambda pair: -pair[1])

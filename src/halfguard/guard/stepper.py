@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -198,9 +199,14 @@ class Stepper:
         self._had_their_turn.clear()
 
     def _clip(self, optimizers: Sequence[Optimizer], gradients: Gradients) -> None:
-        if self.config.clip is not None:
-            parameters = [p for o in optimizers for p in parameters_of(o)]
-            clip_grads_with_norm_(parameters, self.config.clip.max_norm, gradients.total)
+        if self.config.clip is None:
+            return
+        clipped: Any = [p for o in optimizers for p in parameters_of(o) if p.grad is not None]
+        if (
+            not self._consensus.early
+        ):  # torch multiplies tensors of one mesh at a time; each rank its own
+            clipped = [SimpleNamespace(grad=local(p.grad)) for p in clipped]
+        clip_grads_with_norm_(clipped, self.config.clip.max_norm, gradients.total)
 
     def _measure(self, optimizers: Sequence[Optimizer]) -> Gradients:
         turn = {id(o) for o in optimizers}

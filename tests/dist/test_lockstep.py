@@ -1,0 +1,239 @@
+"""Ways in which ranks part company, each beside the guarded loop that keeps them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import halfguard as hg
+from tests.dist.jobs import (
+    FEATURES,
+    PER_RANK,
+    Engine,
+    Plan,
+    batch_of,
+    full_state,
+    loss_fn,
+    make,
+    optimizer_of,
+)
+from tests.support.ranks import HangError, Ranks
+
+
+def bare_with_continue(steps: int) -> list[str]:
+    """The advice of the web on one rank's NaN."""
+    model, net = make("ddp")
+    optimizer, scaler = optimizer_of(model, "sgd"), torch.amp.GradScaler("cpu")
+    for step in range(steps):
+        net.plan = (
+            Plan(1, slice(None), value=torch.nan) if (dist.get_rank(), step) == (1, 2) else Plan()
+        )
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_fn(model, batch_of(step, 2, dist.get_rank()))
+        if torch.isnan(loss):
+            continue
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return ["done"]
+
+
+def guarded(steps: int) -> list[str]:
+    model, net = make("ddp")
+    guard = hg.Guard(model, optimizer_of(model, "sgd"))
+    taken = []
+    for step in range(steps):
+        net.plan = (
+            Plan(1, slice(None), value=torch.nan) if (dist.get_rank(), step) == (1, 2) else Plan()
+        )
+        taken.append(str(guard.step(loss_fn, batch_of(step, 2, dist.get_rank())).action))
+    return taken
+
+
+def test_continue_hangs_and_the_guard_does_not() -> None:
+    group = Ranks(2)
+    assert group.run(guarded, 5) == [["apply", "apply", "skip", "apply", "apply"]] * 2
+    with pytest.raises(HangError):
+        group.run(bare_with_continue, 5, timeout=10)
+
+
+def scaler_alone(steps: int, ours: bool) -> list[float]:
+    """A scaler in a plain loop; one rank's loss is NaN at one step."""
+    model, net = make("ddp")
+    optimizer = optimizer_of(model, "sgd")
+    scaler = hg.GradScaler("cpu") if ours else torch.amp.GradScaler("cpu")
+    scales = []
+    for step in range(steps):
+        net.plan = (
+            Plan(1, slice(None), value=torch.nan) if (dist.get_rank(), step) == (1, 2) else Plan()
+        )
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_fn(model, batch_of(step, 2, dist.get_rank()))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(float(scaler.get_scale()))
+    return scales
+
+
+def test_the_scaler_by_itself_keeps_one_scale_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
+    assert (
+        ranks(2).run(scaler_alone, 4, True) == [[65536.0] * 4] * 2
+    )  # and blames it on nobody's scale
+    assert ranks(2).run(scaler_alone, 4, False) == [[65536.0, 65536.0, 32768.0, 32768.0]] * 2
+
+
+def repeated_in(engine: Engine) -> list[Any]:
+    """The dtypes in which the layers of a step ran, and in which its repetition did."""
+    model, net = make(engine)
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), {"skip": {"on_nonfinite": "retry_fp32"}})
+    seen: list[Any] = []
+    for layer in net.layers:  # looked at between gathering and sharding
+        layer.register_forward_pre_hook(lambda m, i: seen.append((m.weight.dtype, i[0].dtype)))
+    taken = []
+    for step in range(3):
+        net.plan = (
+            Plan(1, slice(None), value=torch.inf) if (dist.get_rank(), step) == (1, 1) else Plan()
+        )
+        taken.append(str(guard.step(loss_fn, batch_of(step, 2, dist.get_rank())).action))
+    half, full = (torch.float16,) * 2, (torch.float32,) * 2
+    assert seen == [half] * 6 + [full] * 3 + [half] * 3, seen
+    return taken
+
+
+def test_fsdp2_repeats_in_full_precision_and_returns_to_half(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).run(repeated_in, "fsdp2") == [["apply", "retry_fp32", "apply"]] * 2
+
+
+class Gated(nn.Module):
+    """Two layers for tensor parallelism, and a norm that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(FEATURES, 16), nn.Linear(16, 4)
+        self.norm = nn.LayerNorm(FEATURES)
+        self.plan = Plan()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.up(self.norm(x)))
+        scores: torch.Tensor = self.down(x)
+        if self.plan.layer >= 0:
+            scores = scores * self.plan.value
+        return scores
+
+
+def two_dimensional(steps: int, clip: float | None, alone: bool = False) -> Any:
+    """FSDP2 over tensor parallelism: two ranks share a batch, and three kinds of parameters exist."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Gated()
+    data_rank, data_ranks = 0, 1
+    if not alone:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+        parallelize_module(net, mesh["model"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        policy = MixedPrecisionPolicy(torch.float16, torch.float32)
+        fully_shard(net, mesh=mesh["data"], mp_policy=policy)
+        data_rank, data_ranks = mesh.get_local_rank("data"), 2
+    config = {"clip": {"max_norm": clip} if clip else None, "desync": {"every": 1}}
+    guard = hg.Guard(net, optimizer_of(net, "sgd"), config)
+    seen = []
+    for step in range(steps):
+        bad = step == 2 and (alone or dist.get_rank() in {2, 3})
+        net.plan = Plan(0, value=torch.nan) if bad else Plan()
+        batch = batch_of(step, 2) if alone else batch_of(step, data_ranks, data_rank)
+        outcome = guard.step(loss_fn, batch)
+        seen.append((str(outcome.action), str(outcome.cause), outcome.scale, outcome.grad_norm))
+    return seen, full_state(net)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_several_meshes_agree_over_all_ranks(
+    ranks: Callable[[int], Ranks], clip: float | None
+) -> None:
+    answers = ranks(4).run(two_dimensional, 5, clip)
+    expected, weights = two_dimensional(5, clip, alone=True)
+    for seen, found in answers:
+        assert seen[:2] == answers[0][0][:2]
+        assert [step[:3] for step in seen] == [step[:3] for step in expected]
+        assert all(
+            abs(mine[3] - right[3]) < 0.02 * right[3]
+            for mine, right in zip(seen, expected, strict=True)
+            if right[3] == right[3]
+        )
+        assert max((found[n] - weights[n]).abs().max().item() for n in weights) < 2e-3
+
+
+class Experts(nn.Module):
+    """A shared layer and an expert that each rank has for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.expert = nn.Linear(FEATURES, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        apart: torch.Tensor = self.expert(torch.tanh(self.shared(x).detach()))
+        return apart + self.shared(x)[:, :4]
+
+
+def experts(steps: int) -> Any:
+    torch.manual_seed(dist.get_rank())
+    net = Experts()
+    ignored = [f"expert.{name}" for name, _ in net.expert.named_parameters()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ignored)
+    model = DistributedDataParallel(net)
+    config = {"clip": {"max_norm": 1.0}, "scale": {"init": 256.0}}
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
+    seen = []
+    for step in range(steps):
+        bad = (dist.get_rank(), step) == (1, 2)
+        if bad:
+            hook = net.expert.weight.register_hook(lambda grad: grad * torch.inf)
+        outcome = guard.step(loss_fn, batch_of(step, 2, dist.get_rank()))
+        seen.append((str(outcome.action), outcome.scale, outcome.grad_norm, outcome.culprits))
+        if bad:
+            hook.remove()
+    shared = {n: t for n, t in full_state(model).items() if n.startswith("shared")}
+    return seen, shared
+
+
+def test_an_expert_on_one_rank_overflows_for_all(ranks: Callable[[int], Ranks]) -> None:
+    """Its gradients reach nobody else: overflow and norm are agreed on over all ranks."""
+    (seen, shared), (other, other_shared) = ranks(2).run(experts, 4)
+    assert str(seen) == str(other)
+    assert [action for action, *_ in seen] == ["apply", "apply", "skip", "apply"]
+    assert [scale for _, scale, *_ in seen] == [256.0, 256.0, 256.0, 128.0]
+    assert seen[2][3] == ("expert.weight",)
+    assert all(torch.equal(shared[name], other_shared[name]) for name in shared)
+
+
+def half_weights(steps: int) -> Any:
+    model = DistributedDataParallel(nn.Linear(FEATURES, 4).half())
+    optimizer = hg.MasterWeights(torch.optim.SGD(model.parameters(), lr=0.1))
+    guard = hg.Guard(
+        model, optimizer, {"precision": "fp16-weights", "accumulate": 2, "desync": {"every": 1}}
+    )
+    for step in range(2 * steps):
+        guard.step(loss_fn, batch_of(step, 2, dist.get_rank()))
+    return full_state(model), [master.detach().clone() for master in optimizer.master_parameters()]
+
+
+def test_master_weights_stay_equal(ranks: Callable[[int], Ranks]) -> None:
+    (half, masters), (other_half, other_masters) = ranks(2).run(half_weights, 20)
+    assert all(torch.equal(half[name], other_half[name]) for name in half)
+    assert all(torch.equal(a, b) for a, b in zip(masters, other_masters, strict=True))
+
+
+def test_batches_are_cut_as_the_jobs_say() -> None:
+    whole, part = batch_of(3, 2)[0], batch_of(3, 2, 1)[0]
+    assert torch.equal(whole[PER_RANK:], part)

@@ -183,7 +183,8 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         apart: torch.Tensor = self.expert(torch.tanh(self.shared(x).detach()))
-        return apart + self.shared(x)[:, :4]
+        together: torch.Tensor = apart + self.shared(x)[:, :4]
+        return together
 
 
 def experts(steps: int) -> Any:

@@ -47,10 +47,11 @@ def test_one_flipped_bit_changes_one_checksum(seed: int, data: st.DataObject) ->
     assert torch.equal(first, checksums([tensor.clone() for tensor in before]))
 
 
-def test_order_of_elements_and_of_tensors_counts() -> None:
-    x = torch.tensor([1.0, 2.0, 3.0])
-    assert checksums([x])[0] != checksums([x.flip(0)])[0]
-    y = torch.tensor([4.0, 5.0, 6.0])
+def test_order_of_rows_and_of_tensors_counts() -> None:
+    x = torch.arange(1000.0)
+    assert checksums([x])[0] != checksums([x.roll(256)])[0]  # rows of 256 elements, moved
+    assert checksums([x])[0] == checksums([torch.cat([x[:256].roll(2), x[256:]])])[0]  # the limit
+    y = x + 1
     assert combined(checksums([x, y])) != combined(checksums([y, x]))
 
 

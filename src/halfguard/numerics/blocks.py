@@ -102,7 +102,7 @@ def _rows(positions: list[int], tensors: list[Tensor]) -> Blocks:
     device, dtype = tensors[0].device, tensors[0].dtype
     sizes = [tensor.numel() for tensor in tensors]
     counts = [-(-size // BLOCK) for size in sizes]
-    joined = _concatenate(tensors, sizes)
+    joined = padded(tensors)
     compute = torch.float64 if dtype is torch.float64 else torch.float32
     return Blocks(
         positions=positions,
@@ -120,16 +120,12 @@ def _at_least_1d(tensors: list[Tensor]) -> list[Tensor]:
     return [next(vectors) if tensor.dim() == 0 else tensor for tensor in tensors]
 
 
-def _concatenate(tensors: list[Tensor], sizes: list[int]) -> Tensor:
+def padded(tensors: list[Tensor]) -> Tensor:
     """All elements in one vector, each tensor filled up with zeros to a whole number of rows."""
-    gaps = [-size % BLOCK for size in sizes]
+    gaps = [-tensor.numel() % BLOCK for tensor in tensors]
     zeros = tensors[0].new_zeros(sum(gaps)).split_with_sizes(gaps)
-    return flat(list(chain(*zip(tensors, zeros, strict=True))))
-
-
-def flat(tensors: list[Tensor]) -> Tensor:
-    """All elements of tensors of one dtype, one after the other, in one vector."""
-    pieces = [tensor for tensor in _at_least_1d(tensors) if tensor.numel()]
+    both = chain(*zip(_at_least_1d(tensors), zeros, strict=True))
+    pieces = [piece for piece in both if piece.numel()]
     if not pieces:
         return tensors[0].new_zeros(0)
     # One operation for tensors of any shapes: with a single chunk it flattens and joins them.

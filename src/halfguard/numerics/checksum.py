@@ -1,9 +1,10 @@
 """Have two processes bitwise the same tensors? One 64-bit number a tensor, from its bits, on the device.
 
-Every element is taken as an integer, multiplied by an odd number that depends on its position, and summed
-modulo 2**64. An odd factor can be undone, so a change of one element always changes the sum; changes of
-several cancel with a chance of about 2**-64. Sums of integers do not depend on their order, so that devices
-which add in another order agree. NaN equals NaN if their bits do.
+The bits are taken as 64-bit integers and summed modulo 2**64, first within rows of 256 elements, then over
+rows, each row multiplied by an odd number that depends on its position. An odd factor can be undone, so a
+change of any one element always changes the sum; other changes cancel with a chance of about 2**-64, unless
+they only move whole words within a row. Sums of integers do not depend on their order, so that devices which
+add in another order agree. NaN equals NaN if their bits do.
 
 As in ``blocks``, many tensors cost the same number of operations as a few.
 """
@@ -15,9 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from halfguard.numerics.blocks import flat, in_list_order, local, passes
+from halfguard.numerics.blocks import BLOCK, in_list_order, local, padded, passes
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GOLDEN = -7046029254386353131  # 2**64 divided by the golden ratio, as a signed number; it is odd
 
 
@@ -44,13 +44,11 @@ def combined(sums: Tensor) -> Tensor:
 
 
 def _sums(tensors: list[Tensor]) -> Tensor:
-    joined = flat(tensors)
-    width = min(joined.element_size(), 8)  # complex128 is two integers an element
-    integers = joined.view(_INTEGERS[width]).to(torch.int64)
-    running = (integers * _weights(len(integers), integers.device)).cumsum(0)
+    words = padded(tensors).view(torch.int64).view(-1, BLOCK * tensors[0].element_size() // 8)
+    rows = words.sum(1)
+    running = (rows * _weights(len(rows), rows.device)).cumsum(0)
     running = torch.cat([running.new_zeros(1), running])
-    sizes = [tensor.numel() * tensor.element_size() // width for tensor in tensors]
-    ends = torch.tensor([0, *sizes]).cumsum(0)
+    ends = torch.tensor([0, *(-(-tensor.numel() // BLOCK) for tensor in tensors)]).cumsum(0)
     return running[ends.to(running.device, non_blocking=True)].diff()
 
 

@@ -68,6 +68,20 @@ def test_the_program_answers_within_half_a_second(
     assert min(seconds) < 0.5
 
 
+def test_a_card_is_answered_for_without_torch(fresh: Path) -> None:
+    result = run(fresh / "halfguard", "doctor", "--gpu", "TITAN RTX")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("TITAN RTX: NVIDIA Turing")
+    assert "Choose fp16-mixed." in result.stdout
+
+
+def test_this_machine_without_torch_is_told_what_is_missing(fresh: Path) -> None:
+    result = run(fresh / "halfguard", "doctor")
+    assert result.returncode == 1
+    assert "torch is not installed here." in result.stdout
+    assert "pip install 'halfguard[torch]'" in result.stdout
+
+
 def test_a_torch_name_says_which_pip_command_to_run(fresh: Path) -> None:
     result = run(fresh / "python", "-c", "import halfguard; halfguard.ops")
     assert result.returncode == 1

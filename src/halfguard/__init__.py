@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from halfguard import ops
+    from halfguard.doctor.examine import doctor
     from halfguard.guard import GradScaler, Guard, GuardConfig, StepOutcome
     from halfguard.numerics import formats
     from halfguard.precision import MasterWeights, half_state_dict, upcast_trainable
@@ -39,6 +40,7 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "StepOutcome": ("halfguard.guard", "StepOutcome", "torch"),
     "Workload": ("halfguard.workload", "Workload", "torch"),
     "apply_plan": ("halfguard.precision.plans", "apply_plan", "torch"),
+    "doctor": ("halfguard.doctor.examine", "doctor", "torch"),
     "emulate_autocast": ("halfguard.precision.emulation", "emulate_autocast", "torch"),
     "find_first_nonfinite": ("halfguard.trace.first_nonfinite", "find_first_nonfinite", "torch"),
     "formats": ("halfguard.numerics.formats", None, None),
@@ -62,6 +64,7 @@ __all__ = [
     "Workload",
     "__version__",
     "apply_plan",
+    "doctor",
     "emulate_autocast",
     "find_first_nonfinite",
     "formats",

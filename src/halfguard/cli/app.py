@@ -19,7 +19,16 @@ from halfguard.errors import HalfguardError
 
 # One file a command; a file is imported when its command, or the list of commands, is asked for.
 # Each file holds ``app``, a Typer application with one command, and imports heavy things inside it.
-COMMANDS = ("explain", "lint", "rule", "probe", "plan", "replay")
+COMMANDS = (
+    "explain",
+    "doctor",
+    "presets",
+    "lint",
+    "rule",
+    "probe",
+    "plan",
+    "replay",
+)
 
 
 class _LazyGroup(typer.core.TyperGroup):

@@ -1,0 +1,116 @@
+"""``halfguard presets``: the ready configurations, and what each looks like in a framework."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from halfguard.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from halfguard.guard.config import GuardConfig
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def presets(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Print this one; all are listed without.")
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="FRAMEWORK",
+            help="plain, lightning, transformers, accelerate or hydra: as a program or configuration for it.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the presets, print one as YAML, or print it ready for a framework.
+
+    Exit code 0: printed; 2: a mistake in the call.
+    """
+    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+
+    with torch_needed("halfguard presets"):
+        from halfguard.guard import frameworks  # noqa: PLC0415
+        from halfguard.guard.config import GuardConfig, preset_names, preset_text  # noqa: PLC0415
+    if name is None:
+        if framework is not None:
+            raise UsageError(
+                "--for was given without the name of a preset.",
+                cure=f"Presets are: {', '.join(preset_names())}.",
+            )
+        configs = {known: GuardConfig.load(known) for known in preset_names()}
+        _list(configs, as_json=as_json)
+        return
+    config = GuardConfig.load(frameworks.checked_preset(name))
+    text = preset_text(name) if framework is None else frameworks.framework_text(name, framework)
+    if not as_json:
+        typer.echo(text, nl=False)
+        return
+    said = _described(name, config) | {"for": framework, "text": text}
+    said["not_done"] = [] if framework is None else list(frameworks.limits(config, framework))
+    typer.echo(json.dumps(said))
+
+
+def _described(name: str, config: GuardConfig) -> dict[str, object]:
+    from halfguard.guard.frameworks import preset_purpose  # noqa: PLC0415
+
+    values = config.model_dump(mode="json")
+    return {"name": name, "purpose": preset_purpose(name), "config": values}
+
+
+def _list(configs: dict[str, GuardConfig], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([_described(name, config) for name, config in configs.items()]))
+        return
+    from rich.console import Console  # noqa: PLC0415
+
+    from halfguard.guard.frameworks import FRAMEWORKS  # noqa: PLC0415
+
+    console = Console(highlight=False, markup=False)
+    console.print(_table(configs))
+    console.print(
+        f"halfguard presets NAME prints one; --for {'|'.join(FRAMEWORKS)} as a program for it."
+    )
+
+
+def _table(configs: dict[str, GuardConfig]) -> Table:
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from halfguard.guard.frameworks import preset_purpose  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("preset", "for", "numbers"):
+        table.add_column(head, overflow="fold")
+    for name, config in configs.items():
+        table.add_row(name, preset_purpose(name), _numbers(config))
+    return table
+
+
+def _numbers(config: GuardConfig) -> str:
+    skip, scale = config.skip, config.scale
+    said: list[str] = [config.precision]
+    if config.clip is not None:
+        said.append(f"clip {config.clip.max_norm:g}")
+    if config.accumulate > 1:
+        said.append(f"accumulate {config.accumulate}")
+    said.append(f"scale {scale.init:.0f}, growth every {scale.growth_interval}")
+    if skip.on_nonfinite == "retry_fp32":
+        said.append("retry in FP32")
+    if skip.max_grad_norm is not None:
+        said.append(f"skip gradient norms above {skip.max_grad_norm:g}")
+    if config.spike is not None:
+        said.append(f"skip spikes of {config.spike.sigma:g} sigma")
+    if config.recovery is not None:
+        said.append(f"snapshot every {config.recovery.every}")
+    said.append(f"stop after {skip.max_consecutive} bad steps")
+    return ", ".join(said)

@@ -1,0 +1,60 @@
+"""Layers whose dimensions tensor cores do not like, by name, each with the nearest size that they do.
+
+Tensor cores take operands in pieces of 16 bytes: 8 half values. A dimension that is no multiple of 8 is
+padded, or takes a slower way. NVIDIA's guide to matrix multiplication says so, and prefers 64 from A100 on:
+https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from halfguard.records.cost import MissedShape
+
+MULTIPLE = 8
+IMAGE_CHANNELS = 4  # libraries have kernels of their own for the first layer of an image network
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def missed_shapes(model: nn.Module) -> tuple[MissedShape, ...]:
+    """Every dimension that misses, those of the largest layers first."""
+    sizes = {name: _size(module) for name, module in model.named_modules() if any(_shape(module))}
+    total = sum(sizes.values()) or 1
+    found = [
+        MissedShape(
+            module=name,
+            kind=type(module).__name__,
+            dimension=dimension,
+            size=size,
+            better=-(-size // MULTIPLE) * MULTIPLE,
+            share=sizes[name] / total,
+        )
+        for name, module in model.named_modules()
+        for dimension, size in _shape(module)
+        if size % MULTIPLE
+    ]
+    return tuple(sorted(found, key=lambda shape: -shape.share))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
+
+
+def _shape(module: nn.Module) -> Iterator[tuple[str, int]]:
+    if isinstance(module, nn.Linear):
+        yield "in_features", module.in_features
+        yield "out_features", module.out_features
+    elif isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
+        if module.groups > 1:  # many small products, which run elsewhere
+            return
+        if module.in_channels > IMAGE_CHANNELS:
+            yield "in_channels", module.in_channels
+        yield "out_channels", module.out_channels
+    elif isinstance(module, nn.MultiheadAttention):
+        yield "head_dim (embed_dim / num_heads)", module.head_dim
+    elif isinstance(module, nn.RNNBase):
+        yield "input_size", module.input_size
+        yield "hidden_size", module.hidden_size

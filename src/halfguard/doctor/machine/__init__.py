@@ -1,0 +1,1 @@
+"""A machine or a card: what is read, what each precision does there, and which one to choose."""

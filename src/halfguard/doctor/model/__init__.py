@@ -1,0 +1,1 @@
+"""A model and what trains it: one watched forward pass, and one check a file."""

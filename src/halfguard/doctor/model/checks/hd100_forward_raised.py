@@ -1,0 +1,36 @@
+"""HD100: the forward pass raises an error in this precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfguard.doctor.model.checks.hd110_mixed_dtypes import is_mixture
+from halfguard.doctor.model.forward import Raised
+from halfguard.doctor.model.subject import Subject
+from halfguard.records.finding import Finding
+
+
+def check(subject: Subject) -> Iterator[Finding]:
+    """Report what was raised, unless HD110 has a better word for it."""
+    raised = None if subject.forward is None else subject.forward.raised
+    if raised is None or is_mixture(raised):
+        return
+    where = f" in {raised.module}" if raised.module else ""
+    why, cure = _explained(raised)
+    yield Finding(
+        code="HD100",
+        severity="error",
+        message=f"the forward pass raised{where}: {raised.message}{raised.place}",
+        subject=raised.module or None,
+        why=why,
+        cure=cure,
+    )
+
+
+def _explained(raised: Raised) -> tuple[str, str]:
+    if raised.out_of_memory:
+        return "", "What to change first: halfguard doctor ENTRY --cost"
+    if raised.autocast is None or not raised.module:
+        return "", "Run the same call without halfguard, in FP32."
+    why = f"{raised.operation} was called under autocast, and may have no kernel for these dtypes here."
+    return why, f'halfguard.fp32_island(model.get_submodule("{raised.module}").float())'

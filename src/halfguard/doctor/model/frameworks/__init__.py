@@ -1,0 +1,1 @@
+"""What each framework does to a forward pass, one framework a file; none of them is imported here."""

@@ -1,0 +1,227 @@
+"""``halfguard doctor`` from the command line: one screen, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from halfguard.cli import main
+from halfguard.records.machine import MachineReport
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from halfguard.cli import main; main()"
+on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.stdout.split())
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: object
+) -> Run:
+    """The program in this process; ``seed`` puts back the generator that rich draws from."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["halfguard", "doctor", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return Done(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+@on_a_cpu
+def test_a_machine_without_a_gpu_gets_a_useful_screen(doctor: Run) -> None:
+    done = doctor()
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert "no accelerator" in lines[1]
+    rows = {line.split()[0]: line for line in lines if line.split()[:1]}
+    for precision in ("fp32", "fp16-mixed", "bf16-mixed"):
+        assert "6 operations right" in rows[precision]
+        assert "x " in rows[precision]
+    assert any(line.startswith("Choose ") for line in lines)
+    assert "HD001" in done.stdout
+    assert 'torch.amp.GradScaler("cpu")' in done.words
+
+
+@on_a_cpu
+def test_what_is_asked_for_decides_what_counts(doctor: Run) -> None:
+    broken = doctor("--precision", "fp16-mixed", "--batch-size", "1")
+    assert broken.returncode == 1
+    assert "HD001" in broken.stdout
+    mended = doctor("--precision", "fp32", "--batch-size", "1")
+    assert (mended.returncode, "No findings." in mended.stdout) == (0, True)
+
+
+def test_json_has_everything(doctor: Run) -> None:
+    body = json.loads(doctor("--json", "--batch-size", "3").stdout)
+    assert list(body) == ["kind", "schema_version", "machine", "diagnosis", "cost"]
+    report = MachineReport.from_json(json.dumps(body["machine"]))
+    assert len(report.parity) == 18
+    assert all(row.passed for row in report.parity)
+    assert any(row.size.startswith("[3, 64, 56, 56]") for row in report.parity)
+    assert report.machine is not None
+    assert all(ability.speed for ability in report.abilities)
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [
+        ("TITAN RTX", "fp16-mixed"),
+        ("P100", "fp16-mixed"),
+        ("Tesla T4", "fp16-mixed"),
+        ("V100", "fp16-mixed"),
+        ("NVIDIA A100-SXM4-80GB", "bf16-mixed"),
+        ("Apple M1", "fp16-mixed"),
+        ("Apple M3 Max", "bf16-mixed"),
+        ("GTX 1660", "fp32"),
+    ],
+)
+def test_a_card_named_by_hand(doctor: Run, name: str, choice: str) -> None:
+    done = doctor("--gpu", name)
+    assert f"Choose {choice}." in done.stdout
+    assert "source: " in done.stdout
+    assert len(done.stdout.splitlines()) <= 24
+    assert done.returncode == (1 if name == "GTX 1660" else 0)
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("T4", "bf16-mixed"), "HD002"),
+        (("GTX 1650 SUPER", "fp16-mixed"), "HD003"),
+        (("GTX 1080 Ti", "fp16-mixed"), "HD006"),
+    ],
+)
+def test_a_precision_that_a_card_does_badly(doctor: Run, args: tuple[str, str], code: str) -> None:
+    broken = doctor("--gpu", args[0], "--precision", args[1])
+    assert (broken.returncode, code in broken.stdout, "Cure: Use " in broken.stdout) == (
+        1,
+        True,
+        True,
+    )
+    choice = json.loads(doctor("--gpu", args[0], "--json").stdout)["machine"]["choice"]["precision"]
+    mended = doctor("--gpu", args[0], "--precision", choice)
+    assert (mended.returncode, "No findings." in mended.stdout) == (0, True)
+
+
+def test_an_unknown_card_is_answered_with_close_ones(doctor: Run) -> None:
+    done = doctor("--gpu", "TITAN RT")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "TITAN RTX" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--precision", "fp8"),
+        ("--gpu", "T4", "examples/overflowing.py:t5"),
+        ("--gpu", "T4", "--batch-size", "4"),
+        ("--cost",),
+        ("examples/overflowing.py:t5", "--budget", "2GB"),
+        ("examples/overflowing.py:t5", "--cost", "--budget", "2 parsecs"),
+        ("--batch-size", "0"),
+        ("no/such/file.py:build",),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_in_the_call_is_no_traceback(doctor: Run, args: tuple[str, ...]) -> None:
+    done = doctor(*args)
+    assert done.returncode == 2
+    assert done.stderr
+
+
+def without_torch(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "doctor", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_card_can_be_asked_about_without_torch() -> None:
+    done = without_torch("--gpu", "titan rtx")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Choose fp16-mixed." in done.stdout
+
+
+@pytest.mark.parametrize(("entry", "code"), [((), 1), (("examples/overflowing.py:t5",), 2)])
+def test_without_torch_the_pip_command_is_named(entry: tuple[str, ...], code: int) -> None:
+    done = without_torch(*entry)
+    assert done.returncode == code
+    assert "pip install 'halfguard[torch]'" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_workload_and_its_cost(doctor: Run) -> None:
+    done = doctor("examples/overflowing.py:t5", "--cost", "--batch-size", "1")
+    assert "asked for " in done.stdout
+    assert "peak memory" in done.stdout
+    assert "is fastest here" in done.stdout
+    assert "HD001" not in done.stdout  # the job's own scaler was looked at
+    # That a precision does not pay is no finding about a job that did not ask for it.
+    assert (done.returncode, "warning:" in done.stdout) == (0, False)
+
+
+def test_a_budget_that_does_not_hold_is_answered_with_what_to_change(doctor: Run) -> None:
+    args = (
+        "examples/overflowing.py:t5",
+        "--precision",
+        "bf16-mixed",
+        "--cost",
+        "--batch-size",
+        "1",
+    )
+    tight = doctor(*args, "--budget", "1kB")
+    assert tight.returncode == 1
+    assert "HD205 error: A step does not fit into 1 kB" in tight.words
+    assert "How to make a step in bf16-mixed smaller:" in tight.stdout
+    body = json.loads(doctor(*args, "--budget", "2GB", "--json").stdout)["cost"]
+    assert body["budget"] == 2_000_000_000
+    assert [one["precision"] for one in body["costs"]] == ["fp32", "bf16-mixed"]
+    (note,) = [found for found in body["findings"] if found["code"] == "HD205"]
+    assert note["severity"] == "note"
+
+
+def test_a_workload_in_json(doctor: Run) -> None:
+    args = ("--precision", "fp16-mixed", "--batch-size", "1", "--json")
+    body = json.loads(doctor("examples/overflowing.py:t5", *args).stdout)
+    assert body["diagnosis"]["effective"]["got"] == "fp16-mixed"
+    assert body["cost"] is None
+
+
+def test_the_page_of_the_table_is_that_of_the_data() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/hardware_docs", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

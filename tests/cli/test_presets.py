@@ -1,0 +1,102 @@
+"""``halfguard presets``, run as its user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from halfguard.cli import main
+from halfguard.guard.config import GuardConfig, preset_names, preset_text
+from halfguard.guard.frameworks import framework_text
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def presets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: object
+) -> Run:
+    """The program in this process: importing torch again for every call takes seconds."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["halfguard", "presets", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return Done(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+def test_the_list_names_every_preset_with_its_numbers(presets: Run) -> None:
+    done = presets()
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert all(name in words for name in preset_names())
+    assert "clip 5, accumulate 2" in words
+    assert "scale 1024" in words
+    listed = json.loads(presets("--json").stdout)
+    assert [one["name"] for one in listed] == preset_names()
+    assert all(GuardConfig.load(one["config"]) == GuardConfig.load(one["name"]) for one in listed)
+
+
+def test_one_is_printed_as_it_is_kept(presets: Run) -> None:
+    done = presets("balanced")
+    assert done.stdout == preset_text("balanced")
+    assert GuardConfig.load(yaml.safe_load(done.stdout)) == GuardConfig.load("balanced")
+    assert "learning rate" in done.stdout
+    assert "temperature 2.0" in done.stdout
+
+
+def test_one_is_printed_for_a_framework(presets: Run) -> None:
+    said = json.loads(presets("fp16_safe", "--for", "hydra", "--json").stdout)
+    assert said["text"] == framework_text("fp16_safe", "hydra")
+    assert said["for"] == "hydra"
+    assert any("repeat a step" in line for line in said["not_done"])
+
+
+def test_the_program_itself_prints_a_file_that_can_be_used() -> None:
+    program = Path(sys.executable).parent / "halfguard"
+    done = subprocess.run(
+        [program, "presets", "fp16_safe", "--for", "accelerate"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == framework_text("fp16_safe", "accelerate")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fp16_saef",), ("no preset named 'fp16_saef'", "Did you mean fp16_safe?")),
+        (("fp16_safe", "--for", "keras"), ("no framework named 'keras'", "There are: plain")),
+        (("--for", "plain"), ("without the name of a preset", "Presets are: balanced")),
+    ],
+)
+def test_a_mistake_ends_in_a_sentence(
+    presets: Run, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = presets(*arguments)
+    assert done.returncode == 2
+    assert not done.stdout
+    assert all(word in done.stderr for word in words)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,15 @@
+"""Every test of cost draws the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from halfguard.workload import seeded
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with seeded(0):
+        yield

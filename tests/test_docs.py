@@ -14,7 +14,7 @@ from tests.support.docs import ROOT, Snippet, pages, snippets
 
 ALL = [snippet for page in pages() for snippet in snippets(page)]
 # Installing is tested in a fresh environment of its own, by test_install.py.
-INSTALLS = {"pip install .", "pip install '.[torch]'", "pip install -e '.[torch,dev]'"}
+INSTALLS = {"pip install .", "pip install '.[torch]'", "pip install -e '.[all,dev]'"}
 RUNNABLE = [
     s for s in ALL if s.source not in INSTALLS and not s.source.startswith(("scripts/", ".ci/"))
 ]

@@ -209,3 +209,22 @@ def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
         name: (t.full_tensor() if isinstance(t, DTensor) else t).clone()
         for name, t in moments.items()
     }
+
+
+def workload(seed: int) -> hg.Workload:
+    """The job as one process sees it, for ``halfguard replay``."""
+    model, _ = make("alone", seed)
+    batches = [batch_of(step, 2, 1) for step in range(8)]
+    return hg.Workload(model, loss_fn, batches, optimizer_of(model, "sgd"))
+
+
+def overflowing(engine: Engine, folder: str) -> None:
+    """Three steps; at the last, rank 1 has inputs that leave the range of half."""
+    model, _ = make(engine)
+    entry = "tests.dist.jobs:workload"
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), run_dir=folder, entry=entry)
+    rank = dist.get_rank()
+    for step in range(3):
+        inputs, labels = batch_of(step, 2, rank)
+        guard.step(loss_fn, (inputs * 1e6 if (rank, step) == (1, 2) else inputs, labels))
+    guard.close()

@@ -47,6 +47,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether this rank holds only a part of some parameter."""
+    return any(is_spread(parameter) for parameter in model.parameters())
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that lies on this rank, sharing its memory."""
     return tensor.to_local() if is_spread(tensor) else tensor

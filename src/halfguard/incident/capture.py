@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
 from halfguard.incident.encode import Encoder
 from halfguard.incident.store import write_incident
@@ -104,9 +105,14 @@ class Incidents:
             )
             for index, (batch, rng, about) in enumerate(moment.micro_batches)
         ]
-        if self._weights:
+        weights = self._weights and not is_sharded(model)
+        if weights:
             for name, tensor in model.state_dict().items():
                 encoder.encode(tensor, f"model.{name}")
+        elif self._weights:
+            encoder.problems.append(
+                "model: its weights are spread over ranks, and no rank has them all"
+            )
         tensors, aliases = _separate(encoder.tensors)
         record = IncidentRecord(
             step=moment.step,
@@ -118,7 +124,7 @@ class Incidents:
             scale=moment.step.scale,
             micro_batches=tuple(micro_batches),
             evaluating=tuple(name for name, module in model.named_modules() if not module.training),
-            weights=self._weights,
+            weights=weights,
             aliases=aliases,
             grad_norms=dict(moment.grad_norms),
             exact=moment.exact,

@@ -218,19 +218,27 @@ def test_an_expert_on_one_rank_overflows_for_all(ranks: Callable[[int], Ranks]) 
     assert all(torch.equal(shared[name], other_shared[name]) for name in shared)
 
 
-def half_weights(steps: int) -> Any:
-    model = DistributedDataParallel(nn.Linear(FEATURES, 4).half())
+def half_weights(steps: int, alone: bool = False) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net: nn.Module = nn.Linear(FEATURES, 4).half()
+    model = net if alone else DistributedDataParallel(net)
     optimizer = hg.MasterWeights(torch.optim.SGD(model.parameters(), lr=0.1))
     guard = hg.Guard(
         model, optimizer, {"precision": "fp16-weights", "accumulate": 2, "desync": {"every": 1}}
     )
+    norms = []
     for step in range(2 * steps):
-        guard.step(loss_fn, batch_of(step, 2, dist.get_rank()))
-    return full_state(model), [master.detach().clone() for master in optimizer.master_parameters()]
+        part = batch_of(step, 2) if alone else batch_of(step, 2, dist.get_rank())
+        norms.append(guard.step(loss_fn, part).grad_norm)
+    masters = [master.detach().clone() for master in optimizer.master_parameters()]
+    return full_state(model), masters, norms[1::2]
 
 
 def test_master_weights_stay_equal(ranks: Callable[[int], Ranks]) -> None:
-    (half, masters), (other_half, other_masters) = ranks(2).run(half_weights, 20)
+    (half, masters, norms), (other_half, other_masters, _) = ranks(2).run(half_weights, 20)
+    *_, expected = half_weights(20, alone=True)
+    assert norms == pytest.approx(expected, rel=0.02)  # once, not once for each rank
     assert all(torch.equal(half[name], other_half[name]) for name in half)
     assert all(torch.equal(a, b) for a, b in zip(masters, other_masters, strict=True))
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import halfguard as hg
+from halfguard.guard import stores
 from tests.dist import jobs
 from tests.support.ranks import Ranks
 
@@ -45,3 +48,33 @@ def test_nothing_is_pickled(ranks: Callable[[int], Ranks], tmp_path: Path) -> No
     ranks(2).run(jobs.snapshotted, "fsdp2", str(tmp_path), 11)
     kinds = {path.suffix for path in (tmp_path / "snapshots").rglob("*") if path.is_file()}
     assert kinds == {".safetensors", ".json", ""}  # the mark of a good one has no suffix
+
+
+def full_disk(folder: str, full_on: int, steps: int) -> tuple[int, int | None]:
+    """Train while one rank cannot write its part of a snapshot."""
+    module: Any = stores
+    real = module.write_whole
+
+    def write(path: Path, content: Any) -> None:
+        if dist.get_rank() == full_on:
+            raise OSError(28, "No space left on device")
+        real(path, content)
+
+    module.write_whole = write
+    try:
+        model, _ = jobs.make("ddp")
+        optimizer = jobs.optimizer_of(model, "sgd")
+        guard = hg.Guard(model, optimizer, {"recovery": jobs.RECOVERY}, run_dir=folder)
+        for step in range(steps):
+            guard.step(jobs.loss_fn, jobs.batch_of(step, 2, dist.get_rank()))
+        assert guard._recovery is not None
+        return guard.close().applied, guard._recovery._snapshots.good_step
+    finally:
+        module.write_whole = real
+
+
+@pytest.mark.parametrize("full_on", [0, 1])
+def test_a_full_disk_on_one_rank_stops_nobody(
+    ranks: Callable[[int], Ranks], full_on: int, tmp_path: Path
+) -> None:
+    assert ranks(2).run(full_disk, str(tmp_path), full_on, 11) == [(11, None)] * 2

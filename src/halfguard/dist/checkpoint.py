@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 Kind = tuple[torch.Size, torch.dtype]
 
 
-@cache
 def _group() -> Any:
+    return _group_beside(dist.group.WORLD) if world_size() > 1 else None
+
+
+@lru_cache(maxsize=1)
+def _group_beside(_default: Any) -> Any:
     """The group for saving and loading, over the hosts; made by all ranks at the first use."""
-    return dist.new_group(backend="gloo") if world_size() > 1 else None
+    return dist.new_group(backend="gloo")
 
 
 def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> Future[Any]:

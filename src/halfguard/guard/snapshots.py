@@ -44,7 +44,8 @@ class Snapshots:
         if not all_agree(all_finite((state.shared, state.own)), self._device):
             return False
         self.drop_candidate()
-        self._candidate = (step, self._store.save(step, state))
+        held = self._store.save(step, state)
+        self._candidate = None if held is None else (step, held)
         return True
 
     def proved(self) -> None:

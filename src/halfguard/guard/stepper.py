@@ -54,10 +54,12 @@ class Stepper:
         self._named = _by_name(unwrapped(model), optimizers)
         self._had_their_turn: set[int] = set()
         names = [name for name, _, _ in self._named]
-        layout = layout_of(model, [parameter for _, parameter, _ in self._named])
+        # Master weights are updated, but it is the half parameters that lie on the ranks.
+        own = dict(unwrapped(model).named_parameters())
+        held = [(name, own.get(name, updated)) for name, updated, _ in self._named]
+        layout = layout_of(model, [parameter for _, parameter in held])
         self._consensus = Consensus(names, layout, config)
-        named = [(name, parameter) for name, parameter, _ in self._named]
-        self.replicas = Replicas(unwrapped(model), named, layout, self._scale)
+        self.replicas = Replicas(unwrapped(model), held, layout, self._scale)
 
     @property
     def fused(self) -> bool:

@@ -6,6 +6,7 @@ marked good; whatever a kill leaves behind half written has no mark, and is swep
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Mapping
@@ -88,35 +89,45 @@ class Disk:
     ) -> None:
         self._folder, self._device, self._live = folder, device, live
 
-    def save(self, step: int, state: State) -> _Folder:
-        """Start to write a state; the files are whole when ``mark_good`` says so."""
+    def save(self, step: int, state: State) -> _Folder | None:
+        """Start to write a state; the files are whole when ``mark_good`` says so.
+
+        None if some rank cannot write, a full disk for instance; then none of them does.
+        """
         path = self._folder / f"{step:09d}"
-        if rank() == 0:
-            shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
-            path.mkdir(parents=True)
-        all_agree(True, self._device)  # nobody writes before the folder is there
         encoder = _Encoder()
         shared = {name: encoder.encode(part, name) for name, part in state.shared.items()}
         own = encoder.encode(state.own, _prefix(rank()))
-        if encoder.problems:
+        if encoder.problems:  # the same on every rank: they hold the same kinds of things
             raise UsageError(
                 f"This state cannot be kept on disk: {'; '.join(encoder.problems[:3])}.",
                 cure="Use recovery.store='memory', or leave the odd value out of that state_dict.",
             )
-        if rank() == 0:
-            record = SnapshotRecord(step=step, world_size=world_size(), shared=shared)
-            write_whole(path / _SHARED, record.to_json())
-        write_whole(path / f"{_prefix(rank())}.json", RankSnapshotRecord(own=own).to_json())
+        record = SnapshotRecord(step=step, world_size=world_size(), shared=shared)
+        own_record = RankSnapshotRecord(own=own)
+        # The first rank makes the folder, then all write to it, then all send tensors.
+        if not self._together(lambda: _make(path, record) if rank() == 0 else None):
+            return None
+        mine = path / f"{_prefix(rank())}.json"
+        if not self._together(lambda: write_whole(mine, own_record.to_json())):
+            return None
         return _Folder(path, checkpoint.start_saving(path, encoder.tensors))
 
     def mark_good(self, held: _Folder) -> bool:
         """Wait for the files, on all ranks, and mark them; False if some could not be written."""
-        written = self._finish(held)
-        if not all_agree(written, self._device):
-            return False
-        if rank() == 0:
-            write_whole(held.path / _GOOD, "")
-        return True
+        mark = held.path / _GOOD
+        return self._together(lambda: _finish(held)) and self._together(
+            lambda: write_whole(mark, "") if rank() == 0 else None
+        )
+
+    def _together(self, work: Callable[[], object]) -> bool:
+        """Do something on every rank; whether it went well on all of them. A full disk stops no run."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+            logger.warning("a snapshot could not be written: %s", error)
+            return all_agree(False, self._device)
+        return all_agree(True, self._device)
 
     def load(self, held: _Folder) -> State:
         """Read a state; generators and statistics are those of this rank, or else left or the first's."""
@@ -152,7 +163,8 @@ class Disk:
 
     def forget(self, held: _Folder) -> None:
         """Remove the files."""
-        self._finish(held)
+        with contextlib.suppress(Exception):  # half written is good enough to be removed
+            _finish(held)
         if rank() == 0:
             shutil.rmtree(held.path, ignore_errors=True)
 
@@ -165,17 +177,17 @@ class Disk:
         step = word_of(0, step, self._device)
         return None if step is None else (step, _Folder(self._folder / f"{step:09d}"))
 
-    @staticmethod
-    def _finish(held: _Folder) -> bool:
-        try:
-            if held.saving is not None:
-                held.saving.result()
-        except Exception as error:  # noqa: BLE001 - a full disk must not stop the run
-            logger.warning("snapshot %s could not be written: %s", held.path.name, error)
-            return False
-        finally:
-            held.saving = None
-        return True
+
+def _make(path: Path, record: SnapshotRecord) -> None:
+    shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
+    path.mkdir(parents=True)
+    write_whole(path / _SHARED, record.to_json())
+
+
+def _finish(held: _Folder) -> None:
+    saving, held.saving = held.saving, None
+    if saving is not None:
+        saving.result()
 
 
 class _Encoder(Encoder):

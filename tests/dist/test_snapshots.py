@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import halfguard as hg
-from halfguard.guard import stores
+from halfguard.guard import disk
 from tests.dist import jobs
 from tests.support.ranks import Ranks
 
@@ -52,7 +52,7 @@ def test_nothing_is_pickled(ranks: Callable[[int], Ranks], tmp_path: Path) -> No
 
 def full_disk(folder: str, full_on: int, steps: int) -> tuple[int, int | None]:
     """Train while one rank cannot write its part of a snapshot."""
-    module: Any = stores
+    module: Any = disk
     real = module.write_whole
 
     def write(path: Path, content: Any) -> None:

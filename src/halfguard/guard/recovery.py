@@ -21,9 +21,10 @@ from torch.optim import Optimizer
 from halfguard.errors import UsageError
 from halfguard.guard import rng
 from halfguard.guard.config import ClipConfig, GuardConfig, RecoveryConfig, Remedy
+from halfguard.guard.disk import Disk
 from halfguard.guard.parts import Stateful, parameters_of
 from halfguard.guard.snapshots import Snapshots
-from halfguard.guard.stores import Disk, Memory, Store
+from halfguard.guard.stores import Memory, Store
 
 logger = logging.getLogger("halfguard")
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from halfguard.replay.autopsy import replay
     from halfguard.trace.first_nonfinite import find_first_nonfinite
     from halfguard.trace.tracer import trace
+    from halfguard.validate.validating import validate
     from halfguard.workload import Workload
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "replay": ("halfguard.replay.autopsy", "replay", "torch"),
     "trace": ("halfguard.trace.tracer", "trace", "torch"),
     "upcast_trainable": ("halfguard.precision", "upcast_trainable", "torch"),
+    "validate": ("halfguard.validate.validating", "validate", "validate"),
 }
 
 __all__ = [
@@ -76,6 +78,7 @@ __all__ = [
     "replay",
     "trace",
     "upcast_trainable",
+    "validate",
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -319,6 +321,31 @@ def test_a_cast_made_without_gradients_does_not_serve_later() -> None:
         assert linear(x).requires_grad
         linear(x).sum().backward()
     assert linear.weight.grad is not None
+
+
+_FIRST_REGION_INSIDE_ANOTHER = """
+import torch
+from halfguard.precision.emulation import emulate_autocast
+
+weight, x = torch.nn.Parameter(torch.ones(1, 1)), torch.ones(1, 1)
+for step in range(3):
+    with torch.autocast("cpu", dtype=torch.float16), emulate_autocast("cuda"):
+        out = torch.nn.functional.linear(x, weight)
+    print(out.item())
+    with torch.no_grad():
+        weight.add_(1)
+"""
+
+
+def test_a_region_that_began_before_the_first_emulation_leaves_no_cast_behind() -> None:
+    # In a process of its own: only the first emulation of a process is the first.
+    ran = subprocess.run(
+        [sys.executable, "-c", _FIRST_REGION_INSIDE_ANOTHER],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == ["1.0", "2.0", "3.0"]
 
 
 def test_a_product_accumulates_in_float32_and_overflows_when_it_is_rounded() -> None:

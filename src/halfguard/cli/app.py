@@ -28,6 +28,8 @@ COMMANDS = (
     "probe",
     "plan",
     "replay",
+    "validate",
+    "report",
 )
 
 

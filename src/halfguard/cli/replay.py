@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from halfguard.records.autopsy import Autopsy
-    from halfguard.report.blocks import Block, Page, Table
 
 app = typer.Typer(add_completion=False)
 
@@ -38,6 +35,7 @@ def replay(
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
     autopsy = _run(incident, entry)
+    from halfguard.cli.pages import print_page  # noqa: PLC0415
     from halfguard.records import write_whole  # noqa: PLC0415
     from halfguard.report import autopsy_page, to_html, to_markdown  # noqa: PLC0415
 
@@ -49,7 +47,7 @@ def replay(
     if as_json:
         typer.echo(autopsy.to_json())
     else:
-        _print(page)
+        print_page(page)
     raise typer.Exit(0 if autopsy.cure is not None else 1)
 
 
@@ -66,58 +64,3 @@ def _run(incident: Path, entry: str | None) -> Autopsy:
             bar.advance()
 
         return run(incident, entry, watch=watch)
-
-
-def _print(page: Page) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    from halfguard.report.blocks import clean  # noqa: PLC0415
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(Text(clean(page.title), style="bold"))
-    for block in page.blocks:
-        _print_block(block, console)
-
-
-def _print_block(block: Block, console: Console) -> None:
-    from rich.padding import Padding  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    from halfguard.report import blocks as b  # noqa: PLC0415
-
-    shown: RenderableType | None = None
-    match block:
-        case b.Heading(text):
-            console.print()
-            shown = Text(b.clean(text), style="bold cyan")
-        case b.Text(parts, tone):
-            shown = Text(
-                b.clean("".join(parts)), style={"good": "green", "bad": "red", "": ""}[tone]
-            )
-        case b.Listing(items):
-            shown = Text("\n".join(f"- {b.clean(item)}" for item in items))
-        case b.Code(text):
-            shown = Padding(Text(b.clean(text), no_wrap=False, overflow="fold"), (0, 0, 0, 4))
-        case b.Table():
-            shown = _table(block)
-        case b.Figure():
-            return  # the table above it has the numbers
-    console.print(shown)
-
-
-def _table(table: Table) -> RenderableType:
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table as Shown  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    from halfguard.report.blocks import clean  # noqa: PLC0415
-
-    shown = Shown(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in table.heads:
-        shown.add_column(head, overflow="fold")
-    styles = {"good": "green", "bad": "", "": ""}
-    tones = table.tones or [""] * len(table.rows)
-    for row, tone in zip(table.rows, tones, strict=True):
-        shown.add_row(*(Text(clean(cell)) for cell in row), style=styles[tone])
-    return shown

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 from halfguard.errors import MissingExtraError
 
+_MODULES = {"torch": ("torch",), "validate": ("torch", "numpy", "scipy")}
+
 
 @contextmanager
-def torch_needed(command: str) -> Iterator[None]:
-    """Around the imports of a command's instrument."""
+def torch_needed(command: str, extra: str = "torch") -> Iterator[None]:
+    """Around the imports of a command's instrument; ``extra`` is what brings all that they need."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "torch":
+        if (error.name or "").split(".")[0] not in _MODULES[extra]:
             raise
-        raise MissingExtraError(command, "torch") from error
+        raise MissingExtraError(command, extra) from error

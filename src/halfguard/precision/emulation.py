@@ -60,6 +60,7 @@ def emulate_autocast(
     before = [(device, _flags(device)) for device in ("cuda", "cpu")]
     _depth.regions += 1
     torch.autocast_increment_nesting()
+    _forget_casts_at(nesting=1)
     try:
         for device, _ in before:
             _set_flags(device, (True, dtype))
@@ -89,6 +90,14 @@ def _recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1 and not torch.cuda.is_available()
 
 
+def _forget_casts_at(*, nesting: int) -> None:
+    # Also where an outermost region begins: one that was entered before autocast was taught leaves by
+    # the method that it had looked up then, and what was cast in it would serve the next step.
+    torch.autocast_increment_nesting()
+    if torch.autocast_decrement_nesting() == nesting:
+        autocast_kernels.forget_casts()
+
+
 @cache
 def _teach_autocast() -> None:
     """Make ``torch.autocast("cuda")`` inside an emulated region set both devices' flags."""
@@ -116,6 +125,7 @@ def _teach_autocast() -> None:
         )
         self._halfguard_cpu = _flags("cpu") if mirrored else None
         enter(self)
+        _forget_casts_at(nesting=1)
         if mirrored:
             _set_flags("cpu", (self._enabled, self.fast_dtype))
         return self
@@ -124,9 +134,7 @@ def _teach_autocast() -> None:
         result = leave(self, *error)
         if (before := getattr(self, "_halfguard_cpu", None)) is not None:
             _set_flags("cpu", before)
-        torch.autocast_increment_nesting()
-        if torch.autocast_decrement_nesting() == 0:
-            autocast_kernels.forget_casts()
+        _forget_casts_at(nesting=0)
         return result
 
     # Checkpointing restores the flags of the CPU and of one other device, which must be CUDA.

@@ -5,6 +5,18 @@ An instrument's answer becomes a ``Page`` of blocks once; each way of writing it
 
 from halfguard.report.autopsy import autopsy_page
 from halfguard.report.html import to_html
+from halfguard.report.junit import to_junit
 from halfguard.report.markdown import to_markdown
+from halfguard.report.run import run_page
+from halfguard.report.story import Story
+from halfguard.report.study import study_page
 
-__all__ = ["autopsy_page", "to_html", "to_markdown"]
+__all__ = [
+    "Story",
+    "autopsy_page",
+    "run_page",
+    "study_page",
+    "to_html",
+    "to_junit",
+    "to_markdown",
+]

@@ -15,6 +15,12 @@ class Mono(str):
     __slots__ = ()
 
 
+class Link(str):
+    """A path, as seen from the page, such as ``incidents/000123-r0``."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Heading:
     """The title of what follows."""
@@ -71,6 +77,18 @@ class Page:
 
     title: str
     blocks: Sequence[Block]
+
+
+def without_figures(blocks: Sequence[Block]) -> list[Block]:
+    """For writers that cannot draw: the drawings are left out, and titles that only stood over drawings."""
+    kept: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Figure):
+            continue
+        if isinstance(block, Heading) and kept and isinstance(kept[-1], Heading):
+            kept.pop()
+        kept.append(block)
+    return kept
 
 
 def clean(text: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from html import escape as escaped
 from itertools import zip_longest
+from urllib.parse import quote
 
 from halfguard.report.blocks import (
     Block,
     Code,
     Figure,
     Heading,
+    Link,
     Listing,
     Mono,
     Page,
@@ -21,26 +23,41 @@ from halfguard.report.blocks import (
 STYLE = """
 :root{color-scheme:light dark;--ink:#1d2329;--soft:#5c6670;--paper:#fff;--line:#d9dee3;--shade:#f4f6f8;
 --good:#1a7f37;--bad:#b3261e;--zero:#e9ecef;--sub:#fdf0cf;--normal:#dcf0e1;--over:#fbdcd9;--in:#2f6fb3;
---out:#b3261e}
+--out:#b3261e;--c0:#5c6670;--c1:#2f6fb3;--c2:#c8571b;--c3:#2a8c4a;--c4:#8a4fb3;--c5:#b08a00;
+--mild:#b08a00}
 @media (prefers-color-scheme:dark){:root{--ink:#e4e8ec;--soft:#9aa5b0;--paper:#15191d;--line:#343c44;
 --shade:#1f252b;--good:#5ccf7d;--bad:#ff8a80;--zero:#252b31;--sub:#3d3520;--normal:#1d3626;--over:#46211f;
---in:#7db4ec;--out:#ff8a80}}
+--in:#7db4ec;--out:#ff8a80;--c0:#a9b3bd;--c1:#7db4ec;--c2:#ff9d66;--c3:#5ccf7d;--c4:#c9a0ef;--c5:#e6c34a;
+--mild:#e6c34a}}
 body{font:15px/1.55 system-ui,sans-serif;margin:2.5em auto;max-width:60em;padding:0 1.2em;color:var(--ink);
 background:var(--paper)}
 h1{font-size:1.5em;line-height:1.25;margin:0 0 .8em}h2{font-size:1.1em;margin:2em 0 .5em}
 p{margin:.5em 0}p.good{color:var(--good)}p.bad{color:var(--bad)}p.good,p.bad{font-weight:600}
 code,pre{font:13px/1.5 ui-monospace,monospace;background:var(--shade);border-radius:4px}
-code{padding:1px 4px;overflow-wrap:anywhere}pre{padding:.8em 1em;overflow-x:auto}
+code{padding:1px 4px;overflow-wrap:anywhere}pre{padding:.8em 1em;white-space:pre-wrap;
+overflow-wrap:anywhere}
 .scroll,figure{overflow-x:auto;margin:1em 0}table{border-collapse:collapse;width:100%}
 th,td{text-align:left;vertical-align:top;padding:4px 14px 4px 0;border-bottom:1px solid var(--line)}
 th{font-weight:600;color:var(--soft)}tr.good td:nth-child(2){color:var(--good);font-weight:600}
-tr.bad td:nth-child(2){color:var(--bad)}figcaption{color:var(--soft);font-size:.9em}
+tr.bad td:nth-child(2){color:var(--bad);font-weight:600}figcaption{color:var(--soft);font-size:.9em}
 svg{width:100%;min-width:640px;height:auto}svg text{font:12px system-ui,sans-serif;fill:var(--ink)}
 svg .mono{font:12px ui-monospace,monospace}svg .soft{fill:var(--soft)}svg .end{text-anchor:end}
 svg .mid{text-anchor:middle}svg .zero{fill:var(--zero)}svg .sub{fill:var(--sub)}
 svg .normal{fill:var(--normal)}svg .over{fill:var(--over)}svg .in{fill:var(--in)}svg .out{fill:var(--out)}
 svg line{stroke:var(--soft);stroke-width:1}svg line.limit{stroke:var(--bad);stroke-dasharray:4 3}
+svg line.grid{stroke:var(--line)}svg .strong{font-weight:600}svg .curve{fill:none;stroke-width:1.6;
+stroke-linejoin:round}svg .band{opacity:.18}svg .bar{stroke:var(--ink)}svg .point{fill:var(--ink)}
+svg .seed{fill:var(--soft)}svg .mark{stroke-width:2}svg .mark.bad{stroke:var(--bad)}
+svg .mark.mild{stroke:var(--mild)}svg .curve.c0{stroke-dasharray:5 3}a{color:var(--in)}
 """
+# One palette for lines and their bands; the first colour is the baseline's.
+STYLE += "".join(
+    f"svg .curve.c{i}{{stroke:var(--c{i})}}svg .band.c{i},svg .dot.c{i}{{fill:var(--c{i})}}"
+    for i in range(6)
+)
+
+
+_ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def to_html(page: Page) -> str:
@@ -49,6 +66,8 @@ def to_html(page: Page) -> str:
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        # Names come from strangers. They are escaped; and were one not, a browser would still run nothing.
+        f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
         f"<title>{title}</title><style>{STYLE}</style></head><body>",
         f"<h1>{title}</h1>",
         *(_block(block) for block in page.blocks),
@@ -62,6 +81,9 @@ def _text(text: str) -> str:
 
 
 def _inline(text: str) -> str:
+    if isinstance(text, Link):
+        # "./" and quoting: whatever the folder is called, this is a path and never a scheme.
+        return f'<a href="./{quote(clean(text))}">{_text(text)}</a>'
     return f"<code>{_text(text)}</code>" if isinstance(text, Mono) else _text(text)
 
 

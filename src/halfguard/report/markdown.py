@@ -1,26 +1,29 @@
-"""A page as Markdown: for an issue, a pull request, a chat. Drawings are left out, their captions stay."""
+"""A page as Markdown: for an issue, a pull request, a chat. Drawings are left out."""
 
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from halfguard.report.blocks import (
     Block,
     Code,
     Figure,
     Heading,
+    Link,
     Listing,
     Mono,
     Page,
     Table,
     Text,
     clean,
+    without_figures,
 )
 
 
 def to_markdown(page: Page) -> str:
     """The whole page as text."""
-    parts = [f"# {_text(page.title)}", *(_block(block) for block in page.blocks)]
+    parts = [f"# {_text(page.title)}", *map(_block, without_figures(page.blocks))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -32,6 +35,8 @@ def _text(text: str) -> str:
 
 
 def _inline(text: str) -> str:
+    if isinstance(text, Link):
+        return f"[{_text(text)}](./{quote(clean(text))})"
     if not isinstance(text, Mono) or not text.strip():
         return _text(text)
     flat = " ".join(clean(text).split("\n")).replace(

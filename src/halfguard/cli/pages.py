@@ -1,0 +1,68 @@
+"""A page in the terminal: the blocks of the report room as rich text, drawings left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from halfguard.report.blocks import Block, Page, Table
+
+_SHORT = 14  # characters of a word that is never broken, such as INCONCLUSIVE
+
+
+def print_page(page: Page) -> None:
+    """Print all of it; nothing in the text can steer the terminal."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from halfguard.report.blocks import Heading, clean, without_figures  # noqa: PLC0415
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(Text(clean(page.title), style="bold"))
+    for block in without_figures(page.blocks):
+        if isinstance(block, Heading):
+            console.print()
+        console.print(_block(block))
+
+
+def _block(block: Block) -> RenderableType:
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from halfguard.report import blocks as b  # noqa: PLC0415
+
+    match block:
+        case b.Heading(text):
+            return Text(b.clean(text), style="bold cyan")
+        case b.Text(parts, tone):
+            style = {"good": "green", "bad": "red", "": ""}[tone]
+            return Text(b.clean("".join(parts)), style=style)
+        case b.Listing(items):
+            return Text("\n".join(f"- {b.clean(item)}" for item in items))
+        case b.Code(text):
+            return Padding(Text(b.clean(text), no_wrap=False, overflow="fold"), (0, 0, 0, 4))
+        case b.Table():
+            return _table(block)
+        case b.Figure(_, caption):
+            return Text(b.clean(caption))
+
+
+def _table(table: Table) -> RenderableType:
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table as Shown  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from halfguard.report.blocks import clean  # noqa: PLC0415
+
+    shown = Shown(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, head in enumerate(table.heads):
+        words = [row[index] for row in table.rows]
+        whole = all(" " not in word and len(word) <= _SHORT for word in (head, *words))
+        shown.add_column(clean(head), overflow="fold", no_wrap=whole)
+    styles = {"good": "green", "bad": "red", "": ""}
+    tones = table.tones or [""] * len(table.rows)
+    for row, tone in zip(table.rows, tones, strict=True):
+        shown.add_row(*(Text(clean(cell)) for cell in row), style=styles[tone])
+    return shown

@@ -1,0 +1,128 @@
+"""``halfguard validate``: is 16 bits as good as 32, and who says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+
+if TYPE_CHECKING:
+    from halfguard.cli.bars import Bar
+    from halfguard.validate.sections import ExecutorSpec
+    from halfguard.validate.spec import Spec
+    from halfguard.validate.study import OnProgress, Progress
+
+
+class _SpecOrCommand(typer.core.TyperGroup):
+    """``halfguard validate SPEC.yaml`` is short for ``halfguard validate run SPEC.yaml``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_SpecOrCommand,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Compare 16-bit training with FP32: halfguard validate SPEC.yaml",
+)
+
+
+@app.command()
+def run(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="What to compare: a YAML file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for every run and the report; else runs/NAME.")
+    ] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="local or ray, in place of the specification's.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Run a study, or go on with it, and give the verdict on every candidate.
+
+    Exit code 0: every candidate passes; 1: one does not; 2: a mistake in the call.
+    """
+    from halfguard.cli.bars import progress  # noqa: PLC0415
+    from halfguard.cli.pages import print_page  # noqa: PLC0415
+    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+    from halfguard.cli.verdicts import save_verdict  # noqa: PLC0415
+
+    with torch_needed("halfguard validate", extra="validate"):
+        from halfguard.records.study import Study  # noqa: PLC0415
+        from halfguard.validate.spec import Spec  # noqa: PLC0415
+        from halfguard.validate.study import make_executor, missing  # noqa: PLC0415
+        from halfguard.validate.validating import default_folder, validate  # noqa: PLC0415
+    checked = Spec.load(spec)
+    folder = out or default_folder(checked)
+    where = make_executor(_executor(checked, executor, workers))
+    try:
+        with progress(checked.name, len(missing(checked, folder))) as bar:
+            telling = _telling(bar, checked)
+            verdict = validate(checked, folder=folder, executor=where, on_progress=telling)
+    except KeyboardInterrupt:
+        said = f"Interrupted. Every finished run is kept in {folder}; the same command goes on."
+        typer.echo(said, err=True)
+        raise typer.Exit(130) from None
+    study = Study.from_json((folder / "study.json").read_bytes())
+    page = save_verdict(folder, study, verdict)
+    if as_json:
+        typer.echo(verdict.to_json())
+    else:
+        print_page(page)
+        typer.echo(f"\nThe whole report: {folder / 'report.html'}")
+    raise typer.Exit(verdict.exit_code)
+
+
+@app.command()
+def approve(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a study.")],
+    by: Annotated[str, typer.Option(help="Who has read the report.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the sign-off as JSON.")] = False,
+) -> None:
+    """Sign a study off; a file that changes afterwards makes the sign-off void."""
+    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+    from halfguard.cli.verdicts import sign  # noqa: PLC0415
+
+    with torch_needed("halfguard validate approve", extra="validate"):
+        from halfguard.validate.judgement import statistics  # noqa: F401, PLC0415
+    signed = sign(folder, by)
+    if as_json:
+        typer.echo(signed.to_json())
+    else:
+        typer.echo(
+            f"Signed by {signed.by} at {signed.at}: {signed.word}, {len(signed.files)} files."
+        )
+
+
+def _executor(spec: Spec, kind: str | None, workers: int | None) -> ExecutorSpec:
+    from halfguard.validate.sections import ExecutorSpec  # noqa: PLC0415
+
+    given = {"kind": kind, "workers": workers}
+    if kind not in (None, "local", "ray"):
+        raise typer.BadParameter(f"{kind!r} is neither local nor ray", param_hint="--executor")
+    changed = {key: value for key, value in given.items() if value is not None}
+    return ExecutorSpec.model_validate(spec.executor.model_dump() | changed)
+
+
+def _telling(bar: Bar, spec: Spec) -> OnProgress:
+    def tell(progress: Progress) -> None:
+        if progress.last is not None:
+            bar.advance()
+        left = progress.seconds_left
+        words = "" if left is None else f", about {_time(left)} left"
+        bar.say(f"{spec.name}: {progress.done} of {progress.total}{words}")
+
+    return tell
+
+
+def _time(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:.1f} h"

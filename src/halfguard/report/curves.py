@@ -1,0 +1,234 @@
+"""Curves over steps as SVG: a line a candidate, the spread of its seeds behind it, bad numbers marked.
+
+However long a run was, a curve is drawn from a few hundred columns, each with the mean, the lowest and the
+highest of its steps: the page stays small, and a spike of one step stays visible. A number that is not finite
+breaks the line and is marked at the upper edge.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from halfguard.report.axes import Axis, covering, plain, spans_decades
+from halfguard.report.blocks import clean
+
+COLUMNS = 320  # of a drawing; more could not be told apart
+COLOURS = 6
+_WIDTH, _HEIGHT = 720, 272
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 706, 52, 228
+
+
+@dataclass(frozen=True)
+class Column:
+    """Some neighbouring steps: where they lie, and what their numbers were."""
+
+    step: float
+    mean: float
+    low: float
+    high: float
+    bad: int = 0  # numbers that were not finite
+
+
+Run = tuple[Sequence[float], Sequence[float]]  # steps, and a number for each
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve; ``colour`` is its place in the palette."""
+
+    name: str
+    columns: Sequence[Column]
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at a step: a tick at the lower edge, with its words as a tooltip."""
+
+    step: float
+    text: str
+    bad: bool = True
+
+
+def columns(runs: Sequence[Run], count: int = COLUMNS) -> list[Column]:
+    """Several runs over their steps, ascending, gathered into at most ``count`` columns for all of them.
+
+    Millions of numbers pass through here, so whole slices are looked at, never single numbers.
+    """
+    runs = [run for run in runs if run[0]]
+    if not runs:
+        return []
+    first, last = min(steps[0] for steps, _ in runs), max(steps[-1] for steps, _ in runs)
+    width = max((last - first + 1) / count, 1.0)
+    found, starts = [], [0] * len(runs)
+    for index in range(int((last - first) // width) + 1):
+        ends = [bisect_left(steps, first + (index + 1) * width) for steps, _ in runs]
+        slices = [
+            (steps[start:end], values[start:end])
+            for (steps, values), start, end in zip(runs, starts, ends, strict=True)
+            if end > start
+        ]
+        if slices:
+            found.append(_gathered(slices))
+        starts = ends
+    return found
+
+
+def _gathered(slices: Sequence[Run]) -> Column:
+    step = sum((steps[0] + steps[-1]) / 2 for steps, _ in slices) / len(slices)
+    good = [value for _, values in slices for value in _finite(values)]
+    bad = sum(len(values) for _, values in slices) - len(good)
+    if not good:
+        return Column(step, math.nan, math.nan, math.nan, bad)
+    return Column(step, _mean(good), min(good), max(good), bad)
+
+
+def _finite(values: Sequence[float]) -> Sequence[float]:
+    try:
+        sane = math.isfinite(math.fsum(values))
+    except (OverflowError, ValueError):  # beyond the largest number, or infinities of both signs
+        sane = False
+    return values if sane else [value for value in values if math.isfinite(value)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
+def thinned(given: Sequence[Column], count: int = COLUMNS) -> list[Column]:
+    """At most ``count`` columns, of equal width, in the order of their steps."""
+    if not given:
+        return []
+    first, last = min(c.step for c in given), max(c.step for c in given)
+    width = max((last - first + 1) / count, 1.0)
+    gathered: dict[int, list[Column]] = {}
+    for column in given:
+        gathered.setdefault(int((column.step - first) // width), []).append(column)
+    return [_merged(part) for _, part in sorted(gathered.items())]
+
+
+def point(step: float, value: float) -> Column:
+    """One number at one step."""
+    if math.isfinite(value):
+        return Column(step, value, value, value)
+    return Column(step, math.nan, math.nan, math.nan, 1)
+
+
+def _merged(parts: list[Column]) -> Column:
+    if len(parts) == 1:
+        return parts[0]
+    step = sum(part.step for part in parts) / len(parts)
+    bad = sum(part.bad for part in parts)
+    good = [part for part in parts if not math.isnan(part.mean)]
+    if not good:
+        return Column(step, math.nan, math.nan, math.nan, bad)
+    mean = _mean([part.mean for part in good])
+    return Column(step, mean, min(p.low for p in good), max(p.high for p in good), bad)
+
+
+def draw(
+    lines: Sequence[Line],
+    *,
+    label: str,
+    log: bool | None = None,
+    marks: Sequence[Mark] = (),
+) -> str:
+    """The drawing; ``log`` is chosen by the numbers unless it is given."""
+    numbers = [value for line in lines for c in line.columns for value in (c.low, c.high, c.mean)]
+    x = covering([c.step for line in lines for c in line.columns], _LEFT, _RIGHT)
+    logarithmic = spans_decades(numbers) if log is None else log
+    y = covering(numbers, _BOTTOM, _TOP, log=logarithmic)
+    shown = [line for line in lines if line.columns]
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(clean(label))}">',
+        *_frame(x, y, label),
+        *(piece for line in shown for piece in _band(line, x, y)),
+        # The first line, the baseline, is dashed and on top: what follows it exactly shows through.
+        *(piece for line in (*shown[1:], *shown[:1]) for piece in _line(line, x, y)),
+        *(_mark(mark, x) for mark in marks),
+        *_legend(shown),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def _frame(x: Axis, y: Axis, label: str) -> Iterator[str]:
+    for value in y.ticks():
+        place = y.at(value)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>'
+        yield f'<text class="soft end" x="{_LEFT - 7}" y="{place + 4:.1f}">{plain(value)}</text>'
+    for value in x.ticks(8):
+        place = x.at(value)
+        yield f'<line x1="{place:.1f}" x2="{place:.1f}" y1="{_BOTTOM}" y2="{_BOTTOM + 4}"/>'
+        yield f'<text class="soft mid" x="{place:.1f}" y="{_BOTTOM + 17}">{plain(value)}</text>'
+    yield f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>'
+    yield f'<text class="soft mid" x="{(_LEFT + _RIGHT) / 2}" y="{_HEIGHT - 8}">step</text>'
+    told = f"{clean(label)}{', logarithmic' if y.log else ''}"
+    yield f'<text class="strong" x="4" y="14">{escape(told)}</text>'
+
+
+def _runs(line: Line) -> Iterator[list[Column]]:
+    """The stretches of a line between columns without any number."""
+    stretch: list[Column] = []
+    for column in line.columns:
+        if math.isnan(column.mean):
+            if stretch:
+                yield stretch
+            stretch = []
+        else:
+            stretch.append(column)
+    if stretch:
+        yield stretch
+
+
+def _band(line: Line, x: Axis, y: Axis) -> Iterator[str]:
+    for stretch in _runs(line):
+        if all(c.low == c.high for c in stretch):
+            continue
+        upper = [f"{x.at(c.step):.1f} {y.at(c.high):.1f}" for c in stretch]
+        lower = [f"{x.at(c.step):.1f} {y.at(c.low):.1f}" for c in reversed(stretch)]
+        yield f'<path class="band c{line.colour % COLOURS}" d="M{"L".join(upper + lower)}Z"/>'
+
+
+def _line(line: Line, x: Axis, y: Axis) -> Iterator[str]:
+    colour = f"c{line.colour % COLOURS}"
+    for stretch in _runs(line):
+        places = [f"{x.at(c.step):.1f} {y.at(c.mean):.1f}" for c in stretch]
+        if len(places) == 1:
+            where = x.at(stretch[0].step), y.at(stretch[0].mean)
+            yield f'<circle class="dot {colour}" cx="{where[0]:.1f}" cy="{where[1]:.1f}" r="2.5"/>'
+        else:
+            yield f'<path class="curve {colour}" d="M{"L".join(places)}"/>'
+    for column in line.columns:
+        if column.bad:
+            place = x.at(column.step)
+            yield f'<path class="dot {colour}" d="M{place - 3.5:.1f} {_TOP - 7}h7l-3.5 6z">'
+            yield f"<title>{escape(clean(line.name))}, step {column.step:.0f}: not finite</title></path>"
+
+
+def _mark(mark: Mark, x: Axis) -> str:
+    place, kind = x.at(mark.step), "bad" if mark.bad else "mild"
+    return (
+        f'<path class="mark {kind}" d="M{place:.1f} {_BOTTOM}v-9">'
+        f"<title>{escape(clean(mark.text))}</title></path>"
+    )
+
+
+def _legend(lines: Sequence[Line]) -> Iterator[str]:
+    if len(lines) < 2:
+        return
+    most = int((_RIGHT / len(lines) - 34) / 6.4)  # letters that fit, all names on one row
+    place = 6.0
+    for line in lines:
+        name = clean(line.name).replace("\n", " ")
+        name = name if len(name) <= max(most, 3) else f"{name[: max(most, 3) - 1]}…"
+        yield f'<path class="curve c{line.colour % COLOURS}" d="M{place:.1f} 28h16"/>'
+        yield f'<text x="{place + 20:.1f}" y="32">{escape(name)}</text>'
+        place += 34 + 6.4 * len(name)

@@ -1,0 +1,120 @@
+"""What a study asks, and which of its runs belong together: the pairs of each candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from halfguard.errors import RecordError
+from halfguard.records.study import RunResult, Study
+from halfguard.validate.judgement.statistics import FEWEST, Floats, Terms
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the specification asks."""
+
+    baseline: str
+    candidates: tuple[tuple[str, str], ...]  # name and precision
+    metric: str
+    terms: Terms
+    seeds: tuple[int, ...]
+    sequential: bool
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What one candidate offers: the metrics of the seeds that both finished, and those that it broke."""
+
+    name: str
+    precision: str
+    seeds: tuple[int, ...]
+    baseline: Floats
+    candidate: Floats
+    broken: tuple[RunResult, ...]
+    lost: tuple[RunResult, ...]  # by their machines: nothing is known, so nothing is claimed
+
+    @property
+    def enough(self) -> bool:
+        """Whether anything may be claimed from them."""
+        return len(self.seeds) >= FEWEST
+
+
+def question_of(study: Study) -> Question:
+    """The specification, as far as the verdict needs it."""
+    try:
+        spec = study.spec
+        limits = spec["thresholds"]
+        return Question(
+            baseline=spec["baseline"]["name"],
+            candidates=tuple((arm["name"], arm["precision"]) for arm in spec["candidates"]),
+            metric=spec["metric"]["name"],
+            terms=Terms(limits["pass"], limits["marginal"], spec["metric"]["higher_is_better"]),
+            seeds=tuple(spec["seeds"]),
+            sequential=bool(spec.get("sequential", False)),
+        )
+    except (KeyError, TypeError) as error:
+        raise RecordError(
+            f"The study {study.name!r} cannot be judged: its specification lacks {error}."
+        ) from error
+
+
+def finished(run: RunResult | None, metric: str) -> bool:
+    """Whether a run came to its end with a metric that is a number."""
+    return (
+        run is not None and run.failure is None and math.isfinite(run.metrics.get(metric, math.nan))
+    )
+
+
+def repetitions(baseline: Sequence[RunResult]) -> tuple[int, ...]:
+    """Seeds whose run is one that was there before: the same weights, batches, losses and metrics.
+
+    A repetition is no further evidence. Counted as a seed it would make the noise look smaller than it is.
+    """
+    seen: set[tuple[object, ...]] = set()
+    repeated: list[int] = []
+    for run in baseline:
+        if run.failure is None and run.initial_weights is not None:
+            metrics = tuple(sorted(run.metrics.items()))
+            what = (run.initial_weights, run.batch_order, run.curve.loss, metrics)
+            if what in seen:
+                repeated.append(run.seed)
+            seen.add(what)
+    return tuple(repeated)
+
+
+def pairs_of(
+    name: str,
+    precision: str,
+    question: Question,
+    runs: Mapping[tuple[str, int], RunResult],
+) -> Pairs:
+    """The seeds that the baseline finished, by what the candidate did with them."""
+    seeds: list[int] = []
+    broken: list[RunResult] = []
+    gone: list[RunResult] = []
+    repeated = repetitions([run for (of, _), run in runs.items() if of == question.baseline])
+    for seed in question.seeds:
+        own = runs.get((name, seed))
+        if own is None or not finished(runs.get((question.baseline, seed)), question.metric):
+            continue
+        if finished(own, question.metric):
+            seeds += [] if seed in repeated else [seed]
+        else:
+            (gone if own.lost else broken).append(own)
+
+    def metrics(of: str) -> Floats:
+        return np.array([runs[of, seed].metrics[question.metric] for seed in seeds])
+
+    return Pairs(
+        name=name,
+        precision=precision,
+        seeds=tuple(seeds),
+        baseline=metrics(question.baseline),
+        candidate=metrics(name),
+        broken=tuple(broken),
+        lost=tuple(gone),
+    )

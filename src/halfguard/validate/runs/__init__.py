@@ -1,0 +1,1 @@
+"""One run: what determines it, and how it is carried out in the process it was given to."""

@@ -1,0 +1,157 @@
+"""A whole study: which runs are missing, have them run, check that they are pairs, and put them together.
+
+The order of what finishes decides nothing. A study is assembled from the ledger in the order of its
+specification, so one that was interrupted twenty times, or spread over ten machines, is the same study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from halfguard.records.study import RunResult, Speed, Study
+from halfguard.validate.executors import Executor
+from halfguard.validate.executors.local import LocalExecutor
+from halfguard.validate.ledger import Ledger, Result
+from halfguard.validate.runs.pairing import refuse_strangers
+from halfguard.validate.runs.speed import speed_of_runs
+from halfguard.validate.runs.task import Task, run_tasks, speed_tasks
+from halfguard.validate.sections import ExecutorSpec
+from halfguard.validate.spec import Spec
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a study is; ``last`` has just come in, or is None for what was there already."""
+
+    done: int
+    total: int
+    last: Result | None
+    seconds_left: float | None
+
+
+OnProgress = Callable[[Progress], None]
+# Asked whenever a seed is complete whether the runs of the seeds so far decide; true ends the study.
+Enough = Callable[[Study], bool]
+
+
+def run_study(
+    spec: Spec | Mapping[str, Any] | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    executor: Executor | None = None,
+    on_progress: OnProgress | None = None,
+    enough: Enough | None = None,
+) -> Study:
+    """Run what ``folder`` does not have yet of the study that ``spec`` describes.
+
+    Every finished run is kept in ``folder``; starting again there goes on where it was stopped.
+    """
+    spec = Spec.load(spec)
+    sweep = _Sweep(spec, Ledger(folder), on_progress or _silent, enough or _never)
+    executor = executor or make_executor(spec.executor)
+    sweep.go(executor)
+    study = sweep.study()
+    sweep.ledger.save(study)
+    return study
+
+
+def missing(spec: Spec, folder: str | os.PathLike[str]) -> list[Task]:
+    """What ``run_study`` would have to run."""
+    ledger = Ledger(folder)
+    return [task for task in (*run_tasks(spec), *speed_tasks(spec)) if ledger.find(task) is None]
+
+
+def make_executor(spec: ExecutorSpec) -> Executor:
+    """The executor that a specification asks for."""
+    if spec.kind == "local":
+        return LocalExecutor(spec.workers)
+    from halfguard.validate.executors.ray import RayExecutor  # noqa: PLC0415 - an extra
+
+    return RayExecutor(spec)
+
+
+class _Sweep:
+    """The results so far, those found in the ledger included."""
+
+    def __init__(self, spec: Spec, ledger: Ledger, on_progress: OnProgress, enough: Enough) -> None:
+        self.spec, self.ledger = spec, ledger
+        self._on_progress, self._enough = on_progress, enough
+        minutes = spec.budget.minutes
+        self._deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self._tasks = [*run_tasks(spec), *speed_tasks(spec)]
+        found = ((task.key, ledger.find(task)) for task in self._tasks)
+        self._results: dict[str, Result] = {key: one for key, one in found if one is not None}
+        self._found, self._started = len(self._results), time.monotonic()
+        self._refuse_strangers()
+        self._tell(None)
+
+    def go(self, executor: Executor) -> None:
+        """Have run what has no result yet; as soon as the seeds decide, only speed is still measured."""
+        decided = self._deciding_seeds() is not None
+        missing = [task for task in self._tasks if task.key not in self._results]
+        todo = [task for task in missing if task.alone or not decided]
+        if not todo:
+            return
+        with contextlib.closing(executor.run(todo, deadline=self._deadline)) as results:
+            for task, result in results:
+                self._keep(task, result)
+                if not decided and self._deciding_seeds() is not None:
+                    break
+            else:
+                return
+        self.go(executor)
+
+    def study(self) -> Study:
+        """What there is, in the specification's order; of the deciding seeds, if there are such."""
+        return self._study(self._deciding_seeds() or self.spec.seeds)
+
+    def _deciding_seeds(self) -> tuple[int, ...] | None:
+        """The fewest seeds that are enough, taken in the specification's order, whatever came first."""
+        missing = {t.seed for t in self._tasks if not t.alone and t.key not in self._results}
+        seeds = tuple(itertools.takewhile(lambda seed: seed not in missing, self.spec.seeds))
+        looks = (seeds[:count] for count in range(1, len(seeds) + 1))
+        return next((look for look in looks if self._enough(self._study(look))), None)
+
+    def _study(self, seeds: tuple[int, ...]) -> Study:
+        names = [arm.name for arm in self.spec.arms]
+        results = [self._results[task.key] for task in self._tasks if task.key in self._results]
+        runs = [one for one in results if isinstance(one, RunResult) and one.seed in seeds]
+        runs.sort(key=lambda run: names.index(run.candidate))  # stable: seeds stay in their order
+        speeds = [one for one in results if isinstance(one, Speed)]
+        if self.spec.command is not None:
+            pairs = (speed_of_runs(name, names[0], tuple(runs)) for name in names[1:])
+            speeds = [speed for speed in pairs if speed is not None]
+        return Study(
+            name=self.spec.name, spec=self.spec.dump(), runs=tuple(runs), speeds=tuple(speeds)
+        )
+
+    def _keep(self, task: Task, result: Result) -> None:
+        self._results[task.key] = result
+        if not result.lost:  # a machine's failure is not kept: it may be cured next time
+            self.ledger.record(task, result)
+        self._refuse_strangers()
+        self._tell(result)
+
+    def _refuse_strangers(self) -> None:
+        refuse_strangers(self._study(self.spec.seeds).runs, self.spec.baseline.name)
+
+    def _tell(self, last: Result | None) -> None:
+        done, total = len(self._results), len(self._tasks)
+        here = done - self._found
+        pace = (time.monotonic() - self._started) / here if here else None
+        left = None if pace is None else pace * (total - done)
+        self._on_progress(Progress(done, total, last, left))
+
+
+def _never(_: Study) -> bool:
+    return False
+
+
+def _silent(_: Progress) -> None:
+    pass

@@ -1,0 +1,95 @@
+"""Curves and axes: any number has a place on paper, order is kept, and ticks are round and few."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.dom import minidom
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from halfguard.report.axes import covering, plain, spans_decades
+from halfguard.report.curves import Line, Mark, columns, draw
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+finite = st.floats(-1e300, 1e300)
+
+
+@given(st.lists(finite, min_size=1, max_size=20), st.booleans())
+def test_an_axis_holds_its_numbers_in_their_order(values: list[float], log: bool) -> None:
+    values = [abs(value) + 1e-290 for value in values] if log else values
+    axis = covering(values, 10.0, 90.0, log=log)
+    places = [axis.at(value) for value in sorted(values)]
+    assert all(10.0 <= place <= 90.0 for place in places)
+    assert places == sorted(places)
+
+
+@given(st.lists(finite, min_size=1, max_size=20), st.booleans())
+def test_ticks_lie_on_the_axis_and_are_few(values: list[float], log: bool) -> None:
+    axis = covering([abs(v) + 1e-290 for v in values] if log else values, 0.0, 1.0, log=log)
+    ticks = axis.ticks(5)
+    assert len(ticks) <= 12
+    assert all(
+        (axis.low <= tick * (1 + 1e-9) and tick * (1 - 1e-9) <= axis.high) or tick <= 0
+        for tick in ticks
+    )
+    assert ticks == sorted(ticks)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "expected"),
+    [
+        (0.0, 10.0, False, [0, 2, 4, 6, 8, 10]),
+        (1e-3, 1e3, True, [1e-3, 1e-1, 1e1, 1e3]),
+        (1024.0, 8192.0, True, [1024.0, 2048.0, 4096.0, 8192.0]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, log: bool, expected: list[float]) -> None:
+    assert covering([low, high], 0.0, 1.0, log=log).ticks(5) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (65536.0, "65536"), (1e-8, "1e-8"), (2.5e7, "2e7"), (0.01, "0.01")],
+)
+def test_numbers_beside_an_axis_are_short(value: float, text: str) -> None:
+    assert plain(value) == text
+
+
+def test_ratios_are_drawn_where_numbers_span_decades() -> None:
+    assert spans_decades([0.01, 1.0])
+    assert not spans_decades([0.5, 1.0])
+    assert not spans_decades([0.0, 1.0])
+    assert not spans_decades([])
+
+
+@given(
+    st.lists(st.lists(numbers, max_size=12), min_size=1, max_size=3), st.sampled_from([None, True])
+)
+@example([[1.0000000000000002e300]], None)
+@example([[1e308]], True)
+@example([[1e-308]], True)
+def test_every_number_can_be_drawn(runs: list[list[float]], log: bool | None) -> None:
+    lines = [Line(f"line {i}", columns([(range(len(run)), run)]), i) for i, run in enumerate(runs)]
+    svg = draw(lines, label="a < b", log=log, marks=[Mark(3, "x & y")])
+    minidom.parseString(svg)
+    assert not re.search(r'[="MLHVh ](nan|-?inf)\b', svg)
+
+
+def test_a_line_goes_where_its_numbers_are_and_breaks_where_there_are_none() -> None:
+    values = [1.0, 2.0, math.nan, 4.0, 3.0]
+    svg = draw([Line("loss", columns([(range(5), values)]), 1)], label="loss")
+    paths = re.findall(r'<path class="curve c1" d="M([^"]*)"', svg)
+    assert len(paths) == 2
+    heights = [float(part.split()[1]) for path in paths for part in path.split("L")]
+    assert heights[0] > heights[1] > heights[3] > heights[2]  # paper counts from above
+    assert "step 2: not finite" in svg
+
+
+def test_the_spread_of_seeds_is_a_band() -> None:
+    svg = draw(
+        [Line("a", columns([(range(4), [1.0] * 4), (range(4), [2.0] * 4)]), 0)], label="loss"
+    )
+    assert svg.count('class="band c0"') == 1

@@ -1,0 +1,161 @@
+"""The page of a study: the verdict first, everything it rests on, small, and deaf to markup in names."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+from xml.dom import minidom
+
+import pytest
+
+from halfguard.records.study import Curve, Study
+from halfguard.records.verdict import Approval, Standing, Word
+from halfguard.report import study_page, to_html, to_junit, to_markdown
+from halfguard.report.forest import draw_forest
+from halfguard.validate.judgement.verdict import judge
+from tests.report.test_page import EVIL, Tags
+from tests.validate.studies import curve, losing, run, study
+
+
+@pytest.fixture
+def mixed() -> Study:
+    """One candidate that broke, one that passes, one that nobody can tell."""
+    made = study(
+        {
+            "fp16-mixed": [0.7816, 0.79, None, 0.78, 0.77],
+            "fp16-mixed guarded": losing(0.001),
+            "bf16-mixed": losing(0.009, wobble=0.006),
+        }
+    )
+    bad = [
+        run.model_copy(update={"curve": curve(run.seed, bad=(11, 12), scale=65536.0)})
+        if run.candidate == "fp16-mixed"
+        else run
+        for run in made.runs
+    ]
+    return made.model_copy(update={"runs": tuple(bad)})
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"<[^>]*>|[`*\\]", "", page.partition("</style>")[2] or page)
+
+
+@pytest.mark.parametrize("write", [to_html, to_markdown])
+def test_a_page_says_the_verdict_first_and_everything_it_rests_on(mixed: Study, write: Any) -> None:
+    page = text_of(write(study_page(mixed, judge(mixed), Standing())))
+    parts = ["ocr: FAIL", "INCONCLUSIVE", "1 of 5 seeds broke where fp32 finished", "What was asked",
+             "1.18 (1.15 to 1.21)", "2.9 GB (69%)", "65536 to 524288", "Checklist",
+             "for a person", "The way back to FP32", "precision: fp32", "Not signed",
+             "torch 2.13", "loss is NaN at step 7"]  # fmt: skip
+    places = [page.find(part) for part in parts]
+    assert -1 not in places, parts[places.index(-1)]
+    assert places[0] == min(places)
+
+
+def test_curves_are_drawn_and_labelled(mixed: Study) -> None:
+    page = to_html(study_page(mixed, judge(mixed)))
+    figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(figures) == 4
+    for figure, label in zip(
+        figures, ["better", "training loss", "gradient norm", "loss scale"], strict=True
+    ):
+        assert label in figure
+        assert "fp16-mixed" in figure
+    assert figures[1].count('class="curve c') >= 8  # four lines, four in the legend
+    assert "not finite" in figures[2]
+
+
+def test_names_with_markup_in_them_are_only_text(mixed: Study, tmp_path: Path) -> None:
+    clean_page = Tags(to_html(study_page(mixed, judge(mixed), Standing())))
+    text = mixed.to_json().replace("guarded", EVIL.translate({10: "\\n", 34: '\\"', 27: "\\u001b"}))
+    text = text.replace('"ocr"', '"</title><script>alert(1)</script>"')
+    evil = Study.from_json(text.replace("loss is NaN", "<img src=x onerror=alert(1)>"))
+    assert any("<script>" in run.candidate for run in evil.runs)
+    verdict = judge(evil)
+    page = to_html(study_page(evil, verdict, Standing()))
+    tags = Tags(page)
+    assert tags.open == []
+    assert tags.names == clean_page.names
+    assert "<script" not in page
+    assert "\x1b" not in page
+    markdown = to_markdown(study_page(evil, verdict, Standing()))
+    outside = re.sub(r"(?<!\\)(`+)(?!`).*?(?<!`)\1(?!`)", "", markdown)
+    assert "<script" not in outside
+    assert "<img" not in outside
+    cases = minidom.parseString(to_junit(verdict)).getElementsByTagName("testcase")
+    assert [case.getAttribute("name") for case in cases][1].startswith("fp16-mixed <script>")
+
+
+def test_very_long_curves_stay_small() -> None:
+    steps = 200_000
+    loss = tuple(2.0 + math.sin(i / 50) for i in range(steps))
+    long = Curve(steps=tuple(range(steps)), loss=loss, grad_norm=loss, scale=loss)
+    made = study({"fp16-mixed": losing(0.0), "bf16-mixed": losing(0.0)})
+    runs = [one.model_copy(update={"curve": long}) if one.seed == 0 else one for one in made.runs]
+    page = to_html(study_page(made.model_copy(update={"runs": tuple(runs)}), judge(made)))
+    assert len(page.encode()) < 300_000
+    assert "200000" in page  # the axis still reaches the end
+
+
+def test_the_sign_off_is_shown_as_what_it_is_worth(mixed: Study) -> None:
+    verdict = judge(mixed)
+    signed = Approval(by="Ada <b>", at="2026-01-01", word=Word.FAIL, evidence=verdict.evidence)
+    valid = to_html(study_page(mixed, verdict, Standing(approval=signed)))
+    assert "FAIL signed by Ada &lt;b&gt; on 2026-01-01" in valid
+    assert "VOID" not in valid
+    void = to_html(study_page(mixed, verdict, Standing(approval=signed, changed=("runs/a.json",))))
+    assert "VOID" in void
+    assert "<code>runs/a.json</code>" in void
+
+
+def test_the_forest_puts_bars_where_the_numbers_are() -> None:
+    made = study({"a": losing(0.0, wobble=0.004), "b": losing(0.118)})
+    verdict = judge(made)
+    svg = draw_forest(verdict)
+    good = verdict.comparisons[0]
+    green = re.search(r'<rect class="normal" x="([\d.]+)" y="30" width="([\d.]+)"', svg)
+    assert green is not None
+    edge = float(green[1]) + float(green[2])
+    bars = re.findall(r'stroke-width="5" d="M([\d.]+) \d+H([\d.]+)"', svg)
+    assert float(bars[0][0]) < float(bars[0][1]) < edge
+    assert good.high < 0.01
+    limits = re.findall(r'class="limit" x1="([\d.]+)"', svg)
+    share = (float(bars[0][1]) - float(limits[0])) / (float(limits[1]) - float(limits[0]))
+    assert share * 0.01 == pytest.approx(good.high - 0.01, abs=2e-5)
+    assert "l-9 -5v10z" in svg  # the one that lies far away is an arrow
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0, 0.0, 0.0, 0.0], [1e300, 2e300, 1e300, 3e300], [1e-300] * 4]
+)
+def test_no_number_breaks_a_page(values: list[float]) -> None:
+    odd = Curve(
+        steps=(0, 1, 2, 3),
+        loss=(math.inf, -1e308, 1e308, math.nan),
+        grad_norm=(0.0, 0.0, 0.0, 0.0),
+        scale=(1.0, 0.0, math.inf, 2.0),
+    )
+    made = study({"fp16-mixed": values}, [1.0, 2.0, 1.5, 1.2])
+    made = made.model_copy(
+        update={"runs": tuple(one.model_copy(update={"curve": odd}) for one in made.runs)}
+    )
+    page = to_html(study_page(made, judge(made)))
+    assert not re.search(r'[" ](nan|inf|-inf)["%A-Z ]', page.replace("is inf", ""))
+
+
+def test_a_study_without_curves_and_without_pairs_has_a_page_too() -> None:
+    made = study({"fp16-mixed": [0.8]}, [0.8])
+    bare = run("fp16-mixed", 0, 0.8, curve=Curve(), peak_bytes=None, environment={})
+    made = made.model_copy(update={"runs": (made.runs[0], bare), "speeds": ()})
+    page = to_html(study_page(made, judge(made)))
+    assert "INCONCLUSIVE" in page
+    assert not re.search(r"nan%|\bnan\b|inf%", text_of(page))
+
+
+def test_junit_counts_everything_but_pass_as_a_failure(mixed: Study) -> None:
+    suite = minidom.parseString(to_junit(judge(mixed))).getElementsByTagName("testsuite")[0]
+    assert (suite.getAttribute("tests"), suite.getAttribute("failures")) == ("3", "2")
+    types = [failure.getAttribute("type") for failure in suite.getElementsByTagName("failure")]
+    assert types == ["FAIL", "INCONCLUSIVE"]

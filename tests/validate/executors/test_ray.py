@@ -1,0 +1,49 @@
+"""A real Ray cluster of three nodes, one of them killed in the middle of the sweep."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfguard.records.study import Study
+from halfguard.validate.executors.local import LocalExecutor
+from halfguard.validate.study import run_study
+from tests.validate.cluster import cluster_spec
+from tests.validate.helper import numbers
+
+pytest.importorskip("ray")
+
+
+def on_a_cluster(folder: Path) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.validate.cluster", str(folder)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=200)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said.decode()
+    answer: dict[str, int] = json.loads(out.splitlines()[-1])
+    return answer
+
+
+def test_a_killed_node_costs_a_run_and_nothing_else(tmp_path: Path) -> None:
+    answer = on_a_cluster(tmp_path)
+    study = Study.from_json((tmp_path / "study/study.json").read_bytes())
+    assert answer["killed"]
+    assert len(study.runs) == 6
+    assert all(run.failure is None for run in study.runs)
+    assert max(run.attempt for run in study.runs) >= 2  # the node died with a run on it
+    assert answer["finished"] == 6  # and nothing that had finished was run again
+    assert len(study.speeds) == 1
+
+    local = run_study(cluster_spec(), tmp_path / "local", LocalExecutor(2))
+    assert [numbers(run) for run in study.runs] == [numbers(run) for run in local.runs]

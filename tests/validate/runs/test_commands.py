@@ -1,0 +1,91 @@
+"""The command form drives a script that was never meant for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfguard.errors import UsageError
+from halfguard.validate.executors.local import LocalExecutor
+from halfguard.validate.runs.commands import run_command
+from halfguard.validate.runs.task import run_tasks
+from halfguard.validate.spec import Spec
+from halfguard.validate.study import run_study
+
+SCRIPT = Path(__file__).parent / "script.py"
+TEMPLATE = f"{sys.executable} {SCRIPT} --dtype {{precision}} --seed {{seed}} --save {{out}}"
+
+WRITES_A_LIST = "import sys; open(sys.argv[3], 'w').write('[1]')"
+
+
+def spec_of(command: str = TEMPLATE, **keys: Any) -> Spec:
+    values = {
+        "name": "script",
+        "command": command,
+        "baseline": "float32",
+        "candidates": ["float16"],
+        "seeds": 1,
+        "metric": {"name": "error", "higher_is_better": False},
+    }
+    return Spec.load(values | keys)
+
+
+def test_an_unmodified_script_is_a_study(tmp_path: Path) -> None:
+    study = run_study(spec_of(), tmp_path, LocalExecutor(2))
+    base, half = study.runs
+    assert (base.candidate, base.precision, half.precision) == ("float32", "float32", "float16")
+    assert base.metrics.keys() == {"error"}
+    assert base.metrics["error"] < 1e-6 < half.metrics["error"]
+    assert base.peak_bytes is not None
+    assert base.peak_bytes > 2**20
+    assert [speed.candidate for speed in study.speeds] == ["float16"]
+    assert study.speeds[0].ratio == base.duration / half.duration
+
+
+def test_a_script_that_fails_is_a_failed_run_with_its_last_words() -> None:
+    spec = spec_of(f"{TEMPLATE} --crash float16")
+    base, half = (run_command(task) for task in run_tasks(spec))
+    assert base.failure is None
+    assert half.metrics == {}
+    assert half.failure is not None
+    assert half.failure.endswith("exit code 1: RuntimeError: out of range")
+
+
+def test_no_shell_reads_the_command(tmp_path: Path) -> None:
+    harm = tmp_path / "harm"
+    odd = {"name": "odd", "precision": f"; touch {harm} $(touch {harm}) `touch {harm}` *"}
+    run_command(run_tasks(spec_of(candidates=[odd]))[1])
+    assert not harm.exists()
+
+
+def test_braces_that_are_not_ours_stay() -> None:
+    spec = spec_of(f"{TEMPLATE} --config '{{\"width\": 3}}'")
+    assert run_command(run_tasks(spec)[0]).failure is None
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("no-such-program {precision} {seed} {out}", "'no-such-program' cannot be started"),
+        (f"{sys.executable} -c 0 {{precision}} {{seed}} {{out}}", "left no JSON"),
+        (
+            f'{sys.executable} -c "{WRITES_A_LIST}" {{precision}} {{seed}} {{out}}',
+            "no number 'error'",
+        ),
+    ],
+)
+def test_a_mistake_in_the_command_is_told(command: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run_command(run_tasks(spec_of(command))[0])
+
+
+def test_a_changed_script_is_run_again(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.read_text())
+    command = TEMPLATE.replace(str(SCRIPT), str(tmp_path / "script.py"))
+    before = run_tasks(spec_of(command))[0].key
+    assert run_tasks(spec_of(command))[0].key == before
+    (tmp_path / "script.py").write_text(SCRIPT.read_text() + "\n")
+    assert run_tasks(spec_of(command))[0].key != before

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import halfguard as hg
+from halfguard.errors import RecordError
 from halfguard.guard import disk
 from tests.dist import jobs
 from tests.support.ranks import Ranks
@@ -78,3 +81,82 @@ def test_a_full_disk_on_one_rank_stops_nobody(
     ranks: Callable[[int], Ranks], full_on: int, tmp_path: Path
 ) -> None:
     assert ranks(2).run(full_disk, str(tmp_path), full_on, 11) == [(11, None)] * 2
+
+
+def experts(folder: str, steps: int) -> tuple[float, float]:
+    """Each rank has an expert of its own; how far it is from itself, and from the other, after a return."""
+    expert = nn.Linear(4, 4)
+    net = nn.Sequential(nn.Linear(jobs.FEATURES, 4), expert)
+    with torch.random.fork_rng():
+        torch.manual_seed(dist.get_rank())
+        nn.init.normal_(expert.weight)
+    ignored = [f"1.{name}" for name, _ in expert.named_parameters()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ignored)
+    model = DistributedDataParallel(net)
+    optimizer = jobs.optimizer_of(model, "adamw")
+    config = {"recovery": jobs.RECOVERY, "scale": {"init": 256.0}}
+    guard = hg.Guard(model, optimizer, config, run_dir=folder)
+    kept = []
+    for step in range(steps):
+        guard.step(jobs.loss_fn, jobs.batch_of(step, 2, dist.get_rank()))
+        kept.append(
+            (expert.weight.detach().clone(), optimizer.state[expert.weight]["exp_avg"].clone())
+        )
+    again = hg.Guard(model, optimizer, config, run_dir=folder)
+    assert again.resume()
+    weight, moment = kept[again.step_index - 1]
+    both = [torch.empty_like(weight) for _ in range(2)]
+    dist.all_gather(both, expert.weight.detach())
+    errors = [expert.weight - weight, optimizer.state[expert.weight]["exp_avg"] - moment]
+    return max(e.abs().max().item() for e in errors), (both[0] - both[1]).abs().max().item()
+
+
+def test_what_a_rank_holds_alone_returns_to_that_rank(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    for error, apart in ranks(2).run(experts, str(tmp_path), 11):
+        assert error == 0
+        assert apart > 0.1
+
+
+def damaged(folder: str) -> str:
+    model, _ = jobs.make("ddp")
+    optimizer = jobs.optimizer_of(model, "sgd")
+    guard = hg.Guard(model, optimizer, {"recovery": jobs.RECOVERY}, run_dir=folder)
+    with pytest.raises(RecordError, match="by this rank or by another") as raised:
+        guard.resume()
+    return raised.value.cure
+
+
+def test_a_file_that_one_rank_lacks_stops_all_of_them(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    ranks(2).run(jobs.snapshotted, "ddp", str(tmp_path), 11)
+    next((tmp_path / "snapshots").glob("*/rank-00001.json")).unlink()
+    assert all("Remove its folder" in cure for cure in ranks(2).run(damaged, str(tmp_path)))
+
+
+def test_a_second_run_in_the_same_folder_keeps_what_it_takes(tmp_path: Path) -> None:
+    def run(steps: int) -> hg.Guard:
+        model, _ = jobs.make("alone")
+        config = {"recovery": {**jobs.RECOVERY, "every": 100}, "skip": {"max_consecutive": 1}}
+        guard = hg.Guard(model, jobs.optimizer_of(model, "sgd"), config, run_dir=tmp_path)
+        for step in range(steps):
+            guard.step(jobs.loss_fn, jobs.batch_of(step, 2))
+        return guard
+
+    run(3).close()
+    again = run(3)
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["000000000"]
+    x, y = jobs.batch_of(9, 2)
+    assert again.step(jobs.loss_fn, (x * torch.nan, y)).action == "roll_back"
+
+
+def test_half_written_folders_are_swept_away(tmp_path: Path) -> None:
+    left = tmp_path / "snapshots" / "000000006"
+    left.mkdir(parents=True)
+    model, _ = jobs.make("alone")
+    config = {"recovery": jobs.RECOVERY}
+    guard = hg.Guard(model, jobs.optimizer_of(model, "sgd"), config, run_dir=tmp_path)
+    assert not guard.resume()
+    assert not left.exists()

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from halfguard.dist.ranks import world_size
+from halfguard.errors import RecordError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -53,6 +54,16 @@ def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> Future[Any]:
         no_dist=world_size() == 1,
     )
     return cast("Future[Any]", saving)
+
+
+def wait_for(saving: Future[Any]) -> None:
+    """Wait until everything is on disk; an error of any rank is raised on all of them."""
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
+
+    try:
+        saving.result()
+    except CheckpointException as error:  # which is no Exception, and would pass every handler
+        raise RecordError(f"The snapshot could not be written: {error}") from error
 
 
 def stored(folder: Path) -> dict[str, Kind]:

@@ -82,15 +82,28 @@ def _holders_of(parameter: DTensor) -> Holders:
 
 @lru_cache(maxsize=64)
 def _holders_on_mesh(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Holders:
-    here = mesh.get_coordinate()
+    root, placed = _over_the_whole_mesh(mesh, placements)
+    here = root.get_coordinate()
     if here is None:
         return Holders((rank(),))
     index = tuple(
-        slice(None) if placement.is_replicate() else coordinate
-        for placement, coordinate in zip(placements, here, strict=True)
+        slice(None) if placement is None or placement.is_replicate() else coordinate
+        for placement, coordinate in zip(placed, here, strict=True)
     )
-    ranks = tuple(mesh.mesh[index].reshape(-1).tolist())
+    ranks = tuple(root.mesh[index].reshape(-1).tolist())
     return ALL if len(ranks) == world_size() else Holders(ranks)
+
+
+def _over_the_whole_mesh(
+    mesh: DeviceMesh, placements: tuple[Placement, ...]
+) -> tuple[DeviceMesh, Sequence[Placement | None]]:
+    """The mesh that a part of it was cut from; along what was cut away, everybody holds the same."""
+    root = mesh._get_root_mesh()
+    by_name = dict(zip(mesh.mesh_dim_names or (), placements, strict=False))
+    names = root.mesh_dim_names or ()
+    if root is mesh or not by_name.keys() <= set(names):
+        return mesh, placements
+    return root, [by_name.get(name) for name in names]
 
 
 def _on_one_mesh(parameters: Iterable[Tensor]) -> bool:

@@ -11,8 +11,8 @@ are looked up among the loaded modules and never imported here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -40,6 +40,14 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
     if loaded is None:
         return []
     return [module for module in model.modules() if isinstance(module, loaded.FSDPModule)]
+
+
+def reduce_partial(parameter: Tensor) -> None:
+    """Add up a gradient that is still in parts, as sequence parallelism leaves it."""
+    grad = parameter.grad
+    if grad is not None and is_spread(grad) and any(p.is_partial() for p in grad.placements):
+        assert is_spread(parameter)  # noqa: S101 - a gradient lies where its parameter does
+        parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -90,6 +98,11 @@ class Shard:
         )
 
 
+def is_joining(model: nn.Module) -> bool:
+    """Whether ranks that run out of data shadow the others (``with model.join():``)."""
+    return isinstance(model, DistributedDataParallel) and model._join_config.enable
+
+
 def holding_gradients_back(model: nn.Module, hold: bool) -> AbstractContextManager[Any]:
     """Keep the gradients of a forward and backward pass on each rank, to be reduced with later ones."""
     if isinstance(model, DistributedDataParallel):
@@ -99,18 +112,18 @@ def holding_gradients_back(model: nn.Module, hold: bool) -> AbstractContextManag
     return nullcontext()
 
 
-@contextmanager
-def sharded_in_full_precision(model: nn.Module) -> Iterator[None]:
-    """Let FSDP2 gather and reduce parameters in their own dtype, whatever its policy says."""
+def widen(model: nn.Module) -> Callable[[], None]:
+    """Let FSDP2 gather and reduce parameters in their own dtype; returns what puts its policy back."""
     modules = sharded_modules(model)
     before = [module._get_fsdp_state()._mp_policy for module in modules]
-    try:
-        for module, policy in zip(modules, before, strict=True):
-            _set_policy(module, _widened(policy))
-        yield
-    finally:
+
+    def put_back() -> None:
         for module, policy in zip(modules, before, strict=True):
             _set_policy(module, policy)
+
+    for module, policy in zip(modules, before, strict=True):
+        _set_policy(module, _widened(policy))
+    return put_back
 
 
 def _widened(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
@@ -123,7 +136,9 @@ def _set_policy(module: FSDPModule, policy: MixedPrecisionPolicy) -> None:
     module.reshard()
     state: Any = module._get_fsdp_state()
     state._mp_policy = policy
-    for group in state._fsdp_param_groups:
+    # A list since torch 2.13; one or none before.
+    groups = getattr(state, "_fsdp_param_groups", None)
+    for group in filter(None, [state._fsdp_param_group] if groups is None else groups):
         group.mp_policy = policy
         group._init_mp_dtypes()
         for parameter in group.fsdp_params:

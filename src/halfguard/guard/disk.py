@@ -21,7 +21,7 @@ from torch import Tensor
 from halfguard.dist import checkpoint
 from halfguard.dist.ranks import all_agree, rank, word_of, world_size
 from halfguard.dist.wrapping import is_spread
-from halfguard.errors import UsageError
+from halfguard.errors import RecordError, UsageError
 from halfguard.guard.stores import State
 from halfguard.incident.encode import Encoder, decode
 from halfguard.records import RankSnapshotRecord, SnapshotRecord, write_whole
@@ -86,20 +86,29 @@ class Disk:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
-            logger.warning("a snapshot could not be written: %s", error)
+            logger.warning("a snapshot could not be written or read: %s", error)
             return all_agree(False, self._device)
         return all_agree(True, self._device)
 
     def load(self, held: _Folder) -> State:
         """Read a state; generators and statistics are those of this rank, or else left or the first's."""
-        record = SnapshotRecord.from_json((held.path / _SHARED).read_bytes())
-        same = record.world_size == world_size()
-        mine = held.path / f"{_prefix(rank() if same else 0)}.json"
-        own = RankSnapshotRecord.from_json(mine.read_bytes()).own
+        read: list[Any] = []
+        if not self._together(lambda: read.extend(_read_records(held.path))):
+            raise RecordError(
+                f"The snapshot {held.path} cannot be read, by this rank or by another one.",
+                cure="Remove its folder to go on from an earlier one, or to start anew.",
+            )
+        record, own, same = read
         tensors = self._read(held.path, _prefix(rank() if same else 0))
         shared = {name: decode(part, tensors) for name, part in record.shared.items()}
         state = State(shared, decode(own, tensors))
         if not same:
+            if any(name.startswith("optimizer") for name in state.own):
+                raise UsageError(
+                    f"{record.world_size} ranks took this snapshot, each with parameters of its own; "
+                    f"{world_size()} ranks cannot share them out.",
+                    cure=f"Go on with {record.world_size} ranks.",
+                )
             state.own.pop("rng", None)
             logger.warning(
                 "snapshot of %d ranks read by %d: random generators start anew",
@@ -133,8 +142,11 @@ class Disk:
         """The last good snapshot of an earlier run, the same on every rank."""
         step = None
         if rank() == 0:
-            good = [path.parent for path in self._folder.glob(f"*/{_GOOD}")]
-            step = max((int(path.name) for path in good if path.name.isdigit()), default=None)
+            taken = [path for path in self._folder.glob("*") if path.name.isdigit()]
+            good = [path for path in taken if (path / _GOOD).exists()]
+            for path in set(taken) - set(good):
+                shutil.rmtree(path, ignore_errors=True)
+            step = max((int(path.name) for path in good), default=None)
         step = word_of(0, step, self._device)
         return None if step is None else (step, _Folder(self._folder / f"{step:09d}"))
 
@@ -145,10 +157,17 @@ def _make(path: Path, record: SnapshotRecord) -> None:
     write_whole(path / _SHARED, record.to_json())
 
 
+def _read_records(path: Path) -> tuple[SnapshotRecord, Any, bool]:
+    record = SnapshotRecord.from_json((path / _SHARED).read_bytes())
+    same = record.world_size == world_size()
+    mine = path / f"{_prefix(rank() if same else 0)}.json"
+    return record, RankSnapshotRecord.from_json(mine.read_bytes()).own, same
+
+
 def _finish(held: _Folder) -> None:
     saving, held.saving = held.saving, None
     if saving is not None:
-        saving.result()
+        checkpoint.wait_for(saving)
 
 
 class _Encoder(Encoder):

@@ -94,7 +94,7 @@ class Guard:
             self.config.skip.on_nonfinite == "retry_fp32" or self._chronicle.incidents is not None
         )
         micro = MicroBatch(batch, about, loss_fn, rng.capture() if repeatable else None)
-        with self._stepper.micro_batch(len(self._window.micro_batches)):
+        with self._stepper.micro_batch(self._window):
             with self.autocast():
                 loss = loss_of(loss_fn(self.model, batch))
             self._backward(loss, micro)
@@ -133,6 +133,12 @@ class Guard:
                 cure="Take turns: backward() and update(optimizer) for one, then for the other; or call "
                 "update() once for all.",
             )
+        if self._window.held_back:
+            raise UsageError(
+                f"{len(self._window.micro_batches)} of {self.config.accumulate} micro-batches were made by "
+                "step(), which lets ranks reduce gradients with the last one; update() comes too early.",
+                cure="Leave the step open: the next epoch's first batches complete it.",
+            )
         return self._update(self.optimizers if optimizer is None else [optimizer])
 
     # -- between steps
@@ -146,8 +152,8 @@ class Guard:
         return summary
 
     def summary(self) -> Summary:
-        """What happened since the guard was made."""
-        self._settle(everything=True)
+        """What happened since the guard was made; among several ranks, as far as it has been judged."""
+        self._settle(everything=self._stepper.alone)  # one rank may ask by itself
         return self._chronicle.tally.summary()
 
     def close(self) -> Summary:
@@ -236,12 +242,13 @@ class Guard:
             self.config,
             Path(run_dir) if run_dir else None,
             self._own_state,
+            self._stepper.private if not self._stepper.alone else frozenset(),
         )
 
     def reconfigure(self, config: GuardConfig) -> None:
         """Go on with another configuration: a remedy, or one's own decision in mid-run."""
-        self.config = self._stepper.config = config
-        self.scaler.set_growth_interval(config.scale.growth_interval)
+        self.config = config
+        self._stepper.reconfigure(config)
 
     # -- one step
 

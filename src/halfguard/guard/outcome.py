@@ -6,8 +6,6 @@ answer already (torch's own optimizers without ``fused`` need it on the host any
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from torch import Tensor
 
 from halfguard.guard.desync import Divergence
@@ -93,7 +91,7 @@ class StepOutcome:
         assert self._gradients is not None  # noqa: S101 - there are some as soon as a step is complete
         return self._gradients
 
-    @cached_property
+    @property
     def culprits(self) -> tuple[str, ...]:
         """Parameters to blame, worst first; empty for an ordinary step."""
         if self.cause is None or self._gradients is None:

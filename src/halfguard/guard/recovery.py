@@ -10,7 +10,7 @@ says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Recovery:
         config: GuardConfig,
         run_dir: Path | None,
         describe: Callable[[], dict[str, Any]],
+        private: Set[int] = frozenset(),
     ) -> None:
         assert config.recovery is not None  # noqa: S101 - made only where it is configured
         self._rules: RecoveryConfig = config.recovery
@@ -54,9 +55,8 @@ class Recovery:
         self._model = model
         parts = {f"optimizer{i}": optimizer for i, optimizer in enumerate(optimizers)}
         device = next(p.device for p in model.parameters())
-        self._snapshots = Snapshots(
-            model, parts | dict(others), self._store(run_dir, device), device
-        )
+        store = self._store(run_dir, device)
+        self._snapshots = Snapshots(model, parts | dict(others), store, device, private)
         self._lr_cut = 1.0  # by going back; stays
         self._in_force = 1.0  # that, and what the remedy on trial adds
         self._healthy = 0  # applied steps since the candidate was taken, or since the last bad one

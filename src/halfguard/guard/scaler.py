@@ -37,6 +37,9 @@ class GradScaler(torch.amp.GradScaler):
     ``floor`` and ``ceiling`` bound the scale. It falls at the ``backoff_after``-th overflow; overflows are
     counted anew after every applied step (``refill_on="applied"``: only overflows in a row count) or after
     every growth of the scale (``refill_on="growth"``: overflows of a whole growth interval count).
+
+    Where there is a process group, ranks ``agree`` in ``update`` whether the scale is to blame: one small
+    sum, without which the scales of a DDP job drift apart. Ranks that train models of their own say False.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class GradScaler(torch.amp.GradScaler):
         ceiling: float = 2.0**24,
         backoff_after: int = 1,
         refill_on: Literal["applied", "growth"] = "applied",
+        agree: bool = True,
     ) -> None:
         device = device or default_device_type()
         if enabled:
@@ -66,6 +70,7 @@ class GradScaler(torch.amp.GradScaler):
         self._overflows_left: Tensor | int = backoff_after  # a tensor once there is a device
         self._witnesses: list[Tensor] = []
         self._agreed: list[Tensor] = []
+        self._agree = agree
         self._refused: list[Tensor] = []
         self._last_refused: Tensor | None = None
         self.last_loss = torch.full(
@@ -224,7 +229,7 @@ class GradScaler(torch.amp.GradScaler):
         ]
         nothing = (torch.stack(values) if len(values) > 1 else values[0]).mul(0).sum()
         # A loss is one rank's own. Ranks that blame the scale must do so together.
-        nothing = nothing if self._agreed else Sum(nothing).join()
+        nothing = Sum(nothing).join() if self._agree and not self._agreed else nothing
         return (overflow + nothing).nan_to_num(nan=0.0)
 
     def _spend(self, blame: Tensor, tracker: Tensor) -> Tensor:

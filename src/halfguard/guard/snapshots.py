@@ -8,17 +8,18 @@ not finite, on any rank, is ever taken, so nothing that is not finite is ever re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from halfguard.dist.ranks import all_agree
 from halfguard.dist.wrapping import local
 from halfguard.errors import UsageError
 from halfguard.guard import rng
-from halfguard.guard.parts import Stateful
+from halfguard.guard.parts import Stateful, parameters_of
 from halfguard.guard.stores import State, Store
 from halfguard.trace.nesting import tensors_in
 
@@ -27,9 +28,15 @@ class Snapshots:
     """The last good state and, while it is on probation, the next one."""
 
     def __init__(
-        self, model: nn.Module, parts: Mapping[str, Stateful], store: Store, device: torch.device
+        self,
+        model: nn.Module,
+        parts: Mapping[str, Stateful],
+        store: Store,
+        device: torch.device,
+        private: Set[int] = frozenset(),
     ) -> None:
         self._model, self._parts, self._store, self._device = model, parts, store, device
+        self._private = private  # ids of parameters that this rank holds alone
         self._good: tuple[int, Any] | None = None
         self._candidate: tuple[int, Any] | None = None
 
@@ -64,10 +71,13 @@ class Snapshots:
         assert self._good is not None  # noqa: S101 - callers look at good_step first
         self.drop_candidate()
         state = self._store.load(self._good[1])
-        model: Any = {**state.shared["model"], **state.own["buffers"]}
+        model: Any = {**state.shared["model"], **state.own["model"]}
         self._model.load_state_dict(model)
         for name, part in self._parts.items():
-            part.load_state_dict(state.shared[name])
+            kept = state.shared[name]
+            if name in state.own:
+                kept["state"] |= state.own[name]
+            part.load_state_dict(kept)
         if "rng" in state.own:
             rng.restore(state.own["rng"])
         extra: dict[str, Any] = state.shared["extra"]
@@ -77,10 +87,13 @@ class Snapshots:
         """Take over the last good snapshot of an earlier run, if there is one.
 
         A run that is already ``at_most`` so far has no use for one from later steps: it must not be
-        mistaken for its own.
+        mistaken for its own. One from the very same step is about to be taken anew.
         """
         self._good = self._store.newest()
-        if self._good is None or at_most is None or self._good[0] <= at_most:
+        if self._good is not None and self._good[0] == at_most:
+            self._forget(self._good)
+            self._good = None
+        if self._good is None or at_most is None or self._good[0] < at_most:
             return self._good is not None
         raise UsageError(
             f"run_dir holds a snapshot of step {self._good[0]} of an earlier run, and this one is at "
@@ -95,13 +108,20 @@ class Snapshots:
 
     def _state(self, extra: Mapping[str, Any], random_state: dict[str, Any]) -> State:
         model = self._model.state_dict()
-        # Running statistics belong to each rank; only parameters are the same on all, or spread.
-        buffers = {name for name, _ in self._model.named_buffers()} & model.keys()
-        own = {
+        # Running statistics belong to each rank, as do experts and stages; the rest is the same on
+        # all ranks, or spread over them.
+        mine = {name for name, _ in self._model.named_buffers()}
+        mine |= {name for name, p in self._model.named_parameters() if id(p) in self._private}
+        own: dict[str, Any] = {
             "rng": rng.portable(random_state),
-            "buffers": {name: model.pop(name) for name in sorted(buffers)},
+            "model": {name: model.pop(name) for name in sorted(mine & model.keys())},
         }
         shared = {name: part.state_dict() for name, part in self._parts.items()}
+        for name, part in self._parts.items():
+            if isinstance(part, Optimizer) and self._private:
+                numbers = [n for n, p in enumerate(parameters_of(part)) if id(p) in self._private]
+                moments = shared[name]["state"]
+                own[name] = {number: moments.pop(number) for number in numbers if number in moments}
         return State({"model": dict(model), **shared, "extra": dict(extra)}, own)
 
     def _forget(self, taken: tuple[int, Any] | None) -> None:

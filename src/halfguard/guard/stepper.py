@@ -7,7 +7,7 @@ healthy run is bitwise the one without us.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,9 +21,12 @@ from torch.optim import Optimizer
 from halfguard.dist.layout import layout_of
 from halfguard.dist.wrapping import (
     holding_gradients_back,
+    is_joining,
+    is_spread,
     local,
-    sharded_in_full_precision,
+    reduce_partial,
     unwrapped,
+    widen,
 )
 from halfguard.errors import UsageError
 from halfguard.guard import rng
@@ -53,27 +56,54 @@ class Stepper:
         self._gate = Gate()
         self._named = _by_name(unwrapped(model), optimizers)
         self._had_their_turn: set[int] = set()
+        self._precision = config.precision  # what FSDP2's policy was made for
+        self._narrow_again: Callable[[], None] | None = None
         names = [name for name, _, _ in self._named]
         # Master weights are updated, but it is the half parameters that lie on the ranks.
         own = dict(unwrapped(model).named_parameters())
         held = [(name, own.get(name, updated)) for name, updated, _ in self._named]
         layout = layout_of(model, [parameter for _, parameter in held])
+        self.private = {  # held by this rank alone: experts, pipeline stages
+            id(p)
+            for (_, p), who in zip(held, layout.holders, strict=True)
+            if who.count == 1 and not is_spread(p)
+        }
         self._consensus = Consensus(names, layout, config)
-        self.replicas = Replicas(unwrapped(model), held, layout, self._scale)
+        updated = [(name, parameter) for name, parameter, _ in self._named]
+        self.replicas = Replicas(model, optimizers, updated, layout, self._scale)
 
     @property
     def fused(self) -> bool:
         """Whether every optimizer can skip a step by itself, so that nobody must wait for the answer."""
         return all(getattr(o, "_step_supports_amp_scaling", False) for o in self.optimizers)
 
-    def micro_batch(self, index: int) -> AbstractContextManager[Any]:
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to agree with."""
+        return self._consensus.alone
+
+    def micro_batch(self, window: Window) -> AbstractContextManager[Any]:
         """The context for the passes of one micro-batch: ranks reduce gradients with the last one."""
-        if self.config.accumulate == 1:
+        if self.config.accumulate == 1 or self.alone:
             return nullcontext()
+        window.held_back = self._holds_back(len(window.micro_batches))
+        return holding_gradients_back(self.model, window.held_back)
+
+    def _holds_back(self, index: int) -> bool:
         # Master weights take each micro-batch's gradients away, and must get them averaged.
         collected = any(isinstance(optimizer, MasterWeights) for optimizer in self.optimizers)
-        hold = index + 1 < self.config.accumulate and not collected
-        return holding_gradients_back(self.model, hold)
+        return index + 1 < self.config.accumulate and not collected
+
+    def reconfigure(self, config: GuardConfig) -> None:
+        """Go on with another configuration; FP32 as a remedy reaches FSDP2's policy as well."""
+        wide = config.precision == "fp32" != self._precision
+        if wide and self._narrow_again is None:
+            self._narrow_again = widen(self.model)
+        elif not wide and self._narrow_again is not None:
+            self._narrow_again()
+            self._narrow_again = None
+        self.config = config
+        self.scaler.set_growth_interval(config.scale.growth_interval)
 
     def backward(self, part: Tensor, micro: MicroBatch, window: Window, *, check: bool) -> None:
         """Scaled backward pass of a micro-batch's part of the loss, which is added to the window.
@@ -97,6 +127,9 @@ class Stepper:
         """Unscale and measure: the row of the step, whether the gate refuses it, and its gradients."""
         if any(id(optimizer) in self._had_their_turn for optimizer in optimizers):
             self._end_round()  # a second turn before the others had theirs, as a critic may have
+        if not self.replicas.complete:
+            for parameter in (p for optimizer in optimizers for p in parameters_of(optimizer)):
+                reduce_partial(parameter)
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
         gradients = self._measure(optimizers)
@@ -145,8 +178,11 @@ class Stepper:
 
     def repeat(self, window: Window) -> tuple[Tensor, Gradients]:
         """The whole step once more in FP32: same batches, random state and buffers, no loss scale."""
-        with sharded_in_full_precision(self.model):
+        narrow_again = widen(self.model)
+        try:
             parts = [self._repeat(micro, index) for index, micro in enumerate(window.micro_batches)]
+        finally:
+            narrow_again()
         gradients = self._measure(self.optimizers)
         sick = 1 - gradients.norms.isfinite().all().to(torch.float32)
         seen = self._consensus.agree(sum(parts[1:], parts[0]), gradients, sick, repeated=True)
@@ -157,7 +193,7 @@ class Stepper:
         if micro.loss_fn is None or micro.rng is None:
             raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
         rng.restore(micro.rng)
-        with self.micro_batch(index):
+        with holding_gradients_back(self.model, self._holds_back(index)):
             with full_precision(self.device.type):
                 part = loss_of(micro.loss_fn(self.model, micro.batch))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
@@ -183,6 +219,11 @@ class Stepper:
 
     def _announce(self, window: Window, *, check: bool) -> None:
         assert window.loss is not None  # noqa: S101 - a window that is complete has one
+        if is_joining(self.model):
+            raise UsageError(
+                "DDP's join() lets ranks stop early, and a rank that has stopped takes part in no decision.",
+                cure="Give every rank the same number of batches: DistributedSampler(drop_last=True).",
+            )
         if not self._consensus.alone:
             fingerprint = self.replicas.fingerprint() if check else None
             self._consensus.announce(window.loss, fingerprint)

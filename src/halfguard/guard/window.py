@@ -31,6 +31,7 @@ class Window:
 
     loss: Tensor | None = None  # summed over micro-batches, each divided by their number
     micro_batches: list[MicroBatch] = field(default_factory=list)
+    held_back: bool = False  # its gradients lie on each rank, for the last micro-batch to reduce
 
     def add(self, part: Tensor, micro_batch: MicroBatch) -> None:
         """Note one micro-batch with its part of the loss, which must be free of its graph."""

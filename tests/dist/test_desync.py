@@ -12,11 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import halfguard as hg
 from halfguard.errors import TrainingHaltedError
-from tests.dist.jobs import Engine, batch_of, full_state, loss_fn, make, optimizer_of
+from tests.dist.jobs import FEATURES, Engine, batch_of, full_state, loss_fn, make, optimizer_of
+from tests.support.counting import OpCounter
 from tests.support.ranks import Ranks
 
 EVERY = 4
@@ -53,7 +56,7 @@ def flipped(engine: Engine, cases: list[tuple[int, int, int, int, int]], action:
     return found
 
 
-def names(engine: Engine) -> list[str]:
+def names() -> list[str]:
     return [name for name, _ in make("alone")[1].named_parameters()]
 
 
@@ -83,7 +86,7 @@ def test_one_flipped_bit_is_found_within_one_interval(ranks: Callable[[int], Ran
         assert [answer[0] for answer in answers] == [answers[0][0]] * 4  # the same on every rank
         assert action == "halt"
         assert step <= at < step + EVERY
-        assert f"rank {rank} differs in {names('ddp')[number]}" in message
+        assert f"rank {rank} differs in {names()[number]}" in message
 
 
 def test_the_majority_heals_the_one(ranks: Callable[[int], Ranks]) -> None:
@@ -91,7 +94,7 @@ def test_the_majority_heals_the_one(ranks: Callable[[int], Ranks]) -> None:
     found = list(zip(*ranks(4).run(flipped, "ddp", cases, "resync"), strict=True))
     for (rank, _, number, _, _), answers in zip(cases, found, strict=True):
         _, action, who, what = answers[0][0]
-        assert (action, who, what) == ("skip", (rank,), (names("ddp")[number],))
+        assert (action, who, what) == ("skip", (rank,), (names()[number],))
         first = answers[0][1]
         for _, weights in answers[1:]:
             assert all(torch.equal(weights[name], first[name]) for name in first)
@@ -151,6 +154,230 @@ def test_running_statistics_are_no_difference(
 def test_a_table_that_nothing_writes_to_is_compared(ranks: Callable[[int], Ranks]) -> None:
     said = ranks(2).run(buffers, False, 20, True)
     assert all("differ in table" in message for [message] in said)
+
+
+Said = list[tuple[str, tuple[int, ...], tuple[str, ...]]]
+
+
+def told(guard: hg.Guard, steps: int, before: Callable[[int], None], loss: Any = loss_fn) -> Said:
+    """What became of each step, who differed and in what; a halt is the last of them."""
+    said: Said = []
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for step in range(steps):
+        before(step)
+        try:
+            outcome = guard.step(loss, batch_of(step, ranks, rank))
+        except TrainingHaltedError as error:
+            return [*said, ("halt", (), (error.message.split("differ", 1)[1].splitlines()[0],))]
+        said.append((str(outcome.action), outcome.ranks, outcome.culprits))
+    return said
+
+
+APPLIED = ("apply", (), ())
+
+
+def state_of_one(lost: bool) -> tuple[Said, float]:
+    """Rank 2 has another weight; its moments are lost, or merely others."""
+    model, _ = make("ddp")
+    optimizer = optimizer_of(model, "adamw")
+    guard = hg.Guard(model, optimizer, {"desync": {"every": 1, "action": "resync"}})
+
+    def before(step: int) -> None:
+        if (dist.get_rank(), step) == (2, 2):
+            flip(next(model.parameters()), 0, 3)
+            for state in optimizer.state.values():
+                state["step"] += 1
+                state["exp_avg"].zero_()
+            if lost:
+                optimizer.state.clear()
+
+    said = told(guard, 4, before)
+    numbers = [v.double().sum().item() for s in optimizer.state.values() for v in s.values()]
+    return said, sum(numbers)
+
+
+def test_state_is_taken_over_and_a_rank_without_it_is_not_waited_for(
+    ranks: Callable[[int], Ranks],
+) -> None:
+    healed, lost = ranks(4).run(state_of_one, False), ranks(4).run(state_of_one, True)
+    skipped = ("skip", (2,), ("layers.0.weight",))
+    assert [said for said, _ in healed] == [[APPLIED, APPLIED, skipped, APPLIED]] * 4
+    assert len({total for _, total in healed}) == 1
+    assert [said[2:] for said, _ in lost] == [[("halt", (), ("s in layers.0.weight",))]] * 4
+
+
+def spread_state() -> tuple[Said, float, bool]:
+    """The scale differs on one rank of four that hold a part each; parts must stay where they are."""
+    model, _ = make("fsdp2")
+    optimizer = optimizer_of(model, "adamw")
+    guard = hg.Guard(model, optimizer, {"desync": {"every": 1, "action": "resync"}})
+    guard.step(loss_fn, batch_of(0, 4, dist.get_rank()))
+
+    def moments() -> list[torch.Tensor]:
+        states: list[Any] = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+        return [state.to_local().clone() for state in states]
+
+    def before(_: int) -> None:
+        if dist.get_rank() == 2:
+            guard.scaler._scale.mul_(0.5)  # type: ignore[union-attr]
+
+    kept = moments()
+    said = told(guard, 1, before)
+    same = all(torch.equal(a, b) for a, b in zip(kept, moments(), strict=True))
+    return said, guard.scaler.get_scale(), same
+
+
+def test_the_state_of_parts_is_not_taken_over(ranks: Callable[[int], Ranks]) -> None:
+    found = ranks(4).run(spread_state)
+    assert found == [([("skip", (2,), ("loss scale",))], 65536.0, True)] * 4
+
+
+def replicated_dtensors() -> tuple[Said, float]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = nn.Linear(FEATURES, 4)
+    for name, parameter in list(model.named_parameters()):
+        spread = distribute_tensor(torch.ones_like(parameter).detach(), mesh, [Replicate()])
+        setattr(model, name, nn.Parameter(spread))
+    config = {"precision": "fp32", "desync": {"every": 1, "action": "resync"}}
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs = DTensor.from_local(torch.ones_like(batch[0]), mesh, [Replicate()])
+        value: torch.Tensor = model(inputs).full_tensor().square().mean()
+        return value
+
+    def before(step: int) -> None:
+        if (dist.get_rank(), step) == (2, 1):
+            flip(model.weight, 0, 20)
+
+    said = told(guard, 3, before, loss)
+    return said, full_state(model)["weight"].sum().item()
+
+
+def test_replicated_dtensors_are_healed(ranks: Callable[[int], Ranks]) -> None:
+    found = ranks(4).run(replicated_dtensors)
+    assert found[0][0] == [APPLIED, ("skip", (2,), ("weight",)), APPLIED]
+    assert found == [found[0]] * 4
+
+
+def never_equal() -> Said:
+    model, _ = make("ddp")
+    config = {"desync": {"every": 1, "action": "resync"}, "skip": {"max_consecutive": 3}}
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
+
+    def before(_: int) -> None:
+        if dist.get_rank() == 2:
+            flip(next(model.parameters()), 0, 3)
+
+    return told(guard, 12, before)
+
+
+def test_healing_gives_up(ranks: Callable[[int], Ranks]) -> None:
+    said = ranks(4).run(never_equal)
+    assert [[action for action, _, _ in one] for one in said] == [["skip", "skip", "halt"]] * 4
+
+
+class Writing(nn.Module):
+    """Buffers that are assigned anew, made in inference mode, and written to when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(FEATURES, 4)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(FEATURES))
+        with torch.inference_mode():
+            self.register_buffer("constant", torch.ones(4))
+        self.seen: torch.Tensor
+        self.register_buffer("seen", torch.zeros(300))
+        self.register_buffer("table", torch.ones(4))
+        self.write = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        if self.write:
+            self.seen += 1
+        scores: torch.Tensor = self.line(x)
+        return scores
+
+
+def writing(on: list[int], action: str) -> Said:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Writing(), broadcast_buffers=False)
+    config = {"precision": "fp32", "desync": {"every": 1, "action": action}}
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
+
+    def before(step: int) -> None:
+        model.module.write = step == 2 and dist.get_rank() in on
+
+    return told(guard, 4, before)
+
+
+def test_buffers_that_all_ranks_write_are_no_difference(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(4).run(writing, [], "halt") == [[APPLIED] * 4] * 4
+    assert ranks(4).run(writing, [0, 1, 2, 3], "halt") == [[APPLIED] * 4] * 4
+
+
+@pytest.mark.parametrize("action", ["halt", "resync"])
+def test_a_buffer_that_one_rank_writes_is_named(ranks: Callable[[int], Ranks], action: str) -> None:
+    """Even with a majority it is no flipped bit, and the program would do it again."""
+    halted = ("halt", (), ("s in seen",))
+    assert ranks(4).run(writing, [1], action) == [[APPLIED, APPLIED, halted]] * 4
+
+
+def operations(count: int) -> tuple[int, int]:
+    """Of one comparison, with buffers of which every second was written to."""
+    net = nn.Sequential(*(WithBuffers() for _ in range(count)))
+    model = DistributedDataParallel(net)
+    stepper = hg.Guard(model, optimizer_of(model, "sgd"))._stepper
+    for module in list(net)[::2]:
+        module.get_buffer("table").add_(1)
+    with OpCounter() as counter:
+        stepper.replicas.fingerprint()
+    return int(counter.total), int(counter.host_syncs)
+
+
+def test_a_comparison_costs_the_same_for_any_number_of_tensors(
+    ranks: Callable[[int], Ranks],
+) -> None:
+    [few], [many] = (set(ranks(2).run(operations, count)) for count in (2, 40))
+    assert few == many
+    assert few[1] == 0
+
+
+def frozen() -> Said:
+    first, last = nn.Linear(FEATURES, 8).requires_grad_(False), nn.Linear(8, 4)
+    model = DistributedDataParallel(nn.Sequential(first, last))
+    optimizer = torch.optim.SGD(last.parameters(), lr=0.1)
+    config = {"precision": "fp32", "desync": {"every": 1, "action": "resync"}}
+    guard = hg.Guard(model, optimizer, config)
+
+    def before(step: int) -> None:
+        if (dist.get_rank(), step) == (1, 1):
+            flip(first.weight, 0, 20)
+
+    return told(guard, 3, before)
+
+
+def test_frozen_parameters_are_compared(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(4).run(frozen) == [[APPLIED, ("skip", (1,), ("0.weight",)), APPLIED]] * 4
+
+
+def masters() -> Said:
+    model = DistributedDataParallel(make("alone")[1].half())
+    optimizer = hg.MasterWeights(torch.optim.SGD(model.parameters(), lr=0.01))
+    config = {"precision": "fp16-weights", "desync": {"every": 1, "action": "resync"}}
+    guard = hg.Guard(model, optimizer, config)
+
+    def before(step: int) -> None:
+        if (dist.get_rank(), step) == (2, 1):
+            flip(optimizer.master_parameters()[0], 0, 0)  # too little to change the half weight
+
+    return told(guard, 3, before)
+
+
+def test_master_weights_are_compared(ranks: Callable[[int], Ranks]) -> None:
+    skipped = ("skip", (2,), ("layers.0.weight (master)",))
+    assert ranks(4).run(masters) == [[APPLIED, skipped, APPLIED]] * 4
 
 
 def healthy(engine: Engine, steps: int) -> int:

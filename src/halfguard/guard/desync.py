@@ -2,35 +2,54 @@
 
 Replicas drift apart without a word: a flipped bit, a rank that stepped when the others did not, a weight
 written on one rank only. So every ``desync.every`` steps each rank takes a 64-bit checksum of what it shares
-with others: parameters, the loss scale, and buffers that nothing writes to. (Running statistics differ
-between ranks by design, and DDP overwrites the others at every forward pass.)
+with others: parameters (frozen ones and FP32 masters too), the loss scale, and buffers that nothing writes
+to. (Running statistics differ between ranks by design, and DDP overwrites the others at every forward pass.)
 
 The checksums are compared inside the sum that the step sends anyway (``consensus``). One holder weighs minus
 the number of the others, each of the others weighs one: equal checksums cancel to zero, and a single one
 that differs cannot. The two halves of the number are sent as float64, in which every partial sum is exact
-for up to 2**20 ranks. Only when the sum is not zero do ranks ask each other who it is.
+for up to 2**20 ranks. Only when the sum is not zero do ranks ask each other who it is, tensor by tensor.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from halfguard.dist.layout import ALL, Holders, Layout
-from halfguard.dist.ranks import bits_of, everybody, rank, word_of, world_size
+from halfguard.dist.layout import ALL, Holders, Layout, layout_of
+from halfguard.dist.ranks import (
+    all_agree,
+    bits_of,
+    everybody,
+    everybodys_words,
+    rank,
+    word_of,
+    world_size,
+)
+from halfguard.dist.wrapping import local, unwrapped
+from halfguard.guard.in_common import (
+    Buffer,
+    Named,
+    buffers_to_compare,
+    has_bits,
+    kind_of,
+    parameters_to_compare,
+)
 from halfguard.guard.parts import parameters_of
 from halfguard.numerics.checksum import checksums, combined
 
 _HALF = 0xFFFFFFFF
+_MARK = 0x5DEECE66D  # stands for a buffer that was written here; any number but zero would do
 _NAMED = 8  # ranks whose differing tensors are named; more than that is no flipped bit
 
-Named = tuple[str, Tensor]
+Shared = dict[Holders, dict[str, Tensor | None]]  # None for a buffer that was written here
+Words = dict[str, str]  # what a rank says of each of its tensors
 
 
 @dataclass(frozen=True)
@@ -39,7 +58,7 @@ class Divergence:
 
     ranks: tuple[int, ...]
     tensors: tuple[str, ...]
-    source: int | None  # a rank of the majority; None if there is none, or values are spread
+    source: int | None  # a rank of the majority; None if there is none, or others lack what it has
 
     def __str__(self) -> str:
         if not self.ranks:
@@ -52,91 +71,137 @@ class Divergence:
 
 
 class Replicas:
-    """The tensors that this rank shares with others, and how to find out whether they are equal."""
+    """The tensors that this rank shares with others, and how to find out whether they are equal.
+
+    ``updated`` is what the optimizers update, by name, and ``layout`` how that lies on the ranks.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        parameters: Sequence[Named],
+        optimizers: Sequence[Optimizer],
+        updated: Sequence[Named],
         layout: Layout,
         scale: Callable[[], list[Named]],
     ) -> None:
-        self.complete = layout.replicated  # whether this rank holds, and sees, everything
+        self.complete = layout.replicated  # whether this rank holds, and sees, all that is updated
+        self._optimizers = optimizers
         self._scale = scale
-        self._buffers = list(_buffers(model)) if layout.replicated else []
+        self._buffers: list[Buffer] = []
         self._parameters: dict[Holders, list[Named]] = {ALL: []}
-        for named, holders in zip(parameters, layout.holders, strict=True):
-            if holders.count > 1:
-                self._parameters.setdefault(holders, []).append(named)
+        if world_size() == 1:
+            return
+        found = list(parameters_to_compare(unwrapped(model), updated))
+        everything = layout_of(model, [lying for _, _, lying in found])
+        for (name, tensor, _), holders in zip(found, everything.holders, strict=True):
+            if holders.count > 1 and has_bits(tensor):
+                self._parameters.setdefault(holders, []).append((name, tensor))
+        if everything.replicated:
+            self._buffers = list(buffers_to_compare(unwrapped(model)))
+        self._mark = torch.tensor([_MARK], device=next(model.parameters()).device)
 
     def fingerprint(self) -> Tensor:
         """Two numbers whose sum over all ranks is zero if holders of the same tensors are equal."""
         parts = []
         for holders, named in self._shared().items():
             weight = 1.0 if holders.position else 1.0 - holders.count
-            parts.append(_halves(_checksum(named)) * weight)
+            tensors = [self._mark if tensor is None else tensor for tensor in named.values()]
+            # The result lies where the first tensor does, and must lie where the loss is.
+            parts.append(_halves(combined(checksums([self._mark, *tensors]))) * weight)
         return torch.stack(parts).sum(0)
 
     def inquest(self, device: torch.device) -> Divergence:
         """Ask who differs. Every rank must ask."""
-        shared = self._shared()
-        mine = [float(half) for named in shared.values() for half in _halves(_checksum(named))]
-        of_ranks = [tuple(row) for row in everybody(mine, device)]
+        mine = {holders: _testimony(named) for holders, named in self._shared().items()}
+        digests = everybodys_words({_digest(h): _digest(words) for h, words in mine.items()})
         leader, agreed = -1, True
-        for index, holders in enumerate(shared):
-            of_holders = {r: of_ranks[r][2 * index : 2 * index + 2] for r in _ranks(holders)}
+        for holders in mine:
+            of_holders = {r: digests[r].get(_digest(holders)) for r in _ranks(holders)}
             value, votes = Counter(of_holders.values()).most_common(1)[0]
             majority = 2 * votes > len(of_holders)
             if majority and of_holders[rank()] == value:
                 continue
-            leader = min(r for r in of_holders if of_holders[r] == value)
-            agreed = majority and holders == ALL
-            break
+            if leader < 0:
+                leader = min(r for r in of_holders if of_holders[r] == value)
+            agreed = agreed and majority and holders == ALL
         testimony = everybody([float(leader), float(agreed)], device)
         suspects = tuple(r for r, (who, _) in enumerate(testimony) if who >= 0)
         sources = {int(who) for who, sure in testimony if who >= 0 and sure}
         known = all(sure for _, sure in testimony) and len(sources) == 1
-        names = self._differing(suspects, [int(who) for who, _ in testimony], device)
-        return Divergence(suspects, names, sources.pop() if known else None)
+        source = sources.pop() if known else None
+        if source is not None and not self._all_have_what(source, device):
+            source = None
+        leaders = [int(who) for who, _ in testimony]
+        words = {_digest(holders): words for holders, words in mine.items()}
+        return Divergence(suspects, _differing(words, suspects, leaders, device), source)
 
-    def take_over(self, divergence: Divergence, optimizers: Sequence[Optimizer]) -> None:
+    @torch.no_grad()
+    def take_over(self, divergence: Divergence) -> None:
         """Overwrite what all ranks share, and the optimizers' state, with what the majority holds."""
         assert divergence.source is not None  # noqa: S101 - without a majority the run is halted
-        states = [
-            value
-            for optimizer in optimizers
-            for parameter in parameters_of(optimizer)
-            for _, value in sorted(optimizer.state.get(parameter, {}).items())
-            if isinstance(value, Tensor)
-        ]
-        shared = [tensor.detach() for _, tensor in self._shared()[ALL]]
-        bits_of(divergence.source, [*shared, *states])
+        unwritten = [buffer for buffer in self._buffers if buffer.unwritten is not None]
+        for value in self._holdings().values():
+            if isinstance(value, Tensor):
+                part = local(value.detach())
+                # Adam counts its steps on the host, where NCCL cannot reach.
+                sent = part.to(self._mark.device).contiguous()
+                bits_of(divergence.source, [sent])
+                if sent is not part:
+                    part.copy_(sent)
+        for buffer in unwritten:
+            buffer.keep()  # these writes were ours
 
-    def _differing(
-        self, suspects: tuple[int, ...], leaders: list[int], device: torch.device
-    ) -> tuple[str, ...]:
-        named = [named for group in self._shared().values() for named in group]
-        sums = checksums([tensor for _, tensor in named]).tolist()
-        found: dict[str, None] = {}
-        for suspect in suspects[:_NAMED]:
-            right = word_of(leaders[suspect], sums, device)
-            wrong = [n for (n, _), a, b in zip(named, sums, right, strict=False) if a != b]
-            found |= dict.fromkeys(word_of(suspect, wrong, device))
-        return tuple(found)
+    def _all_have_what(self, source: int, device: torch.device) -> bool:
+        """Whether every rank holds tensors of the names, shapes and dtypes that one of them holds."""
+        holdings = self._holdings()
+        mine = [(name, kind_of(value)) for name, value in holdings.items()]  # sent in this order
+        theirs = word_of(source, mine, device)
+        can = all(has_bits(value) for value in holdings.values() if isinstance(value, Tensor))
+        return all_agree(can and theirs == mine, device)
 
-    def _shared(self) -> dict[Holders, list[Named]]:
-        unwritten = [
-            (name, getattr(module, key))
-            for name, module, key, version in self._buffers
-            if getattr(module, key)._version == version
-        ]
-        shared = dict(self._parameters)
-        shared[ALL] = [*shared[ALL], *unwritten, *self._scale()]
+    def _holdings(self) -> dict[str, object]:
+        """What all ranks share by name, and the optimizers' state of it."""
+        shared = self._shared()[ALL]
+        whole = {id(tensor) for _, tensor in self._parameters[ALL]}
+        states = {
+            f"state {turn}.{index}.{key}": value
+            for turn, optimizer in enumerate(self._optimizers)
+            for index, parameter in enumerate(parameters_of(optimizer))
+            if id(parameter) in whole  # state of a part belongs to the rank that holds the part
+            for key, value in sorted(optimizer.state.get(parameter, {}).items())
+        }
+        return {**shared, **states}
+
+    def _shared(self) -> Shared:
+        shared: Shared = {holders: dict(named) for holders, named in self._parameters.items()}
+        shared[ALL] |= {buffer.name: buffer.unwritten for buffer in self._buffers}
+        shared[ALL] |= dict(self._scale())
         return shared
 
 
-def _checksum(named: Sequence[Named]) -> Tensor:
-    return combined(checksums([tensor for _, tensor in named]))
+def _testimony(named: Mapping[str, Tensor | None]) -> Words:
+    """What each tensor is. Taken one by one, as a checksum depends on the tensors before it."""
+    return {
+        name: "written" if tensor is None else f"{kind_of(tensor)} {checksums([tensor]).item()}"
+        for name, tensor in named.items()
+    }
+
+
+def _differing(
+    mine: Mapping[str, Words], suspects: tuple[int, ...], leaders: list[int], device: torch.device
+) -> tuple[str, ...]:
+    """Names of tensors that are others on some rank than on its leader, or only on one of both."""
+    found: dict[str, None] = {}
+    for suspect in suspects[:_NAMED]:
+        right = word_of(leaders[suspect], mine, device)
+        wrong = [
+            name
+            for key in mine
+            for name in {**right.get(key, mine[key]), **mine[key]}
+            if mine[key].get(name) != right.get(key, mine[key]).get(name)
+        ]
+        found |= dict.fromkeys(word_of(suspect, wrong, device))
+    return tuple(found)
 
 
 def _halves(checksum: Tensor) -> Tensor:
@@ -147,8 +212,6 @@ def _ranks(holders: Holders) -> Sequence[int]:
     return range(world_size()) if holders.ranks is None else holders.ranks
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, int]]:
-    for path, module in model.named_modules():
-        if not isinstance(module, _NormBase):
-            for key, buffer in module.named_buffers(recurse=False):
-                yield f"{path}.{key}" if path else key, module, key, buffer._version
+def _digest(value: Holders | Words) -> str:
+    """The same on every rank for the same value; short, for thousands of ranks may be named in it."""
+    return blake2b(repr(value).encode(), digest_size=16).hexdigest()

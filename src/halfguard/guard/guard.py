@@ -327,7 +327,7 @@ class Guard:
         )
         divergence = report.outcome.divergence
         if divergence is not None and decision.action is Action.SKIP:
-            self._stepper.replicas.take_over(divergence, self.optimizers)
+            self._stepper.replicas.take_over(divergence)
         if decision.action is Action.RETRY:
             decision, seen = self._retry(decision, seen, report)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):

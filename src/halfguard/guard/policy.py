@@ -124,7 +124,7 @@ def decide(state: State, seen: Signals, config: GuardConfig) -> tuple[Decision, 
         return Decision(Action.APPLY), _after_applied(state, seen, config)
     if cause is Cause.DESYNC:
         heals = config.desync is not None and config.desync.action == "resync" and seen.majority
-        return Decision(Action.SKIP if heals else Action.HALT, cause), state
+        return _bad(state, cause, config) if heals else (Decision(Action.HALT, cause), state)
     routine = calibrating(seen, config)
     if cause in NONFINITE and config.skip.on_nonfinite == "raise" and not routine:
         return Decision(Action.HALT, cause), state

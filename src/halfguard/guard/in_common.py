@@ -1,0 +1,79 @@
+"""What ranks may have in common: parameters, masters, and buffers that nothing writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from halfguard.dist.wrapping import local
+
+Named = tuple[str, Tensor]
+
+
+@dataclass
+class Buffer:
+    """A buffer, the tensor that it was, and how often that had been written to."""
+
+    name: str
+    module: nn.Module
+    key: str
+    tensor: Tensor | None = None
+    version: int = 0
+
+    def keep(self) -> None:
+        """Count writes from here on. Tensors made in inference mode do not count theirs."""
+        tensor: Tensor = getattr(self.module, self.key)
+        counts = has_bits(tensor) and not tensor.is_inference()
+        self.tensor = tensor if counts else None
+        self.version = tensor._version if counts else 0
+
+    @property
+    def unwritten(self) -> Tensor | None:
+        """The buffer, if it still is that tensor and nothing has written to it."""
+        now: Tensor | None = getattr(self.module, self.key, None)
+        if now is None or now is not self.tensor:
+            return None
+        return now if now._version == self.version else None
+
+
+def parameters_to_compare(
+    model: nn.Module, updated: Sequence[Named]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Names and tensors to compare, each with the one that lies on the ranks as it does."""
+    own = dict(model.named_parameters())
+    for name, parameter in own.items():
+        yield name, parameter, parameter
+    for name, tensor in updated:
+        if name not in own:
+            yield name, tensor, tensor
+        elif tensor is not own[name]:
+            yield f"{name} (master)", tensor, own[name]
+
+
+def buffers_to_compare(model: nn.Module) -> Iterator[Buffer]:
+    """Buffers that are nobody's running statistics."""
+    for path, module in model.named_modules():
+        if not isinstance(module, _NormBase):
+            for key, _ in module.named_buffers(recurse=False):
+                buffer = Buffer(f"{path}.{key}" if path else key, module, key)
+                buffer.keep()
+                yield buffer
+
+
+def has_bits(tensor: Tensor) -> bool:
+    """Whether a tensor is memory that can be read and sent; sparse and quantized ones are more."""
+    part = local(tensor)
+    plain = part.layout is torch.strided and not part.is_meta
+    return plain and not is_traceable_wrapper_subclass(part)
+
+
+def kind_of(value: object) -> str:
+    """Dtype and local shape of a tensor, the value of a number, the type of anything else."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(local(value).shape)}"
+    return repr(value) if isinstance(value, int | float) else type(value).__name__

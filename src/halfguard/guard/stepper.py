@@ -127,9 +127,7 @@ class Stepper:
         """Unscale and measure: the row of the step, whether the gate refuses it, and its gradients."""
         if any(id(optimizer) in self._had_their_turn for optimizer in optimizers):
             self._end_round()  # a second turn before the others had theirs, as a critic may have
-        if not self.replicas.complete:
-            for parameter in (p for optimizer in optimizers for p in parameters_of(optimizer)):
-                reduce_partial(parameter)
+        self._reduce_partial(optimizers)
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
         gradients = self._measure(optimizers)
@@ -183,6 +181,7 @@ class Stepper:
             parts = [self._repeat(micro, index) for index, micro in enumerate(window.micro_batches)]
         finally:
             narrow_again()
+        self._reduce_partial(self.optimizers)
         gradients = self._measure(self.optimizers)
         sick = 1 - gradients.norms.isfinite().all().to(torch.float32)
         seen = self._consensus.agree(sum(parts[1:], parts[0]), gradients, sick, repeated=True)
@@ -240,6 +239,11 @@ class Stepper:
     def _end_round(self) -> None:
         self.scaler.update()
         self._had_their_turn.clear()
+
+    def _reduce_partial(self, optimizers: Sequence[Optimizer]) -> None:
+        if not self.replicas.complete:
+            for parameter in (p for optimizer in optimizers for p in parameters_of(optimizer)):
+                reduce_partial(parameter)
 
     def _clip(self, optimizers: Sequence[Optimizer], gradients: Gradients) -> None:
         if self.config.clip is None:

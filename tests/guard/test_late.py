@@ -114,7 +114,7 @@ def test_the_scheduler_catches_up() -> None:
     late.run([GOOD, GOOD, BAD, BAD, GOOD])
     late.run([GOOD] * 4)
     late.guard.summary()
-    assert late.guard._held == 0
+    assert late.guard._followers.held == 0
     assert late.scheduled == 7 == late.guard.summary().applied
 
 
@@ -123,7 +123,7 @@ def test_the_scheduler_holds_after_the_mail_was_read() -> None:
     late.run([GOOD, GOOD, BAD])
     late.guard.end_epoch()
     ahead = late.scheduled - late.guard.summary().applied
-    assert ahead == late.guard._held == 1
+    assert ahead == late.guard._followers.held == 1
     late.run([GOOD])
     late.guard.summary()
     assert late.scheduled == late.guard.summary().applied == 3
@@ -202,7 +202,7 @@ def test_after_rolling_back_what_was_under_way_does_not_count(after: list[float]
     assert same(late.model.w.detach(), torch.ones(3)), "back at the first snapshot"
     late.guard.summary()
     assert late.guard._policy.streak == 0
-    assert late.guard._held == 0
+    assert late.guard._followers.held == 0
     assert late.scheduled == 0
     late.run([GOOD] * 4)
     late.guard.summary()

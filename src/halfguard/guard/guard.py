@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from halfguard.dist.wrapping import unwrapped
 from halfguard.errors import UsageError
 from halfguard.guard import policy, rng
 from halfguard.guard.chronicle import Chronicle, Report
 from halfguard.guard.config import GuardConfig
+from halfguard.guard.followers import Followers
 from halfguard.guard.gate import read
 from halfguard.guard.halting import halted, tried
 from halfguard.guard.inquest import inquire
@@ -65,7 +65,7 @@ class Guard:
         self.model = model
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self.config = self._given = GuardConfig.load(config)
-        self.scheduler, self.ema = _checked(scheduler), ema
+        self._followers = Followers(model, self.optimizers, scheduler, ema)
         if self.config.plan is not None:
             apply_plan(model, self.config.plan)
         self._stepper = Stepper(model, self.optimizers, self.config)
@@ -76,7 +76,6 @@ class Guard:
         self._window = Window()
         self._opened = False
         self._policy = policy.State()
-        self._held = 0  # scheduler steps that were taken too early and are still to be left out
         on_host = self._waits or self._stepper.device.type == "cpu"
         self._mailbox: Mailbox[Report] = Mailbox(0 if on_host else _LAG)
         self._chronicle = Chronicle(self.config, self._stepper.device, run_dir, entry)
@@ -183,7 +182,7 @@ class Guard:
             "tally": self._chronicle.state_dict(),
             "counters": {"epoch": self.epoch, "step": self.step_index, "batch": self.batch_index},
             "remedy": None if self.config == self._given else self.config.model_dump(mode="json"),
-            "held": self._held,
+            "held": self._followers.held,
             "recovery": None if self._recovery is None else self._recovery.state_dict(),
         }
 
@@ -225,20 +224,17 @@ class Guard:
         self.batch_index = counters["batch"]
         if state["remedy"] is not None:  # in force when the state was taken; otherwise yours holds
             self.reconfigure(GuardConfig.load(state["remedy"]))
-        self._held = state["held"]
+        self._followers.held = state["held"]
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
 
     def _make_recovery(self, run_dir: str | os.PathLike[str] | None) -> Recovery | None:
         if self.config.recovery is None:
             return None
-        others: dict[str, Any] = {"scaler": self.scaler}
-        others |= {"scheduler": self.scheduler} if self.scheduler is not None else {}
-        others |= {"ema": self.ema} if hasattr(self.ema, "state_dict") else {}
         return Recovery(
             unwrapped(self.model),
             self.optimizers,
-            others,
+            {"scaler": self.scaler, **self._followers.stateful()},
             self.config,
             Path(run_dir) if run_dir else None,
             self._own_state,
@@ -258,7 +254,7 @@ class Guard:
 
         torch does for every optimizer that is not fused; retry, raise and a weight average need to.
         """
-        needed = self.config.skip.on_nonfinite != "skip" or self.ema is not None
+        needed = self.config.skip.on_nonfinite != "skip" or self._followers.ema is not None
         return needed or not self._stepper.fused
 
     @property
@@ -289,26 +285,11 @@ class Guard:
         known = bool(refused.item()) if self._waits else None
         self._stepper.apply(optimizers, gradients, refused, known)
         if self._mailbox.lag:
-            self._advance(turn)  # what was skipped is found out later, and made up for
+            self._followers.advance(turn)  # what was skipped is found out later, and made up for
         self._window, self._opened = Window(), False
         self.step_index += 1
         self._settle()
         return outcome
-
-    def _advance(self, turn: frozenset[int]) -> None:
-        """Let scheduler and average follow an applied step; with several optimizers, each its own."""
-        if self.scheduler is not None and self._is_scheduled(turn):
-            if self._held:
-                self._held -= 1
-            else:
-                self.scheduler.step()
-        if self.ema is not None and id(self.optimizers[-1]) in turn:
-            self.ema.update_parameters(self.model)
-
-    def _is_scheduled(self, turn: frozenset[int]) -> bool:
-        """Whether the scheduler drives one of the optimizers whose turn it was."""
-        driven = getattr(self.scheduler, "optimizer", None)
-        return self.scheduler is not None and (driven is None or id(driven) in turn)
 
     # -- judging what was seen
 
@@ -335,9 +316,9 @@ class Guard:
         report.outcome.settle(decision, seen)
         if decision.action in {Action.APPLY, Action.RETRY}:
             if not self._mailbox.lag:
-                self._advance(report.turn)
-        elif self._mailbox.lag and self._is_scheduled(report.turn):
-            self._held += 1
+                self._followers.advance(report.turn)
+        elif self._mailbox.lag:
+            self._followers.make_up_for(report.turn)
         row = self._chronicle.note(decision, seen, report, self._note(decision, report))
         if row is not None and decision.action is Action.HALT:
             self._chronicle.journal.flush()
@@ -389,18 +370,9 @@ class Guard:
         assert self._recovery is not None  # noqa: S101 - the caller looked
         if decision.action is Action.ROLL_BACK:
             self.reconfigure(self._recovery.roll_back(decision.remedy))
-            self._held = 0  # the scheduler went back as well
+            self._followers.held = 0  # the scheduler went back as well
             self._give_up_what_is_under_way(decision)
         elif decision.action in {Action.APPLY, Action.RETRY}:
             self._recovery.applied()
         else:
             self._recovery.bad()
-
-
-def _checked(scheduler: Scheduler | None) -> Scheduler | None:
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise UsageError(
-            "ReduceLROnPlateau follows a metric, not steps, and the guard has none to give it.",
-            cure="Leave scheduler out, and call scheduler.step(metric) after each validation.",
-        )
-    return scheduler

@@ -6,6 +6,7 @@ do not exist answer at once, with nothing.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import tracemalloc
@@ -125,6 +126,7 @@ def main(engine: Engine, ranks: int) -> None:
             tracemalloc.start()
             step = guarded(model, clip, accumulate)
             with_us = collectives(step)
+            gc.collect()
             held = tracemalloc.get_traced_memory()[0]
             tracemalloc.stop()
             found[f"{clip} {accumulate}"] = {"bare": alone, "guarded": with_us, "held": held}

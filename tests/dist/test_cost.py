@@ -48,5 +48,6 @@ def test_as_many_for_any_number_of_ranks(kind: str) -> None:
 
 
 def test_memory_does_not_grow_with_ranks() -> None:
+    """Python's own caches move by a few kilobytes; anything kept for each rank is 8 bytes or more."""
     few, many = (counted("ddp", ranks)["None 1"]["held"] for ranks in (2, 16384))
-    assert abs(many - few) < 0.02 * few + 2048
+    assert abs(many - few) < 16384  # less than a byte a rank

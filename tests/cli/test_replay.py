@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from halfguard.cli import main
 from halfguard.incident import Incident
 from halfguard.records.autopsy import Autopsy
+from tests.cli.told import Told
 from tests.replay.helper import broken, glitched, overflowing
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -27,30 +25,6 @@ def other(seed):
 def fails(seed):
     raise KeyError("missing")
 """
-
-
-class Told(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-@pytest.fixture
-def halfguard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Told]:
-    """The program as a shell runs it, in the folder of the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments: object) -> Told:
-        monkeypatch.setattr(sys, "argv", ["halfguard", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Told(ended.value.code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from halfguard.cli.verdicts import save_verdict, sign
 from halfguard.records.verdict import Verdict
 from halfguard.report import Story
 from halfguard.validate.judgement.verdict import judge
-from tests.cli.test_replay import Told
+from tests.cli.told import Told
 from tests.validate.studies import losing, study
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -56,26 +56,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "first"
     assert training(folder, 40).wait(120) == 0
     return folder
-
-
-@pytest.fixture
-def halfguard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Told]:
-    """The program as a shell runs it, in the folder of the test."""
-    from halfguard.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*arguments: object) -> Told:
-        monkeypatch.setattr(sys, "argv", ["halfguard", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Told(ended.value.code, *capsys.readouterr())
-
-    return run
 
 
 def test_a_run_is_told_in_every_form(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from halfguard.journal import Tally
@@ -161,6 +162,8 @@ def test_thousands_of_unusual_steps_stay_readable() -> None:
         st.tuples(st.integers(0, 5000), st.floats(allow_nan=True, allow_infinity=True)), max_size=80
     )
 )
+@example([(0, sys.float_info.max)] * 5)
+@example([(0, -sys.float_info.max), (0, sys.float_info.max), (0, sys.float_info.max)])
 def test_thinning_keeps_the_extremes_and_every_bad_number(points: list[tuple[int, float]]) -> None:
     ordered = sorted(points, key=lambda pair: pair[0])
     halves = [ordered[::2], ordered[1::2]]
@@ -169,6 +172,9 @@ def test_thinning_keeps_the_extremes_and_every_bad_number(points: list[tuple[int
     assert len(found) <= 10 <= COLUMNS
     good = [value for _, value in points if math.isfinite(value)]
     kept = [c for c in found if not math.isnan(c.mean)]
+    assert all(
+        math.nextafter(c.low, -math.inf) <= c.mean <= math.nextafter(c.high, math.inf) for c in kept
+    )
     assert sum(c.bad for c in found) == len(points) - len(good)
     assert min((c.low for c in kept), default=None) == min(good, default=None)
     assert max((c.high for c in kept), default=None) == max(good, default=None)

@@ -98,8 +98,9 @@ def _finite(values: Sequence[float]) -> Sequence[float]:
 def _mean(values: Sequence[float]) -> float:
     try:
         return math.fsum(values) / len(values)
-    except OverflowError:
-        return math.fsum(value / len(values) for value in values)
+    except OverflowError:  # the sum is beyond the largest number, the mean is not
+        largest = max(map(abs, values))
+        return math.fsum(value / largest for value in values) / len(values) * largest
 
 
 def thinned(given: Sequence[Column], count: int = COLUMNS) -> list[Column]:

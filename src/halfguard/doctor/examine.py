@@ -29,7 +29,6 @@ from halfguard.doctor.model.subject import Subject
 from halfguard.doctor.model.untouched import kept, reshard
 from halfguard.errors import UsageError
 from halfguard.guard import GradScaler, Guard
-from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import Precision
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding
@@ -67,13 +66,10 @@ def doctor(
 def doctor_workload(workload: Workload, *, precision: Precision | str) -> Diagnosis:
     """Examine a workload as a ``halfguard.Guard`` would train it in ``precision``, with its scaler."""
     wanted, fresh = Precision(precision), workload.fresh()
-    optimizer = fresh.optimizer
-    if wanted.needs_master_weights:
-        fresh.model.half()
-        optimizer = MasterWeights(optimizer)
+    fresh.store_weights_as(wanted)
     given = Given(
         model=fresh.model,
-        optimizers=(optimizer,),
+        optimizers=(fresh.optimizer,),
         scaler=GradScaler(fresh.device.type) if wanted.needs_loss_scale else None,
         loss=fresh.loss,
         batch=next(fresh.take(1)),

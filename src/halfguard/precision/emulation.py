@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.utils.checkpoint import DefaultDeviceType
 
 from halfguard.errors import UsageError
 from halfguard.precision import autocast_kernels
+from halfguard.precision.modes import Precision, autocast
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -72,6 +73,13 @@ def emulate_autocast(
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
             autocast_kernels.forget_casts()
+
+
+def as_on_cuda(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """The context of a forward pass in ``precision``, with CUDA's rules also on a CPU."""
+    if precision.autocast_dtype is not None and device.type == "cpu":
+        return emulate_autocast("cuda", dtype=precision.autocast_dtype)
+    return autocast(precision, device.type)
 
 
 def _flags(device: str) -> tuple[bool, torch.dtype]:

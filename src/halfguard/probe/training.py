@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from halfguard.errors import HalfguardError, UsageError
-from halfguard.precision.emulation import emulate_autocast
-from halfguard.precision.modes import Precision, autocast
+from halfguard.precision.emulation import as_on_cuda
+from halfguard.precision.modes import Precision
 from halfguard.precision.plans import apply_plan
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
@@ -26,8 +26,8 @@ from halfguard.records.trace import TraceStep
 from halfguard.trace.first_nonfinite import find_first_nonfinite
 from halfguard.trace.rows import Detail
 from halfguard.trace.tracer import Tracer
-from halfguard.workload import Workload, seeded
-from halfguard.workload.frames import user_frame
+from halfguard.workload import Workload, final_loss, seeded
+from halfguard.workload.frames import told
 
 FLOOR, CEILING = 1.0, 2.0**24
 Advance = Callable[[], None]
@@ -40,14 +40,6 @@ class Setting:
     precision: Precision = Precision.FP32
     islands: tuple[str, ...] = ()
     scale: float = 65536.0
-    emulate: bool = True  # CUDA's rules where the model is on a CPU
-
-    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """The context of a forward pass."""
-        dtype = self.precision.autocast_dtype
-        if dtype is not None and device.type == "cpu" and self.emulate:
-            return emulate_autocast("cuda", dtype=dtype)
-        return autocast(self.precision, device.type)
 
 
 @dataclass(frozen=True)
@@ -71,10 +63,7 @@ class Run:
 
     def final_loss(self) -> float:
         """The mean over the last fifth of the steps; NaN if the run failed."""
-        if self.failure is not None or not self.losses:
-            return math.nan
-        last = self.losses[-max(1, len(self.losses) // 5) :]
-        return sum(last) / len(last)
+        return math.nan if self.failure is not None else final_loss(self.losses)
 
 
 def train(
@@ -133,8 +122,7 @@ class _Step:
             except HalfguardError:
                 raise
             except Exception as error:  # noqa: BLE001 - the user's model may raise anything
-                raised = f"{type(error).__name__}: {error}{user_frame(error)}"
-                return Failure(index, "raised", raised)
+                return Failure(index, "raised", told(error))
             if not math.isfinite(self.loss):
                 before.restore()
                 return Failure(index, "forward", f"the loss was {self.loss:g}")
@@ -162,7 +150,7 @@ class _Step:
         return find_first_nonfinite(lambda: self._forward() * self.scale, self.workload.model)
 
     def _forward(self) -> Tensor:
-        with self.setting.autocast(self.workload.device):
+        with as_on_cuda(self.setting.precision, self.workload.device):
             return self.workload.loss_of(self.batch)
 
 

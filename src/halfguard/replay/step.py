@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from halfguard.errors import HalfguardError, UsageError
 from halfguard.guard.window import loss_of
 from halfguard.incident import Incident
-from halfguard.precision.emulation import emulate_autocast
+from halfguard.precision.emulation import as_on_cuda
 from halfguard.precision.islands import fp32_island
 from halfguard.precision.modes import Precision, autocast
 from halfguard.replay.gradients import collect, scaled, unscale
@@ -27,7 +27,7 @@ from halfguard.replay.limits import Limits, limits_of
 from halfguard.replay.restore import bare, load_batches, load_model, restore_rng
 from halfguard.replay.samples import mapped, select
 from halfguard.workload import Workload
-from halfguard.workload.frames import user_frame
+from halfguard.workload.frames import told
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ReplayedStep:
             raise
         except Exception as error:
             raise UsageError(
-                f"The step cannot be run: {type(error).__name__}: {error}{user_frame(error)}",
+                f"The step cannot be run: {told(error)}",
                 cure="The loss of the ENTRY must take the batches of the incident: tensors in dicts, "
                 "lists and tuples as they were, other objects as namespaces with their fields.",
             ) from error
@@ -158,8 +158,8 @@ class ReplayedStep:
         return loss if self._parts == 1 else loss / self._parts
 
     def _autocast(self, precision: Precision) -> AbstractContextManager[Any]:
-        if self.emulated and precision.autocast_dtype is not None:
-            return emulate_autocast("cuda", dtype=precision.autocast_dtype)
+        if self.emulated:
+            return as_on_cuda(precision, self.device)
         return autocast(precision, self.device.type)
 
     def _norm(self, grads: list[Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 from halfguard.workload.entry import load
 from halfguard.workload.job import Workload
+from halfguard.workload.losses import final_loss
 from halfguard.workload.seeding import seeded
 
-__all__ = ["Workload", "load", "seeded"]
+__all__ = ["Workload", "final_loss", "load", "seeded"]

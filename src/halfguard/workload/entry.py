@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from halfguard.errors import HalfguardError, UsageError
-from halfguard.workload.frames import user_frame
+from halfguard.workload.frames import told
 from halfguard.workload.job import Workload
 from halfguard.workload.seeding import seeded
 
@@ -56,7 +56,7 @@ def _blamed(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(
-            f"{what} {type(error).__name__}: {error}{user_frame(error)}",
+            f"{what} {told(error)}",
             cure="Run the function by itself to see the whole traceback.",
         ) from error
 

@@ -1,4 +1,4 @@
-"""The line of the user's own code on which an exception arose."""
+"""What an exception of the user's own code is told as: its sentence, and the line on which it arose."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ _LIBRARIES = (
     sysconfig.get_paths()["stdlib"],
     "<frozen",
 )
+
+
+def told(error: BaseException) -> str:
+    """``"ValueError: not a shape (in build, at job.py:12: layer(x))"``."""
+    return f"{type(error).__name__}: {error}{user_frame(error)}"
 
 
 def user_frame(error: BaseException) -> str:

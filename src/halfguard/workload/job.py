@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.errors import UsageError
+from halfguard.precision.master_weights import MasterWeights
+from halfguard.precision.modes import Precision
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 LossFunction = Callable[[Any, Any], Tensor | Mapping[str, Any]]
@@ -56,6 +58,12 @@ class Workload:
                 "with halfguard.workload.load('file.py:function', seed=0).",
             ) from error
         return Workload(model, self.loss, self.batches, optimizer, self.evaluate, seed=self.seed)
+
+    def store_weights_as(self, precision: Precision) -> None:
+        """Hold the weights as ``precision`` does: FP16 weights get FP32 masters in the optimizer."""
+        if precision.needs_master_weights:
+            self.model.half()  # in place: the optimizer holds these very parameters
+            self.optimizer = MasterWeights(self.optimizer)
 
     def take(self, count: int) -> Iterator[Any]:
         """The first ``count`` batches; when they end they start again from the first."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from halfguard.guard.scaler import GradScaler
-from halfguard.precision import MasterWeights
 from halfguard.precision.modes import Precision, autocast
 from halfguard.workload import Workload
 
@@ -53,7 +52,7 @@ def trials(
         job = workload
         if precision.needs_master_weights:
             job = workload.fresh()
-            job.model.half().train()
-            job.optimizer = MasterWeights(job.optimizer)
+            job.model.train()
+            job.store_weights_as(precision)
         found.append(Trial(job, precision, batches))
     return found

@@ -8,7 +8,6 @@ candidate does not survive is what a study is there to find. Only a mistake in t
 from __future__ import annotations
 
 import errno
-import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -19,13 +18,14 @@ from torch import Tensor
 
 from halfguard.errors import TrainingHaltedError, UsageError
 from halfguard.journal.environment import environment
+from halfguard.precision.emulation import as_on_cuda
 from halfguard.precision.modes import Precision, full_precision
 from halfguard.records.study import Curve, RunResult
 from halfguard.validate.runs.pairing import OwnStream, digest_of
-from halfguard.validate.runs.stepping import Seen, Step, forward_context, make_step
+from halfguard.validate.runs.stepping import Seen, Step, make_step
 from halfguard.validate.runs.task import Task
-from halfguard.workload import Workload, load, seeded
-from halfguard.workload.frames import user_frame
+from halfguard.workload import Workload, final_loss, load, seeded
+from halfguard.workload.frames import told
 from halfguard.workload.memory import step_memory
 
 _MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -84,7 +84,7 @@ class _Training:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may end in any way
             _refuse_machine_failure(error)
-            return _told(error)
+            return told(error)
         return None
 
     def _measured(self, batch: Any) -> Seen | None:
@@ -104,7 +104,7 @@ def _evaluate(
 ) -> tuple[dict[str, float], str | None]:
     """The metrics, and why there are none."""
     if workload.evaluate is None:
-        metrics: Any = {"loss": _final_loss(seen)}
+        metrics: Any = {"loss": final_loss([one.loss for one in seen])}
     else:
         workload.model.eval()
         try:
@@ -112,7 +112,7 @@ def _evaluate(
                 metrics = workload.evaluate(workload.model)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
             _refuse_machine_failure(error)
-            return {}, f"evaluation: {_told(error)}"
+            return {}, f"evaluation: {told(error)}"
     numbers = _numbers(metrics if isinstance(metrics, Mapping) else {task.job.metric: metrics})
     if task.job.metric not in numbers:
         raise UsageError(
@@ -127,7 +127,7 @@ def _evaluation_context(task: Task, workload: Workload) -> AbstractContextManage
     if task.job.evaluation == "fp32":
         workload.model.float()
         return full_precision(workload.device.type)
-    return forward_context(Precision(task.setting.precision), workload.device)
+    return as_on_cuda(Precision(task.setting.precision), workload.device)
 
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
@@ -140,11 +140,6 @@ def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
         for name, value in scalars.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-
-
-def _final_loss(seen: list[Seen]) -> float:
-    last = [one.loss for one in seen[-max(1, len(seen) // 5) :]]
-    return sum(last) / len(last) if last else math.nan
 
 
 def _curve(seen: list[Seen]) -> Curve:
@@ -160,7 +155,3 @@ def _refuse_machine_failure(error: BaseException) -> None:
     """Let a full or broken disk end the process: it says nothing about the candidate, and may be mended."""
     if isinstance(error, OSError) and error.errno in _MACHINE:
         raise error
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}{user_frame(error)}"

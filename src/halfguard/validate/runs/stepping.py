@@ -7,7 +7,7 @@ compared with. On a CPU both run under CUDA's autocast rules, because CUDA's are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.guard import Guard
-from halfguard.precision import MasterWeights
-from halfguard.precision.emulation import emulate_autocast
-from halfguard.precision.modes import Precision, autocast
+from halfguard.precision.emulation import as_on_cuda
+from halfguard.precision.modes import Precision
 from halfguard.precision.plans import apply_plan
 from halfguard.records import Action
 from halfguard.validate.runs.task import Setting
@@ -39,21 +38,12 @@ class Seen:
 Step = Callable[[Any], Seen | None]
 
 
-def forward_context(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """The context of a forward pass, with CUDA's rules on a CPU too."""
-    if precision.autocast_dtype is not None and device.type == "cpu":
-        return emulate_autocast("cuda", dtype=precision.autocast_dtype)
-    return autocast(precision, device.type)
-
-
 def make_step(workload: Workload, setting: Setting) -> Step:
     """Prepare the workload as ``setting`` says, and return what trains it on one batch."""
     precision = Precision(setting.precision)
     if setting.plan is not None:
         apply_plan(workload.model, setting.plan)
-    if precision.needs_master_weights:
-        workload.model.half()  # in place: the optimizer holds these very parameters
-        workload.optimizer = MasterWeights(workload.optimizer)
+    workload.store_weights_as(precision)
     workload.model.train()
     if setting.guard is None:
         return BareStep(workload, precision)
@@ -71,7 +61,7 @@ class BareStep:
         """Train on one batch."""
         optimizer = self.workload.optimizer
         optimizer.zero_grad(set_to_none=True)
-        with forward_context(self.precision, self.workload.device):
+        with as_on_cuda(self.precision, self.workload.device):
             loss = self.workload.loss_of(batch)
         scale = self.scaler.get_scale()
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -109,7 +99,7 @@ class GuardedStep:
 @contextmanager
 def _same_rules(precision: Precision, device: torch.device) -> Iterator[None]:
     if torch.is_autocast_enabled(device.type):
-        with forward_context(precision, device):
+        with as_on_cuda(precision, device):
             yield
     else:
         yield

@@ -324,12 +324,92 @@ def test_a_buffer_that_one_rank_writes_is_named(ranks: Callable[[int], Ranks], a
     assert ranks(4).run(writing, [1], action) == [[APPLIED, APPLIED, halted]] * 4
 
 
+class Own(nn.Module):
+    """A codebook written through ``.data``, a cache that grows on demand, and a table of constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(FEATURES, 4)
+        self.cache: torch.Tensor
+        self.codebook: torch.Tensor
+        self.register_buffer("cache", torch.ones(4), persistent=False)
+        self.register_buffer("codebook", torch.zeros(FEATURES))
+        self.register_buffer("table", torch.ones(4))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.codebook.data.lerp_(x.detach().mean(0), 0.1)
+        if dist.get_rank() == 1:
+            self.cache = torch.ones(len(self.cache) + 1)
+        scores: torch.Tensor = self.line(x)
+        return scores
+
+
+def own_buffers(flips: bool, action: str) -> tuple[Said, float, float]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Own(), broadcast_buffers=False)
+    config = {"precision": "fp32", "desync": {"every": 1, "action": action}}
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
+
+    def before(step: int) -> None:
+        if flips and (dist.get_rank(), step) == (2, 2):
+            flip(model.module.get_buffer("table"), 0, 5)
+
+    said = told(guard, 5, before)
+    return said, model.module.codebook.sum().item(), model.module.get_buffer("table").sum().item()
+
+
+def test_buffers_that_are_each_ranks_own_are_no_difference(
+    ranks: Callable[[int], Ranks],
+) -> None:
+    answers = ranks(4).run(own_buffers, False, "halt")
+    assert [said for said, _, _ in answers] == [[APPLIED] * 5] * 4
+    assert len({codebook for _, codebook, _ in answers}) == 4  # they do differ
+
+
+def test_a_flipped_table_beside_them_is_found_and_healed(ranks: Callable[[int], Ranks]) -> None:
+    answers = ranks(4).run(own_buffers, True, "resync")
+    skipped = ("skip", (2,), ("table",))
+    assert [said for said, _, _ in answers] == [[APPLIED, APPLIED, skipped, APPLIED, APPLIED]] * 4
+    assert {table for _, _, table in answers} == {4.0}
+    assert len({codebook for _, codebook, _ in answers}) == 4  # nobody's was overwritten
+
+
+def several_passes(passes: int, accumulate: int) -> tuple[list[str], int]:
+    """A loop of its own with so many backward passes a step; rank 1 changes at step 2."""
+    model, _ = make("ddp")
+    config = {"accumulate": accumulate, "desync": {"every": 1}}
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
+    rank, ranks, said = dist.get_rank(), dist.get_world_size(), []
+    for step in range(4):
+        if (rank, step) == (1, 2):
+            flip(next(model.parameters()), 0, 3)
+        for micro in range(passes):
+            batch = batch_of(step * passes + micro, ranks, rank)
+            with guard.autocast():
+                loss = loss_fn(model, batch)
+            guard.backward(loss, batch=batch)
+        try:
+            said.append(str(guard.update().action))
+        except TrainingHaltedError:
+            return [*said, "halt"], step
+    return said, -1
+
+
+@pytest.mark.parametrize(("passes", "accumulate"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)])
+def test_ranks_are_compared_however_many_passes_a_step_has(
+    ranks: Callable[[int], Ranks], passes: int, accumulate: int
+) -> None:
+    answers = ranks(2).run(several_passes, passes, accumulate)
+    assert answers == [(["apply", "apply", "halt"], 2)] * 2
+
+
 def operations(count: int) -> tuple[int, int]:
     """Of one comparison, with buffers of which every second was written to."""
     net = nn.Sequential(*(WithBuffers() for _ in range(count)))
     model = DistributedDataParallel(net)
     stepper = hg.Guard(model, optimizer_of(model, "sgd"))._stepper
-    for module in list(net)[::2]:
+    for module in list(net)[1::2]:
         module.get_buffer("table").add_(1)
     with OpCounter() as counter:
         stepper.replicas.fingerprint()

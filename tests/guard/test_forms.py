@@ -240,3 +240,70 @@ def test_what_cannot_be_guarded_is_said_at_once() -> None:
         Guard(model, optimizer, scheduler=plateau)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no parameters"):
         Guard(nn.Flatten(), optimizer)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_backward_pass_that_raises_takes_its_step_with_it(
+    accumulate: int, seed: Callable[[int], None]
+) -> None:
+    """As when memory runs out, and the loop goes on with the next batch."""
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("no room")
+
+    def fails(model: nn.Module, batch: Batch) -> Tensor:
+        return Failing.apply(loss_fn(model, batch))  # type: ignore[no-any-return, no-untyped-call]
+
+    config = {"precision": "fp32", "accumulate": accumulate}
+    states = []
+    for with_failure in (False, True):
+        seed(1)
+        model = make("mlp-batchnorm")
+        guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), config)
+        data = batches(4 * accumulate)
+        for index, batch in enumerate(data):
+            if with_failure and index == 2 * accumulate:
+                for part in data[: accumulate - 1]:
+                    guard.step(loss_fn, part)
+                with pytest.raises(torch.OutOfMemoryError):
+                    guard.step(fails, data[0])
+            seed(index)
+            outcome = guard.step(loss_fn, batch)
+        assert outcome.applied
+        states.append([model.state_dict(), outcome.loss, guard.summary().model_dump()])
+    assert differences(*states) == []
+
+
+def test_parameters_added_later_are_measured_too(seed: Callable[[int], None]) -> None:
+    model = make("mlp-batchnorm")
+    first, *others = model.parameters()
+    optimizer = torch.optim.SGD([first], lr=0.1)
+    guard = Guard(model, optimizer, {"precision": "fp32", "clip": {"max_norm": 1e9}})
+    batch = batches(1)[0]
+    guard.step(loss_fn, batch)
+    optimizer.add_param_group({"params": others})
+    model.zero_grad()
+    seed(2)
+    loss_fn(model, batch).backward()  # type: ignore[no-untyped-call]
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    seed(2)
+    assert guard.step(loss_fn, batch).grad_norm == pytest.approx(norm.item(), rel=1e-6)
+
+
+def test_an_evaluation_in_eval_mode_opens_none_either() -> None:
+    model = make("mlp-batchnorm")
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"precision": "fp32"})
+    model.eval()
+    with guard.autocast(), torch.no_grad():
+        model(batches(1)[0][0])
+    assert not guard._opened
+    model.train()
+    with guard.autocast():
+        assert guard._opened

@@ -47,6 +47,12 @@ def test_one_flipped_bit_changes_one_checksum(seed: int, data: st.DataObject) ->
     assert torch.equal(first, checksums([tensor.clone() for tensor in before]))
 
 
+def test_a_checksum_depends_on_its_tensor_alone() -> None:
+    some = tensors(1)
+    assert torch.equal(checksums(some), torch.cat([checksums([tensor]) for tensor in some]))
+    assert torch.equal(checksums(some).flip(0), checksums(some[::-1]))
+
+
 def test_order_of_rows_and_of_tensors_counts() -> None:
     x = torch.arange(1000.0)
     assert checksums([x])[0] != checksums([x.roll(256)])[0]  # rows of 256 elements, moved

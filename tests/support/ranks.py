@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+STARTING = 240.0  # importing torch in every process of a busy machine is no hang
 TIMEOUT = 60.0
 
 
@@ -41,6 +42,7 @@ class Ranks:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        self._answers(STARTING)
 
     @property
     def alive(self) -> bool:
@@ -52,17 +54,21 @@ class Ranks:
         """The answers in the order of ranks; an exception on any rank is raised here."""
         for pipe in self._pipes:
             pipe.send((function, arguments))
+        answers = self._answers(timeout)
+        failed = [answer for kind, answer in answers if kind == "error"]
+        if failed:
+            self.close()  # who knows which collective the others are waiting in
+            raise AssertionError("\n".join(failed))
+        return [answer for _, answer in answers]
+
+    def _answers(self, timeout: float) -> list[tuple[str, Any]]:
         answers, until = [], time.monotonic() + timeout
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(max(0.0, until - time.monotonic())):
                 self.close()
                 raise HangError(f"rank {rank} of {self.count} did not come back in {timeout:g} s")
             answers.append(pipe.recv())
-        failed = [answer for kind, answer in answers if kind == "error"]
-        if failed:
-            self.close()  # who knows which collective the others are waiting in
-            raise AssertionError("\n".join(failed))
-        return [answer for _, answer in answers]
+        return answers
 
     def close(self) -> None:
         for process in self._processes:
@@ -79,6 +85,7 @@ def _serve(rank: int, count: int, meeting: str, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=count)
+    pipe.send(("ready", None))
     while True:
         try:
             function, arguments = pipe.recv()

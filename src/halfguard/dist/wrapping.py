@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -51,8 +51,19 @@ def reduce_partial(parameter: Tensor) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own model, whose parameters have the user's own names."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """The user's own model, whose parameters have the user's own names: neither DDP's nor torch.compile's."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif _is_compiled(model):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    loaded = sys.modules.get("torch._dynamo.eval_frame")
+    return loaded is not None and isinstance(model, loaded.OptimizedModule)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -98,18 +109,27 @@ class Shard:
         )
 
 
-def is_joining(model: nn.Module) -> bool:
-    """Whether ranks that run out of data shadow the others (``with model.join():``)."""
-    return isinstance(model, DistributedDataParallel) and model._join_config.enable
+class Wrappers:
+    """The modules of a model that reduce gradients among ranks; what they are asked to do, all of them do."""
 
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        self._replicated = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        self._sharded = sharded_modules(model)
 
-def holding_gradients_back(model: nn.Module, hold: bool) -> AbstractContextManager[Any]:
-    """Keep the gradients of a forward and backward pass on each rank, to be reduced with later ones."""
-    if isinstance(model, DistributedDataParallel):
-        return model.no_sync() if hold else nullcontext()
-    for module in sharded_modules(model):
-        module.set_requires_gradient_sync(not hold, recurse=False)
-    return nullcontext()
+    @property
+    def joining(self) -> bool:
+        """Whether ranks that run out of data shadow the others (``with model.join():``)."""
+        return any(module._join_config.enable for module in self._replicated)
+
+    def holding_gradients_back(self, hold: bool) -> AbstractContextManager[Any]:
+        """Keep the gradients of a forward and backward pass on each rank, to be reduced with later ones."""
+        for sharded in self._sharded:
+            sharded.set_requires_gradient_sync(not hold, recurse=False)
+        held = ExitStack()
+        for module in self._replicated if hold else ():
+            held.enter_context(module.no_sync())
+        return held
 
 
 def widen(model: nn.Module) -> Callable[[], None]:

@@ -40,10 +40,12 @@ class Consensus:
 
     def __init__(self, names: Sequence[str], layout: Layout, config: GuardConfig) -> None:
         self.alone = world_size() == 1
-        # torch reduces the norm of a uniform mesh itself, and in its own order: with clipping, the
-        # bare loop's order. Without clipping nobody asks for it, and we need not either.
-        self.early = layout.replicated or (layout.carried and config.clip is not None)
         self._power = 2.0 if config.clip is None else config.clip.norm_type
+        # torch reduces the norm of a uniform mesh itself, and in its own order: with clipping, the
+        # bare loop's order. Without clipping nobody asks for it, and we need not either. The largest
+        # value has no order, and torch finds none in the empty part of a parameter smaller than the ranks.
+        asked = config.clip is not None and math.isfinite(self._power)
+        self.early = layout.replicated or (layout.carried and asked)
         self._sum: Sum | None = None
         self._announced: Tensor | None = None
         self._fingerprint: Tensor | None = None
@@ -53,8 +55,18 @@ class Consensus:
 
     def announce(self, loss: Tensor, fingerprint: Tensor | None) -> None:
         """Say what the forward passes of a step gave, while the last backward pass runs."""
+        if self._sum is not None:  # of a step that went on, with one more micro-batch
+            self._sum.join()
         self._announced, self._fingerprint = loss, fingerprint
         self._sum = Sum(torch.cat(self._parts(loss))) if self.early else None
+
+    def knows(self, loss: Tensor) -> bool:
+        """Whether this is the loss that was announced, or there is nobody to announce it to."""
+        return self.alone or loss is self._announced
+
+    def forget(self) -> None:
+        """Wait for nothing that was announced."""
+        self._sum = self._announced = self._fingerprint = None
 
     def agree(
         self, loss: Tensor, gradients: Gradients, overflow: Tensor, *, repeated: bool = False
@@ -65,8 +77,6 @@ class Consensus:
         """
         if self.alone:
             return Seen(loss, gradients.total, overflow, overflow)
-        if loss is not self._announced:  # more micro-batches than were announced, or none was
-            self._forget()
         carried = self.early and not repeated
         extra = [] if carried else [overflow.view(1).double(), self._powers(gradients)]
         values = (self._sum or Sum(torch.cat([*self._parts(loss), *extra]))).join()
@@ -78,13 +88,8 @@ class Consensus:
         fault = overflow
         if self._fingerprint is not None:
             fault = overflow + DESYNC * (values[1:3] != 0).any()
-        self._forget()
+        self.forget()
         return Seen(values[0].float(), norm, overflow, fault)
-
-    def _forget(self) -> None:
-        if self._sum is not None:
-            self._sum.join()
-        self._sum = self._announced = self._fingerprint = None
 
     def _parts(self, loss: Tensor) -> list[Tensor]:
         mine = loss.view(1).double() / world_size()

@@ -3,7 +3,8 @@
 Replicas drift apart without a word: a flipped bit, a rank that stepped when the others did not, a weight
 written on one rank only. So every ``desync.every`` steps each rank takes a 64-bit checksum of what it shares
 with others: parameters (frozen ones and FP32 masters too), the loss scale, and buffers that nothing writes
-to. (Running statistics differ between ranks by design, and DDP overwrites the others at every forward pass.)
+to (``in_common``). A buffer that is not what it once was counts as a mark, the same for all: where every rank
+writes to it, with whatever, nothing differs; where one alone does, that one has the mark and the others not.
 
 The checksums are compared inside the sum that the step sends anyway (``consensus``). One holder weighs minus
 the number of the others, each of the others weighs one: equal checksums cancel to zero, and a single one
@@ -45,7 +46,7 @@ from halfguard.guard.parts import parameters_of
 from halfguard.numerics.checksum import checksums, combined
 
 _HALF = 0xFFFFFFFF
-_MARK = 0x5DEECE66D  # stands for a buffer that was written here; any number but zero would do
+_MARK = 0x5DEECE66D  # stands for a buffer that changed here; any number but zero would do
 _NAMED = 8  # ranks whose differing tensors are named; more than that is no flipped bit
 
 Shared = dict[Holders, dict[str, Tensor | None]]  # None for a buffer that was written here
@@ -99,20 +100,24 @@ class Replicas:
         if everything.replicated:
             self._buffers = list(buffers_to_compare(unwrapped(model)))
         self._mark = torch.tensor([_MARK], device=next(model.parameters()).device)
+        self._originally = self._sums([buffer.unwritten for buffer in self._buffers])
 
     def fingerprint(self) -> Tensor:
         """Two numbers whose sum over all ranks is zero if holders of the same tensors are equal."""
         parts = []
         for holders, named in self._shared().items():
             weight = 1.0 if holders.position else 1.0 - holders.count
-            tensors = [self._mark if tensor is None else tensor for tensor in named.values()]
-            # The result lies where the first tensor does, and must lie where the loss is.
-            parts.append(_halves(combined(checksums([self._mark, *tensors]))) * weight)
+            sums = self._sums(list(named.values()))
+            if holders == ALL:
+                sums[: len(self._buffers)].masked_fill_(self._changed(sums), _MARK)
+            parts.append(_halves(combined(sums)) * weight)
         return torch.stack(parts).sum(0)
 
     def inquest(self, device: torch.device) -> Divergence:
         """Ask who differs. Every rank must ask."""
-        mine = {holders: _testimony(named) for holders, named in self._shared().items()}
+        mine = {
+            holders: self._testimony(holders, named) for holders, named in self._shared().items()
+        }
         digests = everybodys_words({_digest(h): _digest(words) for h, words in mine.items()})
         leader, agreed = -1, True
         for holders in mine:
@@ -135,13 +140,23 @@ class Replicas:
         words = {_digest(holders): words for holders, words in mine.items()}
         return Divergence(suspects, _differing(words, suspects, leaders, device), source)
 
+    def _testimony(self, holders: Holders, named: Mapping[str, Tensor | None]) -> Words:
+        """What each tensor is."""
+        changed = self._changed_buffers() if holders == ALL else set()
+        sums = self._sums(list(named.values())).tolist()
+        return {
+            name: "changed" if name in changed else f"{kind_of(tensor)} {checksum}"
+            for (name, tensor), checksum in zip(named.items(), sums, strict=True)
+        }
+
     @torch.no_grad()
     def take_over(self, divergence: Divergence) -> None:
         """Overwrite what all ranks share, and the optimizers' state, with what the majority holds."""
         assert divergence.source is not None  # noqa: S101 - without a majority the run is halted
         unwritten = [buffer for buffer in self._buffers if buffer.unwritten is not None]
-        for value in self._holdings().values():
-            if isinstance(value, Tensor):
+        own = word_of(divergence.source, sorted(self._changed_buffers()), self._mark.device)
+        for name, value in self._holdings().items():
+            if isinstance(value, Tensor) and name not in own:
                 part = local(value.detach())
                 # Adam counts its steps on the host, where NCCL cannot reach.
                 sent = part.to(self._mark.device).contiguous()
@@ -174,17 +189,22 @@ class Replicas:
 
     def _shared(self) -> Shared:
         shared: Shared = {holders: dict(named) for holders, named in self._parameters.items()}
-        shared[ALL] |= {buffer.name: buffer.unwritten for buffer in self._buffers}
-        shared[ALL] |= dict(self._scale())
+        buffers = {buffer.name: buffer.unwritten for buffer in self._buffers}
+        shared[ALL] = buffers | shared[ALL] | dict(self._scale())
         return shared
 
+    def _sums(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        # The result lies where the first tensor does, and must lie where the loss is.
+        written = [self._mark if tensor is None else tensor for tensor in tensors]
+        return checksums([self._mark, *written])[1:]
 
-def _testimony(named: Mapping[str, Tensor | None]) -> Words:
-    """What each tensor is. Taken one by one, as a checksum depends on the tensors before it."""
-    return {
-        name: "written" if tensor is None else f"{kind_of(tensor)} {checksums([tensor]).item()}"
-        for name, tensor in named.items()
-    }
+    def _changed(self, sums: Tensor) -> Tensor:
+        """Which buffers are not what they once were, from the checksums of all, theirs first."""
+        return sums[: len(self._buffers)] != self._originally
+
+    def _changed_buffers(self) -> set[str]:
+        changed = self._changed(self._sums([buffer.unwritten for buffer in self._buffers])).tolist()
+        return {buffer.name for buffer, has in zip(self._buffers, changed, strict=True) if has}
 
 
 def _differing(

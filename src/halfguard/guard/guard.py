@@ -104,8 +104,9 @@ class Guard:
     # -- the form for a loop that keeps its own forward pass
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context for a forward pass; entering it opens a step."""
-        if torch.is_grad_enabled():  # an evaluation opens no step
+        """The context for a forward pass; asking for it opens a step, unless the model is in eval mode."""
+        # An evaluation opens no step: one rank may do it alone, and opening may ask the others.
+        if torch.is_grad_enabled() and self.model.training:
             self._open()
         return autocast(self.config.precision, self._stepper.device.type)
 
@@ -267,17 +268,26 @@ class Guard:
         if not self._opened:
             if self._recovery is not None:
                 self._recovery.begin()
+            self._stepper.take_stock()
             self._stepper.buffers.keep()
             self._opened = True
 
     def _backward(self, loss: Tensor, micro: MicroBatch) -> None:
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-        self._stepper.backward(part, micro, self._window, check=self._compares_ranks)
+        try:
+            self._stepper.backward(part, micro, self._window, check=self._compares_ranks)
+        except BaseException:
+            # A loop may catch this, as when memory ran out, and go on with the next batch.
+            self._stepper.discard()
+            self._window, self._opened = Window(), False
+            raise
         self.batch_index += 1
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.limits(self._policy, self.config)
-        row, refused, gradients = self._stepper.examine(optimizers, self._window, limits)
+        row, refused, gradients = self._stepper.examine(
+            optimizers, self._window, limits, check=self._compares_ranks
+        )
         outcome = StepOutcome(row, limits, gradients)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)

@@ -1,4 +1,10 @@
-"""What ranks may have in common: parameters, masters, and buffers that nothing writes to."""
+"""What ranks may have in common: parameters, masters, and buffers that nothing writes to.
+
+A program writes to a buffer in two ways. Most writes are counted by torch, and seen on the host. A write
+through ``.data``, as codebooks and averages of one's own are often made, is not: there the bits tell, which
+are not what they were when the guard was made. If that is so on every rank, the buffer is each rank's own
+business; on one rank alone, it may as well be a flipped bit.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +62,13 @@ def parameters_to_compare(
 
 
 def buffers_to_compare(model: nn.Module) -> Iterator[Buffer]:
-    """Buffers that are nobody's running statistics."""
+    """Buffers that are nobody's running statistics, nor a cache, which no checkpoint would hold either."""
     for path, module in model.named_modules():
         if not isinstance(module, _NormBase):
-            for key, _ in module.named_buffers(recurse=False):
+            kept = (key for key in module._buffers if key not in module._non_persistent_buffers_set)
+            for key in kept:
+                if getattr(module, key) is None:
+                    continue
                 buffer = Buffer(f"{path}.{key}" if path else key, module, key)
                 buffer.keep()
                 yield buffer

@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 
 from halfguard.dist.layout import layout_of
 from halfguard.dist.wrapping import (
-    holding_gradients_back,
-    is_joining,
+    Wrappers,
     is_spread,
     local,
     reduce_partial,
@@ -54,23 +53,13 @@ class Stepper:
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
         self._gate = Gate()
-        self._named = _by_name(unwrapped(model), optimizers)
+        self._wrappers = Wrappers(model)
         self._had_their_turn: set[int] = set()
         self._precision = config.precision  # what FSDP2's policy was made for
         self._narrow_again: Callable[[], None] | None = None
-        names = [name for name, _, _ in self._named]
-        # Master weights are updated, but it is the half parameters that lie on the ranks.
-        own = dict(unwrapped(model).named_parameters())
-        held = [(name, own.get(name, updated)) for name, updated, _ in self._named]
-        layout = layout_of(model, [parameter for _, parameter in held])
-        self.private = {  # held by this rank alone: experts, pipeline stages
-            id(p)
-            for (_, p), who in zip(held, layout.holders, strict=True)
-            if who.count == 1 and not is_spread(p)
-        }
-        self._consensus = Consensus(names, layout, config)
-        updated = [(name, parameter) for name, parameter, _ in self._named]
-        self.replicas = Replicas(model, optimizers, updated, layout, self._scale)
+        self._expected = config.accumulate  # backward passes after which a step is complete
+        self._counted = 0  # parameters in the optimizers
+        self.take_stock()
 
     @property
     def fused(self) -> bool:
@@ -87,7 +76,7 @@ class Stepper:
         if self.config.accumulate == 1 or self.alone:
             return nullcontext()
         window.held_back = self._holds_back(len(window.micro_batches))
-        return holding_gradients_back(self.model, window.held_back)
+        return self._wrappers.holding_gradients_back(window.held_back)
 
     def _holds_back(self, index: int) -> bool:
         # Master weights take each micro-batch's gradients away, and must get them averaged.
@@ -113,7 +102,7 @@ class Stepper:
         """
         scaled = self.scaler.scale(part)
         window.add(self.scaler.last_loss, micro)
-        if len(window.micro_batches) == self.config.accumulate:
+        if len(window.micro_batches) == self._expected:
             self._announce(window, check=check)
         scaled.backward()
         if self.config.accumulate > 1:
@@ -122,7 +111,7 @@ class Stepper:
                     optimizer.collect_gradients()  # the sum over micro-batches is taken in FP32
 
     def examine(
-        self, optimizers: Sequence[Optimizer], window: Window, limits: Limits
+        self, optimizers: Sequence[Optimizer], window: Window, limits: Limits, *, check: bool
     ) -> tuple[Tensor, Tensor, Gradients]:
         """Unscale and measure: the row of the step, whether the gate refuses it, and its gradients."""
         if any(id(optimizer) in self._had_their_turn for optimizer in optimizers):
@@ -138,6 +127,9 @@ class Stepper:
         scale = self.scaler._get_scale_async()
         if window.loss is None or scale is None:
             raise UsageError("An update was asked for without a backward pass since the last one.")
+        if not self._consensus.knows(window.loss):
+            self._announce(window, check=check)
+        self._expected = len(window.micro_batches)
         seen = self._consensus.agree(window.loss, gradients, overflow)
         if not self._consensus.alone:
             self.scaler.testify(seen.loss)
@@ -192,7 +184,7 @@ class Stepper:
         if micro.loss_fn is None or micro.rng is None:
             raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
         rng.restore(micro.rng)
-        with holding_gradients_back(self.model, self._holds_back(index)):
+        with self._wrappers.holding_gradients_back(self._holds_back(index)):
             with full_precision(self.device.type):
                 part = loss_of(micro.loss_fn(self.model, micro.batch))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
@@ -207,9 +199,30 @@ class Stepper:
         self.clear()
 
     def discard(self) -> None:
-        """Leave no trace of a repeated step."""
+        """Leave no trace of a step that is given up."""
+        self._consensus.forget()
         self.buffers.restore()
         self.clear()
+
+    def take_stock(self) -> None:
+        """Find out what is updated, and where it lies; again when an optimizer was given more of it."""
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        before, self._counted = self._counted, sum(len(group["params"]) for group in groups)
+        if before == self._counted:
+            return
+        self._named = _by_name(unwrapped(self.model), self.optimizers)
+        updated = [(name, parameter) for name, parameter, _ in self._named]
+        # Master weights are updated, but it is the half parameters that lie on the ranks.
+        own = dict(unwrapped(self.model).named_parameters())
+        held = [own.get(name, parameter) for name, parameter in updated]
+        layout = layout_of(self.model, held)
+        self.private = {  # held by this rank alone: experts, pipeline stages
+            id(p)
+            for p, who in zip(held, layout.holders, strict=True)
+            if who.count == 1 and not is_spread(p)
+        }
+        self._consensus = Consensus([name for name, _ in updated], layout, self.config)
+        self.replicas = Replicas(self.model, self.optimizers, updated, layout, self._scale)
 
     def clear(self) -> None:
         """Clear all gradients, also those that one optimizer's loss left in another's parameters."""
@@ -218,7 +231,7 @@ class Stepper:
 
     def _announce(self, window: Window, *, check: bool) -> None:
         assert window.loss is not None  # noqa: S101 - a window that is complete has one
-        if is_joining(self.model):
+        if self._wrappers.joining:
             raise UsageError(
                 "DDP's join() lets ranks stop early, and a rank that has stopped takes part in no decision.",
                 cure="Give every rank the same number of batches: DistributedSampler(drop_last=True).",
@@ -267,8 +280,13 @@ class Stepper:
                 "model.to(device) replaced them.",
             )
         if not self._consensus.early:  # each rank measures what it holds; the sum is taken there
-            named = [(name, local(grad)) for name, grad in named]
+            named = [(name, _own_part(grad)) for name, grad in named]
         return measure(named, 2.0 if self.config.clip is None else self.config.clip.norm_type)
+
+
+def _own_part(grad: Tensor) -> Tensor:
+    part = local(grad)
+    return part if part.numel() else part.new_zeros(1)  # nothing has no largest value
 
 
 def _by_name(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[tuple[str, Tensor, int]]:

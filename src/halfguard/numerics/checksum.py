@@ -1,10 +1,10 @@
 """Have two processes bitwise the same tensors? One 64-bit number a tensor, from its bits, on the device.
 
 The bits are taken as 64-bit integers and summed modulo 2**64, first within rows of 256 elements, then over
-rows, each row multiplied by an odd number that depends on its position. An odd factor can be undone, so a
-change of any one element always changes the sum; other changes cancel with a chance of about 2**-64, unless
-they only move whole words within a row. Sums of integers do not depend on their order, so that devices which
-add in another order agree. NaN equals NaN if their bits do.
+rows, each row multiplied by an odd number that depends on its position in the tensor. An odd factor can be
+undone, so a change of any one element always changes the sum; other changes cancel with a chance of about
+2**-64, unless they only move whole words within a row. Sums of integers do not depend on their order, so
+that devices which add in another order agree. NaN equals NaN if their bits do.
 
 As in ``blocks``, many tensors cost the same number of operations as a few.
 """
@@ -40,17 +40,20 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
 
 def combined(sums: Tensor) -> Tensor:
     """All checksums as one."""
-    return (sums * _weights(len(sums), sums.device)).sum()
+    return (sums * _weights(torch.arange(len(sums), device=sums.device))).sum()
 
 
 def _sums(tensors: list[Tensor]) -> Tensor:
     words = padded(tensors).view(torch.int64).view(-1, BLOCK * tensors[0].element_size() // 8)
     rows = words.sum(1)
-    running = (rows * _weights(len(rows), rows.device)).cumsum(0)
+    counts = torch.tensor([-(-tensor.numel() // BLOCK) for tensor in tensors])
+    ends = counts.cumsum(0)
+    on_device = torch.stack([counts, ends - counts]).to(rows.device, non_blocking=True)
+    starts = on_device[1].repeat_interleave(on_device[0], output_size=len(rows))
+    running = (rows * _weights(torch.arange(len(rows), device=rows.device) - starts)).cumsum(0)
     running = torch.cat([running.new_zeros(1), running])
-    ends = torch.tensor([0, *(-(-tensor.numel() // BLOCK) for tensor in tensors)]).cumsum(0)
-    return running[ends.to(running.device, non_blocking=True)].diff()
+    return running[on_device.sum(0)] - running[on_device[1]]
 
 
-def _weights(count: int, device: torch.device) -> Tensor:
-    return torch.arange(1, count + 1, device=device).mul_(_GOLDEN).bitwise_or_(1)
+def _weights(positions: Tensor) -> Tensor:
+    return ((positions + 1) * _GOLDEN).bitwise_or_(1)

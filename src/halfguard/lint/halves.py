@@ -7,9 +7,10 @@ A test compares the two.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from halfguard.lint.model import Model
-from halfguard.lint.names import last_name, receiver
+from halfguard.lint.names import argument, last_name, receiver
 from halfguard.lint.precision import Precision
 
 OVERFLOW = 65520.0  # the smallest magnitude that rounds to infinity
@@ -33,6 +34,23 @@ def does_not_fit(value: float | None) -> bool:
 def vanishes(value: float | None) -> bool:
     """Whether a positive constant becomes zero in half."""
     return value is not None and 0 < value <= UNDERFLOW
+
+
+def logarithms(module: Model) -> Iterator[tuple[ast.Call, ast.AST | None, bool]]:
+    """Every ``log(x)``: the call, ``x``, and whether an eps that is zero in half was added to it."""
+    for call in module.calls("log"):
+        if is_reference(module, call):
+            continue
+        inner: ast.AST | None = receiver(call)
+        if module.dotted(call.func) == "torch.log":
+            inner = argument(call, 0, "input")
+        has_eps = False
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add):
+            for side, other in ((inner.left, inner.right), (inner.right, inner.left)):
+                if vanishes(module.constant(other)):
+                    inner, has_eps = side, True
+                    break
+        yield call, inner, has_eps
 
 
 def is_tensor(module: Model, node: ast.AST, depth: int = 0) -> bool:

@@ -37,7 +37,7 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import replace
-from halfguard.lint.halves import functional, is_reference, needs
+from halfguard.lint.halves import functional, logarithms, needs
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, last_name, receiver
 from halfguard.lint.rule import Fix, Match, Meta, match_at
@@ -55,19 +55,7 @@ META = Meta(
 
 def check(module: Model) -> Iterator[Match]:
     """Find logarithms of sigmoids."""
-    for call in module.calls("log"):
-        if is_reference(module, call):
-            continue
-        inner: ast.AST | None = receiver(call)
-        if module.dotted(call.func) == "torch.log":
-            inner = argument(call, 0, "input")
-        has_eps = isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add)
-        if isinstance(inner, ast.BinOp) and has_eps:
-            sides = (inner.left, inner.right)
-            inner = next((s for s in sides if module.constant(s) is None), None)
-            value = next((module.constant(s) for s in sides if s is not inner), None)
-            if value is None or value > 1e-3:
-                continue  # log(1 + sigmoid(x)) is another function
+    for call, inner, has_eps in logarithms(module):
         score = _sigmoid_of(module, inner)
         if score is not None:
             name = functional(module)

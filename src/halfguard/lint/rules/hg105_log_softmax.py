@@ -36,9 +36,9 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import replace
-from halfguard.lint.halves import functional, is_reference, needs, vanishes
+from halfguard.lint.halves import functional, logarithms, needs
 from halfguard.lint.model import Model
-from halfguard.lint.names import argument, last_name, receiver
+from halfguard.lint.names import last_name, receiver
 from halfguard.lint.rule import Fix, Match, Meta, Span, match_at
 
 META = Meta(
@@ -54,15 +54,7 @@ META = Meta(
 
 def check(module: Model) -> Iterator[Match]:
     """Find logarithms of softmaxes."""
-    for call in module.calls("log"):
-        if is_reference(module, call):
-            continue
-        inner: ast.AST | None = receiver(call)
-        if module.dotted(call.func) == "torch.log":
-            inner = argument(call, 0, "input")
-        has_eps = isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add)
-        if isinstance(inner, ast.BinOp) and vanishes(module.constant(inner.right)):
-            inner = inner.left
+    for call, inner, has_eps in logarithms(module):
         if isinstance(inner, ast.Call) and last_name(inner) == "softmax":
             fix = _fix(module, call, inner, has_eps=has_eps)
             yield match_at(

@@ -15,7 +15,12 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig, preset_names
 from halfguard.guard.frameworks import FRAMEWORKS, framework_text, limits, preset_purpose
 from tests.support.docs import ROOT
-from tests.support.preset_runs import BATCHES, Seen, wanted_norm
+from tests.support.preset_runs import (
+    BATCHES,
+    WITHOUT_FP16_ON_A_CPU,
+    Seen,
+    wanted_norm,
+)
 
 ALL = [(framework, name) for framework in FRAMEWORKS for name in preset_names()]
 
@@ -34,17 +39,27 @@ def run(frameworks: Sequence[str]) -> list[Seen]:
     return [Seen(**json.loads(line)) for line in lines]
 
 
+Runs = dict[tuple[str, str], Seen]
+
+
 @pytest.fixture(scope="module")
-def runs() -> dict[tuple[str, str], Seen]:
+def seen() -> list[Seen]:
     # Two processes: Lightning and Hydra share one trainer, the others need no Lightning.
-    seen = [*run(["plain", "accelerate", "transformers"]), *run(["lightning", "hydra"])]
-    return {(one.framework, one.preset): one for one in seen}
+    return [*run(["plain", "accelerate", "transformers"]), *run(["lightning", "hydra"])]
+
+
+@pytest.fixture(scope="module")
+def runs(seen: list[Seen]) -> Runs:
+    return {(one.framework, one.preset): one for one in seen if not one.as_printed}
+
+
+@pytest.fixture(scope="module")
+def runs_on_a_cpu(seen: list[Seen]) -> Runs:
+    return {(one.framework, one.preset): one for one in seen if one.as_printed}
 
 
 @pytest.mark.parametrize(("framework", "name"), ALL)
-def test_the_framework_does_what_the_preset_says(
-    runs: dict[tuple[str, str], Seen], framework: str, name: str
-) -> None:
+def test_the_framework_does_what_the_preset_says(runs: Runs, framework: str, name: str) -> None:
     seen, config = runs[framework, name], GuardConfig.load(name)
     assert seen.forward == ["float16"] * BATCHES, "precision"
     assert len(seen.norms) == BATCHES // config.accumulate, "accumulation"
@@ -61,13 +76,28 @@ def test_the_framework_does_what_the_preset_says(
 
 @pytest.mark.parametrize("name", preset_names())
 def test_what_a_framework_does_by_itself_on_a_cpu_is_what_the_text_says(
-    runs: dict[tuple[str, str], Seen], name: str
+    runs: Runs, runs_on_a_cpu: Runs, name: str
 ) -> None:
-    for framework in ("transformers", "accelerate"):
-        assert runs[framework, name].on_cpu_as_printed == "fp32"
-        assert "trains in FP32, without a word" in framework_text(name, framework)
+    config = GuardConfig.load(name)
+    half = config.precision == "fp16-weights"
+    for framework in WITHOUT_FP16_ON_A_CPU:
+        seen, text = runs_on_a_cpu[framework, name], framework_text(name, framework)
+        assert seen.forward == ["float16" if half else "float32"] * BATCHES
+        assert bool(seen.scale) == half
+        assert ("trains in FP32, without a word" in text) == (not half)
+        assert ("runs in FP16 for real" in text) == half
+        limit = wanted_norm(config) if config.clip is None else config.clip.max_norm
+        assert seen.norms == pytest.approx([limit] * len(seen.norms), rel=1e-3)
     for framework in ("lightning", "hydra"):
-        assert runs[framework, name].on_cpu_as_printed == "16-mixed"
+        assert runs[framework, name].setting == "16-mixed"
+        assert "runs in FP16 for real" in framework_text(name, framework)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_lightnings_words_for_a_device_become_torchs(runs: Runs, name: str) -> None:
+    for there, found in runs["lightning", name].devices.items():
+        assert found == {"auto": there, "gpu": there, "cpu": "cpu", "cuda": "cuda", "mps": "mps"}
+    assert runs["lightning", name].devices.keys() == {"cpu", "cuda", "mps"}
 
 
 @pytest.mark.parametrize(("framework", "name"), ALL)

@@ -75,6 +75,22 @@ def test_a_card_is_answered_for_without_torch(fresh: Path) -> None:
     assert "Choose fp16-mixed." in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "ultra_conservative"),
+        (("fp16_safe",), "accumulate: 2"),
+        (("fp16_safe", "--for", "transformers"), "TrainingArguments"),
+    ],
+)
+def test_presets_are_printed_without_torch(
+    fresh: Path, arguments: tuple[str, ...], expected: str
+) -> None:
+    result = run(fresh / "halfguard", "presets", *arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert expected in result.stdout
+
+
 def test_this_machine_without_torch_is_told_what_is_missing(fresh: Path) -> None:
     result = run(fresh / "halfguard", "doctor")
     assert result.returncode == 1

@@ -110,6 +110,25 @@ def test_a_card_named_by_hand(doctor: Run, name: str, choice: str) -> None:
     assert done.returncode == (1 if name == "GTX 1660" else 0)
 
 
+def test_the_vendor_is_named_once(doctor: Run) -> None:
+    assert doctor("--gpu", "M2 Max").stdout.startswith("Apple M2 Max: Apple M1 and M2, 400 GB/s")
+    assert doctor("--gpu", "T4").stdout.startswith("Tesla T4: NVIDIA Turing, ")
+
+
+def test_a_variant_that_is_not_listed_is_told_so(doctor: Run) -> None:
+    done = doctor("--gpu", "RTX 3080 12GB")
+    assert done.stdout.startswith("RTX 3080 12GB: NVIDIA Ampere\n")
+    assert "No figures: the table has GeForce RTX 3080 (10 GB) only" in done.words
+    assert "Choose bf16-mixed." in done.stdout
+
+
+def test_a_name_of_two_cards_is_answered_with_both(doctor: Run) -> None:
+    done = doctor("--gpu", "RTX 6000")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Quadro RTX 6000" in done.stderr
+    assert "RTX 6000 Ada" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "code"),
     [

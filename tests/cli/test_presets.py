@@ -84,6 +84,20 @@ def test_the_program_itself_prints_a_file_that_can_be_used() -> None:
     assert done.stdout == framework_text("fp16_safe", "accelerate")
 
 
+@pytest.mark.parametrize("arguments", [(), ("balanced",), ("fp16_safe", "--for", "lightning")])
+def test_it_is_text_and_needs_no_torch(presets: Run, arguments: tuple[str, ...]) -> None:
+    code = "import sys; sys.modules['torch'] = None; from halfguard.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "presets", *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == presets(*arguments, "--json").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -2,6 +2,9 @@
 
 A process of its own: frameworks keep state in the process and in its environment. The task has a gradient
 whose norm is known beforehand, so that clipping can be seen in the step that the optimizer really takes.
+
+Accelerate, and so transformers, leaves FP16 out on a CPU. There each preset is run twice: as printed, to see
+what becomes of it, and with what a GPU would have switched on.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +30,7 @@ from halfguard.guard.config import GuardConfig, preset_names
 from halfguard.guard.frameworks import framework_text
 from halfguard.precision import MasterWeights
 
+WITHOUT_FP16_ON_A_CPU = ("transformers", "accelerate")
 WIDTH, ROWS, BATCHES = 256, 4, 4
 UNIT = math.sqrt(WIDTH * WIDTH + WIDTH)  # the norm of a gradient of ones
 
@@ -36,12 +41,15 @@ class Seen:
 
     framework: str
     preset: str
-    on_cpu_as_printed: str = ""  # the precision that the framework chose by itself on a CPU
+    as_printed: bool = False  # nothing was switched on that the framework leaves out on a CPU
+    setting: str = ""  # the precision that the framework says it has
     forward: list[str] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)  # of the gradients at every optimizer step
     weights: str = ""
     updated: str = ""  # dtype of what the optimizer updates
     scale: dict[str, float] = field(default_factory=dict)
+    # By what a machine has: torch's name of every accelerator that Lightning may be told.
+    devices: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def wanted_norm(config: GuardConfig) -> float:
@@ -84,7 +92,9 @@ def watched(model: Net, seen: Seen) -> torch.optim.Optimizer:
     return optimizer
 
 
-def note_scale(seen: Seen, scaler: Any) -> None:
+def note_scale(seen: Seen, scaler: Any | None) -> None:
+    if scaler is None:
+        return
     seen.scale = {
         "init": scaler.get_scale(),
         "growth_factor": scaler.get_growth_factor(),
@@ -104,8 +114,21 @@ def plain(text: str, model: Net, seen: Seen, _: bool) -> None:
 
 def lightning(text: str, model: Net, seen: Seen, half: bool) -> None:
     program = loaded(text)
-    trainer = program.make_trainer("cpu", **QUIET)
+    seen.devices = devices(program)
+    trainer = program.make_trainer("auto", **QUIET)
     fit(trainer, model, seen, program.make_optimizer if half else lambda optimizer: optimizer)
+
+
+def devices(program: Any) -> dict[str, dict[str, str]]:
+    words = ("auto", "gpu", "cpu", "cuda", "mps")
+    found = {}
+    for there in ("cpu", "cuda", "mps"):
+        with (
+            patch.object(torch.cuda, "is_available", return_value=there == "cuda"),
+            patch.object(torch.backends.mps, "is_available", return_value=there == "mps"),
+        ):
+            found[there] = {word: program.device_of(word) for word in words}
+    return found
 
 
 def hydra(text: str, model: Net, seen: Seen, half: bool) -> None:
@@ -146,7 +169,7 @@ def fit(trainer: Any, model: Net, seen: Seen, wrap: Callable[[Any], Any]) -> Non
         def configure_optimizers(self) -> Any:
             return wrap(watched(model, seen))
 
-    seen.on_cpu_as_printed = trainer.precision
+    seen.setting = trainer.precision
     note_scale(seen, trainer.precision_plugin.scaler)
     trainer.fit(Module(), batches())
 
@@ -171,9 +194,9 @@ def transformers(text: str, model: Net, seen: Seen, half: bool) -> None:
             else program.make_trainer(model, args, optimizers=(optimizer, None), train_dataset=data)
         )
         accelerator = trainer.accelerator
-        seen.on_cpu_as_printed = "fp32" if accelerator.scaler is None else "fp16"
-        accelerator.native_amp = True  # as on a GPU
-        program.set_scaler(accelerator)
+        if not seen.as_printed:
+            accelerator.native_amp = True  # as on a GPU
+            program.set_scaler(accelerator)
         note_scale(seen, accelerator.scaler)
         trainer.train()
 
@@ -181,12 +204,10 @@ def transformers(text: str, model: Net, seen: Seen, half: bool) -> None:
 def accelerate(text: str, model: Net, seen: Seen, _: bool) -> None:
     program = loaded(text)
     accelerator = program.make_accelerator(cpu=True)
-    seen.on_cpu_as_printed = "fp32" if accelerator.scaler is None else "fp16"
-    accelerator.native_amp = (
-        True  # as on a GPU, with the scaler that it makes from the printed handler
-    )
-    settings = accelerator.scaler_handler.to_kwargs()
-    accelerator.scaler = torch.amp.GradScaler("cpu", **settings)
+    if not seen.as_printed:  # as on a GPU, with the scaler that it makes from the printed handler
+        accelerator.native_amp = True
+        settings = accelerator.scaler_handler.to_kwargs()
+        accelerator.scaler = torch.amp.GradScaler("cpu", **settings)
     note_scale(seen, accelerator.scaler)
     program.train(accelerator, model, watched(model, seen), batches(), loss_fn)
 
@@ -203,8 +224,10 @@ def loaded(text: str) -> Any:
 
 def main(frameworks: list[str]) -> None:
     warnings.simplefilter("ignore")
-    for framework, name in itertools.product(frameworks, preset_names()):
-        config, seen = GuardConfig.load(name), Seen(framework, name)
+    for framework, name, as_printed in itertools.product(frameworks, preset_names(), (False, True)):
+        if as_printed and framework not in WITHOUT_FP16_ON_A_CPU:
+            continue
+        config, seen = GuardConfig.load(name), Seen(framework, name, as_printed)
         half = config.precision == "fp16-weights"
         torch.manual_seed(0)
         model = Net(seen, wanted_norm(config), half=half)

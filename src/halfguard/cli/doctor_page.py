@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from halfguard.doctor.machine.findings import FORMAT
+from halfguard.doctor.machine.measured import FORMAT
 from halfguard.records.cost import Cost
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding
@@ -38,7 +38,8 @@ def show(report: MachineReport, diagnosis: Diagnosis | None, cost: Cost | None) 
 def _print_head(report: MachineReport, console: Console) -> None:
     hardware, machine = report.hardware, report.machine
     if hardware.kind == "gpu":
-        facts = [f"{hardware.vendor} {hardware.generation}"]
+        # Apple's generations have the vendor in their names.
+        facts = [f"{hardware.vendor} {hardware.generation.removeprefix(f'{hardware.vendor} ')}"]
     else:
         facts = [f"{machine.processor.cores} cores"] if machine else []
     if hardware.memory is not None:

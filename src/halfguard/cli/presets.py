@@ -36,11 +36,9 @@ def presets(
 
     Exit code 0: printed; 2: a mistake in the call.
     """
-    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+    from halfguard.guard import frameworks  # noqa: PLC0415
+    from halfguard.guard.config import GuardConfig, preset_names, preset_text  # noqa: PLC0415
 
-    with torch_needed("halfguard presets"):
-        from halfguard.guard import frameworks  # noqa: PLC0415
-        from halfguard.guard.config import GuardConfig, preset_names, preset_text  # noqa: PLC0415
     if name is None:
         if framework is not None:
             raise UsageError(

@@ -1,8 +1,32 @@
-"""The decision at every step: config, policy (pure), scaler, guard, recovery."""
+"""The decision at every step: config, policy (pure), scaler, guard, recovery.
 
-from halfguard.guard.config import GuardConfig
-from halfguard.guard.guard import Guard
-from halfguard.guard.outcome import StepOutcome
-from halfguard.guard.scaler import GradScaler
+A name is imported when it is first used: presets are text, and can be read where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from halfguard.guard.config import GuardConfig
+    from halfguard.guard.guard import Guard
+    from halfguard.guard.outcome import StepOutcome
+    from halfguard.guard.scaler import GradScaler
 
 __all__ = ["GradScaler", "Guard", "GuardConfig", "StepOutcome"]
+
+_MODULES = {
+    "GradScaler": "scaler",
+    "Guard": "guard",
+    "GuardConfig": "config",
+    "StepOutcome": "outcome",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found

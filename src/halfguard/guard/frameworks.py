@@ -23,10 +23,8 @@ _SPOKEN = {
     "hydra": "Lightning",
 }
 _HALF_ON_CPU = "On a CPU this runs in FP16 for real, and slowly."
-_ON_A_CPU = {
-    "plain": _HALF_ON_CPU,
-    "lightning": _HALF_ON_CPU,
-    "hydra": _HALF_ON_CPU,
+# Mixed precision that becomes FP32. Half weights stay half: their programs switch on what a CPU is denied.
+_SINGLE_ON_CPU = {
     "transformers": "On a CPU fp16=True trains in FP32, without a word.",
     "accelerate": 'On a CPU mixed_precision="fp16" trains in FP32, without a word.',
 }
@@ -97,8 +95,14 @@ def _head(name: str, framework: str, config: GuardConfig) -> str:
         lines.append(f"What {_SPOKEN[framework]} cannot be told, and does not do:")
         lines += [f"- {line}" for line in missing]
         lines.append(f"The guard does all of it: halfguard presets {name} --for plain")
-    lines += [_ON_A_CPU[framework], _CHECK]
+    lines += [_on_a_cpu(framework, config), _CHECK]
     return "\n".join(f"# {line}" for line in lines)
+
+
+def _on_a_cpu(framework: str, config: GuardConfig) -> str:
+    if config.precision == "fp16-weights":
+        return _HALF_ON_CPU
+    return _SINGLE_ON_CPU.get(framework, _HALF_ON_CPU)
 
 
 def _values(name: str, config: GuardConfig) -> dict[str, object]:

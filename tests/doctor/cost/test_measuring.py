@@ -33,6 +33,25 @@ class TestNoGainInMemory:
         assert "larger batch" in found.cure
         assert "8-bit" in found.cure
 
+    def test_half_weights_are_told_what_their_masters_need(self) -> None:
+        cost = measure_cost(job(rows=2, width=64), ("fp32", "fp16-weights"), rounds=3)
+        found = next(found for found in cost.findings if found.code == "HD202")
+        assert found.subject == "fp16-weights"
+        assert "stay as they are" not in found.why
+        count = sum(p.numel() for p in Net(64).parameters())
+        base, half = (one.memory.largest for one in cost.costs)
+        assert half.weights == half.gradients == 2 * count
+        assert half.optimizer == base.optimizer + 4 * count
+        single, less = size_text(4 * count), size_text(2 * count)
+        for part in (
+            f"Weights ({single} to {less})",
+            f"gradients ({single} to {less})",
+            f"from {size_text(base.optimizer)} to {size_text(half.optimizer)}",
+            f"their gradients take {single} in its step",
+        ):
+            assert part in found.why
+        assert "masters" in found.cure
+
     def test_the_same_model_with_a_large_batch_is_clean(self) -> None:
         cost = measure_cost(job(rows=1024, width=64), HALF, rounds=3)
         assert "HD202" not in codes(cost)

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from halfguard.doctor.machine.hardware import canonical, find, of_device, of_processor
+from halfguard.doctor.machine.hardware import find, of_device, of_processor
 from halfguard.doctor.machine.hardware_table import (
     FIGURES,
     Card,
@@ -22,6 +24,7 @@ from halfguard.doctor.machine.hardware_table import (
     Table,
     table,
 )
+from halfguard.doctor.machine.names import canonical, taken_apart
 from halfguard.errors import UsageError
 from halfguard.records.machine import Device, Processor
 
@@ -145,7 +148,8 @@ def _in_rule(card: Card, rule: Rule) -> Iterator[str]:
 
 def _by_pattern(card: Card, rows: Table) -> Iterator[str]:
     for other in rows.generations:
-        named = any(re.fullmatch(pattern, canonical(card.name)) for pattern in other.patterns)
+        model = taken_apart(card.name).model
+        named = any(re.fullmatch(pattern, model) for pattern in other.patterns)
         if named and other.key != card.generation:
             yield f"{card.name}: its name is that of {other.key}"
 
@@ -330,6 +334,150 @@ def test_every_name_in_the_table_finds_its_own_card() -> None:
 )
 def test_a_card_of_a_known_family_has_abilities(name: str, generation: str) -> None:
     assert find(name).generation == generation
+
+
+# A name for every pattern, as its maker writes it.
+FAMILIES = (
+    "GeForce GTX 1050 Ti",
+    "GeForce GT 1030",
+    "GeForce MX150",
+    "Quadro P4000",
+    "GeForce RTX 2070 SUPER",
+    "Quadro RTX 4000",
+    "GeForce GTX 1630",
+    "Quadro T2000",
+    "GeForce MX450",
+    "GeForce RTX 3070 Ti",
+    "RTX A4500",
+    "GeForce RTX 4060 Ti 16GB",
+    "RTX 4000 SFF Ada Generation",
+    "GeForce RTX 5060 Ti",
+    "RTX PRO 4500 Blackwell",
+    "Radeon RX 6600 XT",
+    "Radeon PRO W6800",
+    "Radeon RX 7800 XT",
+    "Radeon PRO W7900",
+    "Radeon RX 9070 GRE",
+    "Data Center GPU Max 1450",
+    "Arc A380",
+    "Arc B570",
+    "Apple M2 Pro",
+    "Apple M4 Pro",
+    "Apple M5 Max",
+)
+
+
+@pytest.mark.parametrize(
+    "pattern", [pattern for row in table().generations for pattern in row.patterns]
+)
+def test_every_pattern_matches_a_name(pattern: str) -> None:
+    assert any(re.fullmatch(pattern, taken_apart(name).model) for name in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [
+        ("Quadro P4000", "Pascal"),
+        ("GT 1030", "Pascal"),
+        ("NVIDIA GeForce MX350", "Pascal"),
+        ("Quadro RTX 3000", "Turing"),
+        ("Quadro RTX 5000 with Max-Q Design", "Turing"),
+        ("NVIDIA RTX A4500", "Ampere"),
+        ("NVIDIA RTX 4000 SFF Ada Generation", "Ada Lovelace"),
+        ("RTX 4060 Ti 16GB", "Ada Lovelace"),
+        ("NVIDIA H200 NVL", "Hopper"),
+        ("NVIDIA RTX PRO 4500 Blackwell", "Blackwell (RTX)"),
+        ("3070 ti", "Ampere"),
+        ("1660 super laptop", "Turing without tensor cores (TU116, TU117)"),
+    ],
+)
+def test_families_that_people_have(name: str, generation: str) -> None:
+    found = find(name)
+    assert found.generation == generation
+    assert (found.memory, found.bandwidth, found.fp32_tflops) == (None, None, None)
+    assert "No figures: " in found.source
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("4090", "GeForce RTX 4090"),
+        ("3090", "GeForce RTX 3090"),
+        ("1080ti", "GeForce GTX 1080 Ti"),
+        ("2080 Ti", "GeForce RTX 2080 Ti"),
+        ("7900 XTX", "Radeon RX 7900 XTX"),
+        ("H100 SXM5", "H100 SXM"),
+        ("A100 SXM4", "A100 SXM4 80GB"),
+        ("A100 80G", "A100 SXM4 80GB"),
+        ("A100-SXM-40GB", "A100 SXM4 40GB"),
+        ("A100 PCI-E 40 GB", "A100 PCIe 40GB"),
+        ("RTX PRO 6000", "RTX PRO 6000 Blackwell"),
+        ("RTX 3080 10GB", "GeForce RTX 3080"),
+        ("H100 94GB", "H100 NVL"),
+        ("A10G", "A10G"),  # no size of 10 GB
+        ("A10G 24GB", "A10G"),
+        ("RTX 3090 Founders Edition", "GeForce RTX 3090"),
+        ("MI300X OAM", "Instinct MI300X"),
+        ("M2 Max 96GB", "Apple M2 Max"),
+    ],
+)
+def test_names_as_people_write_them(name: str, card: str) -> None:
+    found = find(name)
+    assert found.name == card
+    assert found.bandwidth is not None
+    assert "No figures" not in found.source
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("RTX 3080 12GB", "GeForce RTX 3080 (10 GB)"),
+        ("Tesla V100-SXM3-32GB", "Tesla V100 SXM2 32GB"),
+        ("A100-SXM-64GB", "A100 SXM4 80GB"),
+        ("GTX 1060 3GB", "GeForce GTX 1060 6GB"),
+        ("H100 96GB", "H100 NVL (94 GB)"),
+        ("RTX 3060 8GB", "GeForce RTX 3060 (12 GB)"),
+        ("H100 80GB HBM2e", "H100 PCIe (80 GB)"),
+    ],
+)
+def test_another_variant_does_not_get_the_figures_of_the_one_listed(name: str, listed: str) -> None:
+    found = find(name)
+    assert found.name == name
+    assert (found.memory, found.bandwidth) == (None, None)
+    assert (found.fp32_tflops, found.matrix_tflops) == (None, None)
+    assert listed in found.source.partition("No figures: ")[2]
+
+
+@given(
+    card=st.sampled_from([card for card in table().cards if card.figure("memory")]),
+    size=st.integers(1, 300),
+)
+def test_a_size_that_is_typed_is_the_size_that_is_answered_for(card: Card, size: int) -> None:
+    found = find(f"{re.sub(' [0-9]+GB', '', card.name)} {size}GB")
+    assert found.memory in (None, size)
+
+
+def test_the_memory_that_torch_sees_tells_variants_apart() -> None:
+    def seen(name: str, memory: float) -> float | None:
+        return of_device(Device(kind="cuda", name=name, target="8.6", memory=memory)).fp32_tflops
+
+    assert seen("NVIDIA GeForce RTX 3080", 9.77) == 29.8
+    assert seen("NVIDIA GeForce RTX 3080", 11.76) is None
+    assert seen("Tesla T4", 14.58) == 8.1
+    assert seen("NVIDIA A100-SXM4-80GB", 79.2) == 19.5
+
+
+def test_a_name_of_two_cards_is_answered_with_both() -> None:
+    for model, names in table().shared_names.items():
+        assert model == taken_apart(model).model
+        assert len({find(name).generation for name in names}) == len(names) > 1
+        with pytest.raises(UsageError, match="several cards") as raised:
+            find(model)
+        assert all(name in raised.value.cure for name in names)
+    with pytest.raises(UsageError, match=r"Quadro RTX 6000, RTX 6000 Ada"):
+        find("NVIDIA RTX 6000")
+    here = of_device(Device(kind="cuda", name="NVIDIA RTX 6000", target="8.9"))
+    assert here.generation == "Ada Lovelace"
 
 
 def test_a_laptops_card_does_not_get_the_figures_of_the_desktops() -> None:

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.doctor.machine.findings import has_kernels
+from halfguard.doctor.machine.hardware_table import table
+from halfguard.doctor.machine.measured import FORMAT
 from halfguard.doctor.machine.reading import (
     read_devices,
     read_driver,
@@ -281,6 +283,41 @@ def test_a_failed_parity_row_is_an_error_in_the_format_that_was_asked_for() -> N
     assert "Do not train in FP16 here" in broken.problems[0].cure
     assert codes(report_on_record(machine(A100), "bf16-mixed", parity=[wrong])) == []
     assert MachineReport.from_json(broken.to_json()) == broken
+
+
+SPEED = st.sampled_from([0.1, 0.5, 0.79, 0.8, 1.0, 1.09, 1.1, 2.0, 8.0])
+ELSEWHERE = [
+    *(card(row.name, "") for row in table().cards),
+    card("NVIDIA Orin", "8.7"),
+    card("Xavier", "7.2"),
+    card("AMD Radeon Graphics", "gfx1151", "rocm"),
+]
+
+
+@given(
+    device=st.sampled_from([None, *ELSEWHERE]),
+    fp16=SPEED,
+    bf16=SPEED,
+    failed=st.sets(st.sampled_from(["FP32", "FP16", "BF16"])),
+)
+def test_the_choice_never_contradicts_a_finding_beside_it(
+    device: Device | None, fp16: float, bf16: float, failed: set[str]
+) -> None:
+    speeds: dict[Precision, float] = {"fp32": 1.0, "fp16-mixed": fp16, "bf16-mixed": bf16}
+    rows = [
+        ParityRow(operation="matmul", precision=name, size="x", error=float("nan"))
+        for name in failed
+    ]
+    build = TorchBuild(version="2.13", default_scaler=True)
+    here = machine(*([] if device is None else [device]), build=build, driver=None)
+    report = report_on_record(here, None, speeds, rows)
+    chosen = report.choice.precision
+    about = {f.subject for f in report.findings if f.code in ("HD002", "HD003", "HD004", "HD006")}
+    assert chosen not in about
+    assert chosen == "fp32" or FORMAT[chosen] not in failed
+    for found in report.findings:
+        if found.code in ("HD002", "HD004"):
+            assert chosen in found.cure
 
 
 @given(

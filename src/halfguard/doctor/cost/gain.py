@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from halfguard.doctor.cost.reasons import slow_because
+from halfguard.doctor.cost.reasons import Reason, slow_because
 from halfguard.records.cost import Cost, MissedShape, PrecisionCost, TimeRatio
 from halfguard.records.finding import Finding, Severity
 from halfguard.records.sizes import size_text
@@ -62,21 +62,46 @@ def _memory(base: PrecisionCost, other: PrecisionCost) -> Iterator[Finding]:
     before, after = base.memory.peak, other.memory.peak
     if after <= (1 - WORTH) * before:
         return
-    old, new = base.memory.largest, other.memory.largest
-    fixed = new.weights + new.gradients + new.optimizer
-    copies = new.weight_copies
-    added = f" Autocast adds {size_text(copies)} of half copies of the weights." if copies else ""
+    half_weights = other.precision == "fp16-weights"
+    reason = _with_masters(base, other) if half_weights else _in_mixed_precision(other)
+    old, new = base.memory.largest.activations, other.memory.largest.activations
     yield Finding(
         code="HD202",
         subject=other.precision,
         message=f"{other.precision} needs {size_text(after)} at its peak, {base.precision} "
         f"{size_text(before)}: {_change(before, after)}.",
-        why=f"Weights ({size_text(new.weights)}), gradients ({size_text(new.gradients)}) and optimizer state "
-        f"({size_text(new.optimizer)}) stay as they are in mixed precision: {size_text(fixed)}.{added} What "
-        f"shrinks are the activations kept for the backward pass: {size_text(old.activations)} to "
-        f"{size_text(new.activations)}.",
+        why=f"{reason.why} Activations kept for the backward pass shrink: {size_text(old)} to "
+        f"{size_text(new)}.",
         cure="Expected, not broken. Use the room where half helps, in activations (a larger batch, longer "
-        "sequences), or shrink what stays: 8-bit optimizer state, adapters over a frozen half base.",
+        f"sequences), or {reason.cure}.",
+    )
+
+
+def _in_mixed_precision(other: PrecisionCost) -> Reason:
+    """What mixed precision leaves as it was."""
+    parts = other.memory.largest
+    fixed = parts.weights + parts.gradients + parts.optimizer
+    copies = parts.weight_copies
+    added = f" Autocast adds {size_text(copies)} of half copies of the weights." if copies else ""
+    return Reason(
+        why=f"Weights ({size_text(parts.weights)}), gradients ({size_text(parts.gradients)}) and optimizer "
+        f"state ({size_text(parts.optimizer)}) stay as they are in mixed precision: {size_text(fixed)}."
+        f"{added}",
+        cure="shrink what stays: 8-bit optimizer state, adapters over a frozen half base",
+    )
+
+
+def _with_masters(base: PrecisionCost, other: PrecisionCost) -> Reason:
+    """What half weights need besides: masters in the optimizer, and their gradients in its step."""
+    old, new = base.memory.largest, other.memory.largest
+    beside = other.memory.in_update.other - base.memory.in_update.other
+    during = f", and their gradients take {size_text(beside)} in its step" if beside > 0 else ""
+    return Reason(
+        why=f"Weights ({size_text(old.weights)} to {size_text(new.weights)}) and gradients "
+        f"({size_text(old.gradients)} to {size_text(new.gradients)}) shrink, but the optimizer "
+        f"updates FP32 masters: its state goes from {size_text(old.optimizer)} to "
+        f"{size_text(new.optimizer)}{during}.",
+        cure="do without masters: adapters over a frozen half base, which needs none",
     )
 
 

@@ -18,7 +18,7 @@ from halfguard.doctor.cost.shapes import missed_shapes
 from halfguard.doctor.cost.single_step import measured
 from halfguard.doctor.cost.situation import situation_of
 from halfguard.doctor.cost.trial import Trial, trials
-from halfguard.doctor.machine.choice import Speeds
+from halfguard.doctor.machine.measured import Speeds
 from halfguard.doctor.machine.speed import DTYPES, measure_rate, measure_speeds
 from halfguard.errors import UsageError
 from halfguard.precision.modes import Precision

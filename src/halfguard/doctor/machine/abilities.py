@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from halfguard.doctor.machine.choice import Speeds, matrix_units
+from halfguard.doctor.machine.choice import matrix_units
+from halfguard.doctor.machine.measured import Speeds
 from halfguard.records.machine import Ability, Hardware, Precision
 
 

@@ -1,36 +1,53 @@
-"""Which precision to take on a device, and why: a pure function of what the device can do.
+"""Which precision to take on a device, and why: a pure function of what it can do and of what was measured.
 
-The order of the rules is the order of what hurts most: wrong numbers first, then FP16 that is slower than
+The order of the rules is the order of what hurts most: wrong numbers first, then 16 bits that are slower than
 FP32, then the two good cases. BF16 is preferred where it is native, since it has the range of FP32 and needs
-no loss scaling; FP16 carries three more bits and is named as the other way. This module imports no torch.
+no loss scaling; FP16 carries three more bits and is named as the other way.
+
+What was measured on the machine goes before what a table says: a format that failed the self-test or ran
+slower than FP32 is not chosen (``measured``). This module imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
-from halfguard.records.machine import Choice, Hardware, Precision
-
-GAIN = 1.1  # less is not worth a change of precision
-Speeds = Mapping[Precision, float]  # of matrix products, over FP32
+from halfguard.doctor.machine.measured import Measured, Speeds, from_measurements
+from halfguard.records.machine import Choice, Hardware, ParityRow
 
 
-def choose(hardware: Hardware, speeds: Speeds | None = None) -> Choice:
-    """The precision for a device; ``speeds`` are measured, where the device is here."""
+def choose(
+    hardware: Hardware, speeds: Speeds | None = None, parity: Iterable[ParityRow] = ()
+) -> Choice:
+    """The precision for a device; ``speeds`` and ``parity`` are measured, where the device is here."""
+    found = Measured.of(speeds, parity)
+    if "fp32" in found.wrong:
+        return _NOTHING_RIGHT
     if hardware.kind == "processor":
-        return _on_processor(hardware, speeds or {})
+        return _on_processor(hardware, found)
+    if hardware.fp16 == "unknown":
+        return _not_listed(hardware, found)
+    listed = _by_table(hardware, found)
+    return listed if found.allows(listed.precision) else from_measurements(hardware, found)
+
+
+def _by_table(hardware: Hardware, found: Measured) -> Choice:
     if hardware.fp16 == "faulty":
         return _FAULTY
-    if hardware.fp16 == "unknown":
-        return _UNKNOWN
     if hardware.vendor == "Apple":
         return _on_apple(hardware)
     if not hardware.matrix:
-        return _without_matrix_units(hardware)
+        return _without_matrix_units(hardware, found)
     if hardware.bf16 == "native":
-        return _native_bf16(hardware)
+        return _native_bf16(hardware, found)
     return _fp16_only(hardware)
 
+
+_NOTHING_RIGHT = Choice(
+    precision="fp32",
+    reasons=("FP32 itself fails here, and every precision needs it.",),
+    warnings=("Do not train on this device before the self-test passes: HD008 says what failed.",),
+)
 
 _FAULTY = Choice(
     precision="fp32",
@@ -43,13 +60,6 @@ _FAULTY = Choice(
     ),
 )
 
-_UNKNOWN = Choice(
-    precision="fp32",
-    reasons=("This device is not in the table, so nothing is promised about 16 bits.",),
-    warnings=("Run `halfguard doctor` on the machine itself: it measures speed and correctness.",),
-)
-
-
 _CPU_AUTOCAST = (
     "Autocast has other rules on a CPU: softmax and norms stay in 16 bits. On a GPU they run in FP32.",
     'To follow the rules of the GPU here: halfguard.emulate_autocast("cuda").',
@@ -61,7 +71,20 @@ def matrix_units(hardware: Hardware) -> str:
     return "tensor cores" if hardware.vendor == "NVIDIA" else "matrix units"
 
 
-def _native_bf16(hardware: Hardware) -> Choice:
+def _not_listed(hardware: Hardware, found: Measured) -> Choice:
+    if not found.speeds:
+        return Choice(
+            precision="fp32",
+            reasons=("This device is not in the table, and nothing was measured on it.",),
+            warnings=("Run `halfguard doctor` there, with a torch that has kernels for it.",),
+        )
+    choice = from_measurements(hardware, found)
+    why = "This device is not in the table: what was measured decides."
+    return choice.model_copy(update={"reasons": (why, *choice.reasons)})
+
+
+def _native_bf16(hardware: Hardware, found: Measured) -> Choice:
+    fp16 = "fp16-mixed runs there as well: three more bits, but it needs a GradScaler."
     tf32 = "Where FP32 already runs in TF32, the gain over it is at most about 2x."
     return Choice(
         precision="bf16-mixed",
@@ -70,7 +93,7 @@ def _native_bf16(hardware: Hardware) -> Choice:
             "It has the range of FP32: no loss scaling is needed.",
         ),
         warnings=(
-            "fp16-mixed runs there as well: three more bits, but it needs a GradScaler.",
+            *((fp16,) if found.allows("fp16-mixed") else ()),
             *((tf32,) if hardware.tf32 else ()),
         ),
     )
@@ -89,17 +112,18 @@ def _fp16_only(hardware: Hardware) -> Choice:
     )
 
 
-def _without_matrix_units(hardware: Hardware) -> Choice:
+def _without_matrix_units(hardware: Hardware, found: Measured) -> Choice:
     if hardware.fp16 == "slow":
+        memory = (
+            "fp16-mixed saves memory for activations but no time: take it only if they do not fit."
+        )
         return Choice(
             precision="fp32",
             reasons=(
                 "FP16 arithmetic is slower than FP32 here, and there are no matrix units.",
                 "BF16 is only emulated.",
             ),
-            warnings=(
-                "fp16-mixed saves memory for activations but no time: take it only if they do not fit.",
-            ),
+            warnings=() if "fp16-mixed" in found.wrong else (memory,),
         )
     return Choice(
         precision="fp16-mixed",
@@ -135,16 +159,13 @@ def _on_apple(hardware: Hardware) -> Choice:
     )
 
 
-def _on_processor(hardware: Hardware, speeds: Speeds) -> Choice:
-    bf16 = speeds.get("bf16-mixed")
-    worth = bf16 >= GAIN if bf16 is not None else hardware.bf16 == "native"
-    if not worth:
-        reason = "No 16-bit format is faster than FP32 on this processor."
-        return Choice(precision="fp32", reasons=(reason,), warnings=_CPU_AUTOCAST)
-    measured = f" Matrix products ran {bf16:.2g}x as fast as in FP32." if bf16 is not None else ""
-    native = "BF16 is native." if hardware.bf16 == "native" else "BF16 pays."
-    return Choice(
-        precision="bf16-mixed",
-        reasons=(native + measured, "It has the range of FP32: no loss scaling is needed."),
-        warnings=_CPU_AUTOCAST,
-    )
+def _on_processor(hardware: Hardware, found: Measured) -> Choice:
+    if found.speeds:
+        choice = from_measurements(hardware, found)
+    elif hardware.bf16 == "native" and "bf16-mixed" not in found.wrong:
+        reasons = ("BF16 is native.", "It has the range of FP32: no loss scaling is needed.")
+        choice = Choice(precision="bf16-mixed", reasons=reasons)
+    else:
+        reason = "No 16-bit format is known to be faster than FP32 on this processor."
+        choice = Choice(precision="fp32", reasons=(reason,))
+    return choice.model_copy(update={"warnings": (*choice.warnings, *_CPU_AUTOCAST)})

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from halfguard.doctor.machine.choice import Speeds, choose
+from halfguard.doctor.machine.measured import FORMAT, SLOWER, Speeds
 from halfguard.records.finding import Finding, Severity
 from halfguard.records.machine import (
+    Choice,
     Device,
     Hardware,
     Machine,
@@ -20,24 +21,23 @@ from halfguard.records.machine import (
     TorchBuild,
 )
 
-SLOWER = 0.8  # of FP32's speed: below it a format is called slower; nearer to 1 it may be noise
-FORMAT: dict[Precision, str] = {"fp32": "FP32", "fp16-mixed": "FP16", "bf16-mixed": "BF16"}
-
 
 def judge_hardware(
-    hardware: Hardware, asked: Precision | None = None, speeds: Speeds | None = None
+    hardware: Hardware,
+    choice: Choice,
+    asked: Precision | None = None,
+    speeds: Speeds | None = None,
 ) -> Iterator[Finding]:
-    """What one device will do, here or elsewhere."""
+    """What one device will do, here or elsewhere; ``choice`` is what is advised for it."""
     if hardware.fp16 == "faulty" and asked in (None, "fp16-mixed"):
         yield _faulty(hardware, "error" if asked else "warning")
     if hardware.kind == "gpu" and hardware.bf16 == "emulated" and asked in (None, "bf16-mixed"):
-        yield _emulated(hardware, _severity(asked))
+        yield _emulated(hardware, choice.precision, _severity(asked))
     if hardware.fp16 == "slow" and asked in (None, "fp16-mixed"):
         yield _no_gain(hardware, _severity(asked))
     for precision, speed in (speeds or {}).items():
         if speed < SLOWER and asked in (None, precision):
-            better = choose(hardware, speeds).precision
-            yield _slower(hardware, precision, speed, better, _severity(asked))
+            yield _slower(hardware, precision, speed, choice.precision, _severity(asked))
 
 
 def judge_machine(machine: Machine, asked: Precision | None = None) -> Iterator[Finding]:
@@ -111,9 +111,9 @@ def _scaler_off(machine: Machine, severity: Severity) -> Finding:
     )
 
 
-def _emulated(hardware: Hardware, severity: Severity) -> Finding:
+def _emulated(hardware: Hardware, better: Precision, severity: Severity) -> Finding:
     why = "It is computed in FP32 and rounded: slower than FP16 and FP32."
-    cure = f"Use {choose(hardware).precision}."
+    cure = f"Use {better}."
     if hardware.vendor == "NVIDIA":
         why += " torch.cuda.is_bf16_supported() says True all the same: it counts emulation."
         cure += " To ask for native BF16: torch.cuda.is_bf16_supported(including_emulation=False)."

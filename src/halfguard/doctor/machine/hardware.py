@@ -1,52 +1,51 @@
 """How a device is found in the table of accelerators by any of its names.
 
-A card is found by name; one that is not listed, by its generation: through a pattern of names, or through the
-compute capability or gfx name that torch reports. Then it has abilities but no figures. A processor is
-judged by its flags. This module imports no torch.
+A card is found by name. Its figures are given only to a name that can be no other variant: another size or
+form, a laptop's card, or a card that is not listed has the abilities of its generation and no figures, and
+``source`` says so. A device that torch reported is known by its compute capability or gfx name as well, and
+a processor by its flags. This module imports no torch.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import NoReturn
 
 from halfguard.doctor.machine.hardware_table import Card, table
+from halfguard.doctor.machine.names import Name, canonical, same_form, taken_apart
 from halfguard.errors import UsageError
 from halfguard.records.machine import Device, Hardware, Processor
 
-# Words that say nothing about which chip it is, and words that only tell its variants apart.
-_NOISE = re.compile(
-    r"nvidia|geforce|tesla|amd|radeon|instinct|intel|apple|graphics|gpu|chip|with|design|r|tm"
-)
-_VARIANT = re.compile(r"\d+|gb|sxm|pcie|hbm|e|oam|nvl|founders|edition")
-_SMALLER = re.compile(r"\b(laptop|mobile|max q|mig .*)$")
-
-
-def canonical(name: str) -> str:
-    """A name without vendor, punctuation and case: ``NVIDIA GeForce RTX3090-Ti`` is ``rtx 3090 ti``."""
-    words = re.findall(r"[a-z]+|\d+", name.lower())
-    return " ".join(word for word in words if not _NOISE.fullmatch(word)) or " ".join(words)
+LINES = ("gtx", "rtx", "rx")  # left out by people who say 4090
+# torch reports what is left after error correction and the driver: 14.6 GB of a T4's 16.
+SEEN_OF_MEMORY = (0.85, 1.05)
 
 
 def find(name: str) -> Hardware:
     """The card that a person or torch calls ``name``; UsageError with close matches if there is none."""
+    shared = table().shared_names.get(taken_apart(name).model)
+    if shared is not None:
+        raise UsageError(
+            f"{name!r} is the name of several cards: {', '.join(shared)}.",
+            cure=f"Write which one: {' or '.join(repr(one) for one in shared)}.",
+        )
     found = _by_name(name)
     return found if found is not None else _unknown(name)
 
 
 def of_device(device: Device) -> Hardware:
     """What the table says about a device that torch reported; ``unknown`` where it says nothing."""
-    found = _by_name(device.name) or _by_target(device)
+    found = _by_name(device.name, device.memory) or _by_target(device)
     if found is None:
         return Hardware(
             name=device.name,
             vendor={"cuda": "NVIDIA", "rocm": "AMD", "mps": "Apple", "xpu": "Intel"}[device.kind],
             generation="not in the table",
             fp16="unknown",
-            bf16="unknown",
+            bf16="emulated" if _torch_emulates_bf16(device) else "unknown",
             memory=device.memory,
             source="none",
         )
@@ -71,33 +70,57 @@ def of_processor(processor: Processor) -> Hardware:
     )
 
 
-def _by_name(name: str) -> Hardware | None:
-    wanted = canonical(name)
-    smaller = _SMALLER.search(wanted)
-    wanted = _SMALLER.sub("", wanted).strip()
-    card = None if smaller else _card(wanted)
-    if card is not None:
-        return table().hardware(card)
-    for generation in table().generations:
-        if any(re.fullmatch(pattern, wanted) for pattern in generation.patterns):
-            return table().without_figures(generation, name)
-    if smaller and (card := _card(wanted)) is not None:  # a part of the card, or a slower one
-        return table().without_figures(table().generation(card.generation), name)
+def _by_name(name: str, seen: float | None = None) -> Hardware | None:
+    """With figures for a card that is listed; ``seen`` is the memory that torch reports of it."""
+    exact = _names().get(canonical(name))
+    if exact is not None and _has(exact, seen):
+        return table().hardware(exact)
+    wanted = taken_apart(name)
+    for model in _spellings(wanted.model):
+        listed = _models().get(model, ())
+        card = next((c for c in listed if _is(c, wanted) and _has(c, seen)), None)
+        if card is not None:
+            return table().hardware(card)
+        if listed:
+            variants = ", ".join(_described(card) for card in listed)
+            generation = table().generation(listed[0].generation)
+            return table().without_figures(generation, name, f"the table has {variants} only")
+        for generation in table().generations:
+            if any(re.fullmatch(pattern, model) for pattern in generation.patterns):
+                return table().without_figures(generation, name, "the table does not list it")
     return None
 
 
-def _card(wanted: str) -> Card | None:
-    """The card of exactly this name, or else the longest that it starts with and only qualifies."""
-    names = _names()
-    if wanted in names:
-        return names[wanted]
-    words = wanted.split()
-    for length in range(len(words) - 1, 0, -1):
-        rest = words[length:]
-        card = names.get(" ".join(words[:length]))
-        if card is not None and all(_VARIANT.fullmatch(word) for word in rest) and "gb" in rest:
-            return card
-    return None
+def _spellings(model: str) -> Iterator[str]:
+    yield model
+    if re.match(r"\d{4}\b", model):
+        yield from (f"{line} {model}" for line in LINES)
+
+
+def _is(card: Card, wanted: Name) -> bool:
+    """Whether a name that has the card's model can be this variant of it."""
+    memory = card.figure("memory")
+    same_size = wanted.size is None or memory is None or memory.value == wanted.size
+    return not wanted.smaller and same_size and same_form(taken_apart(card.name).form, wanted.form)
+
+
+def _has(card: Card, seen: float | None) -> bool:
+    """Whether a card can show this much memory."""
+    memory = card.figure("memory")
+    if memory is None or seen is None:
+        return True
+    least, most = SEEN_OF_MEMORY
+    return least <= seen / memory.value <= most
+
+
+def _described(card: Card) -> str:
+    memory = card.figure("memory")
+    size = "" if memory is None else f"{memory.value:g} GB"
+    return (
+        card.name
+        if memory is None or size.replace(" ", "") in card.name
+        else f"{card.name} ({size})"
+    )
 
 
 @cache
@@ -105,12 +128,27 @@ def _names() -> Mapping[str, Card]:
     return {canonical(name): card for card in table().cards for name in (card.name, *card.aliases)}
 
 
+@cache
+def _models() -> Mapping[str, tuple[Card, ...]]:
+    """The variants of each model, in the order of the table: the first is meant if nothing is said."""
+    found: dict[str, list[Card]] = {}
+    for card in table().cards:
+        for model in {taken_apart(name).model for name in (card.name, *card.aliases)}:
+            found.setdefault(model, []).append(card)
+    return {model: tuple(cards) for model, cards in found.items()}
+
+
 def _by_target(device: Device) -> Hardware | None:
     target = (device.target or "").split(":")[0]
     for generation in table().generations:
         if target in generation.targets:
-            return table().without_figures(generation, device.name)
+            return table().without_figures(generation, device.name, "the table does not list it")
     return None
+
+
+def _torch_emulates_bf16(device: Device) -> bool:
+    """What torch.cuda.is_bf16_supported(including_emulation=False) denies: CUDA devices before 8.0."""
+    return device.kind == "cuda" and int((device.target or "8").split(".")[0]) < 8
 
 
 def _unknown(name: str) -> NoReturn:

@@ -76,7 +76,7 @@ class Generation(_Part):
     tf32: bool = False
     faulty_fp16: bool = False
     targets: tuple[str, ...] = ()
-    patterns: tuple[str, ...] = Field(default=(), description="of names in canonical form")
+    patterns: tuple[str, ...] = Field(default=(), description="of models in canonical form")
     checked: Checked
     sources: tuple[str, ...]
 
@@ -144,6 +144,9 @@ class Table(_Part):
     checked_on: date
     documents: Mapping[str, Document]
     rules: tuple[Rule, ...]
+    shared_names: Mapping[str, tuple[str, ...]] = Field(
+        description="models in canonical form that are several cards, and how to tell them apart"
+    )
     generations: tuple[Generation, ...]
     cards: tuple[Card, ...]
     processor_features: tuple[ProcessorFeature, ...]
@@ -182,9 +185,9 @@ class Table(_Part):
         }
         return generation.named(card.name, source).model_copy(update=values)
 
-    def without_figures(self, generation: Generation, name: str) -> Hardware:
-        """A card that is not listed, of a generation that is."""
-        return generation.named(name, self._named(generation.sources))
+    def without_figures(self, generation: Generation, name: str, why: str) -> Hardware:
+        """A card that is not listed, of a generation that is, and why it has no figures."""
+        return generation.named(name, f"{self._named(generation.sources)}. No figures: {why}")
 
     def _named(self, keys: tuple[str, ...]) -> str:
         return ", ".join(dict.fromkeys(self.documents[key].name for key in keys))

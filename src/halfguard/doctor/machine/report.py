@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from halfguard.doctor.machine.abilities import abilities
-from halfguard.doctor.machine.choice import Speeds, choose
+from halfguard.doctor.machine.choice import choose
 from halfguard.doctor.machine.findings import judge_hardware, judge_machine, judge_parity
 from halfguard.doctor.machine.hardware import find, of_device, of_processor
+from halfguard.doctor.machine.measured import Speeds
 from halfguard.doctor.machine.reading import read_machine
 from halfguard.records.machine import Hardware, Machine, MachineReport, ParityRow, Precision
 
@@ -18,11 +19,12 @@ STEPS = 19  # one for speeds, one for each operation in each format
 def report_on_card(name: str, asked: Precision | None = None) -> MachineReport:
     """A card that need not be here, found by name; needs no torch."""
     hardware = find(name)
+    choice = choose(hardware)
     return MachineReport(
         hardware=hardware,
         abilities=abilities(hardware),
-        choice=choose(hardware),
-        findings=tuple(judge_hardware(hardware, asked)),
+        choice=choice,
+        findings=tuple(judge_hardware(hardware, choice, asked)),
     )
 
 
@@ -58,16 +60,21 @@ def report_on_record(
     """The judgement of a machine that was read, perhaps elsewhere."""
     hardware = hardware_of(machine)
     rows = tuple(parity)
+    choice = choose(hardware, speeds, rows)
     return MachineReport(
         machine=machine,
         hardware=hardware,
         abilities=abilities(hardware, speeds),
-        choice=choose(hardware, speeds),
+        choice=choice,
         parity=rows,
         findings=(
             *judge_parity(rows, asked),
-            *judge_hardware(hardware, asked, speeds),
-            *(found for other in _others(machine) for found in judge_hardware(other, asked)),
+            *judge_hardware(hardware, choice, asked, speeds),
+            *(
+                found
+                for other in _others(machine)
+                for found in judge_hardware(other, choose(other), asked)
+            ),
             *judge_machine(machine, asked),
         ),
     )

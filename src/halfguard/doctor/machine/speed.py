@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from halfguard.doctor.machine.choice import Speeds
+from halfguard.doctor.machine.measured import Speeds
 from halfguard.records.machine import Precision
 from halfguard.workload.timing import interleaved, medians, ratios
 

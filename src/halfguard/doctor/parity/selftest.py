@@ -17,6 +17,7 @@ from torch import Tensor
 from halfguard.doctor.parity.bounds import ON_ACCELERATORS, Arithmetic
 from halfguard.doctor.parity.cases import CASES, OPERATIONS, Case, Operations, Tensors
 from halfguard.records.machine import ParityRow
+from halfguard.workload.out_of_memory import is_out_of_memory
 
 FORMATS = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}
 BATCH_SIZE = 16  # on an accelerator; a processor is rarely at fault, and slow
@@ -33,20 +34,36 @@ def parity(
     device = torch.device(device)
     batch = batch_size or (BATCH_SIZE_ON_CPU if device.type == "cpu" else BATCH_SIZE)
     for name, operation in operations.items():
-        case = CASES[name]
-        made = case.make(batch, torch.Generator().manual_seed(seed))
-        for precision, dtype in FORMATS.items():
-            inputs = tuple(x.to(dtype) for x in made)
-            error, detail = _compare(
-                case, operation, inputs, device, arithmetic_of(name, device, dtype)
-            )
-            yield ParityRow(
-                operation=name,
-                precision=precision,
-                size=" by ".join(str(list(x.shape)) for x in inputs),
-                error=error,
-                detail=detail,
-            )
+        made = CASES[name].make(batch, torch.Generator().manual_seed(seed))
+        for precision in FORMATS:
+            yield _row(name, operation, precision, made, device)
+
+
+def _row(
+    name: str, operation: Callable[..., Tensor], precision: str, made: Tensors, device: torch.device
+) -> ParityRow:
+    """One operation in one format; at half the batch where there is no room: a full device is not wrong."""
+    case, dtype = CASES[name], FORMATS[precision]
+    inputs = tuple(x.to(dtype) for x in made)
+    try:
+        error, detail = _compare(
+            case, operation, inputs, device, arithmetic_of(name, device, dtype)
+        )
+    except _NoRoomError:
+        half = len(made[0]) // 2
+        fewer = tuple(x[:half] if part else x for x, part in zip(made, case.split, strict=True))
+        return _row(name, operation, precision, fewer, device)
+    return ParityRow(
+        operation=name,
+        precision=precision,
+        size=" by ".join(str(list(x.shape)) for x in inputs),
+        error=error,
+        detail=detail,
+    )
+
+
+class _NoRoomError(Exception):
+    """The batch does not fit, and is larger than one element."""
 
 
 def _compare(
@@ -61,6 +78,8 @@ def _compare(
         try:
             output = operation(*(x.to(device) for x in inputs))
         except RuntimeError as failure:  # no kernel, or out of memory
+            if is_out_of_memory(failure) and batch > 1:
+                raise _NoRoomError from failure
             return math.inf, str(failure).strip().splitlines()[0]
         bad = output.numel() - int(output.isfinite().sum())
         if bad:

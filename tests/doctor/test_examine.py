@@ -212,8 +212,12 @@ def test_products_are_seen_although_the_caller_is_in_inference_mode() -> None:
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(nn.LazyLinear(2), "it is lazy"), (nn.Linear(4, 2, device="meta"), "on the meta device")],
-    ids=["lazy", "meta"],
+    [
+        (nn.LazyLinear(2), "it is lazy"),
+        (nn.LazyBatchNorm1d(), "it is lazy"),
+        (nn.Linear(4, 2, device="meta"), "on the meta device"),
+    ],
+    ids=["lazy", "lazy buffers", "meta"],
 )
 def test_a_model_without_numbers_is_refused(model: nn.Module, words: str) -> None:
     assert hg.doctor(model).ok

@@ -37,6 +37,22 @@ def exits(seed):
     raise SystemExit("usage: train.py")
 
 NUMBER = 1
+
+def without_seed():
+    return build(0)
+
+def two(seed, size):
+    return build(seed)
+
+def more(*seeds, size=3):
+    return build(*seeds)
+
+def without_batches(seed):
+    return Workload(nn.Linear(1, 1), None, [], None)
+
+def short_loader(seed):
+    data = torch.utils.data.DataLoader(range(3), batch_size=4, drop_last=True)
+    return Workload(nn.Linear(1, 1), None, data, None)
 """
 
 
@@ -63,6 +79,10 @@ def test_loading_twice_and_fresh_give_the_same(file: Path) -> None:
         assert all(map(torch.equal, parameters(one), parameters(same)))
     assert not all(map(torch.equal, parameters(one), parameters(other)))
     assert sys.path == path
+
+
+def test_any_function_that_can_be_called_with_a_seed_will_do(file: Path) -> None:
+    assert load(f"{file}:more", 5).seed == 5
 
 
 def test_a_module_by_its_dotted_name() -> None:
@@ -94,6 +114,13 @@ def test_a_workload_made_by_hand_is_copied(file: Path) -> None:
             r"raised RuntimeError: .*\(in helper, at .*my_job\.py:20: return nn\.Linear",
         ),
         ("{file}:exits", "raised SystemExit: usage: train.py"),
+        (
+            "{file}:without_seed",
+            r"with one argument, the seed; it is without_seed\(\)\..*Write it as: def without_seed\(seed\)",
+        ),
+        ("{file}:two", r"it is two\(seed, size\)"),
+        ("{file}:without_batches", "without a single batch.*Put at least one"),
+        ("{file}:short_loader", "without a single batch.*drop_last=True"),
     ],
 )
 def test_a_wrong_entry(file: Path, entry: str, says: str) -> None:

@@ -1,7 +1,7 @@
 """``doctor``: what a model and its training setup will really do, before an hour is lost on it.
 
 One forward pass is run and watched, on the model as it is in training; then every check looks at the
-setup. Nothing is updated: weights, gradients, buffers, modes and random generators are as before.
+setup. Nothing is updated: weights, gradients, attributes, the batch and random generators are as before.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import functools
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +20,12 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from halfguard.doctor.model import checks as folder
-from halfguard.doctor.model.effective import effective
+from halfguard.doctor.model.arguments import (
+    checked_checkpoint,
+    checked_model,
+    checked_optimizers,
+)
+from halfguard.doctor.model.effective import seen_in
 from halfguard.doctor.model.forward import watch
 from halfguard.doctor.model.frameworks import accelerate, lightning, plain, transformers
 from halfguard.doctor.model.frameworks.given import Given
@@ -39,7 +43,7 @@ Check = Callable[[Subject], Iterator[Finding]]
 
 def doctor(
     model: nn.Module | None = None,
-    optimizer: Optimizer | Sequence[Optimizer] = (),
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
     *,
     scaler: torch.amp.GradScaler | None = None,
     precision: str | int | None = None,
@@ -57,9 +61,15 @@ def doctor(
     Trainer, a Trainer or TrainingArguments of transformers, an Accelerator, or a ``halfguard.Guard``.
     ``checkpoint`` is what training is to be resumed from: a mapping, a file or a folder.
     """
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    unwrapped = tuple(map(_unwrapped, optimizers))
-    given = Given(model, unwrapped, scaler, precision, loss, batch, checkpoint)
+    given = Given(
+        model=checked_model(model),
+        optimizers=checked_optimizers(optimizer),
+        scaler=scaler,
+        precision=precision,
+        loss=loss,
+        batch=batch,
+        checkpoint=checked_checkpoint(checkpoint),
+    )
     return examine(_subject(trainer, given))
 
 
@@ -85,8 +95,7 @@ def examine(subject: Subject) -> Diagnosis:
         if subject.model is not None and subject.step is not None:
             seen = watch(subject.model, subject.step, subject.device_type)
             reshard(subject.model)
-            found = None if seen.raised is not None else effective(subject, seen)
-            subject = replace(subject, forward=seen, effective=found)
+            subject = seen_in(subject, seen)
         findings = tuple(found for check in all_checks() for found in check(subject))
     return Diagnosis(framework=subject.framework, effective=subject.effective, findings=findings)
 
@@ -126,9 +135,3 @@ def _subject(trainer: Any, given: Given) -> Subject:
         cure="Pass a Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator "
         "or a halfguard.Guard; for a loop of your own leave it out.",
     )
-
-
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The torch optimizer inside the wrapper of Accelerate or Lightning."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,12 @@ def load(entry: str, seed: int = 0) -> Workload:
         raise UsageError(
             f"{entry} returned a {type(workload).__name__}, not a Workload.",
             cure="End it with: return halfguard.Workload(model, loss, batches, optimizer)",
+        )
+    if _is_empty(workload.batches):
+        raise UsageError(
+            f"{entry} returned a workload without a single batch.",
+            cure="Put at least one into its batches; a DataLoader with drop_last=True has none if the "
+            "dataset is smaller than a batch.",
         )
     workload.seed = seed
     workload.remake = lambda: load(entry, seed)
@@ -113,6 +120,7 @@ def _import_file(entry: str, path: Path) -> ModuleType:
 def _function(entry: str, module: ModuleType, name: str) -> Callable[[int], Any]:
     function = getattr(module, name, None)
     if callable(function):
+        _refuse_without_seed(entry, function, name)
         return function  # type: ignore[no-any-return]
     if function is not None:
         raise UsageError(f"{entry}: {name} is a {type(function).__name__}, not a function.")
@@ -122,3 +130,25 @@ def _function(entry: str, module: ModuleType, name: str) -> Callable[[int], Any]
         f"{entry}: there is no function {name!r} in it.",
         cure=f"Did you mean: {', '.join(close)}?" if close else _FORM,
     )
+
+
+def _refuse_without_seed(entry: str, function: Callable[..., Any], name: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a function in C nothing is known
+        return
+    try:
+        signature.bind(0)
+    except TypeError as error:
+        raise UsageError(
+            f"{entry}: halfguard calls {name} with one argument, the seed; it is {name}{signature}.",
+            cure=f"Write it as: def {name}(seed): ...",
+        ) from error
+
+
+def _is_empty(batches: Any) -> bool:
+    """Whether there are known to be none; of what has no length nothing is known."""
+    try:
+        return len(batches) == 0
+    except TypeError:
+        return False

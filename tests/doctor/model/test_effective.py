@@ -320,6 +320,46 @@ def test_a_module_that_optimizes_by_hand_is_not_run() -> None:
     assert hg.doctor(module, trainer=trainer, batch=data(), loss=lambda m, x: loss(m.inner, x)).ok
 
 
+class Prepared(Module):
+    """A module whose training step needs what its hooks have set."""
+
+    def setup(self, stage: str) -> None:
+        self.scale = 2.0
+
+    def on_fit_start(self) -> None:
+        self.offset = torch.ones(1)
+
+    def training_step(self, batch: Tensor, index: int) -> Tensor:
+        return super().training_step(batch, index) * self.scale + self.offset
+
+
+def test_what_lightnings_hooks_set_is_missing_until_they_are_called() -> None:
+    module, trainer = Prepared(Truth()), lightning.Trainer(accelerator="cpu", logger=False)
+    finding = found(hg.doctor(module, trainer=trainer, batch=data()), "HD100")
+    assert "no attribute 'scale'" in finding.message
+    assert "hooks" in finding.why
+    cured(finding, model=module)
+    assert hg.doctor(module, trainer=trainer, batch=data()).ok
+    plain_mistake = hg.doctor(Module(Truth()), trainer=trainer, batch=torch.zeros(4, 5)).findings[0]
+    assert plain_mistake.cure.startswith("Run the same call without halfguard")
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_whatever_a_lightning_module_computes_in_has_a_name(weights: torch.dtype) -> None:
+    trainer = lightning.Trainer(accelerator="cpu", precision="bf16-mixed", logger=False)
+    module = Module(Truth()).to(weights)
+    diagnosis = hg.doctor(module, trainer=trainer, batch=data().to(weights))
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.got == {torch.float32: "bf16-mixed"}.get(weights, "bf16-weights")
+
+
+def test_lightnings_own_note_of_its_dtype_is_taken_back() -> None:
+    trainer = lightning.Trainer(accelerator="cpu", precision="16-true", logger=False)
+    module = Module(Truth())
+    hg.doctor(module, trainer=trainer, batch=data())
+    assert module.dtype is torch.float32
+
+
 @pytest.mark.parametrize(
     ("word", "name"),
     [

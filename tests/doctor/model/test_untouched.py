@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 import halfguard as hg
 from halfguard.doctor.model.untouched import kept
@@ -126,3 +128,94 @@ def test_a_conversion_is_taken_back_with_gradients_and_identities() -> None:
         a is b for a, b in zip(tensors, [*model.parameters(), *model.buffers()], strict=True)
     )
     assert all(same(value, state(model)[name]) for name, value in before.items())
+
+
+class Keeping(nn.Module):
+    """Keeps things beside its weights: numbers, tensors, lists, a metric; all change in a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls, self.seen, self.best = net(), 0, [torch.zeros(1)], {"loss": 1.0}
+        self.sum, self.pair, self.names = torch.zeros(1), (torch.zeros(1),), {"a"}
+        self.metric = MeanMetric()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = x
+        self.sum += 1
+        self.seen[0] += 1
+        self.pair[0].add_(1)
+        self.seen.append(x)
+        self.best["loss"] = 0.0
+        self.names.add("b")
+        del self.best["loss"]
+        output: Tensor = self.inner(x)
+        self.metric(output.detach())
+        x.zero_()
+        return output
+
+
+def test_attributes_and_metrics_are_as_before() -> None:
+    model = Keeping()
+    model.metric(torch.ones(3))
+    value, total = model.metric.compute(), model.sum
+    assert hg.doctor(model, batch=batch()).ok
+    assert model.sum is total
+    assert (model.calls, model.best, model.names) == (0, {"loss": 1.0}, {"a"})
+    assert [len(model.seen), model.seen[0], model.sum, model.pair[0]] == [1, 0, 0, 0]
+    assert not hasattr(model, "last")
+    assert model.metric.update_count == 1
+    assert model.metric.compute() == value
+    model(batch())
+    assert (model.calls, float(model.sum)) == (1, 1.0)
+
+
+def test_an_activation_that_a_module_keeps_can_still_be_differentiated() -> None:
+    model = net()
+    model.kept = model(batch())
+    assert hg.doctor(model, batch=batch()).ok
+    model.kept.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+class Rotary(nn.Module):
+    """Multiplies by a buffer, which autograd keeps for the backward pass."""
+
+    cosine: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cosine", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.linear(x) * self.cosine
+        return output
+
+
+@pytest.mark.usefixtures("seed")
+def test_a_backward_pass_that_is_pending_still_works() -> None:
+    model = Rotary()
+    value = loss(model, batch())
+    assert hg.doctor(model, batch=batch()).ok
+    value.backward()
+    assert model.linear.weight.grad is not None
+
+
+class Encoding(UserDict[str, Any]):
+    """As a tokenizer returns it."""
+
+
+@pytest.mark.parametrize("wrap", [dict, Encoding])
+def test_a_batch_that_is_written_into_is_as_before(wrap: Any) -> None:
+    def greedy(model: nn.Module, x: Any) -> Tensor:
+        x["inputs"][0].mul_(2)
+        assert x["inputs"][1].is_leaf
+        assert x["inputs"][1].requires_grad
+        return loss(model, x.pop("inputs")[0])
+
+    given = wrap(inputs=[torch.ones(4, 4), torch.ones(1, requires_grad=True)], length=4)
+    assert hg.doctor(net(), loss=greedy, batch=given).ok
+    assert torch.equal(given["inputs"][0], torch.ones(4, 4))
+    assert isinstance(given, wrap)
+    assert list(given) == ["inputs", "length"]

@@ -1,39 +1,19 @@
-"""The precision that a forward pass really ran in, by name, with what was seen as evidence.
-
-Two things make the name: the dtype of the products, and the dtype of the weights that are trained.
-
-=========  ==========  ========  ================
-products   weights     autocast  name
-=========  ==========  ========  ================
-float32    float32               ``fp32``
-float16    float32               ``fp16-mixed``
-float16    float16     on        ``fp16-weights``
-float16    float16     off       ``fp16-true``
-=========  ==========  ========  ================
-
-and likewise for bfloat16. Some products in FP32 beside those in 16 bits are islands, and change nothing.
-"""
+"""What a forward pass really ran in beside what was asked for, with what was seen as evidence."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-import torch
-
-from halfguard.doctor.model.forward import Forward, Product
+from halfguard.doctor.model.forward import Forward
+from halfguard.doctor.model.products import Product
+from halfguard.doctor.model.ran import measured, place
 from halfguard.doctor.model.subject import Subject
 from halfguard.doctor.model.wording import listed, spoken
 from halfguard.errors import UsageError
-from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.diagnosis import Effective
 
-_SHORT = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-}
 # The words that frameworks and people have for the same thing.
 _NAMES = {
     "fp32": ("32", "32-true", "no", "float32", "off"),
@@ -60,36 +40,26 @@ def asked_for(precision: Any) -> str | None:
     )
 
 
-def effective(subject: Subject, forward: Forward) -> Effective:
-    """Compare what ran with what was asked for."""
-    got = _name(forward)
-    found = Effective(asked=subject.asked, got=got, evidence=tuple(_evidence(subject, forward)))
-    if found.as_asked and subject.asked is not None:
-        return found
-    why = subject.advise(subject.asked, got).why
-    return found.model_copy(update={"why": why})
-
-
-def _name(forward: Forward) -> str:
-    counts = Counter(product.dtype for product in forward.products)
-    halves = [dtype for dtype, _ in counts.most_common() if dtype in HALF_DTYPES]
-    if not counts:
-        return "unknown"
-    if not halves:
-        return _SHORT.get(counts.most_common(1)[0][0], "unknown")
-    dtype = halves[0]
-    weights = forward.weights.most_common(1)
-    if not weights or weights[0][0] not in HALF_DTYPES:
-        return f"{_SHORT[dtype]}-mixed"
-    under = any(p.autocast is not None for p in forward.products if p.dtype is dtype)
-    return f"{_SHORT[dtype]}-{'weights' if under else 'true'}"
+def seen_in(subject: Subject, forward: Forward) -> Subject:
+    """The subject with what its forward pass showed; a name only where it came to its end."""
+    subject = replace(subject, forward=forward)
+    if forward.raised is not None:
+        return subject
+    ran = measured(forward.products, subject.weights)
+    subject = replace(subject, ran=ran)
+    found = Effective(
+        asked=subject.asked, got=ran.name, evidence=tuple(_evidence(subject, forward))
+    )
+    if subject.asked is None or not found.as_asked:
+        found = found.model_copy(update={"why": subject.advice.why})
+    return replace(subject, effective=found)
 
 
 def _evidence(subject: Subject, forward: Forward) -> list[str]:
     facts = [_products(forward)]
-    on = dict.fromkeys(p.autocast for p in forward.products if p.autocast is not None)
+    on = dict.fromkeys(p.around.autocast for p in forward.products if p.around.autocast)
     facts.append(f"autocast on {subject.device_type}: {_words(on) or 'off'}")
-    facts.append(f"trained weights: {_words(forward.weights) or 'none'}")
+    facts.append(f"trained weights: {_words(subject.weights) or 'none'}")
     if subject.scaler is None:
         facts.append("loss scale: none")
     else:
@@ -99,21 +69,22 @@ def _evidence(subject: Subject, forward: Forward) -> list[str]:
 
 
 def _products(forward: Forward) -> str:
-    counts = Counter(product.dtype for product in forward.products)
-    if not counts:
+    if not forward.products:
         return "no matrix product ran"
+    dtypes = {p.dtype for p in forward.products if p.trains} or {p.dtype for p in forward.products}
+    facts = f"matrix products: {_counted([p for p in forward.products if p.dtype in dtypes])}"
+    aside = [p for p in forward.products if p.dtype not in dtypes]
+    return f"{facts}; without gradients: {_counted(aside, unplaced=0)}" if aside else facts
+
+
+def _counted(products: list[Product], unplaced: int = 1) -> str:
+    """How many in which dtype, and in which modules, but for the first and most usual dtype."""
     parts = []
-    for position, (dtype, count) in enumerate(counts.most_common()):
-        modules = dict.fromkeys(_place(p) for p in forward.products if p.dtype is dtype)
-        where = f" ({listed(modules)})" if position else ""
+    for position, (dtype, count) in enumerate(Counter(p.dtype for p in products).most_common()):
+        modules = dict.fromkeys(place(p.module) for p in products if p.dtype is dtype)
+        where = f" ({listed(modules)})" if position >= unplaced else ""
         parts.append(f"{count} in {spoken(dtype)}{where}")
-    return f"matrix products: {', '.join(parts)}"
-
-
-def _place(product: Product) -> str:
-    if product.module is None:
-        return "outside the model"
-    return product.module or "the model itself"
+    return ", ".join(parts)
 
 
 def _words(dtypes: Any) -> str:

@@ -7,9 +7,7 @@ mode cannot: whether autocast was on, and which operands a call was made with th
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,24 +19,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from halfguard.doctor.model.products import Around, Product, product_of
 from halfguard.trace.modules import ModuleStack
 from halfguard.workload.frames import user_frame
 from halfguard.workload.out_of_memory import is_out_of_memory
 
-# The operations whose arithmetic is a matrix product, on any device: those that 16 bits are meant for.
-_PRODUCT = re.compile(
-    r"(add|b|addb|baddb|_grouped_|_scaled_)?mm|_addmm_activation|(add)?mv|.*convolution.*|.*_rnn.*"
-    r"|.*attention.*"
-)
-
 
 @dataclass(frozen=True)
-class Product:
-    """One matrix product: its operands' dtype, the module it ran in, and the autocast around it."""
+class Call:
+    """A call of a torch function, as its caller made it."""
 
-    dtype: torch.dtype
-    module: str | None  # None outside of the model, as in a loss
-    autocast: torch.dtype | None
+    operation: str = ""
+    dtypes: tuple[torch.dtype, ...] = ()  # of the operands, without repetition
+    around: Around = field(default_factory=Around)
 
 
 @dataclass(frozen=True)
@@ -47,10 +40,7 @@ class Raised:
 
     message: str
     place: str  # the line of the user's code, or nothing
-    module: str = ""
-    operation: str = ""
-    dtypes: tuple[torch.dtype, ...] = ()  # of the operands, without repetition
-    autocast: torch.dtype | None = None
+    call: Call = field(default_factory=Call)  # the one that was refused, if it was a call of torch
     out_of_memory: bool = False
 
 
@@ -59,28 +49,23 @@ class Forward:
     """What was seen in one forward pass."""
 
     products: list[Product] = field(default_factory=list)
-    weights: Counter[torch.dtype] = field(default_factory=Counter)  # elements that are trained
     result: Any = None
     raised: Raised | None = None
 
 
 def watch(model: nn.Module, step: Callable[[], Any], device_type: str) -> Forward:
     """Run ``step``, which calls ``model``, and tell what its products ran in; nothing is raised."""
-    seen, stack = Forward(weights=_weights(model)), ModuleStack()
+    seen, stack = Forward(), ModuleStack()
     above = _Above(device_type, stack)
-    with _quiet(), stack.following(model), above, _Below(seen, above, stack):
+    with _quiet(), stack.following(model), above, _Below(seen, above):
         try:
             with torch.inference_mode(False), torch.enable_grad():  # as in training
                 seen.result = step()
         except Exception as error:  # noqa: BLE001  whatever the user's code raises is told
-            call = above.failed or _Call()
             seen.raised = Raised(
                 message=(str(error) or type(error).__name__).splitlines()[0],
                 place=user_frame(error),
-                module=call.module,
-                operation=call.operation,
-                dtypes=call.dtypes,
-                autocast=call.autocast,
+                call=above.failed or Call(),
                 out_of_memory=is_out_of_memory(error),
             )
     return seen
@@ -94,25 +79,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _weights(model: nn.Module) -> Counter[torch.dtype]:
-    parameters = list(model.parameters())
-    trained = [p for p in parameters if p.requires_grad] or parameters
-    counts: Counter[torch.dtype] = Counter()
-    for parameter in trained:
-        counts[parameter.dtype] += parameter.numel()
-    return counts
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of a torch function, as its caller made it."""
-
-    module: str = ""
-    operation: str = ""
-    dtypes: tuple[torch.dtype, ...] = ()
-    autocast: torch.dtype | None = None
-
-
 class _Above(TorchFunctionMode):
     """Sees calls before autocast does."""
 
@@ -120,34 +86,46 @@ class _Above(TorchFunctionMode):
         super().__init__()
         self._device_type, self._stack = device_type, stack
         self.autocast: torch.dtype | None = None
-        self.failed: _Call | None = None
+        self.island = False
+        self.failed: Call | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         on = torch.is_autocast_enabled(self._device_type)
         self.autocast = torch.get_autocast_dtype(self._device_type) if on else None
-        module = self._stack.current or ""
+        self.island = not on and _autocasts() > 1
+        around = self.around
         try:
             return func(*args, **(kwargs or {}))
         except Exception:
             name = getattr(func, "__name__", str(func))
-            self.failed = _Call(module, name, _dtypes((args, kwargs)), self.autocast)
+            self.failed = Call(name, _dtypes((args, kwargs)), around)
             raise
+
+    @property
+    def around(self) -> Around:
+        """What surrounds the call that is on the way."""
+        return Around(self._stack.current, self.autocast, self.island)
 
 
 class _Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees operations after autocast has cast their operands."""
 
-    def __init__(self, seen: Forward, above: _Above, stack: ModuleStack) -> None:
+    def __init__(self, seen: Forward, above: _Above) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seen, self._above, self._stack = seen, above, stack
+        self._seen, self._above = seen, above
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _PRODUCT.fullmatch(func.overloadpacket.__name__):
-            dtypes = _dtypes(args)
-            if dtypes:
-                found = Product(dtypes[0], self._stack.current, self._above.autocast)
-                self._seen.products.append(found)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        found = product_of(func, args, kwargs or {}, result, self._above.around)
+        if found is not None:
+            self._seen.products.append(found)
+        return result
+
+
+def _autocasts() -> int:
+    """How many autocast regions, on or off, are around here; torch tells it in passing only."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 def _dtypes(values: Any) -> tuple[torch.dtype, ...]:

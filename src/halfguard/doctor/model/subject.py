@@ -6,6 +6,7 @@ in ``frameworks`` find them; from here on there is one shape, and no check knows
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.doctor.model.forward import Forward
+from halfguard.doctor.model.ran import Ran, named
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.diagnosis import Effective
@@ -31,11 +33,17 @@ class Held:
     group: Mapping[str, Any] = field(default_factory=dict)
     optimizer: Optimizer | None = None
     own: bool = True  # whether it is a parameter of the model, or the master of one
+    master_of: Tensor | None = None
 
     @property
     def half(self) -> bool:
         """Whether it is updated in 16 bits."""
         return self.tensor.requires_grad and self.tensor.dtype in HALF_DTYPES
+
+    @property
+    def weight(self) -> Tensor:
+        """What a forward pass computes with, where the optimizer holds a master of it."""
+        return self.tensor if self.master_of is None else self.master_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class Advice:
     why: str = ""  # why the framework gives another precision than it was asked for
     precision: str = ""  # a line that gives the precision that was asked for, or the nearest
     scaler: str = ""  # a line that adds a loss scaler
+    raised: str = ""  # lines to run first, without which a forward pass may raise
 
 
 @dataclass(frozen=True)
@@ -59,12 +68,13 @@ class Subject:
     step: Callable[[], Any] | None = None  # one forward pass as it runs in training
     # The model is in the dtypes, and on the device, of its training while this context lasts.
     as_trained: Callable[[], AbstractContextManager[Any]] = nullcontext
-    advise: Callable[[str | None, str], Advice] = lambda _asked, _got: Advice()
+    advise: Callable[[str | None, Ran], Advice] = lambda _asked, _ran: Advice()
     settings: Any = None  # a TrainingArguments
     checkpoint: Any = None
     detects_anomalies: bool = False
     # What one forward pass showed, once it has been run.
     forward: Forward | None = None
+    ran: Ran | None = None  # none if it raised
     effective: Effective | None = None
 
     @property
@@ -82,6 +92,16 @@ class Subject:
         return tuple(Held(name, p) for name, p in parameters if p.requires_grad)
 
     @property
+    def weights(self) -> Counter[torch.dtype]:
+        """How many elements of the model are trained in which dtype; of all, if none is."""
+        trained = [one.weight for one in self.held if one.own and one.weight.requires_grad]
+        everything = [] if self.model is None else list(self.model.parameters())
+        counts: Counter[torch.dtype] = Counter()
+        for parameter in trained or [p for p in everything if p.requires_grad] or everything:
+            counts[parameter.dtype] += parameter.numel()
+        return counts
+
+    @property
     def half_trained(self) -> list[Held]:
         """Parameters that are updated in 16 bits."""
         return [one for one in self.held if one.half]
@@ -96,7 +116,19 @@ class Subject:
     @property
     def precision(self) -> str | None:
         """What the forward pass runs in: measured, or where it was not run, asked for."""
-        return self.asked if self.effective is None else self.effective.got
+        return self.asked if self.ran is None else self.ran.name
+
+    @property
+    def trains_through_fp16(self) -> bool:
+        """Whether gradients pass through FP16: as measured, or where nothing was run, as asked for."""
+        if self.forward is None or self.ran is None:
+            return (self.asked or "").startswith("fp16")
+        return any(p.trains and p.dtype is torch.float16 for p in self.forward.products)
+
+    @property
+    def advice(self) -> Advice:
+        """What the user writes in this framework, for what ran or else for what was asked for."""
+        return self.advise(self.asked, self.ran or named(self.asked or "unknown"))
 
     @property
     def scales(self) -> bool:
@@ -134,4 +166,11 @@ class Subject:
                 owner = owners.get(id(params[index]), params[index])
                 name = self._names.get(id(owner))
                 unnamed = f"parameter {index} of group {position}"
-                yield Held(name or unnamed, params[index], group, optimizer, own=name is not None)
+                yield Held(
+                    name or unnamed,
+                    params[index],
+                    group,
+                    optimizer,
+                    own=name is not None,
+                    master_of=owners.get(id(params[index])),
+                )

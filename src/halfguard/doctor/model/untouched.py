@@ -1,8 +1,9 @@
-"""A model that is looked at is left as it was found: weights, gradients, buffers, modes, random generators.
+"""A model that is looked at is left as it was found: weights, gradients, attributes, random generators.
 
 Nothing of the size of the model is copied, so a model that just fits into memory can be looked at. Weights
 that were converted get their old storage back, and gradients are put aside for as long as it takes. What a
-forward pass itself writes into its own weights, in place, stays written.
+forward pass itself writes into its own weights, in place, stays written; so does what it does to objects
+that are neither modules nor held by one in a plain container.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from halfguard.doctor.model.attributes import Attributes
 from halfguard.doctor.model.frameworks.given import is_a
 from halfguard.guard import rng
 
@@ -23,8 +25,7 @@ def kept(model: nn.Module) -> Iterator[None]:
     """Let the block convert, move and run the model; afterwards everything is as before."""
     states = rng.capture()
     weights = [(parameter, parameter.data, parameter.grad) for parameter in model.parameters()]
-    modules = [(module, module.training, dict(module._buffers)) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if _writable(buffer)]
+    attributes = Attributes(model)
     for parameter, _, _ in weights:
         parameter.grad = None  # a conversion would reach it, and a backward pass within the loss
     try:
@@ -37,24 +38,9 @@ def kept(model: nn.Module) -> Iterator[None]:
             if parameter.dtype != data.dtype or parameter.device != data.device:
                 parameter.data = data
             parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        for module, training, own in modules:
-            module.training = training
-            module._buffers.clear()
-            module._buffers.update(own)
+        attributes.restore()
         # Under autocast torch keeps casted weights; those of a converted model must not survive it.
         torch.clear_autocast_cache()
-
-
-def _writable(buffer: Tensor) -> bool:
-    """Whether anybody could have changed it in place: not if it was expanded, or made for inference."""
-    if buffer.is_inference():
-        return False
-    if buffer.layout is not torch.strided:
-        return True
-    return all(step or size < 2 for step, size in zip(buffer.stride(), buffer.shape, strict=True))
 
 
 def reshard(model: nn.Module) -> None:

@@ -26,3 +26,12 @@ def test_float32_and_untracked_statistics_are_fine() -> None:
     untracked = torch.nn.BatchNorm1d(8, track_running_stats=False).half().requires_grad_(False)
     assert hg.doctor(net(batchnorm=True)).ok
     assert hg.doctor(untracked).ok
+
+
+def test_statistics_that_do_not_move_are_fine() -> None:
+    model = net(batchnorm=True).half().requires_grad_(False)
+    model[1].eval()
+    before = model[1].running_var.clone()
+    model(batch().half())
+    assert torch.equal(model[1].running_var, before)
+    assert hg.doctor(model).ok

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import halfguard as hg
+from halfguard.records.finding import Finding
 from tests.doctor.model.checks.helper import cured, found, loss
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -57,3 +58,41 @@ def test_two_dtypes_that_torch_promotes_are_fine() -> None:
             return x + x.half()
 
     assert hg.doctor(Sum(), batch=X).ok
+
+
+def test_pure_half_is_cured_by_the_batch_and_not_by_autocast() -> None:
+    model = nn.Sequential(nn.Linear(4, 1)).half().requires_grad_(False)
+    finding = found(hg.doctor(model, precision="fp16-true", batch=X), "HD110")
+    x = cured(finding, batch=X)["batch"]
+    assert hg.doctor(model, precision="fp16-true", batch=x).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "x"), [("fp16-true", X.half()), ("fp32", X), ("bf16-mixed", X), ("bf16-true", X)]
+)
+def test_the_cure_leads_to_what_was_asked_for(asked: str, x: Tensor) -> None:
+    """Cures are applied until there are none left: they must not lead in a circle."""
+    model = nn.Sequential(nn.Linear(4, 4).half(), nn.Linear(4, 4)).requires_grad_(False)
+    again = "diagnosis = halfguard.doctor(model, precision=asked, batch=batch)"
+    names = {"model": model, "asked": asked, "batch": x}
+    diagnosis = cured(Finding(code="HD100", message="-", cure="pass"), again, **names)["diagnosis"]
+    assert diagnosis.findings
+    lines: list[str] = []
+    while diagnosis.findings:
+        assert len(lines) < 4, lines
+        finding = diagnosis.findings[0]
+        lines.append(finding.cure)
+        space = cured(finding, again, **names)
+        diagnosis, names["batch"] = space["diagnosis"], space["batch"]
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.got == asked
+
+
+def test_a_mixture_in_the_loss_is_not_the_models() -> None:
+    def scored(model: nn.Module, x: Tensor) -> Tensor:
+        return nn.functional.linear(model(x), torch.ones(2, 1)).mean()
+
+    model = nn.Linear(4, 1).half().requires_grad_(False)
+    finding = found(hg.doctor(model, precision="fp16-true", loss=scored, batch=X.half()), "HD110")
+    assert finding.message.startswith("linear outside the model was given float16 and float32")
+    assert finding.cure == "Cast both operands there: .to(torch.float16)"

@@ -15,22 +15,26 @@ def check(subject: Subject) -> Iterator[Finding]:
     raised = None if subject.forward is None else subject.forward.raised
     if raised is None or is_mixture(raised):
         return
-    where = f" in {raised.module}" if raised.module else ""
-    why, cure = _explained(raised)
+    module = raised.call.around.module
+    why, cure = _explained(subject, raised)
     yield Finding(
         code="HD100",
         severity="error",
-        message=f"the forward pass raised{where}: {raised.message}{raised.place}",
-        subject=raised.module or None,
+        message=f"the forward pass raised{f' in {module}' if module else ''}: "
+        f"{raised.message}{raised.place}",
+        subject=module or None,
         why=why,
         cure=cure,
     )
 
 
-def _explained(raised: Raised) -> tuple[str, str]:
+def _explained(subject: Subject, raised: Raised) -> tuple[str, str]:
+    call, before = raised.call, subject.advice.raised
     if raised.out_of_memory:
         return "", "What to change first: halfguard doctor ENTRY --cost"
-    if raised.autocast is None or not raised.module:
-        return "", "Run the same call without halfguard, in FP32."
-    why = f"{raised.operation} was called under autocast, and may have no kernel for these dtypes here."
-    return why, f'halfguard.fp32_island(model.get_submodule("{raised.module}").float())'
+    if call.around.autocast is not None and call.around.module:
+        why = f"{call.operation} was called under autocast, and may have no kernel for these dtypes here."
+        return why, f'halfguard.fp32_island(model.get_submodule("{call.around.module}").float())'
+    if before and not call.operation:
+        return "Only the training step was run, and none of the hooks that come before it.", before
+    return "", "Run the same call without halfguard, in FP32."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from halfguard.doctor.model.ran import in_words
 from halfguard.doctor.model.subject import Subject
 from halfguard.records.finding import Finding
 
@@ -13,12 +14,12 @@ def check(subject: Subject) -> Iterator[Finding]:
     found = subject.effective
     if found is None or found.as_asked:
         return
-    cure = subject.advise(found.asked, found.got).precision
+    cure = subject.advice.precision
     if subject.frozen_half:  # which may stay as it is
         cure = cure.replace("model.float()", "halfguard.upcast_trainable(model)")
     yield Finding(
         code="HD101",
-        message=f"{found.asked} was asked for, and the forward pass ran in {found.got} "
+        message=f"{found.asked} was asked for, and the forward pass ran {in_words(found.got)} "
         f"({found.evidence[0]}).",
         subject="precision",
         why=found.why,

@@ -1,12 +1,12 @@
-"""HD107: the loss is a number without a graph, so that no parameter gets a gradient."""
+"""HD107: the loss leads back to no parameter, so that none gets a gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from halfguard.doctor.model.graph import leaves, loss_in
 from halfguard.doctor.model.subject import Subject
 from halfguard.records.finding import Finding
 
@@ -15,21 +15,34 @@ def check(subject: Subject) -> Iterator[Finding]:
     """Look at what the forward pass returned, where it is a loss and something is trained."""
     if subject.forward is None or not subject.trains or not subject.held:
         return
-    loss = _loss(subject.forward.result)
-    if loss is None or loss.numel() != 1 or loss.grad_fn is not None:
+    loss = loss_in(subject.forward.result)
+    if loss is None or loss.numel() != 1 or not _leads_nowhere(subject, loss):
         return
-    yield Finding(
-        code="HD107",
-        severity="error",
-        message="the loss does not depend on any parameter: it has no graph.",
-        subject="loss",
-        why="It was rebuilt from a number or detached. backward() raises, or, if it was given "
-        'requires_grad, the scaler says "No inf checks were recorded".',
-        cure="return loss  # the tensor itself, without .item(), .detach() or torch.tensor(loss)",
-    )
+    if any(one.tensor.requires_grad for one in subject.held):
+        yield Finding(
+            code="HD107",
+            severity="error",
+            message="the loss does not depend on any parameter: its graph leads to none.",
+            subject="loss",
+            why="It was rebuilt from a number or detached. backward() raises, or, if it was given "
+            'requires_grad, the scaler says "No inf checks were recorded".',
+            cure="return loss  # the tensor itself, without .item(), .detach() or torch.tensor(loss)",
+        )
+    else:
+        yield Finding(
+            code="HD107",
+            severity="error",
+            message=f"nothing is trained: all {len(subject.held)} parameters that the optimizer holds "
+            "are frozen.",
+            subject="optimizer",
+            why="Their requires_grad is False, so that the loss has no graph and backward() raises.",
+            cure="model.requires_grad_(True)  # or the part of it that is to be trained",
+        )
 
 
-def _loss(result: Any) -> Tensor | None:
-    if isinstance(result, Mapping):
-        result = result.get("loss")
-    return result if isinstance(result, Tensor) else None
+def _leads_nowhere(subject: Subject, loss: Tensor) -> bool:
+    """Whether a backward pass from the loss reaches no parameter, as far as its graph can be followed."""
+    reached = leaves(loss)
+    held = {id(one.weight) for one in subject.held}
+    found = any(isinstance(leaf, nn.Parameter) or id(leaf) in held for leaf in reached.found)
+    return reached.whole and not found

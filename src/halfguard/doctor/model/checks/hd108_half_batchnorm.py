@@ -18,10 +18,10 @@ from halfguard.records.finding import Finding
 
 
 def check(subject: Subject) -> Iterator[Finding]:
-    """Find normalisation layers with half running statistics."""
+    """Find normalisation layers with half running statistics that training moves: not in eval()."""
     if subject.model is None:
         return
-    found = [name for name, module in subject.model.named_modules() if _is_half(module)]
+    found = [name for name, module in subject.model.named_modules() if _averages_in_half(module)]
     if found:
         yield Finding(
             code="HD108",
@@ -34,8 +34,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _is_half(module: nn.Module) -> bool:
-    if not isinstance(module, _NormBase):
+def _averages_in_half(module: nn.Module) -> bool:
+    if not isinstance(module, _NormBase) or not module.training:
         return False
     variance = module.running_var
     return isinstance(variance, Tensor) and variance.dtype in HALF_DTYPES

@@ -66,11 +66,6 @@ def _mappings(value: Any, depth: int) -> Iterator[Mapping[Any, Any]]:
 def _opened(source: Any) -> Any:
     if isinstance(source, Mapping) or Path(source).suffix == ".safetensors":
         return source
-    if not Path(source).exists():
-        raise UsageError(
-            f"There is no checkpoint {str(source)!r}.",
-            cure="Pass a file, a folder, or what was saved as a mapping.",
-        )
     try:
         return torch.load(source, map_location="meta", weights_only=True)  # keys, no data
     except Exception as error:

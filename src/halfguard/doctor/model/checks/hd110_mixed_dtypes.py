@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.doctor.model.forward import Raised
+from halfguard.doctor.model.frameworks.conversions import CONVERSION, DTYPE
+from halfguard.doctor.model.ran import named
 from halfguard.doctor.model.subject import Subject
 from halfguard.doctor.model.wording import spoken
 from halfguard.precision.modes import HALF_DTYPES
@@ -16,20 +18,40 @@ def check(subject: Subject) -> Iterator[Finding]:
     raised = None if subject.forward is None else subject.forward.raised
     if raised is None or not is_mixture(raised):
         return
-    dtypes = [spoken(dtype) for dtype in raised.dtypes]
-    half = next(str(dtype) for dtype in raised.dtypes if dtype in HALF_DTYPES)
+    call, module = raised.call, raised.call.around.module
     yield Finding(
         code="HD110",
         severity="error",
-        message=f"{raised.operation} in {raised.module or 'the model itself'} was given "
-        f"{' and '.join(dtypes)}: {raised.message}{raised.place}",
-        subject=raised.module or None,
+        message=f"{call.operation} {_where(module)} was given "
+        f"{' and '.join(map(spoken, call.dtypes))}: {raised.message}{raised.place}",
+        subject=module or None,
         why="Outside of autocast nothing casts operands to one dtype.",
-        cure=f'with torch.autocast("{subject.device_type}", dtype={half}):  # around the forward pass',
+        cure=_cure(subject, raised),
     )
 
 
 def is_mixture(raised: Raised) -> bool:
     """Whether a call was refused operands of several dtypes, one of them half, that autocast would cast."""
-    half = any(dtype in HALF_DTYPES for dtype in raised.dtypes)
-    return raised.autocast is None and half and len(raised.dtypes) > 1
+    dtypes = raised.call.dtypes
+    half = any(dtype in HALF_DTYPES for dtype in dtypes)
+    return raised.call.around.autocast is None and half and len(dtypes) > 1
+
+
+def _where(module: str | None) -> str:
+    return "outside the model" if module is None else f"in {module or 'the model itself'}"
+
+
+def _cure(subject: Subject, raised: Raised) -> str:
+    """What brings the operands to the dtype that was asked for: autocast only if it belongs to that."""
+    half = next(str(dtype) for dtype in raised.call.dtypes if dtype in HALF_DTYPES)
+    asked = None if subject.asked is None else named(subject.asked)
+    if asked is None or asked.autocast != "off":
+        dtype = half if asked is None else DTYPE[asked.autocast]
+        return f'with torch.autocast("{subject.device_type}", dtype={dtype}):  # around the forward pass'
+    dtype = DTYPE[asked.weights]
+    parameters = () if subject.model is None else subject.model.parameters()
+    if any(str(p.dtype) != dtype for p in parameters if p.is_floating_point()):
+        return CONVERSION[asked.weights]
+    if raised.call.around.module is None:
+        return f"Cast both operands there: .to({dtype})"
+    return f"batch = batch.to({dtype})  # every floating-point tensor of it"

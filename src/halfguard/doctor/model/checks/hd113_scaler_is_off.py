@@ -10,20 +10,20 @@ from collections.abc import Iterator
 
 import torch
 
+from halfguard.doctor.model.checks.hd112_no_scaler import fp16_runs
 from halfguard.doctor.model.subject import Subject
 from halfguard.records.finding import Finding
 
 
 def check(subject: Subject) -> Iterator[Finding]:
     """Find a disabled scaler where FP16 needs one."""
-    precision = subject.precision or ""
-    if subject.scaler is None or subject.scales or not precision.startswith("fp16"):
+    if subject.scaler is None or subject.scales or not subject.trains_through_fp16:
         return
     absent = subject.scaler._device == "cuda" and not torch.cuda.is_available()
     yield Finding(
         code="HD113",
         severity="error",
-        message=f"the forward pass runs in {precision}, and the loss scaler is switched off.",
+        message=f"{fp16_runs(subject)}, and the loss scaler is switched off.",
         subject="scaler",
         why="It was made for CUDA, which is not there: torch warns and switches it off."
         if absent

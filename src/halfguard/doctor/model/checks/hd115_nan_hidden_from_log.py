@@ -15,9 +15,7 @@ from halfguard.records.finding import Finding
 def check(subject: Subject) -> Iterator[Finding]:
     """Find the filter where something runs, or is asked to run, in 16 bits."""
     filters = getattr(subject.settings, "logging_nan_inf_filter", False)
-    half = any(
-        (name or "fp32").startswith(("fp16", "bf16")) for name in (subject.asked, subject.precision)
-    )
+    half = any("16" in (name or "") for name in (subject.asked, subject.precision))
     if not filters or not (half or subject.half_trained):
         return
     yield Finding(

@@ -16,6 +16,7 @@ from torch import nn
 from halfguard.doctor.model.effective import asked_for
 from halfguard.doctor.model.frameworks.conversions import conversion, difference
 from halfguard.doctor.model.frameworks.given import Given, is_a, moved, replaced
+from halfguard.doctor.model.ran import Ran
 from halfguard.doctor.model.subject import Advice, Subject
 
 _SILENT = "On a CPU, Accelerate runs fp16 as FP32 and says nothing: no autocast, no scaler."
@@ -32,7 +33,7 @@ def subject(accelerator: Any, given: Given) -> Subject:
 
     def step() -> Any:
         with prepared(accelerator, model):
-            return given.call(model, moved(given.batch, accelerator.device))
+            return given.call(model, moved(given.copied_batch, accelerator.device))
 
     asked = accelerator.mixed_precision if given.precision is None else given.precision
     return Subject(
@@ -70,12 +71,12 @@ def prepared(accelerator: Any, model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _advise(device: str, asked: str | None, got: str) -> Advice:
-    silent = device == "cpu" and asked == "fp16-mixed" and got == "fp32"
-    word = {"fp32": "no", "fp16-mixed": "fp16"}.get(asked or got, "bf16")
+def _advise(device: str, asked: str | None, ran: Ran) -> Advice:
+    silent = device == "cpu" and asked == "fp16-mixed" and ran.name == "fp32"
+    word = {"fp32": "no", "fp16-mixed": "fp16"}.get(asked or "", "bf16")
     return Advice(
-        why=_SILENT if silent else difference(asked or got, got),
-        precision=conversion(asked, got)
+        why=_SILENT if silent else difference(asked, ran),
+        precision=conversion(asked, ran)
         or f'accelerator = Accelerator(mixed_precision="{"bf16" if silent else word}")',
         scaler='accelerator = Accelerator(mixed_precision="fp16")  # with model.float()',
     )

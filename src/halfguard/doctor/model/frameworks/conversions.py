@@ -1,41 +1,54 @@
-"""A precision's name as the two choices behind it, and the lines that lead from one to another."""
+"""The lines that lead from the precision that ran to the one that was asked for, and what lies between."""
 
 from __future__ import annotations
 
-_CONVERSION = {"fp32": "model.float()", "fp16": "model.half()", "bf16": "model.bfloat16()"}
-_DTYPE = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
+from halfguard.doctor.model.ran import Ran, named
+from halfguard.doctor.model.wording import listed
+
+CONVERSION = {
+    "fp32": "model.float()",
+    "fp16": "model.half()",
+    "bf16": "model.bfloat16()",
+    "fp64": "model.double()",
+}
+DTYPE = {
+    "fp32": "torch.float32",
+    "fp16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "fp64": "torch.float64",
+}
 
 
-def parts(name: str) -> tuple[str, str]:
-    """The dtypes of the weights and of autocast, by their short names; ``"off"`` for no autocast."""
-    short, _, kind = name.partition("-")
-    weights = short if kind in ("", "weights", "true") else "fp32"
-    return weights, short if kind in ("mixed", "weights") else "off"
-
-
-def conversion(asked: str | None, got: str) -> str:
+def conversion(asked: str | None, ran: Ran) -> str:
     """The line that gives the weights the dtype that was asked for; empty if they have it."""
-    if asked is None or parts(asked)[0] == parts(got)[0]:
+    if asked is None or named(asked).weights == ran.weights:
         return ""
-    return _CONVERSION.get(parts(asked)[0], "")
+    return CONVERSION.get(named(asked).weights, "")
 
 
-def region(asked: str | None, got: str, device: str) -> str:
-    """The line that opens the autocast that was asked for; empty if it was on, or off, already."""
-    if asked is None or parts(asked)[1] == parts(got)[1]:
+def region(asked: str | None, ran: Ran, device: str) -> str:
+    """The line that opens the autocast that was asked for; empty if it was on, or off, everywhere."""
+    if asked is None or (named(asked).autocast == ran.autocast and not ran.partly):
         return ""
-    wanted = parts(asked)[1]
-    how = "enabled=False" if wanted == "off" else f"dtype={_DTYPE[wanted]}"
-    return f'with torch.autocast("{device}", {how}):  # around the forward pass'
+    wanted = named(asked).autocast
+    if wanted != "off":
+        return f'with torch.autocast("{device}", dtype={DTYPE[wanted]}):  # around the forward pass'
+    where = "in place of the one inside the model" if ran.partly else "around the forward pass"
+    return f'with torch.autocast("{device}", enabled=False):  # {where}'
 
 
-def difference(asked: str, got: str) -> str:
-    """In which of the two choices the names differ, in words."""
-    (_, wanted), (weights, autocast) = parts(asked), parts(got)
-    facts = []
-    if parts(asked)[0] != weights:
-        facts.append(f"The trained weights are {weights}.")
-    if wanted != autocast:
-        state = "off" if autocast == "off" else f"on, in {autocast},"
+def difference(asked: str | None, ran: Ran) -> str:
+    """In which of the two choices they differ, in words."""
+    if asked is None:
+        return ""
+    wanted, facts = named(asked), []
+    if wanted.weights != ran.weights:
+        facts.append(f"The trained weights are {ran.weights}.")
+    if ran.partly:
+        facts.append(f"Only a part of the work was in 16 bits; in more: {listed(ran.left)}.")
+    elif wanted.autocast != ran.autocast:
+        state = "off" if ran.autocast == "off" else f"on, in {ran.autocast},"
         facts.append(f"Autocast was {state} in the forward pass.")
+    if not facts and asked != ran.name:
+        facts.append("Autocast was on, and does not cast the products that ran.")
     return " ".join(facts)

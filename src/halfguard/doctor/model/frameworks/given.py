@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from halfguard.errors import UsageError
 
@@ -26,6 +28,11 @@ class Given:
     loss: Callable[[Any, Any], Any] | None = None
     batch: Any = None
     checkpoint: Any = None
+
+    @property
+    def copied_batch(self) -> Any:
+        """The batch with copies of its tensors and containers, into which a forward pass may write."""
+        return tree_map(_copied, self.batch)
 
     def needed_model(self, owner: str) -> nn.Module:
         """The model, which ``owner`` does not hold itself."""
@@ -43,6 +50,16 @@ class Given:
         if isinstance(batch, Mapping):
             return model(**batch)
         return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    if isinstance(leaf, UserDict):  # what a tokenizer returns, of which torch's trees know nothing
+        fresh = copy.copy(leaf)
+        fresh.data = tree_map(_copied, leaf.data)
+        return fresh
+    return leaf
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from halfguard.doctor.model.effective import asked_for
 from halfguard.doctor.model.frameworks.conversions import conversion, difference
 from halfguard.doctor.model.frameworks.given import Given, is_a, moved, replaced
+from halfguard.doctor.model.ran import Ran
 from halfguard.doctor.model.subject import Advice, Subject
 from halfguard.errors import UsageError
 
@@ -31,6 +32,16 @@ _WORDS = {
     "bf16-true": "bf16-true",
     "fp16-weights": "16-true",
     "fp64": "64-true",
+}
+
+# What sets attributes up, in the order in which a Trainer calls it.
+_BEFORE_TRAINING = {
+    "prepare_data": "",
+    "setup": '"fit"',
+    "configure_model": "",
+    "on_fit_start": "",
+    "on_train_start": "",
+    "on_train_epoch_start": "",
 }
 
 
@@ -56,7 +67,7 @@ def subject(trainer: Any, given: Given) -> Subject:
         yield
 
     def step() -> Any:
-        batch = plugin.convert_input(moved(given.batch, device))
+        batch = plugin.convert_input(moved(given.copied_batch, device))
         with plugin.train_step_context():
             return _training_step(trainer, given, batch)
 
@@ -68,7 +79,7 @@ def subject(trainer: Any, given: Given) -> Subject:
         asked=_asked(trainer.precision, device.type, given.precision),
         step=step if given.batch is not None else None,
         as_trained=as_trained,
-        advise=partial(_advise, device.type),
+        advise=partial(_advise, device.type, module),
         checkpoint=given.checkpoint,
         detects_anomalies=bool(getattr(trainer, "_detect_anomaly", False)),
     )
@@ -96,17 +107,26 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     return None
 
 
-def _advise(device: str, asked: str | None, got: str) -> Advice:
+def _advise(device: str, module: Any, asked: str | None, ran: Ran) -> Advice:
     on_cpu = device == "cpu" and asked == "fp16-mixed"
-    setting = _ON_CPU if on_cpu else f'trainer = Trainer(precision="{_WORDS[asked or got]}")'
+    setting = _ON_CPU if on_cpu else f'trainer = Trainer(precision="{_WORDS.get(asked or "")}")'
     return Advice(
-        why=_why(asked, got, turned=on_cpu and got == "bf16-mixed"),
-        precision=conversion(asked, got) or setting,
+        why=_why(asked, ran, turned=on_cpu and ran.name == "bf16-mixed"),
+        precision=conversion(asked, ran) or setting,
         scaler=_ON_CPU if device == "cpu" else 'trainer = Trainer(precision="16-mixed")',
+        raised="\n".join(_hooks(module)),
     )
 
 
-def _why(asked: str | None, got: str, *, turned: bool) -> str:
+def _hooks(module: Any) -> Iterator[str]:
+    """Calls of the module's own hooks, which a Trainer runs before a training step and doctor does not."""
+    kinds = [kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule"]
+    for name, arguments in _BEFORE_TRAINING.items() if kinds else ():
+        if getattr(type(module), name, None) is not getattr(kinds[0], name, None):
+            yield f"model.{name}({arguments})  # Lightning calls it before training, doctor() does not"
+
+
+def _why(asked: str | None, ran: Ran, *, turned: bool) -> str:
     if turned:
         return "On a CPU, Lightning runs 16-mixed as bf16-mixed."
     if asked is None:
@@ -114,4 +134,4 @@ def _why(asked: str | None, got: str, *, turned: bool) -> str:
             "On a CPU, Lightning runs 16-mixed as bf16-mixed and forgets the request: "
             'pass precision="16-mixed" to doctor() if that is what you asked for.'
         )
-    return difference(asked, got)
+    return difference(asked, ran)

@@ -14,6 +14,7 @@ from typing import Any
 from halfguard.doctor.model.effective import asked_for
 from halfguard.doctor.model.frameworks.conversions import conversion, difference, region
 from halfguard.doctor.model.frameworks.given import Given
+from halfguard.doctor.model.ran import Ran
 from halfguard.doctor.model.subject import Advice, Subject
 from halfguard.guard import Guard
 from halfguard.precision.modes import Precision, autocast
@@ -23,13 +24,15 @@ _ELSEWHERE = "(If your loop has another autocast around it, call doctor() inside
 
 def subject(given: Given) -> Subject:
     """The setup of a plain loop."""
-    model, batch = given.model, given.batch
+    model = given.model
     found = Subject(
         model=model,
         optimizers=given.optimizers,
         scaler=given.scaler,
         asked=asked_for(given.precision),
-        step=None if model is None or batch is None else partial(given.call, model, batch),
+        step=None
+        if model is None or given.batch is None
+        else lambda: given.call(model, given.copied_batch),
         checkpoint=given.checkpoint,
     )
     return replace(found, advise=partial(_advise, found.device_type))
@@ -65,12 +68,12 @@ def in_precision(given: Given, precision: Precision | str) -> Subject:
     return replace(found, step=step)
 
 
-def _advise(device: str, asked: str | None, got: str) -> Advice:
+def _advise(device: str, asked: str | None, ran: Ran) -> Advice:
     if asked is None:
         return Advice(scaler=f'scaler = torch.amp.GradScaler("{device}")')
-    weights, block = conversion(asked, got), region(asked, got, device)
+    weights, block = conversion(asked, ran), region(asked, ran, device)
     return Advice(
-        why=f"{difference(asked, got)} {_ELSEWHERE}" if block else difference(asked, got),
+        why=f"{difference(asked, ran)} {_ELSEWHERE}" if block else difference(asked, ran),
         precision="\n".join(line for line in (weights, block) if line),
         scaler=f'scaler = torch.amp.GradScaler("{device}")',
     )

@@ -12,6 +12,7 @@ from halfguard.doctor.model.effective import asked_for
 from halfguard.doctor.model.frameworks.accelerate import placed, prepared
 from halfguard.doctor.model.frameworks.conversions import conversion, difference
 from halfguard.doctor.model.frameworks.given import Given, is_a, moved
+from halfguard.doctor.model.ran import Ran
 from halfguard.doctor.model.subject import Advice, Subject
 
 
@@ -36,7 +37,7 @@ def _under_trainer(trainer: Any, given: Given) -> Subject:
 
     def step() -> Any:
         model.train()
-        inputs = trainer._prepare_inputs(given.batch)
+        inputs = trainer._prepare_inputs(given.copied_batch)
         with prepared(trainer.accelerator, model), trainer.compute_loss_context_manager():
             if given.loss is not None:
                 return given.loss(model, inputs)
@@ -53,7 +54,7 @@ def _under_arguments(arguments: Any, given: Given) -> Subject:
     def step() -> Any:
         model.train()
         with _accelerator(arguments) as accelerator, prepared(accelerator, model):
-            return given.call(model, moved(given.batch, device))
+            return given.call(model, moved(given.copied_batch, device))
 
     with _accelerator(arguments) as accelerator:
         scaler = given.scaler or accelerator.scaler
@@ -93,15 +94,15 @@ def _subject(
     )
 
 
-def _advise(device: str, asked: str | None, got: str) -> Advice:
-    silent = device == "cpu" and asked == "fp16-mixed" and got == "fp32"
+def _advise(device: str, asked: str | None, ran: Ran) -> Advice:
+    silent = device == "cpu" and asked == "fp16-mixed" and ran.name == "fp32"
     word = {"fp32": "fp16=False, bf16=False", "fp16-mixed": "fp16=True"}.get(
-        asked or got, "bf16=True"
+        asked or "", "bf16=True"
     )
     return Advice(
         why="On a CPU, the Trainer's Accelerator runs fp16=True as FP32 and says nothing."
         if silent
-        else difference(asked or got, got),
-        precision=conversion(asked, got) or f"TrainingArguments({'bf16=True' if silent else word})",
+        else difference(asked, ran),
+        precision=conversion(asked, ran) or f"TrainingArguments({'bf16=True' if silent else word})",
         scaler="TrainingArguments(fp16=True)  # with model.float()",
     )

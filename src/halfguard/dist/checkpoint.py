@@ -7,9 +7,11 @@ foreground, so it speaks over a group of its own: two threads that share a group
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,11 +22,22 @@ from torch import Tensor
 
 from halfguard.dist.ranks import world_size
 from halfguard.errors import RecordError
+from halfguard.records.snapshot import FileSum
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+    from halfguard.dist.summing_writer import SummingWriter
+
 Kind = tuple[torch.Size, torch.dtype]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Tensors on their way to the disk."""
+
+    done: Future[Any]
+    writer: SummingWriter
 
 
 def _group() -> Any:
@@ -37,33 +50,35 @@ def _group_beside(_default: Any) -> Any:
     return dist.new_group(backend="gloo")
 
 
-def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> Future[Any]:
+def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> Saving:
     """Copy tensors to the host, and write them to ``folder`` in the background. Every rank must call.
 
     A DTensor is written by the ranks that hold its parts, any other tensor by one of those that name it.
     """
     # Imported where it is used: loading it takes longer than many a training step.
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # noqa: PLC0415
     from torch.distributed.checkpoint.state_dict_saver import async_save  # noqa: PLC0415
 
+    from halfguard.dist.summing_writer import SummingWriter  # noqa: PLC0415
+
     _be_silent_about_being_alone()
-    saving = async_save(
+    writer = SummingWriter(folder)
+    done = async_save(
         {name: tensor.detach() for name, tensor in tensors.items()},
-        storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+        storage_writer=writer,
         process_group=_group(),
         no_dist=world_size() == 1,
     )
-    return cast("Future[Any]", saving)
+    return Saving(cast("Future[Any]", done), writer)
 
 
-def wait_for(saving: Future[Any]) -> None:
-    """Wait until everything is on disk; an error of any rank is raised on all of them."""
-    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
+def wait_for(saving: Saving) -> dict[str, FileSum]:
+    """Wait until everything is on disk; the files that this rank wrote, as they were when it had.
 
-    try:
-        saving.result()
-    except CheckpointException as error:  # which is no Exception, and would pass every handler
-        raise RecordError(f"The snapshot could not be written: {error}") from error
+    An error of any rank is raised on all of them.
+    """
+    with _errors_of_torch("written"):
+        saving.done.result()
+    return saving.writer.sums
 
 
 def stored(folder: Path) -> dict[str, Kind]:
@@ -73,16 +88,32 @@ def stored(folder: Path) -> dict[str, Kind]:
 
 
 def load_into(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read tensors in place, each as it is spread here now. Every rank must call."""
+    """Read tensors in place, each as it is spread here now. Every rank must call.
+
+    What no file in the folder covers is left as it is, without an error: who calls must know that all of
+    them are there.
+    """
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
     _be_silent_about_being_alone()
-    load(
-        dict(tensors),
-        storage_reader=_reader(folder),
-        process_group=_group(),
-        no_dist=world_size() == 1,
-    )
+    with _errors_of_torch("read"):
+        load(
+            dict(tensors),
+            storage_reader=_reader(folder),
+            process_group=_group(),
+            no_dist=world_size() == 1,
+        )
+
+
+@contextlib.contextmanager
+def _errors_of_torch(what: str) -> Iterator[None]:
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
+
+    try:
+        yield
+    except CheckpointException as error:  # which is no Exception, and would pass every handler
+        first = next(iter(error.failures.values()), (error,))[0]
+        raise RecordError(f"The tensors could not be {what}: {first!r}") from error
 
 
 def _be_silent_about_being_alone() -> None:

@@ -2,51 +2,58 @@
 
 A folder is written in the background and by all ranks together, each its own part. It counts only once it is
 marked good; whatever a kill leaves behind half written has no mark, and is swept away by the next run.
+
+Whatever can go wrong on one rank alone is done by all of them, and then all hear how it went: they go on
+together, or they stop together.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from halfguard.dist import checkpoint
-from halfguard.dist.ranks import all_agree, rank, word_of, world_size
-from halfguard.dist.wrapping import is_spread
+from halfguard.dist.ranks import everybodys_words, rank, word_of, world_size
 from halfguard.errors import RecordError, UsageError
+from halfguard.guard import folders
+from halfguard.guard.shards import ShardEncoder, by_name, room_for
 from halfguard.guard.stores import State
-from halfguard.incident.encode import Encoder, decode
-from halfguard.records import RankSnapshotRecord, SnapshotRecord, write_whole
+from halfguard.guard.together import attempt
+from halfguard.incident.encode import decode
+from halfguard.records import RankSnapshotRecord, SnapshotRecord
+from halfguard.records.snapshot import FileSum
 
 logger = logging.getLogger("halfguard")
 
-_GOOD = "good"
-_SHARED = "snapshot.json"
+_T = TypeVar("_T")
 
 
 @dataclass
 class _Folder:
     path: Path
-    saving: Future[Any] | None = None
+    files: dict[str, FileSum] = field(default_factory=dict)  # that this rank wrote
+    saving: checkpoint.Saving | None = None
 
 
 class Disk:
     """One folder a snapshot, in torch's sharded form.
 
-    ``live`` gives tensors that are in use now, by name: what is read of that name, or of one that begins
-    with it, is spread over ranks as they are. ``device`` is where this rank's tensors lie.
+    ``live`` gives what is in use now, by name and in the structure of a state: a tensor that is read is
+    spread over ranks as the one in its place is, or the one that it is a part of the state of. ``device`` is
+    where this rank's tensors lie.
     """
 
+    keeps: ClassVar[int] = 2  # disks lose bits, and copying scripts lose files
+
     def __init__(
-        self, folder: Path, device: torch.device, live: Callable[[], Mapping[str, Tensor]]
+        self, folder: Path, device: torch.device, live: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._folder, self._device, self._live = folder, device, live
 
@@ -55,136 +62,128 @@ class Disk:
 
         None if some rank cannot write, a full disk for instance; then none of them does.
         """
-        path = self._folder / f"{step:09d}"
-        encoder = _Encoder()
+        encoder = ShardEncoder()
         shared = {name: encoder.encode(part, name) for name, part in state.shared.items()}
-        own = encoder.encode(state.own, _prefix(rank()))
+        own = encoder.encode(state.own, folders.prefix(rank()))
         if encoder.problems:  # the same on every rank: they hold the same kinds of things
             raise UsageError(
                 f"This state cannot be kept on disk: {'; '.join(encoder.problems[:3])}.",
                 cure="Use recovery.store='memory', or leave the odd value out of that state_dict.",
             )
-        record = SnapshotRecord(step=step, world_size=world_size(), shared=shared)
-        own_record = RankSnapshotRecord(own=own)
+        held = _Folder(self._at(step))
+
+        def make() -> None:
+            if rank() == 0:
+                record = SnapshotRecord(step=step, world_size=world_size(), shared=shared)
+                held.files |= folders.make(held.path, record)
+
+        def add_own() -> None:
+            held.files |= folders.add_own(held.path, RankSnapshotRecord(own=own))
+
         # The first rank makes the folder, then all write to it, then all send tensors.
-        if not self._together(lambda: _make(path, record) if rank() == 0 else None):
+        if not (self._written(make) and self._written(add_own)):
+            self.forget(held)
             return None
-        mine = path / f"{_prefix(rank())}.json"
-        if not self._together(lambda: write_whole(mine, own_record.to_json())):
-            return None
-        return _Folder(path, checkpoint.start_saving(path, encoder.tensors))
+        held.saving = checkpoint.start_saving(held.path, encoder.tensors)
+        return held
 
     def mark_good(self, held: _Folder) -> bool:
         """Wait for the files, on all ranks, and mark them; False if some could not be written."""
-        mark = held.path / _GOOD
-        return self._together(lambda: _finish(held)) and self._together(
-            lambda: write_whole(mark, "") if rank() == 0 else None
-        )
-
-    def _together(self, work: Callable[[], object]) -> bool:
-        """Do something on every rank; whether it went well on all of them. A full disk stops no run."""
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
-            logger.warning("a snapshot could not be written or read: %s", error)
-            return all_agree(False, self._device)
-        return all_agree(True, self._device)
+        if not self._written(lambda: _finish(held)):
+            return False
+        wrote = everybodys_words({name: file.model_dump() for name, file in held.files.items()})
+        files = {name: FileSum(**file) for words in wrote for name, file in words.items()}
+        return self._written(lambda: folders.mark_good(held.path, files) if rank() == 0 else None)
 
     def load(self, held: _Folder) -> State:
-        """Read a state; generators and statistics are those of this rank, or else left or the first's."""
-        read: list[Any] = []
-        if not self._together(lambda: read.extend(_read_records(held.path))):
-            raise RecordError(
-                f"The snapshot {held.path} cannot be read, by this rank or by another one.",
-                cure="Remove its folder to go on from an earlier one, or to start anew.",
-            )
-        record, own, same = read
-        tensors = self._read(held.path, _prefix(rank() if same else 0))
-        shared = {name: decode(part, tensors) for name, part in record.shared.items()}
-        state = State(shared, decode(own, tensors))
-        if not same:
-            if any(name.startswith("optimizer") for name in state.own):
-                raise UsageError(
-                    f"{record.world_size} ranks took this snapshot, each with parameters of its own; "
-                    f"{world_size()} ranks cannot share them out.",
-                    cure=f"Go on with {record.world_size} ranks.",
-                )
-            state.own.pop("rng", None)
-            logger.warning(
-                "snapshot of %d ranks read by %d: random generators start anew",
-                record.world_size,
-                world_size(),
-            )
-        return state
+        """Read a state; generators and statistics are those of this rank, or else left or the first's.
 
-    def _read(self, path: Path, prefix: str) -> dict[str, Tensor]:
-        wanted = {
-            name: kind
-            for name, kind in checkpoint.stored(path).items()
-            if name.startswith(f"{prefix}.") or not name.startswith("rank-")
-        }
-        live = self._live()
-        tensors = {
-            name: _room(live.get(name, live.get(name.rpartition(".")[0])), *kind)
-            for name, kind in wanted.items()
-        }
-        checkpoint.load_into(path, tensors)
-        return tensors
+        RecordError on every rank if the snapshot is damaged for any of them.
+        """
+        path, live = held.path, by_name(self._live())
+        record, own, tensors = self._read(path, lambda: _prepared(path, live))
+        self._read(path, lambda: checkpoint.load_into(path, tensors))
+        state = self._read(path, lambda: _decoded(record, own, tensors))
+        if record.world_size != world_size():
+            _adapt(state, record.world_size)
+        return state
 
     def forget(self, held: _Folder) -> None:
         """Remove the files."""
         with contextlib.suppress(Exception):  # half written is good enough to be removed
             _finish(held)
         if rank() == 0:
-            shutil.rmtree(held.path, ignore_errors=True)
+            folders.remove(held.path)
 
-    def newest(self) -> tuple[int, _Folder] | None:
-        """The last good snapshot of an earlier run, the same on every rank."""
-        step = None
+    def set_aside(self, held: _Folder) -> None:
+        """Keep the files of a damaged snapshot out of the way."""
         if rank() == 0:
-            taken = [path for path in self._folder.glob("*") if path.name.isdigit()]
-            good = [path for path in taken if (path / _GOOD).exists()]
-            for path in set(taken) - set(good):
-                shutil.rmtree(path, ignore_errors=True)
-            step = max((int(path.name) for path in good), default=None)
-        step = word_of(0, step, self._device)
-        return None if step is None else (step, _Folder(self._folder / f"{step:09d}"))
+            folders.set_aside(held.path)
 
+    def good(self) -> list[tuple[int, _Folder]]:
+        """The good snapshots of an earlier run, the newest first; the same on every rank."""
+        steps = self._read(
+            self._folder, lambda: folders.good_steps(self._folder) if rank() == 0 else []
+        )
+        return [(step, _Folder(self._at(step))) for step in word_of(0, steps, self._device)]
 
-def _make(path: Path, record: SnapshotRecord) -> None:
-    shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
-    path.mkdir(parents=True)
-    write_whole(path / _SHARED, record.to_json())
+    def _at(self, step: int) -> Path:
+        return self._folder / f"{step:09d}"
 
+    def _written(self, work: Callable[[], object]) -> bool:
+        """Write something on every rank; whether it went well on all of them. A full disk stops no run."""
+        _, complaints = attempt(work, self._device)
+        if complaints and rank() == 0:
+            logger.warning("a snapshot could not be written: %s", "; ".join(complaints[:3]))
+        return not complaints
 
-def _read_records(path: Path) -> tuple[SnapshotRecord, Any, bool]:
-    record = SnapshotRecord.from_json((path / _SHARED).read_bytes())
-    same = record.world_size == world_size()
-    mine = path / f"{_prefix(rank() if same else 0)}.json"
-    return record, RankSnapshotRecord.from_json(mine.read_bytes()).own, same
+    def _read(self, path: Path, work: Callable[[], _T]) -> _T:
+        """Read something on every rank, or raise on every rank."""
+        result: _T
+        result, complaints = attempt(work, self._device)
+        if complaints:
+            raise RecordError(
+                f"The snapshot {path} cannot be read. {'; '.join(complaints[:3])}.",
+                cure=f"Bring its files back as they were, or remove {self._folder} to start anew.",
+            )
+        return result
 
 
 def _finish(held: _Folder) -> None:
     saving, held.saving = held.saving, None
     if saving is not None:
-        checkpoint.wait_for(saving)
+        held.files |= checkpoint.wait_for(saving)
 
 
-class _Encoder(Encoder):
-    """Keeps DTensors as they are: torch writes the part that lies on each rank."""
+def _prepared(
+    path: Path, live: Mapping[str, Tensor]
+) -> tuple[SnapshotRecord, Any, dict[str, Tensor]]:
+    """What is known of a snapshot without its tensors, and room for those that this rank reads."""
+    folders.check(path)
+    record, own = folders.records(path)
+    mine = folders.prefix(folders.owner(record))
+    wanted = {
+        name: kind
+        for name, kind in checkpoint.stored(path).items()
+        if name.startswith(f"{mine}.") or not name.startswith("rank-")
+    }
+    return record, own, room_for(wanted, live)
 
-    def _tensor(self, value: Tensor, name: str) -> Any:
-        if not is_spread(value):
-            return super()._tensor(value, name)
-        self.tensors[name] = value
-        return {"type": "tensor", "name": name}
+
+def _decoded(record: SnapshotRecord, own: Any, tensors: Mapping[str, Tensor]) -> State:
+    shared = {name: decode(part, tensors) for name, part in record.shared.items()}
+    return State(shared, decode(own, tensors))
 
 
-def _room(like: Tensor | None, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    if like is not None and is_spread(like) and like.shape == size:
-        return torch.empty_like(like, dtype=dtype)
-    return torch.empty(size, dtype=dtype)
-
-
-def _prefix(of_rank: int) -> str:
-    return f"rank-{of_rank:05d}"
+def _adapt(state: State, taken_by: int) -> None:
+    """Make the first rank's own state fit for any rank of another number of them."""
+    if any(name.startswith("optimizer") for name in state.own):
+        raise UsageError(
+            f"{taken_by} ranks took this snapshot, each with parameters of its own; "
+            f"{world_size()} ranks cannot share them out.",
+            cure=f"Go on with {taken_by} ranks.",
+        )
+    state.own.pop("rng", None)
+    logger.warning(
+        "snapshot of %d ranks read by %d: random generators start anew", taken_by, world_size()
+    )

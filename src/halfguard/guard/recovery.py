@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from halfguard.errors import UsageError
@@ -49,7 +49,9 @@ class Recovery:
         assert config.recovery is not None  # noqa: S101 - made only where it is configured
         self._rules: RecoveryConfig = config.recovery
         self._base = config  # what remedies start from, each anew
-        self._optimizers = optimizers
+        self._optimizers, self._others = optimizers, others
+        for optimizer in optimizers:
+            _refuse_scattered(optimizer)
         self._scheduler = others.get("scheduler")
         self._describe = describe  # the guard itself, for a run that goes on in another process
         self._model = model
@@ -161,12 +163,12 @@ class Recovery:
             )
         return Disk(run_dir / "snapshots", device, self._live)
 
-    def _live(self) -> dict[str, Tensor]:
-        live = {f"model.{name}": tensor for name, tensor in self._model.state_dict().items()}
+    def _live(self) -> dict[str, Any]:
+        """What is in use, in the structure of a state; parameters stand for moments, not made yet."""
+        live: dict[str, Any] = {name: part.state_dict() for name, part in self._others.items()}
         for index, optimizer in enumerate(self._optimizers):
-            for number, parameter in enumerate(parameters_of(optimizer)):
-                live[f"optimizer{index}.state.{number}"] = parameter
-        return live
+            live[f"optimizer{index}"] = {"state": dict(enumerate(parameters_of(optimizer)))}
+        return live | {"model": self._model.state_dict()}
 
     def _with(self, remedy: Remedy | None) -> GuardConfig:
         base = self._base
@@ -190,3 +192,14 @@ class Recovery:
                         group[key] = group[key] * factor
         if self._scheduler is not None and hasattr(self._scheduler, "base_lrs"):
             self._scheduler.base_lrs = [lr * factor for lr in self._scheduler.base_lrs]
+
+
+def _refuse_scattered(optimizer: Optimizer) -> None:
+    # ZeroRedundancyOptimizer's method, and that of others of its kind, to be called before state_dict().
+    if hasattr(optimizer, "consolidate_state_dict"):
+        raise UsageError(
+            f"recovery cannot take snapshots of a {type(optimizer).__name__}: each rank keeps a part of its "
+            "state to itself, and all of it would have to be gathered on every rank for each snapshot.",
+            cure="Use FSDP2 (fully_shard) with a plain optimizer, whose state is saved where it lies; or "
+            "leave recovery out, and save checkpoints of your own.",
+        )

@@ -3,10 +3,14 @@
 A snapshot that is taken a moment before a run goes wrong may already hold what makes it go wrong. So a new
 one is a candidate; it replaces the last good one when enough healthy steps have followed. Nothing that is
 not finite, on any rank, is ever taken, so nothing that is not finite is ever restored.
+
+A store may keep the good one before the last as well. Should the last one turn out to be damaged, that costs
+the steps between them, not the run.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Set
 from typing import Any
@@ -17,11 +21,13 @@ from torch.optim import Optimizer
 
 from halfguard.dist.ranks import all_agree
 from halfguard.dist.wrapping import local
-from halfguard.errors import UsageError
+from halfguard.errors import RecordError, UsageError
 from halfguard.guard import rng
 from halfguard.guard.parts import Stateful, parameters_of
 from halfguard.guard.stores import State, Store
 from halfguard.trace.nesting import tensors_in
+
+logger = logging.getLogger("halfguard")
 
 
 class Snapshots:
@@ -37,13 +43,13 @@ class Snapshots:
     ) -> None:
         self._model, self._parts, self._store, self._device = model, parts, store, device
         self._private = private  # ids of parameters that this rank holds alone
-        self._good: tuple[int, Any] | None = None
+        self._good: list[tuple[int, Any]] = []  # the newest first
         self._candidate: tuple[int, Any] | None = None
 
     @property
     def good_step(self) -> int | None:
         """The step at which the last good state was taken."""
-        return None if self._good is None else self._good[0]
+        return self._good[0][0] if self._good else None
 
     def take(self, step: int, extra: Mapping[str, Any], random_state: dict[str, Any]) -> bool:
         """Take a candidate; False, and nothing taken, if something in it is not finite."""
@@ -52,7 +58,10 @@ class Snapshots:
             return False
         self.drop_candidate()
         held = self._store.save(step, state)
-        self._candidate = None if held is None else (step, held)
+        if held is None:
+            self._make_room()
+        else:
+            self._candidate = (step, held)
         return True
 
     def proved(self) -> None:
@@ -61,16 +70,17 @@ class Snapshots:
             return
         (step, held), self._candidate = self._candidate, None
         if self._store.mark_good(held):
-            self._forget(self._good)
-            self._good = (step, held)
+            self._good.insert(0, (step, held))
+            self._let_go_beyond(self._store.keeps)
         else:
             self._store.forget(held)
+            self._make_room()
 
     def restore(self) -> dict[str, Any]:
         """Load the good state into the parts it came from; returns what was kept beside it."""
-        assert self._good is not None  # noqa: S101 - callers look at good_step first
+        assert self._good  # noqa: S101 - callers look at good_step first
         self.drop_candidate()
-        state = self._store.load(self._good[1])
+        state = self._newest_undamaged()
         model: Any = {**state.shared["model"], **state.own["model"]}
         self._model.load_state_dict(model)
         for name, part in self._parts.items():
@@ -89,14 +99,14 @@ class Snapshots:
         A run that is already ``at_most`` so far has no use for one from later steps: it must not be
         mistaken for its own. One from the very same step is about to be taken anew.
         """
-        self._good = self._store.newest()
-        if self._good is not None and self._good[0] == at_most:
-            self._forget(self._good)
-            self._good = None
-        if self._good is None or at_most is None or self._good[0] < at_most:
-            return self._good is not None
+        self._good = self._store.good()
+        if self.good_step is not None and self.good_step == at_most:
+            self._forget(self._good.pop(0))
+        self._let_go_beyond(self._store.keeps)
+        if self.good_step is None or at_most is None or self.good_step < at_most:
+            return self.good_step is not None
         raise UsageError(
-            f"run_dir holds a snapshot of step {self._good[0]} of an earlier run, and this one is at "
+            f"run_dir holds a snapshot of step {self.good_step} of an earlier run, and this one is at "
             f"step {at_most}.",
             cure="Call guard.resume() before the first step to go on from it, or choose another run_dir.",
         )
@@ -105,6 +115,31 @@ class Snapshots:
         """Give up the snapshot that is on probation, if there is one."""
         self._forget(self._candidate)
         self._candidate = None
+
+    def _newest_undamaged(self) -> State:
+        """Read the good state, or else the one before it; all ranks the same."""
+        (step, held), *earlier = self._good
+        try:
+            return self._store.load(held)
+        except RecordError as error:
+            if not earlier:
+                raise
+            logger.warning(
+                "going back beyond step %d, to %d: %s", step, earlier[0][0], error.message
+            )
+        self._good = earlier
+        state = self._newest_undamaged()
+        self._store.set_aside(held)
+        return state
+
+    def _make_room(self) -> None:
+        """Nothing could be written: what is spare may be what the next one lacks room for."""
+        self._let_go_beyond(1)
+
+    def _let_go_beyond(self, count: int) -> None:
+        for spare in self._good[count:]:
+            self._forget(spare)
+        del self._good[count:]
 
     def _state(self, extra: Mapping[str, Any], random_state: dict[str, Any]) -> State:
         model = self._model.state_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -20,17 +20,22 @@ class State:
 
 
 class Store(Protocol):
-    """Keeps states; what ``save`` returns is the handle of one."""
+    """Keeps states; what ``save`` returns is the handle of one, and ``good`` has them newest first."""
+
+    keeps: ClassVar[int]  # good states; all but the newest are spares, should that one be damaged
 
     def save(self, step: int, state: State) -> Any: ...  # noqa: D102
     def mark_good(self, held: Any) -> bool: ...  # noqa: D102
     def load(self, held: Any) -> State: ...  # noqa: D102
     def forget(self, held: Any) -> None: ...  # noqa: D102
-    def newest(self) -> tuple[int, Any] | None: ...  # noqa: D102
+    def set_aside(self, held: Any) -> None: ...  # noqa: D102
+    def good(self) -> list[tuple[int, Any]]: ...  # noqa: D102
 
 
 class Memory:
     """Copies on the host; gone when the run ends."""
+
+    keeps: ClassVar[int] = 1
 
     def save(self, step: int, state: State) -> State:  # noqa: ARG002
         """Copy a state."""
@@ -47,8 +52,12 @@ class Memory:
     def forget(self, held: State) -> None:
         """Nothing holds it any longer than the caller does."""
 
-    def newest(self) -> None:
+    def set_aside(self, held: State) -> None:
+        """What lies in memory is not damaged."""
+
+    def good(self) -> list[tuple[int, State]]:
         """No earlier run left anything."""
+        return []
 
 
 def to_host(state: Any) -> Any:

@@ -1,0 +1,114 @@
+"""A damaged snapshot: no rank reads it, all of them take the one before it, or all of them say why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import halfguard as hg
+from halfguard.errors import RecordError
+from tests.dist import jobs
+from tests.dist.test_snapshots import differing
+from tests.support.ranks import Ranks
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 0x40
+    path.write_bytes(content)
+
+
+DAMAGES = [cut_in_half, emptied, flipped, Path.unlink]
+SHARDS = "shard-*"
+
+
+def trained(engine: jobs.Engine, folder: str) -> list[dict[str, torch.Tensor]]:
+    """Weights and moments after each step; snapshots of steps 4 and 8 are left behind."""
+    model, _ = jobs.make(engine)
+    optimizer = jobs.optimizer_of(model, "sgd")
+    guard = hg.Guard(model, optimizer, {"recovery": jobs.RECOVERY}, run_dir=folder)
+    states = []
+    for step in range(11):
+        guard.step(jobs.loss_fn, jobs.batch_of(step, 4, dist.get_rank()))
+        states.append(jobs.everything(model, optimizer))
+    guard.close()
+    return states
+
+
+def resumed(engine: jobs.Engine, folder: str) -> Any:
+    """The step that is gone on from, with weights and moments; or the error."""
+    junk = [torch.full((64,), 7e7) for _ in range(5000)]  # so that memory as it is found shows
+    del junk
+    model, _ = jobs.make(engine, seed=1)
+    optimizer = jobs.optimizer_of(model, "sgd")
+    guard = hg.Guard(model, optimizer, {"recovery": jobs.RECOVERY}, run_dir=folder)
+    try:
+        assert guard.resume()
+    except RecordError as error:
+        return str(error)
+    return guard.step_index, jobs.everything(model, optimizer)
+
+
+def damage(how: Callable[[Path], None], folder: Path, step: int, which: str, number: int) -> str:
+    file = sorted((folder / "snapshots" / f"{step:09d}").glob(which))[number]
+    how(file)
+    return file.name
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_the_snapshot_before_it_is_taken(
+    ranks: Callable[[int], Ranks],
+    engine: jobs.Engine,
+    how: Callable[[Path], None],
+    tmp_path: Path,
+) -> None:
+    states, _ = ranks(2).run(trained, engine, str(tmp_path))
+    damage(how, tmp_path, 8, SHARDS, 1)
+    for step, state in ranks(2).run(resumed, engine, str(tmp_path)):
+        assert step == 4
+        assert not differing(states[3], state)
+    left = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
+    assert left == ["000000004", "000000008.damaged"]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_lost_shard_never_becomes_memory_as_it_was_found(
+    ranks: Callable[[int], Ranks], number: int, tmp_path: Path
+) -> None:
+    """Whichever it is, and however many ranks read what is left."""
+    ranks(4).run(trained, "fsdp2", str(tmp_path))
+    (name,) = {damage(Path.unlink, tmp_path, step, SHARDS, number) for step in (4, 8)}
+    for found in [
+        *ranks(4).run(resumed, "fsdp2", str(tmp_path)),
+        *ranks(2).run(resumed, "fsdp2", str(tmp_path)),
+        resumed("alone", str(tmp_path)),
+    ]:
+        assert f"{name} is missing" in found
+        assert f"remove {tmp_path / 'snapshots'} to start anew" in found
+    left = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
+    assert left == ["000000004", "000000008"]  # somebody may still bring the file back
+
+
+def test_a_file_that_one_rank_alone_reads_stops_all_of_them(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    ranks(2).run(trained, "ddp", str(tmp_path))
+    for step in (4, 8):
+        damage(flipped, tmp_path, step, "rank-00001.json", 0)
+    first, second = ranks(2).run(resumed, "ddp", str(tmp_path))
+    assert first == second
+    assert "rank-00001.json does not hold the bits" in first

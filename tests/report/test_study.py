@@ -9,11 +9,13 @@ from typing import Any
 from xml.dom import minidom
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halfguard.records.study import Curve, Study
 from halfguard.records.verdict import Approval, Standing, Word
 from halfguard.report import study_page, to_html, to_junit, to_markdown
-from halfguard.report.forest import draw_forest
+from halfguard.report.forest import draw_forest, shortened
 from halfguard.validate.judgement.verdict import judge
 from tests.report.test_page import EVIL, Tags
 from tests.validate.studies import curve, losing, run, study
@@ -125,6 +127,33 @@ def test_the_forest_puts_bars_where_the_numbers_are() -> None:
     share = (float(bars[0][1]) - float(limits[0])) / (float(limits[1]) - float(limits[0]))
     assert share * 0.01 == pytest.approx(good.high - 0.01, abs=2e-5)
     assert "l-9 -5v10z" in svg  # the one that lies far away is an arrow
+
+
+@given(st.text("aW雪…- é", max_size=60), st.integers(8, 30))
+def test_a_label_fits_its_place_and_keeps_both_ends(name: str, most: int) -> None:
+    shown = shortened(name, most)
+    wide = sum(2 if letter == "雪" else 1 for letter in shown)
+    assert wide <= most
+    if shown != name:
+        assert wide >= most - 1
+        head, _, tail = shown.partition("…") if "…" not in name else (shown[:1], "", shown[-1:])
+        assert name.startswith(head)
+        assert name.endswith(tail)
+
+
+def test_a_long_name_is_shortened_in_the_drawing_and_told_whole() -> None:
+    name = "fp16-mixed guarded with plan"
+    svg = draw_forest(judge(study({name: losing(0.0)})))
+    (label,) = re.findall(r'<text class="end mono"[^>]*>([^<]*)<title>([^<]*)</title></text>', svg)
+    assert label == ("fp16-mixed… with plan", name)
+
+
+def test_no_zero_on_the_page_is_negative() -> None:
+    made = study({"fp16-mixed": losing(-0.00001, wobble=0.00002)})
+    page = to_html(study_page(made, judge(made)))
+    assert "0.00% lost" in page
+    assert not re.search(r"-0(\.0+)?%", page)
+    assert not re.search(r"gain of 0\.00%|>0\.00% gained", page)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,11 @@ SHAPES: dict[str, Callable[[Generator, tuple[int, ...]], Floats]] = {
         (g.standard_normal(shape) + 4 * (g.random(shape) < 0.05) - 0.2)
         / np.sqrt(1 + 16 * 0.05 * 0.95)
     ),
+    "exponential losses (skew 2)": lambda g, shape: g.exponential(1.0, shape) - 1,
+    "one seed in 20 loses 6.7 deviations": lambda g, shape: (
+        (0.6 * g.standard_normal(shape) + 4 * (g.random(shape) < 0.05) - 0.2)
+        / np.sqrt(0.36 + 16 * 0.05 * 0.95)
+    ),
 }
 
 
@@ -93,6 +98,13 @@ def fixed(baseline: Floats, candidate: Floats) -> Rates:
 
 def sequential(baseline: Floats, candidate: Floats) -> Rates:
     """Every study judged after each seed, and stopped as soon as all its candidates have a verdict."""
+    return _rates(*looked(baseline, candidate))
+
+
+def looked(
+    baseline: Floats, candidate: Floats
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.str_]], Floats]:
+    """The verdict of the first look that gives one, and how many seeds it had; a verdict stays."""
     planned = baseline.shape[-1]
     verdict = np.full(candidate.shape[:-1], str(Word.INCONCLUSIVE), dtype="<U12")
     used = np.full(verdict.shape, planned)
@@ -103,7 +115,7 @@ def sequential(baseline: Floats, candidate: Floats) -> Rates:
         fresh = (verdict == Word.INCONCLUSIVE) & (found != Word.INCONCLUSIVE)
         verdict[fresh] = found[fresh]
         used[fresh] = seen
-    return _rates(verdict, used)
+    return verdict, used
 
 
 def extended(generator: Generator, studies: int, loss: float, noise: float) -> Rates:

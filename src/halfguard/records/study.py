@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -53,6 +53,10 @@ class RunResult(Record):
     peak_bytes: int | None = Field(default=None, description="largest memory in use, if measured")
     duration: float = Field(description="seconds of training and evaluation")
     failure: str | None = Field(default=None, description="why it did not finish")
+    cause: Literal["budget", "metric"] | None = Field(
+        default=None,
+        description="what ended it, if not itself: the budget of time; or its metric is missing",
+    )
     attempt: int = Field(default=1, ge=1, description="1, or more if workers died before")
     environment: dict[str, str] = Field(default_factory=dict)
     initial_weights: str | None = Field(default=None, description="digest, before the first step")
@@ -62,7 +66,7 @@ class RunResult(Record):
 
     @property
     def lost(self) -> bool:
-        """Whether it was the machine that failed: nothing ran, so nothing was shown about the candidate."""
+        """Whether the machine failed, or the time ran out: nothing was shown about the candidate."""
         return self.failure is not None and self.steps == 0 and not self.environment
 
 

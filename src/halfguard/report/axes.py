@@ -70,7 +70,7 @@ def plain(value: float) -> str:
 
 def percent(value: float) -> str:
     """A share beside an axis."""
-    return f"{100 * value:.4g}%"
+    return f"{100 * value:z.4g}%"
 
 
 def _round(low: float, high: float, count: int) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from html import escape
+from unicodedata import east_asian_width
 
 from halfguard.records.verdict import Comparison, Verdict
 from halfguard.report.axes import Axis, percent
@@ -16,6 +17,7 @@ from halfguard.report.blocks import clean
 
 _WIDTH, _ROW, _TOP = 720, 40, 46
 _LEFT, _RIGHT, _WORDS = 170, 560, 574
+_LETTER = 7.5  # a letter of the drawing's monospace font, the widest that systems have
 
 
 def draw_forest(verdict: Verdict) -> str:
@@ -64,8 +66,9 @@ def _fields(verdict: Verdict, axis: Axis, bottom: int) -> Iterator[str]:
 
 def _row(row: Comparison, y: int, axis: Axis) -> Iterator[str]:
     name = clean(row.candidate).replace("\n", " ")
-    name = name if len(name) <= 24 else f"{name[:23]}…"
-    yield f'<text class="end" x="{_LEFT - 12}" y="{y + 4}">{escape(name)}</text>'
+    shown = shortened(name, int((_LEFT - 12) / _LETTER))
+    told = f"{escape(shown)}<title>{escape(name)}</title>"
+    yield f'<text class="end mono" x="{_LEFT - 12}" y="{y + 4}">{told}</text>'
     yield f'<text class="strong" x="{_WORDS}" y="{y + 4}">{row.word}</text>'
     for value in row.losses:
         if axis.low <= value <= axis.high:
@@ -75,12 +78,34 @@ def _row(row: Comparison, y: int, axis: Axis) -> Iterator[str]:
         return
     yield from _bar(row.joint_low, row.joint_high, y, axis, 1.5)
     yield from _bar(row.low, row.high, y, axis, 5)
-    told = f"{row.loss:.3%} lost, between {row.low:.3%} and {row.high:.3%}"
+    told = f"{row.loss:z.3%} lost, between {row.low:z.3%} and {row.high:z.3%}"
     if axis.low <= row.loss <= axis.high:
         x = axis.at(row.loss)
         yield f'<circle class="point" cx="{x:.1f}" cy="{y}" r="5"><title>{told}</title></circle>'
-    change = f"{row.loss:.2%} lost" if row.loss >= 0 else f"{-row.loss:.2%} gained"
+    gained = round(row.loss, 4) < 0  # in the digits that are shown
+    change = f"{-row.loss:.2%} gained" if gained else f"{row.loss:z.2%} lost"
     yield f'<text class="soft" x="{_WORDS}" y="{y + 18}">{change}</text>'
+
+
+def shortened(name: str, most: int) -> str:
+    """``name`` in at most ``most`` letters, East Asian ones counted twice; the middle gives way.
+
+    Candidates often differ in how they end: "fp16-mixed guarded", "fp16-mixed guarded with plan".
+    """
+    if _letters(name) <= most:
+        return name
+    head, tail = name, ""
+    while _letters(head) > most // 2:
+        head = head[:-1]
+    for letter in reversed(name):
+        if _letters(head) + 1 + _letters(letter + tail) > most:
+            break
+        tail = letter + tail
+    return f"{head}…{tail}"
+
+
+def _letters(text: str) -> int:
+    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def _bar(low: float, high: float, y: int, axis: Axis, width: float) -> Iterator[str]:

@@ -68,11 +68,12 @@ def _answer(verdict: Verdict) -> Iterator[Block]:
 def _comparison(row: Comparison) -> list[str]:
     further = ""
     if row.word is Word.INCONCLUSIVE:
-        further = f"about {row.further_seeds}" if row.further_seeds is not None else "too close"
+        close = "too close" if math.isfinite(row.loss) else ""
+        further = f"about {row.further_seeds}" if row.further_seeds is not None else close
     numbers = ["", "", str(row.pairs), ""]
     if math.isfinite(row.loss):
-        between = f"{row.low:.2%} to {row.high:.2%}"
-        numbers = [f"{row.loss:.2%}", between, str(row.pairs), f"{row.p_pass:.2g}"]
+        between = f"{row.low:z.2%} to {row.high:z.2%}"
+        numbers = [f"{row.loss:z.2%}", between, str(row.pairs), f"{row.p_pass:.2g}"]
     return [Mono(row.candidate), row.word, *numbers, further]
 
 

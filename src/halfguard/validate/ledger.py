@@ -1,12 +1,18 @@
 """The folder of a study: every finished run is one file, and that is all the state there is.
 
 A file appears whole when its run has finished and never changes. So a study that was killed at any moment
-goes on by looking which files are there; nothing is locked, repaired or replayed.
+goes on by looking which files are there; nothing is repaired or replayed. One process at a time works on a
+folder: two would make every run twice, and each would judge what only it has seen. The lock is the
+system's, so that it ends with its process, however that ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from halfguard.errors import HalfguardError, RecordError, UsageError
@@ -32,6 +38,33 @@ class Ledger:
             self.results.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"The folder {str(self.folder)!r} cannot be made: {error}.") from error
+
+    @contextmanager
+    def mine(self) -> Iterator[None]:
+        """Keep the folder to this process, or raise and name the one that has it."""
+        path = self.folder / ".lock"
+        try:
+            file = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error}.") from error
+        with file:
+            self._lock(file.fileno(), path)
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
+
+    def _lock(self, descriptor: int, path: Path) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"The study in {self.folder} is being run by another process, "
+                f"{path.read_text('utf-8') or 'which has just begun'}.",
+                cure="Wait until it has ended, or give this one a folder of its own: --out FOLDER.",
+            ) from error
+        except OSError:
+            return  # a file system that knows no locks; there, it is the user who keeps them apart
 
     def find(self, task: Task) -> Result | None:
         """What was recorded for ``task``; None if it has to be run, or run again."""

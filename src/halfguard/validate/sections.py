@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 GUARDED: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
+MOST_SEEDS = 1000  # what needs more of them is too close to its threshold to be told
 _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -30,7 +31,11 @@ def _bytes(value: object) -> object:
 
 def as_seeds(value: object) -> object:
     """A count as the seeds 0, 1, 2, ..."""
-    return tuple(range(value)) if type(value) is int else value
+    if type(value) is not int:
+        return value
+    if value > MOST_SEEDS:
+        raise ValueError(f"at most {MOST_SEEDS:,} seeds can be asked for, not {value:,}")
+    return tuple(range(value))
 
 
 def _candidate(value: object) -> object:

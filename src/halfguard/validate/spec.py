@@ -25,6 +25,7 @@ from pydantic import (
 
 from halfguard.errors import ConfigError
 from halfguard.validate.sections import (
+    MOST_SEEDS,
     Arm,
     Budget,
     Candidate,
@@ -49,13 +50,11 @@ class Spec(Section):
     )
     baseline: Arm = Candidate(name="fp32", precision="fp32")
     candidates: tuple[Arm, ...] = Field(min_length=1)
-    seeds: Annotated[tuple[int, ...], BeforeValidator(as_seeds), Field(min_length=1)] = (
-        0,
-        1,
-        2,
-        3,
-        4,
-    )
+    seeds: Annotated[
+        tuple[int, ...],
+        BeforeValidator(as_seeds),
+        Field(min_length=1, max_length=MOST_SEEDS),
+    ] = (0, 1, 2, 3, 4)
     steps: int | None = Field(default=None, ge=1, description="batches of a run; entry only")
     metric: Metric
     thresholds: Thresholds = Thresholds()

@@ -10,20 +10,25 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from halfguard.errors import UsageError
 from halfguard.records.study import RunResult, Speed, Study
 from halfguard.validate.executors import Executor
 from halfguard.validate.executors.local import LocalExecutor
 from halfguard.validate.ledger import Ledger, Result
+from halfguard.validate.runs.metrics import CURE
 from halfguard.validate.runs.pairing import refuse_strangers
 from halfguard.validate.runs.speed import speed_of_runs
 from halfguard.validate.runs.task import Task, run_tasks, speed_tasks
 from halfguard.validate.sections import ExecutorSpec
 from halfguard.validate.spec import Spec
+
+_DOOMED = 3  # seeds with which the baseline fails alike: more of them would tell nothing
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,12 @@ def run_study(
     Every finished run is kept in ``folder``; starting again there goes on where it was stopped.
     """
     spec = Spec.load(spec)
-    sweep = _Sweep(spec, Ledger(folder), on_progress or _silent, enough or _never)
-    executor = executor or make_executor(spec.executor)
-    sweep.go(executor)
-    study = sweep.study()
-    sweep.ledger.save(study)
+    ledger = Ledger(folder)
+    with ledger.mine():
+        sweep = _Sweep(spec, ledger, on_progress or _silent, enough)
+        sweep.go(executor or make_executor(spec.executor))
+        study = sweep.study()
+        ledger.save(study)
     return study
 
 
@@ -79,29 +85,34 @@ def make_executor(spec: ExecutorSpec) -> Executor:
 class _Sweep:
     """The results so far, those found in the ledger included."""
 
-    def __init__(self, spec: Spec, ledger: Ledger, on_progress: OnProgress, enough: Enough) -> None:
+    def __init__(
+        self, spec: Spec, ledger: Ledger, on_progress: OnProgress, enough: Enough | None
+    ) -> None:
         self.spec, self.ledger = spec, ledger
         self._on_progress, self._enough = on_progress, enough
         minutes = spec.budget.minutes
         self._deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        self._tasks = [*run_tasks(spec), *speed_tasks(spec)]
-        found = ((task.key, ledger.find(task)) for task in self._tasks)
+        self._tasks = {task.key: task for task in (*run_tasks(spec), *speed_tasks(spec))}
+        found = ((key, ledger.find(task)) for key, task in self._tasks.items())
         self._results: dict[str, Result] = {key: one for key, one in found if one is not None}
         self._found, self._started = len(self._results), time.monotonic()
-        self._refuse_strangers()
+        self._looks = 0  # that were made, and were not enough
+        self._deciding: tuple[int, ...] | None = None
+        refuse_strangers(self._runs(), spec.baseline.name)
+        self._look()
         self._tell(None)
 
     def go(self, executor: Executor) -> None:
         """Have run what has no result yet; as soon as the seeds decide, only speed is still measured."""
-        decided = self._deciding_seeds() is not None
-        missing = [task for task in self._tasks if task.key not in self._results]
+        decided = self._deciding is not None
+        missing = [task for key, task in self._tasks.items() if key not in self._results]
         todo = [task for task in missing if task.alone or not decided]
-        if not todo:
+        if not todo or self._hopeless():
             return
         with contextlib.closing(executor.run(todo, deadline=self._deadline)) as results:
             for task, result in results:
                 self._keep(task, result)
-                if not decided and self._deciding_seeds() is not None:
+                if self._hopeless() or (not decided and self._deciding is not None):
                     break
             else:
                 return
@@ -109,19 +120,40 @@ class _Sweep:
 
     def study(self) -> Study:
         """What there is, in the specification's order; of the deciding seeds, if there are such."""
-        return self._study(self._deciding_seeds() or self.spec.seeds)
+        return self._study(self._deciding or self.spec.seeds)
 
-    def _deciding_seeds(self) -> tuple[int, ...] | None:
-        """The fewest seeds that are enough, taken in the specification's order, whatever came first."""
-        missing = {t.seed for t in self._tasks if not t.alone and t.key not in self._results}
+    def _look(self) -> None:
+        """Ask, of the seeds that are complete by now, whether the first ones are enough; each look once.
+
+        Seeds are taken in the specification's order, whatever came first.
+        """
+        if self._enough is None or self._deciding is not None:
+            return
+        missing = {
+            task.seed
+            for key, task in self._tasks.items()
+            if not task.alone and key not in self._results
+        }
         seeds = tuple(itertools.takewhile(lambda seed: seed not in missing, self.spec.seeds))
-        looks = (seeds[:count] for count in range(1, len(seeds) + 1))
-        return next((look for look in looks if self._enough(self._study(look))), None)
+        while self._deciding is None and self._looks < len(seeds):
+            look = seeds[: self._looks + 1]
+            if self._enough(self._study(look)):
+                self._deciding = look
+            self._looks += 1
+
+    def _hopeless(self) -> bool:
+        """Whether the baseline fails with every seed in the same way, so that nothing can be compared."""
+        own = [run for run in self._runs() if run.candidate == self.spec.baseline.name]
+        told = {re.sub(r"[\d.]+", "", run.failure) for run in own if run.failure is not None}
+        return len(own) >= _DOOMED and len(told) == 1 and all(run.failure for run in own)
+
+    def _runs(self) -> list[RunResult]:
+        return [one for one in self._results.values() if isinstance(one, RunResult)]
 
     def _study(self, seeds: tuple[int, ...]) -> Study:
-        names = [arm.name for arm in self.spec.arms]
-        results = [self._results[task.key] for task in self._tasks if task.key in self._results]
-        runs = [one for one in results if isinstance(one, RunResult) and one.seed in seeds]
+        names, wanted = [arm.name for arm in self.spec.arms], set(seeds)
+        results = [self._results[key] for key in self._tasks if key in self._results]
+        runs = [one for one in results if isinstance(one, RunResult) and one.seed in wanted]
         runs.sort(key=lambda run: names.index(run.candidate))  # stable: seeds stay in their order
         speeds = [one for one in results if isinstance(one, Speed)]
         if self.spec.command is not None:
@@ -132,14 +164,21 @@ class _Sweep:
         )
 
     def _keep(self, task: Task, result: Result) -> None:
+        if isinstance(result, RunResult):
+            self._refuse_unmeasured(result)
         self._results[task.key] = result
         if not result.lost:  # a machine's failure is not kept: it may be cured next time
             self.ledger.record(task, result)
-        self._refuse_strangers()
+        pair = [run for run in self._runs() if run.seed == task.seed]
+        refuse_strangers(pair, self.spec.baseline.name)
+        self._look()
         self._tell(result)
 
-    def _refuse_strangers(self) -> None:
-        refuse_strangers(self._study(self.spec.seeds).runs, self.spec.baseline.name)
+    def _refuse_unmeasured(self, run: RunResult) -> None:
+        """Raise if a run has no metric and none before had it: then it is the specification's mistake."""
+        metric = self.spec.metric.name
+        if run.cause == "metric" and not any(metric in one.metrics for one in self._runs()):
+            raise UsageError(f"{run.candidate} with seed {run.seed}: {run.failure}", cure=CURE)
 
     def _tell(self, last: Result | None) -> None:
         done, total = len(self._results), len(self._tasks)
@@ -147,10 +186,6 @@ class _Sweep:
         pace = (time.monotonic() - self._started) / here if here else None
         left = None if pace is None else pace * (total - done)
         self._on_progress(Progress(done, total, last, left))
-
-
-def _never(_: Study) -> bool:
-    return False
 
 
 def _silent(_: Progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -72,6 +73,57 @@ def test_an_interrupted_study_leaves_no_process_behind(
 def test_nothing_is_started_after_the_deadline() -> None:
     tasks = run_tasks(spec_of("healthy"))
     assert list(LocalExecutor().run(tasks, deadline=time.monotonic())) == []
+
+
+def test_what_is_under_way_at_the_deadline_is_handed_back_and_what_waits_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HALFGUARD_TEST_SLEEP", "0.05")
+    first, second, *_ = run_tasks(spec_of("slow", steps=10_000))
+    ((task, result),) = LocalExecutor(1).run([first, second], deadline=time.monotonic() + 1)
+    assert task == first
+    assert isinstance(result, RunResult)
+    assert (result.cause, result.lost, result.attempt) == ("budget", True, 1)
+    assert result.failure is not None
+    assert "under way for 1 s when the budget of time was used up" in result.failure
+
+
+def test_a_run_that_dies_before_the_deadline_and_waits_for_its_turn_had_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFGUARD_TEST_DEATHS", str(tmp_path))
+    counter = tmp_path / "0"
+    counter.write_text("1000")
+    passed = time.monotonic
+    monkeypatch.setattr(
+        time, "monotonic", lambda: passed() if counter.read_text() == "1000" else math.inf
+    )
+    (task, *_) = run_tasks(spec_of("dying"))
+    found = LocalExecutor().run([task], deadline=passed() + 60)
+    assert [result.cause for _, result in found if isinstance(result, RunResult)] == ["budget"]
+
+
+def test_a_commands_script_ends_with_its_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, nap = tmp_path / "started", time.sleep
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+
+    def interrupt(seconds: float) -> None:
+        if started.exists() and started.read_text():
+            raise KeyboardInterrupt
+        nap(seconds)
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    command = f"{sys.executable} {script} {{precision}} {{seed}} {{out}}"
+    spec = spec_of("healthy", entry=None, steps=None, command=command, seeds=1)
+    with pytest.raises(KeyboardInterrupt):
+        next(LocalExecutor().run(run_tasks(spec), deadline=math.inf))
+    assert all_gone([int(started.read_text())])
 
 
 def test_what_is_timed_runs_by_itself() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ from tests.validate.helper import numbers
 pytest.importorskip("ray")
 
 
-def on_a_cluster(folder: Path) -> dict[str, int]:
-    command = [sys.executable, "-m", "tests.validate.cluster", str(folder)]
+def on_a_cluster(folder: Path, module: str = "tests.validate.cluster") -> dict[str, Any]:
+    command = [sys.executable, "-m", module, str(folder)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -31,7 +32,7 @@ def on_a_cluster(folder: Path) -> dict[str, int]:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, said.decode()
-    answer: dict[str, int] = json.loads(out.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
     return answer
 
 
@@ -47,3 +48,13 @@ def test_a_killed_node_costs_a_run_and_nothing_else(tmp_path: Path) -> None:
 
     local = run_study(cluster_spec(), tmp_path / "local", LocalExecutor(2))
     assert [numbers(run) for run in study.runs] == [numbers(run) for run in local.runs]
+
+
+def test_a_small_cluster_says_what_it_could_not_end_and_what_it_can_never_hold(
+    tmp_path: Path,
+) -> None:
+    answer = on_a_cluster(tmp_path, "tests.validate.small_cluster")
+    assert answer["cut"] == [["budget", 0]]  # the one that had begun, and not the one that waited
+    asked = "no node of the Ray cluster can hold a run with 1 CPU, 4 GPU"
+    assert f"{asked}, 1 x; the largest has 1 CPU, 0 GPU, 0 x. Runs wait" in answer["joined"]
+    assert answer["own"].startswith(f"refused: executor: {asked}; the largest has ")

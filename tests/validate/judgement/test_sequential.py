@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from math import ceil
 
 import numpy as np
@@ -101,3 +102,21 @@ def test_large_numbers_lose_no_digits() -> None:
     shifted = claims_so_far(baseline * 1e9, candidate * 1e9, TERMS, 8)
     assert_allclose(shifted, claims_so_far(baseline, candidate, TERMS, 8), rtol=1e-6, atol=1e-9)
     assert (words(shifted) == Word.PASS).any()
+
+
+def test_the_level_of_a_look_is_read_and_not_computed_again() -> None:
+    calibration(20)
+    began = time.process_time()
+    levels = [look_level(LEVEL / m, seen, 20) for m in range(1, 51) for seen in range(3, 21)]
+    assert time.process_time() - began < 0.5  # of 900; a quantile of the calibration takes longer
+    assert levels[0] > 0
+
+
+@pytest.mark.parametrize("level", [LEVEL, LEVEL / 7])
+def test_what_a_look_decides_and_what_its_level_says_never_differ(level: float) -> None:
+    chance = calibration(8)
+    limit = look_level(level, 8, 8)
+    at = int(np.searchsorted(chance, limit))
+    near = chance[at - 3 : at + 4]
+    decided = np.array([anytime(np.append(np.ones(5), p), 8) <= level for p in near])
+    assert (decided == (near < limit)).all()

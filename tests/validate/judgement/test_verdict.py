@@ -14,7 +14,7 @@ from halfguard.records.study import Study
 from halfguard.records.verdict import Verdict, Word
 from halfguard.validate.judgement.statistics import Claims, claims, holm
 from halfguard.validate.judgement.verdict import judge, settled, words
-from tests.validate.simulation import TERMS, data
+from tests.validate.simulation import TERMS, data, looked
 from tests.validate.studies import BASELINE, curve, losing, run, spec, study
 
 
@@ -180,6 +180,76 @@ def test_a_sequential_study_is_settled_early_with_a_wider_interval() -> None:
     assert looked.comparisons[0].p_pass > once.comparisons[0].p_pass
     assert not any("not complete" in note for note in looked.notes)
     assert any("not complete" in note for note in only([*losing(0.0)], seeds=planned).notes)
+
+
+def test_a_verdict_and_its_interval_are_those_of_the_look_that_decided() -> None:
+    """A candidate is certain after three seeds, and looks like a FAIL in the nine that follow."""
+    baseline = np.linspace(0.99, 1.01, 12)
+    lost = np.array([0.0, 0.0002, -0.0002, *(0.022, 0.021, 0.023) * 3])
+    other = np.array([0.0, 0.016] * 6)
+    arms = {name: (baseline * (1 - loss)).tolist() for name, loss in (("a", lost), ("b", other))}
+    asked: dict[str, Any] = {"seeds": list(range(14)), "sequential": True}
+    found = judge(study(arms, baseline.tolist(), **asked)).comparisons[0]
+    assert (found.word, found.pairs, found.seeds) == (Word.PASS, 3, (0, 1, 2))
+    assert found.high < 0.01
+    assert found.loss == pytest.approx(0.0, abs=1e-4)
+    assert "over 3 seeds" in found.reason
+    assert "what was run later (9 seeds) is not part of it" in found.reason
+    broken = {**arms, "a": [*arms["a"][:11], None]}
+    assert judge(study(broken, baseline.tolist(), **asked)).comparisons[0].word is Word.FAIL
+
+
+def test_no_verdict_of_a_sequential_study_contradicts_its_interval() -> None:
+    generator = np.random.default_rng(0)
+    seen = dict.fromkeys(Word, 0)
+    for _ in range(60):
+        baseline = generator.normal(1, 0.03, 12)
+        losses = ((0.007, 0.004), (0.006, 0.012), (0.015, 0.003), (0.026, 0.005))
+        arms = {
+            str(mean): (baseline * (1 - generator.normal(mean, noise, 12))).tolist()
+            for mean, noise in losses
+        }
+        for one in judge(study(arms, baseline.tolist(), sequential=True)).comparisons:
+            seen[one.word] += 1
+            ends = {Word.PASS: (-1, 0.01), Word.MARGINAL: (0.01, 0.02), Word.FAIL: (0.02, 1)}
+            low, high = ends.get(one.word, (-1, 1))
+            assert low <= one.low <= one.high <= high
+    assert min(seen.values()) > 5  # each was there
+
+
+def test_the_verdicts_of_a_sequential_study_are_those_that_were_simulated() -> None:
+    baseline, candidate = data(np.random.default_rng(3), 40, 9, 0.006, 0.006, candidates=3)
+    expected, used = looked(baseline, candidate)
+    for i in range(len(baseline)):
+        arms = {f"c{j}": candidate[i, j].tolist() for j in range(3)}
+        verdict = judge(study(arms, baseline[i, 0].tolist(), sequential=True))
+        assert [c.word for c in verdict.comparisons] == list(expected[i])
+        assert all(c.pairs <= used[i, j] for j, c in enumerate(verdict.comparisons))
+    assert len(np.unique(expected)) > 1
+
+
+def test_extending_a_sequential_study_is_warned_of_too() -> None:
+    unsure = losing(0.009, wobble=0.006)
+    whole = only([*unsure], sequential=True)
+    assert whole.word is Word.INCONCLUSIVE
+    assert any("beyond the plan" in note for note in whole.notes)
+    under_way = only([*unsure], sequential=True, seeds=list(range(12)))
+    assert not any("beyond the plan" in note for note in under_way.notes)
+
+
+def test_a_speed_whose_worker_died_is_not_measured() -> None:
+    made = study({"fp16-mixed": losing(0.0)})
+    lost = made.speeds[0].model_copy(update={"ratio": math.nan, "pairs": 0})
+    verdict = judge(made.model_copy(update={"speeds": (lost,)}))
+    (speed,) = (item for item in verdict.checklist if item.code == "speed")
+    assert (speed.answer, speed.evidence) == ("unknown", "fp16-mixed: not measured")
+
+
+def test_no_zero_is_negative() -> None:
+    verdict = only([*losing(-0.00001, wobble=0.00002)])
+    told = [verdict.comparisons[0].reason, *(item.evidence for item in verdict.checklist)]
+    assert "a loss of 0.00% over 5 seeds (between 0.00% and 0.00% lost" in told[0]
+    assert not any("-0.00%" in text or "gain of 0" in text for text in told)
 
 
 def test_the_order_of_the_runs_does_not_matter() -> None:

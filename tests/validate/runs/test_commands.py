@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from halfguard.errors import UsageError
 from halfguard.validate.executors.local import LocalExecutor
 from halfguard.validate.runs.commands import run_command
+from halfguard.validate.runs.metrics import NoMetricError
 from halfguard.validate.runs.task import run_tasks
 from halfguard.validate.spec import Spec
 from halfguard.validate.study import run_study
@@ -18,6 +21,8 @@ from halfguard.validate.study import run_study
 SCRIPT = Path(__file__).parent / "script.py"
 TEMPLATE = f"{sys.executable} {SCRIPT} --dtype {{precision}} --seed {{seed}} --save {{out}}"
 
+WRITES = "import sys; open(sys.argv[3], 'w').write(sys.argv[4])"
+TAKES_50_MB = "import sys; kept = b'x' * 50_000_000; open(sys.argv[3], 'w').write('{}')"
 WRITES_A_LIST = "import sys; open(sys.argv[3], 'w').write('[1]')"
 
 
@@ -89,3 +94,40 @@ def test_a_changed_script_is_run_again(tmp_path: Path) -> None:
     assert run_tasks(spec_of(command))[0].key == before
     (tmp_path / "script.py").write_text(SCRIPT.read_text() + "\n")
     assert run_tasks(spec_of(command))[0].key != before
+
+
+def test_peak_memory_is_the_scripts_and_not_that_of_the_process_that_starts_it() -> None:
+    here = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert here > 100e6  # torch is in this one, or the test could not fail
+    command = f'{sys.executable} -I -S -c "{TAKES_50_MB}" {{precision}} {{seed}} {{out}}'
+    with pytest.raises(NoMetricError) as told:
+        run_command(run_tasks(spec_of(command))[0])
+    assert told.value.run.peak_bytes is not None
+    assert 50e6 < told.value.run.peak_bytes < 75e6
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ('{"error": null}', math.nan),
+        ('{"error": NaN}', math.nan),
+        ('{"error": "NaN"}', math.nan),
+        ('{"error": "inf"}', math.inf),
+        ('{"error": "-Infinity"}', -math.inf),
+        (f'{{"error": 1{"0" * 400}}}', math.inf),
+        (f'{{"error": -1{"0" * 400}}}', -math.inf),
+        ('{"error": 2, "note": "12", "done": true}', 2.0),
+    ],
+)
+def test_a_bad_number_is_a_number(written: str, value: float) -> None:
+    word = written.replace('"', '\\"')
+    command = f'{sys.executable} -c "{WRITES}" {{precision}} {{seed}} {{out}} "{word}"'
+    found = run_command(run_tasks(spec_of(command))[0])
+    assert found.failure is None
+    assert repr(found.metrics) == repr({"error": value})
+
+
+def test_a_script_that_a_signal_ended_says_so() -> None:
+    dies = "import os; os.kill(os.getpid(), 9)"
+    command = f'{sys.executable} -c "{dies}" {{precision}} {{seed}} {{out}}'
+    assert run_command(run_tasks(spec_of(command))[0]).failure == "the command ended with signal 9"

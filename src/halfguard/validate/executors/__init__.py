@@ -1,14 +1,15 @@
 """Where runs take place: an executor takes tasks and yields results as they come in.
 
 A worker that dies takes its run with it. The run is repeated, at most ``ATTEMPTS`` times in all; then it is
-lost, and the result says how its worker died.
+lost, and the result says how its worker died. What is under way when the time is up is handed back as cut
+off: a run that never ends must not look like one that was never begun.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from halfguard.records.study import RunResult, Speed
 from halfguard.validate.ledger import Result
@@ -23,7 +24,7 @@ class Executor(Protocol):
     def run(self, tasks: Sequence[Task], *, deadline: float) -> Generator[tuple[Task, Result]]:
         """Yield each task with its result, soonest first; end early at ``deadline`` (monotonic).
 
-        Closing the iterator stops what runs.
+        Runs that had begun by then are yielded too, as ``cut_off``. Closing the iterator stops what runs.
         """
 
 
@@ -34,6 +35,17 @@ def may_begin(task: Task, beside: Sequence[Task]) -> bool:
 
 def lost(task: Task, why: str) -> Result:
     """The result of a task whose workers died every time."""
+    failure = f"its worker died {ATTEMPTS} times, the last time: {why}"
+    return _nothing(task, failure=failure, attempt=ATTEMPTS)
+
+
+def cut_off(task: Task, attempt: int, state: str) -> Result:
+    """The result of a task that had begun, and was in this ``state``, when the time was up."""
+    failure = f"{state} when the budget of time was used up"
+    return _nothing(task, failure=failure, attempt=attempt, cause="budget")
+
+
+def _nothing(task: Task, **why: Any) -> Result:
     if task.against is not None:
         return Speed(candidate=task.candidate, ratio=math.nan, low=math.nan, high=math.nan, pairs=0)
     return RunResult(
@@ -43,6 +55,5 @@ def lost(task: Task, why: str) -> Result:
         metrics={},
         steps=0,
         duration=0.0,
-        failure=f"its worker died {ATTEMPTS} times, the last time: {why}",
-        attempt=ATTEMPTS,
+        **why,
     )

@@ -14,10 +14,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from halfguard.validate.executors import ATTEMPTS, lost, may_begin
+from halfguard.validate.executors import ATTEMPTS, cut_off, lost, may_begin
 from halfguard.validate.executors.worker import Answer, Order
 from halfguard.validate.ledger import Result, parse
 from halfguard.validate.runs.last_words import last_words
@@ -42,23 +42,40 @@ class LocalExecutor:
                     beside = [other.task for other in workers if other.task is not None]
                     if worker.task is None and waiting and may_begin(waiting[0][0], beside):
                         worker.begin(*waiting.popleft())
-                busy = [worker for worker in workers if worker.task is not None]
-                if not busy:
+                if all(worker.task is None for worker in workers):
                     return
-                ended = [worker for worker in busy if worker.ended()]
-                for worker in ended:
-                    task, attempt, result = worker.finish()
-                    if result is not None:
-                        yield task, result
-                    elif attempt < ATTEMPTS:
-                        waiting.appendleft((task, attempt + 1))
-                    else:
-                        yield task, lost(task, worker.last_words)
+                ended = False
+                for found in _ended(workers, waiting):
+                    ended = True
+                    yield found
                 if not ended:
                     time.sleep(_POLL)
+            yield from _ended(workers, waiting)
+            for worker in workers:
+                if worker.task is not None:
+                    yield worker.task, cut_off(worker.task, worker.attempt, worker.state)
+            for task, attempt in waiting:
+                if attempt > 1:
+                    yield task, cut_off(task, attempt - 1, "its worker had died")
         finally:
             for worker in workers:
                 worker.stop()
+
+
+def _ended(
+    workers: Sequence[_Worker], waiting: deque[tuple[Task, int]]
+) -> Iterator[tuple[Task, Result]]:
+    """What has just ended; a task whose worker died goes back to the front of those that wait."""
+    for worker in workers:
+        if worker.task is None or not worker.ended():
+            continue
+        task, attempt, result = worker.finish()
+        if result is not None:
+            yield task, result
+        elif attempt < ATTEMPTS:
+            waiting.appendleft((task, attempt + 1))
+        else:
+            yield task, lost(task, worker.last_words)
 
 
 class _Worker:
@@ -67,7 +84,7 @@ class _Worker:
     def __init__(self) -> None:
         self.task: Task | None = None
         self.last_words = ""
-        self._attempt, self._code = 0, ""
+        self.attempt, self._begun, self._code = 0, 0.0, ""
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="halfguard-")
         files = (Path(self._folder.name) / name for name in ("answer", "log", "errors"))
@@ -77,7 +94,7 @@ class _Worker:
         """Order a task."""
         for file in (self._answer, self._log):
             file.unlink(missing_ok=True)
-        self.task, self._attempt = task, attempt
+        self.task, self.attempt, self._begun = task, attempt, time.monotonic()
         order = Order(
             task=task.model_dump_json(),
             attempt=attempt,
@@ -103,6 +120,11 @@ class _Worker:
                 )
         return self._process
 
+    @property
+    def state(self) -> str:
+        """For how long the task has been under way."""
+        return f"it was under way for {time.monotonic() - self._begun:.0f} s"
+
     def ended(self) -> bool:
         """Whether the task is over, well or not."""
         assert self._process is not None  # noqa: S101 - it was begun
@@ -119,13 +141,13 @@ class _Worker:
         assert task is not None  # noqa: S101 - it was begun
         if self._answer.is_file():
             answer = Answer.model_validate_json(self._answer.read_bytes())
-            return task, self._attempt, parse(task, answer.take())
+            return task, self.attempt, parse(task, answer.take())
         code = int(self._code or -signal.SIGKILL)
         log = self._log if self._log.is_file() else self._errors
         said = last_words(log)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self.last_words = f"{how}{': ' if said else ''}{said}"
-        return task, self._attempt, None
+        return task, self.attempt, None
 
     def stop(self) -> None:
         """End it and everything that it has started, and remove its files."""

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from halfguard.errors import UsageError
 from halfguard.records.files import write_whole
 from halfguard.validate.runs.commands import run_command
+from halfguard.validate.runs.metrics import NoMetricError
 from halfguard.validate.runs.running import run
 from halfguard.validate.runs.sources import refuse_changed
 from halfguard.validate.runs.speed import measure
@@ -66,6 +67,8 @@ def execute(task_json: str, attempt: int) -> str:
             result = run_command(task, attempt).to_json()
         else:
             result = run(task, attempt).to_json()
+    except NoMetricError as error:
+        result = error.run.to_json()  # the study decides what it is
     except UsageError as error:
         return Answer(mistake=error.message, cure=error.cure).model_dump_json()
     return Answer(result=result).model_dump_json()

@@ -112,7 +112,7 @@ def _quality(comparisons: Sequence[Comparison]) -> CheckItem:
         answer = "yes"
     told = [
         f"{c.candidate}: {c.word}"
-        + (f", {c.loss:.2%} ({c.low:.2%} to {c.high:.2%})" if math.isfinite(c.loss) else "")
+        + (f", {c.loss:z.2%} ({c.low:z.2%} to {c.high:z.2%})" if math.isfinite(c.loss) else "")
         for c in comparisons
     ]
     return CheckItem(

@@ -21,7 +21,8 @@ def efforts(study: Study, baseline: str, candidates: Sequence[str]) -> tuple[Eff
 
 
 def _effort(name: str, runs: list[RunResult], baseline: list[RunResult], study: Study) -> Effort:
-    speed = next((speed for speed in study.speeds if speed.candidate == name), None)
+    measured = (one for one in study.speeds if one.candidate == name and not one.lost)
+    speed = next(measured, None)
     peak, its_peak = _peak(runs), _peak(baseline)
     norms = _joined([run.curve.grad_norm for run in runs])
     loss = _joined([run.curve.loss for run in runs])

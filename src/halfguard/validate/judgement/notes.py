@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from halfguard.records.study import Study
+from halfguard.records.study import RunResult, Study
 from halfguard.records.verdict import Comparison, Effort, Word
 from halfguard.validate.judgement.pairs import Question, finished, repetitions
 from halfguard.validate.judgement.statistics import FEWEST
@@ -21,13 +21,7 @@ def notes(
     if unfinished:
         seeds = ", ".join(unfinished)
         yield f"The baseline did not finish with seed {seeds}; such a seed says nothing and is left out."
-    repeated = repetitions(own)
-    if repeated:
-        seeds = ", ".join(map(str, repeated))
-        yield (
-            f"The run with seed {seeds} is one that was there before, bit for bit, and does not count again: "
-            "let the job make its weights and batches from its seed."
-        )
+    yield from _repeated(own, question.metric)
     expected = (1 + len(question.candidates)) * len(question.seeds)
     if len(study.runs) < expected and not question.sequential:
         yield f"{len(study.runs)} of {expected} runs are there: the study is not complete."
@@ -49,5 +43,30 @@ def notes(
             "Adding seeds to a study that was looked at is a second look: it can double the chance of a "
             "wrong PASS. With 'sequential: true', set beforehand, every look is accounted for."
         )
+    elif unsure and len(study.runs) == expected:
+        yield (
+            f"Every look at the {len(question.seeds)} planned seeds is accounted for, further seeds are not: "
+            "going on beyond the plan can double the chance of a wrong PASS. Set beforehand the most seeds "
+            "that you would pay for."
+        )
     if any(effort.retried for effort in taken):
         yield "Steps that were repeated in FP32 are part of the result: it is that of 16 bits with its guard."
+
+
+def _repeated(baseline: Sequence[RunResult], metric: str) -> Iterator[str]:
+    repeated = repetitions(baseline, metric)
+    if not repeated:
+        return
+    seeds = ", ".join(map(str, repeated))
+    if all(run.initial_weights is not None for run in baseline):
+        yield (
+            f"The run with seed {seeds} is one that was there before, bit for bit, and does not count again: "
+            "let the job make its weights and batches from its seed."
+        )
+    else:
+        yield (
+            f"The baseline's metrics with seed {seeds} are those of an earlier seed to the last digit, and "
+            "do not count again: the script ignores its seed, or the metric is too coarse or saturated. "
+            "If the seed is used, write a finer number beside the metric, its loss perhaps: that tells runs "
+            "apart."
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What one candidate offers: the metrics of the seeds that both finished, and those that it broke."""
+    """What one candidate offers: the metrics of the seeds that both finished, and why there are no more."""
 
     name: str
     precision: str
@@ -35,12 +35,24 @@ class Pairs:
     baseline: Floats
     candidate: Floats
     broken: tuple[RunResult, ...]
-    lost: tuple[RunResult, ...]  # by their machines: nothing is known, so nothing is claimed
+    lost: tuple[RunResult, ...]  # by machine or budget: nothing is known, so nothing is claimed
+    repeated: tuple[int, ...]  # seeds that both finished, but that are no further evidence
+    digests: bool  # whether runs say which weights and batches they had
+    unfounded: RunResult | None  # the baseline's first run, if the baseline finished none
 
     @property
     def enough(self) -> bool:
         """Whether anything may be claimed from them."""
         return len(self.seeds) >= FEWEST
+
+    def first(self, count: int) -> Pairs:
+        """The pairs of the first seeds; what broke or was lost stays known."""
+        return replace(
+            self,
+            seeds=self.seeds[:count],
+            baseline=self.baseline[:count],
+            candidate=self.candidate[:count],
+        )
 
 
 def question_of(study: Study) -> Question:
@@ -69,15 +81,17 @@ def finished(run: RunResult | None, metric: str) -> bool:
     )
 
 
-def repetitions(baseline: Sequence[RunResult]) -> tuple[int, ...]:
+def repetitions(baseline: Sequence[RunResult], metric: str) -> tuple[int, ...]:
     """Seeds whose run is one that was there before: the same weights, batches, losses and metrics.
 
     A repetition is no further evidence. Counted as a seed it would make the noise look smaller than it is.
+    Of a script only the metrics are known. If all of them are the same to the last digit, either its seed
+    changes nothing or they are too coarse to tell, and both are no evidence.
     """
     seen: set[tuple[object, ...]] = set()
     repeated: list[int] = []
     for run in baseline:
-        if run.failure is None and run.initial_weights is not None:
+        if finished(run, metric):
             metrics = tuple(sorted(run.metrics.items()))
             what = (run.initial_weights, run.batch_order, run.curve.loss, metrics)
             if what in seen:
@@ -96,13 +110,15 @@ def pairs_of(
     seeds: list[int] = []
     broken: list[RunResult] = []
     gone: list[RunResult] = []
-    repeated = repetitions([run for (of, _), run in runs.items() if of == question.baseline])
+    twice: list[int] = []
+    base = [run for (of, _), run in runs.items() if of == question.baseline]
+    repeated = repetitions(base, question.metric)
     for seed in question.seeds:
         own = runs.get((name, seed))
         if own is None or not finished(runs.get((question.baseline, seed)), question.metric):
             continue
         if finished(own, question.metric):
-            seeds += [] if seed in repeated else [seed]
+            (twice if seed in repeated else seeds).append(seed)
         else:
             (gone if own.lost else broken).append(own)
 
@@ -117,4 +133,11 @@ def pairs_of(
         candidate=metrics(name),
         broken=tuple(broken),
         lost=tuple(gone),
+        repeated=tuple(twice),
+        digests=all(run.initial_weights is not None for run in base),
+        unfounded=None if any(finished(run, question.metric) for run in base) else _first(base),
     )
+
+
+def _first(runs: Sequence[RunResult]) -> RunResult | None:
+    return runs[0] if runs else None

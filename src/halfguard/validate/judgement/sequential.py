@@ -29,7 +29,8 @@ from halfguard.validate.judgement.statistics import (
 )
 
 PATHS = 200_000
-_CHUNK = 20_000
+_CHUNK = 4_000_000  # numbers that are drawn at once
+_ERRORS = 3  # standard errors of the simulation, on the safe side
 
 
 def claims_so_far(baseline: Floats, candidate: Floats, terms: Terms, planned: int) -> Claims:
@@ -49,8 +50,7 @@ def anytime(p: Floats, planned: int) -> Floats:
     smallest = (p / _weights(seen, max(seen, planned))).min(-1)
     chance = calibration(max(seen, planned))
     share = (np.searchsorted(chance, smallest, side="right") + 1) / (PATHS + 1)
-    # Three standard errors of the simulation on the safe side.
-    safe: Floats = np.minimum(share + 3 * np.sqrt(share * (1 - share) / PATHS), 1.0)
+    safe: Floats = np.minimum(share + _ERRORS * np.sqrt(share * (1 - share) / PATHS), 1.0)
     return safe
 
 
@@ -82,9 +82,10 @@ def calibration(planned: int) -> Floats:
     counts = np.arange(1, planned + 1)
     used = counts[FEWEST - 1 :]
     weights = _weights(planned, planned)
-    smallest = []
-    for _ in range(PATHS // _CHUNK):
-        noise = generator.standard_normal((_CHUNK, planned))
+    smallest: list[Floats] = []
+    rows = _CHUNK // planned
+    for first in range(0, PATHS, rows):
+        noise = generator.standard_normal((min(rows, PATHS - first), planned))
         mean = np.cumsum(noise, 1) / counts
         squares = np.cumsum(noise**2, 1) - counts * mean**2
         deviation = np.sqrt(squares[:, FEWEST - 1 :] / (used - 1))
@@ -94,7 +95,11 @@ def calibration(planned: int) -> Floats:
 
 
 def look_level(level: float, seen: int, planned: int) -> float:
-    """The p-value that decides at a look: what ``anytime`` turns into ``level``."""
+    """The p-value below which a look decides: what ``anytime`` turns into ``level``, and nothing larger."""
     planned = max(seen, planned)
-    safe = max(level - 3 * np.sqrt(level * (1 - level) / PATHS), 0.0)
-    return float(np.quantile(calibration(planned), safe)) * seen / planned
+    # the share s with s + errors * sqrt(s (1 - s) / PATHS) = level, and how many paths that is
+    extra = _ERRORS**2 / PATHS
+    middle = 2 * level + extra
+    share = (middle - np.sqrt(middle**2 - 4 * (1 + extra) * level**2)) / (2 * (1 + extra))
+    index = int(share * (PATHS + 1)) - 1
+    return float(calibration(planned)[index]) * seen / planned if index >= 0 else 0.0

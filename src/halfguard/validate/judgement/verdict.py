@@ -2,15 +2,16 @@
 
 Four rules stand above the statistics. A candidate that breaks with a seed which the baseline finishes has
 failed, whatever its other seeds say: an average over the survivors would hide it. For the same reason
-nothing is claimed while one of its runs is lost with its machine. A seed that the baseline itself did not
-finish says nothing about 16 bits; it is left out, and the verdict says so. And a run that repeats an earlier
-one bit for bit is not another one.
+nothing is claimed while one of its runs is lost with its machine, or was cut off before its end. A seed that
+the baseline itself did not finish says nothing about 16 bits; it is left out, and the verdict says so. And a
+run that repeats an earlier one bit for bit is not another one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from halfguard.validate.judgement.reasons import (
     broken_reason,
     few_reason,
     lost_reason,
+    unfounded_reason,
     way_back,
     written_reason,
 )
@@ -78,28 +80,87 @@ def words(found: Claims, level: float = LEVEL) -> np.ndarray[tuple[int, ...], np
     return np.select(conditions, [Word.FAIL, Word.MARGINAL, Word.PASS], Word.INCONCLUSIVE)
 
 
+@dataclass(frozen=True)
+class _Standing:
+    """What is claimed of a candidate, and the pairs that it rests on."""
+
+    word: Word
+    pairs: Pairs
+    alone: Claims
+    corrected: Claims
+
+
 def _compared(study: Study, question: Question) -> tuple[Comparison, ...]:
     runs = {(run.candidate, run.seed): run for run in study.runs}
-    pairs = [pairs_of(name, precision, question, runs) for name, precision in question.candidates]
-    return tuple(_comparisons(pairs, question))
+    whole = [pairs_of(name, precision, question, runs) for name, precision in question.candidates]
+    found = _standings(whole, question)
+    return tuple(
+        _comparison(one, len(pairs.seeds) - len(one.pairs.seeds), question, len(whole))
+        for one, pairs in zip(found, whole, strict=True)
+    )
 
 
-def _comparisons(pairs: Sequence[Pairs], question: Question) -> Iterator[Comparison]:
-    alone = [_claims(part, question) for part in pairs]
-    corrected = Claims(*(holm(np.array([found[i] for found in alone])) for i in range(3)))
-    for index, (part, before) in enumerate(zip(pairs, alone, strict=True)):
-        own = Claims(*(p[index] for p in corrected))
-        yield _comparison(part, before, own, question, len(pairs))
+def _standings(pairs: Sequence[Pairs], question: Question) -> list[_Standing]:
+    """Look by look: a candidate keeps the verdict of the first look that gives it one.
+
+    It keeps the evidence too. What is run later, for other candidates, can neither take the verdict back,
+    which would be a look that was not accounted for, nor stand in an interval that contradicts it.
+    """
+    seen: list[list[tuple[Pairs, Claims]]] = [[] for _ in pairs]
+    found: list[_Standing] = []
+    for counts in _looks(pairs, question):
+        for index, count in enumerate(counts):
+            if not found or found[index].word is Word.INCONCLUSIVE:
+                part = pairs[index].first(count)
+                seen[index].append((part, _claims(part, question)))
+        corrected = Claims(*(holm(np.array([one[-1][1][i] for one in seen])) for i in range(3)))
+        now = [_standing(one, Claims(*(p[i] for p in corrected))) for i, one in enumerate(seen)]
+        found = [
+            old if old.word is not Word.INCONCLUSIVE else new
+            for old, new in zip(found or now, now, strict=True)
+        ]
+    return found
+
+
+def _looks(pairs: Sequence[Pairs], question: Question) -> Iterator[tuple[int, ...]]:
+    """How many pairs of each candidate each look has: all of them, or as many as there were then."""
+    seeds = {seed for part in pairs for seed in part.seeds}
+    order = [seed for seed in question.seeds if seed in seeds] if question.sequential else []
+    counts = [0] * len(pairs)
+    for seed in order[:-1]:
+        counts = [
+            count + (count < len(part.seeds) and part.seeds[count] == seed)
+            for count, part in zip(counts, pairs, strict=True)
+        ]
+        if max(counts) >= FEWEST:
+            yield tuple(counts)
+    yield tuple(len(part.seeds) for part in pairs)
+
+
+def _standing(looks: Sequence[tuple[Pairs, Claims]], corrected: Claims) -> _Standing:
+    """The verdict at the last of the looks; its evidence is that of the look that showed it best.
+
+    That is an earlier one if only the verdict on another candidate has made this one certain (Holm).
+    """
+    pairs, alone = looks[-1]
+    word = Word.FAIL if pairs.broken else Word(str(words(corrected)))
+    claim = {Word.PASS: 0, Word.MARGINAL: 1, Word.FAIL: 2}.get(word)
+    if claim is not None and not pairs.broken:
+        pairs = next(part for part, before in looks if before[claim] <= alone[claim])
+    return _Standing(word, pairs, alone, corrected)
 
 
 def _claims(pairs: Pairs, question: Question) -> Claims:
-    silent = not pairs.enough or pairs.broken or pairs.lost
-    if silent or not _measurable(pairs, question):
-        return Claims(np.ones(()), np.ones(()), np.ones(()))
+    nothing = Claims(np.ones(()), np.ones(()), np.ones(()))
+    if not pairs.enough or pairs.broken or pairs.lost:
+        return nothing
     if question.sequential:
         planned = len(question.seeds)
-        return claims_so_far(pairs.baseline, pairs.candidate, question.terms, planned)
-    return claims(pairs.baseline, pairs.candidate, question.terms)
+        found = claims_so_far(pairs.baseline, pairs.candidate, question.terms, planned)
+    else:
+        found = claims(pairs.baseline, pairs.candidate, question.terms)
+    claimable = min(found) > LEVEL or _measurable(pairs, question)
+    return found if claimable else nothing
 
 
 def _measurable(pairs: Pairs, question: Question) -> bool:
@@ -116,11 +177,10 @@ def _level(candidates: int, pairs: Pairs, question: Question) -> float:
     return level
 
 
-def _comparison(
-    pairs: Pairs, alone: Claims, corrected: Claims, question: Question, candidates: int
-) -> Comparison:
+def _comparison(standing: _Standing, later: int, question: Question, candidates: int) -> Comparison:
+    """``later`` counts the pairs that came after the verdict."""
+    pairs, corrected, word = standing.pairs, standing.corrected, standing.word
     terms, baseline, candidate = question.terms, pairs.baseline, pairs.candidate
-    word = Word.FAIL if pairs.broken else Word(str(words(corrected)))
     found = Comparison(
         candidate=pairs.name,
         precision=pairs.precision,
@@ -151,15 +211,16 @@ def _comparison(
             }
         )
     if word is Word.INCONCLUSIVE:
-        further = len(pairs.lost) or _further(found, question, candidates)
+        further = len(pairs.lost) or _further(found, pairs, question, candidates)
         found = found.model_copy(update={"further_seeds": further})
-    return found.model_copy(update={"reason": _reason(found, alone, pairs, question)})
+    return found.model_copy(update={"reason": _reason(found, standing, later, question)})
 
 
-def _further(found: Comparison, question: Question, candidates: int) -> int | None:
+def _further(found: Comparison, pairs: Pairs, question: Question, candidates: int) -> int | None:
     """Seeds until the verdict that the estimate points to can be expected, if the estimate is right."""
     if found.pairs < FEWEST:
-        return FEWEST - found.pairs
+        in_vain = pairs.repeated or pairs.unfounded is not None
+        return None if in_vain else FEWEST - found.pairs
     if not math.isfinite(found.low):
         return None
     level = LEVEL / candidates
@@ -179,12 +240,15 @@ def _distances(loss: float, terms: Terms) -> list[float]:
     return [loss - terms.passing, terms.marginal - loss]
 
 
-def _reason(found: Comparison, alone: Claims, pairs: Pairs, question: Question) -> str:
+def _reason(found: Comparison, standing: _Standing, later: int, question: Question) -> str:
+    pairs, metric = standing.pairs, question.metric
     if pairs.broken:
-        return broken_reason(found, pairs.broken[0], question.metric, question.baseline)
+        return broken_reason(found, pairs.broken[0], metric, question.baseline)
     if pairs.lost:
-        return lost_reason(pairs.lost)
+        return lost_reason(pairs.lost, metric)
+    if pairs.unfounded is not None:
+        return unfounded_reason(pairs.unfounded, metric)
     if not pairs.enough:
-        return few_reason(found)
-    undone = str(words(alone)) if found.word is Word.INCONCLUSIVE else ""
-    return written_reason(found, question.terms, undone)
+        return few_reason(found, pairs.repeated, digests=pairs.digests)
+    undone = str(words(standing.alone)) if found.word is Word.INCONCLUSIVE else ""
+    return written_reason(found, question.terms, undone, later)

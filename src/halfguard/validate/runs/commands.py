@@ -7,19 +7,22 @@ runs unchanged and without a shell, so nothing in a name or a path is ever inter
 from __future__ import annotations
 
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from halfguard.errors import UsageError
 from halfguard.journal.environment import environment
 from halfguard.records.study import RunResult
 from halfguard.validate.runs.last_words import last_words
+from halfguard.validate.runs.metrics import numbers_in, required
 from halfguard.validate.runs.task import Task
+
+_LAUNCHER = Path(__file__).with_name("launcher.py")
 
 
 def run_command(task: Task, attempt: int = 1) -> RunResult:
@@ -27,77 +30,80 @@ def run_command(task: Task, attempt: int = 1) -> RunResult:
     assert task.job.command is not None  # noqa: S101
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="halfguard-") as folder:
-        out = Path(folder) / "metrics.json"
-        words = [_filled(word, task, out) for word in task.job.command]
-        failure = _start(words, task.folder, Path(folder) / "errors")
-        metrics = _read(out, task.job.metric) if failure is None else {}
-    return RunResult(
+        out, errors = Path(folder) / "metrics.json", Path(folder) / "errors"
+        ended = _start(_words(task, out), task.folder, errors)
+        failure = _failure(ended.code, errors)
+        metrics, flaw = _read(out) if failure is None else ({}, "")
+    result = RunResult(
         candidate=task.candidate,
         precision=task.setting.precision,
         seed=task.seed,
         metrics=metrics,
         steps=0,
-        peak_bytes=_peak_of_children(),
+        peak_bytes=ended.peak,
         duration=time.perf_counter() - started,
         failure=failure,
         attempt=attempt,
         environment=environment(),
     )
+    return required(result, task.job.metric, flaw)
 
 
-def _filled(word: str, task: Task, out: Path) -> str:
+def _words(task: Task, out: Path) -> list[str]:
     values = {"{precision}": task.setting.precision, "{seed}": str(task.seed), "{out}": str(out)}
-    for placeholder, value in values.items():  # not str.format: other braces are the script's own
-        word = word.replace(placeholder, value)
-    return word
+
+    def filled(word: str) -> str:
+        for placeholder, value in values.items():  # not str.format: other braces are the script's
+            word = word.replace(placeholder, value)
+        return word
+
+    return [filled(word) for word in task.job.command or ()]
 
 
-def _start(words: list[str], folder: str, errors: Path) -> str | None:
-    """Why it failed, or None."""
-    try:
-        with errors.open("wb") as file:
-            done = subprocess.run(  # noqa: S603 - the user's own command, as words and without a shell
-                words,
+class _Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    peak: int | None  # None if its launcher was killed with it
+
+
+def _start(words: list[str], folder: str, errors: Path) -> _Ended:
+    """Run the command through the launcher, in the group of this process, which is killed as a whole."""
+    read, write = os.pipe()
+    with open(read, "rb") as report, errors.open("wb") as file:  # noqa: PTH123 - a descriptor
+        try:
+            launcher = subprocess.Popen(  # noqa: S603 - the user's own command, as words and without a shell
+                [sys.executable, "-I", "-S", str(_LAUNCHER), str(write), *words],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stderr=file,
-                check=False,
+                pass_fds=[write],
             )
-    except OSError as error:
+        finally:
+            os.close(write)
+        told = report.read().split()
+    code = launcher.wait()
+    if told[:1] == [b"error"]:
         raise UsageError(
-            f"command: {words[0]!r} cannot be started: {error}.",
+            f"command: {words[0]!r} cannot be started: {os.strerror(int(told[1]))}.",
             cure=f"It is looked up from the folder of the specification, {folder}.",
-        ) from error
-    if done.returncode == 0:
+        )
+    return _Ended(int(told[0]), int(told[1])) if told else _Ended(code, None)
+
+
+def _failure(code: int, errors: Path) -> str | None:
+    """Why it failed, or None."""
+    if code == 0:
         return None
-    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
     said = last_words(errors)
     return f"the command ended with {how}{': ' if said else ''}{said}"
 
 
-def _read(out: Path, wanted: str) -> dict[str, float]:
+def _read(out: Path) -> tuple[dict[str, float], str]:
+    """The metrics, and why there are none."""
     try:
         body: Any = json.loads(out.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"command: it ended well but left no JSON at {{out}} ({error}).",
-            cure='Let the script write one object there: {"accuracy": 0.93}.',
-        ) from error
-    values = body.items() if isinstance(body, dict) else ()
-    metrics = {
-        name: float(value)
-        for name, value in values
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    if wanted not in metrics:
-        raise UsageError(
-            f"metric.name: the command's metrics have no number {wanted!r}; they have "
-            f"{', '.join(map(repr, metrics)) or 'none'}.",
-        )
-    return metrics
-
-
-def _peak_of_children() -> int:
-    """Resident memory of the largest process started from this one, which starts one only."""
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, f"the command ended well but left no JSON at {{out}} ({error})"
+    return numbers_in(body) if isinstance(body, dict) else {}, ""

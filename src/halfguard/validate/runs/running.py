@@ -2,7 +2,7 @@
 
 A run that raises, halts or diverges is a result like any other, with the reason in ``failure``: that a
 candidate does not survive is what a study is there to find. Only a mistake in the job's description
-(no such function, no such metric) is raised, because it would make every run fail alike.
+(no such function, no such metric) is raised, because it may make every run fail alike.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from halfguard.journal.environment import environment
 from halfguard.precision.emulation import as_on_cuda
 from halfguard.precision.modes import Precision, full_precision
 from halfguard.records.study import Curve, RunResult
+from halfguard.validate.runs.metrics import numbers_in, required
 from halfguard.validate.runs.pairing import OwnStream, digest_of
 from halfguard.validate.runs.stepping import Seen, Step, make_step
 from halfguard.validate.runs.task import Task
@@ -44,7 +45,7 @@ def run(task: Task, attempt: int = 1) -> RunResult:
     with seeded(task.seed):
         failure = training.go(stream)
         metrics, flaw = _evaluate(task, workload, training.seen) if failure is None else ({}, None)
-    return RunResult(
+    result = RunResult(
         candidate=task.candidate,
         precision=task.setting.precision,
         seed=task.seed,
@@ -61,6 +62,7 @@ def run(task: Task, attempt: int = 1) -> RunResult:
         initial_weights=initial_weights,
         batch_order=stream.digest(),
     )
+    return required(result, task.job.metric)
 
 
 class _Training:
@@ -113,14 +115,9 @@ def _evaluate(
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
             _refuse_machine_failure(error)
             return {}, f"evaluation: {told(error)}"
-    numbers = _numbers(metrics if isinstance(metrics, Mapping) else {task.job.metric: metrics})
-    if task.job.metric not in numbers:
-        raise UsageError(
-            f"metric.name: the evaluation has no {task.job.metric!r}; it has "
-            f"{', '.join(map(repr, numbers)) or 'no number at all'}.",
-            cure="Name one of them, or return it from evaluate(model).",
-        )
-    return numbers, None
+    if metrics is None:  # a function that forgot to return
+        return {}, None
+    return _numbers(metrics if isinstance(metrics, Mapping) else {task.job.metric: metrics}), None
 
 
 def _evaluation_context(task: Task, workload: Workload) -> AbstractContextManager[Any]:
@@ -131,15 +128,12 @@ def _evaluation_context(task: Task, workload: Workload) -> AbstractContextManage
 
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
-    scalars = {
-        str(name): value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        for name, value in metrics.items()
-    }
-    return {
-        name: float(value)
-        for name, value in scalars.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    return numbers_in(
+        {
+            name: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            for name, value in metrics.items()
+        }
+    )
 
 
 def _curve(seen: list[Seen]) -> Curve:

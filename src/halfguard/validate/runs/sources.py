@@ -26,7 +26,7 @@ _OURS = Path(__file__).resolve().parents[2]
 def digests_of(folder: Path, entry: str | None, command: Sequence[str] | None) -> dict[str, str]:
     """SHA-256 of every file of the job, by its path as seen from ``folder``."""
     named = _named(folder, entry, command)
-    files = dict.fromkeys(path.resolve() for path in named if path.is_file())
+    files = dict.fromkeys(path.resolve() for path in named if _is_file(path))
     waiting = [path for path in files if path.suffix == ".py"]
     roots = [
         *(path.parent for path in waiting[:1]),
@@ -112,6 +112,13 @@ def _below(package: Path, parts: Sequence[str]) -> Iterator[Path]:
         yield package / f"{part}.py"
         package /= part
         yield package / "__init__.py"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a word of a command that is too long for a name is none
+        return False
 
 
 def _is_the_users(path: Path) -> bool:

@@ -324,6 +324,66 @@ def test_a_buffer_that_one_rank_writes_is_named(ranks: Callable[[int], Ranks], a
     assert ranks(4).run(writing, [1], action) == [[APPLIED, APPLIED, halted]] * 4
 
 
+class SetOnce(nn.Module):
+    """A codebook that each rank sets from its first batch, and a table of constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(FEATURES, 4)
+        self.codebook: torch.Tensor
+        self.register_buffer("codebook", torch.zeros(FEATURES))
+        self.register_buffer("table", torch.ones(4))
+        packed = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+        self.register_buffer("packed", packed)
+        self.register_buffer("eighths", torch.ones(3).to(torch.float8_e4m3fn))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.codebook.any():
+            self.codebook.data.copy_(x.detach().mean(0))
+        scores: torch.Tensor = self.line(x)
+        return scores
+
+
+def set_once(event: str) -> tuple[Said, float]:
+    """Something happens at step 3 on all ranks, and at step 5 a bit of rank 2's table flips."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(SetOnce(), broadcast_buffers=False)
+    weight, bias = model.parameters()
+    optimizer = torch.optim.SGD([weight] if event == "more parameters" else [weight, bias], lr=0.1)
+    config: dict[str, Any] = {"precision": "fp32", "desync": {"every": 1, "action": "resync"}}
+    config |= {"skip": {"max_consecutive": 1}, "recovery": {"every": 2, "prove": 1}}
+    guard = hg.Guard(
+        model,
+        optimizer,
+        config if event == "roll back" else config | {"skip": {}, "recovery": None},
+    )
+
+    def before(step: int) -> None:
+        if step == 3 and event == "more parameters":
+            optimizer.add_param_group({"params": [bias]})
+        if (dist.get_rank(), step) == (2, 5):
+            flip(model.module.get_buffer("table"), 0, 5)
+
+    def loss(net: nn.Module, batch: Any) -> torch.Tensor:
+        bad = event == "roll back" and guard.step_index == 3
+        return loss_fn(net, batch) * (float("nan") if bad else 1.0)
+
+    said = told(guard, 7, before, loss)
+    return said, model.module.get_buffer("table").sum().item()
+
+
+@pytest.mark.parametrize("event", ["nothing", "more parameters", "roll back"])
+def test_what_is_compared_survives(ranks: Callable[[int], Ranks], event: str) -> None:
+    """Neither does each rank's own become a difference, nor is a difference no longer seen."""
+    answers = ranks(4).run(set_once, event)
+    for said, _ in answers:
+        actions = [action for action, _, _ in said]
+        assert actions[3] == ("roll_back" if event == "roll back" else "apply")
+        assert actions[:3] == ["apply"] * 3
+        assert said[4] == APPLIED
+        assert said[5][2] == ("table",)
+
+
 class Own(nn.Module):
     """A codebook written through ``.data``, a cache that grows on demand, and a table of constants."""
 

@@ -307,3 +307,50 @@ def test_an_evaluation_in_eval_mode_opens_none_either() -> None:
     model.train()
     with guard.autocast():
         assert guard._opened
+
+
+def test_a_part_in_train_mode_opens_a_step_and_its_statistics_are_put_back() -> None:
+    model = make("mlp-batchnorm").eval()
+    model.get_submodule("norm").train()
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"precision": "fp32"})
+    inputs, labels = batches(1)[0]
+    with guard.autocast():
+        loss = loss_fn(model, (inputs * torch.nan, labels))
+    guard.backward(loss)
+    assert guard.update().action is Action.SKIP
+    assert model.get_buffer("norm.running_mean").isfinite().all()
+
+
+def test_other_parameters_in_the_same_number_are_measured() -> None:
+    model = nn.ModuleList([nn.Linear(12, 4, bias=False), nn.Linear(12, 4, bias=False)])
+    first, second = model.parameters()
+    optimizer = torch.optim.SGD([first], lr=0.1)
+    guard = Guard(model, optimizer, {"precision": "fp32"})
+    x = torch.randn(8, 12)
+    for parameter, factor in ((first, 1.0), (second, 3.0)):
+        optimizer.param_groups[0]["params"] = [parameter]
+        model.zero_grad()
+        outcome = guard.step(lambda _, b: (b @ first.T + 3.0 * b @ second.T).sum(), x)
+        assert outcome.grad_norm == pytest.approx(factor * x.sum(0).norm().item() * 2, rel=1e-5)
+
+
+def test_a_step_that_was_given_up_takes_no_blame_from_the_next() -> None:
+    model = make("transformer")
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 2.0**24}})
+    batch = batches(1)[0]
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * torch.nan
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError, match="no room"):
+        guard.step(lambda m, b: Failing.apply(loss_fn(m, b)), batch)  # type: ignore[no-untyped-call]
+    assert guard.batch_index == 1
+    outcome = guard.step(loss_fn, batch)
+    assert outcome.cause is Cause.GRADIENT_OVERFLOW
+    assert guard.scaler.get_scale() == 2.0**23

@@ -137,3 +137,33 @@ def test_nothing_that_is_not_finite_is_taken() -> None:
     assert snapshots.good_step == 0
     snapshots.restore()
     assert all_finite(model.state_dict())
+
+
+@pytest.mark.parametrize(("healthy", "action"), [(1, "halt"), (4, "roll_back")])
+def test_a_snapshot_from_before_parameters_were_added_is_not_returned_to(
+    healthy: int, action: str, tmp_path: Path
+) -> None:
+    model = make("mlp-batchnorm")
+    first, *others = model.parameters()
+    optimizer = torch.optim.SGD([first], lr=0.01)
+    config: dict[str, Any] = CONFIG | {"recovery": RECOVERY | {"store": "disk"}}
+    guard = Guard(model, optimizer, config, run_dir=tmp_path)
+    (batch,) = batches(1)
+    for _ in range(4):
+        assert guard.step(loss_fn, batch).applied
+    optimizer.add_param_group({"params": others})
+    for _ in range(healthy):
+        assert guard.step(loss_fn, batch).applied
+    guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch)
+    if action == "halt":
+        with pytest.raises(TrainingHaltedError, match="no snapshot had proved healthy"):
+            guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch)
+    else:
+        assert guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch).action == action
+        assert guard.step(loss_fn, batch).applied
+
+
+def test_float8_is_finite_or_not() -> None:
+    some = torch.tensor([1.0, 2.0]).to(torch.float8_e5m2)
+    assert all_finite({"x": some})
+    assert not all_finite({"x": torch.tensor([1.0, torch.inf]).to(torch.float8_e5m2)})

@@ -40,7 +40,7 @@ class Sum:
 
 
 def largest(value: Tensor) -> Tensor:
-    """The largest of all ranks' values, on each of them."""
+    """The largest of all ranks' values, element by element, on each of them."""
     if world_size() > 1:
         value = value.clone()
         dist.all_reduce(value, dist.ReduceOp.MAX)
@@ -85,7 +85,7 @@ def everybodys_words(value: Any) -> list[Any]:
 
 
 def bits_of(speaker: int, tensors: Sequence[Tensor]) -> None:
-    """Overwrite tensors with those of one rank, in place. This waits."""
+    """Overwrite tensors, which are contiguous, with those of one rank, in place. This waits."""
     if world_size() > 1:
-        for tensor in tensors:
-            dist.broadcast(tensor, src=speaker)
+        for tensor in tensors:  # as bytes: not every backend knows every dtype
+            dist.broadcast(tensor.view(-1).view(torch.uint8), src=speaker)

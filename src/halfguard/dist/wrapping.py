@@ -131,6 +131,25 @@ class Wrappers:
             held.enter_context(module.no_sync())
         return held
 
+    def forget_gradients(self) -> None:
+        """Drop what FSDP2 has gathered of a step that is given up, and keeps where no optimizer looks."""
+        for parameter in (p for sharded in self._sharded for p in _fsdp_parameters(sharded)):
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+
+
+def _fsdp_groups(module: FSDPModule) -> list[Any]:
+    state: Any = module._get_fsdp_state()
+    groups = getattr(
+        state, "_fsdp_param_groups", None
+    )  # a list since torch 2.13; one or none before
+    return list(filter(None, [state._fsdp_param_group] if groups is None else groups))
+
+
+def _fsdp_parameters(module: FSDPModule) -> list[Any]:
+    return [parameter for group in _fsdp_groups(module) for parameter in group.fsdp_params]
+
 
 def widen(model: nn.Module) -> Callable[[], None]:
     """Let FSDP2 gather and reduce parameters in their own dtype; returns what puts its policy back."""
@@ -156,9 +175,7 @@ def _set_policy(module: FSDPModule, policy: MixedPrecisionPolicy) -> None:
     module.reshard()
     state: Any = module._get_fsdp_state()
     state._mp_policy = policy
-    # A list since torch 2.13; one or none before.
-    groups = getattr(state, "_fsdp_param_groups", None)
-    for group in filter(None, [state._fsdp_param_group] if groups is None else groups):
+    for group in _fsdp_groups(module):
         group.mp_policy = policy
         group._init_mp_dtypes()
         for parameter in group.fsdp_params:

@@ -29,6 +29,7 @@ from halfguard.dist.ranks import (
     bits_of,
     everybody,
     everybodys_words,
+    largest,
     rank,
     word_of,
     world_size,
@@ -74,32 +75,49 @@ class Divergence:
 class Replicas:
     """The tensors that this rank shares with others, and how to find out whether they are equal.
 
-    ``updated`` is what the optimizers update, by name, and ``layout`` how that lies on the ranks.
+    ``scale`` gives the state of the loss scale, by name.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        updated: Sequence[Named],
-        layout: Layout,
         scale: Callable[[], list[Named]],
     ) -> None:
-        self.complete = layout.replicated  # whether this rank holds, and sees, all that is updated
-        self._optimizers = optimizers
-        self._scale = scale
+        self.complete = True  # whether this rank holds, and sees, all that is updated
+        self._model, self._optimizers, self._scale = model, optimizers, scale
         self._buffers: list[Buffer] = []
         self._parameters: dict[Holders, list[Named]] = {ALL: []}
+        self._mark = torch.tensor([_MARK], device=next(model.parameters()).device)
+        if world_size() > 1 and layout_of(model, list(model.parameters())).replicated:
+            self._buffers = list(buffers_to_compare(unwrapped(model)))
+        self._originally = self._sums([buffer.unwritten for buffer in self._buffers])
+
+    def hold(self, updated: Sequence[Named], layout: Layout) -> None:
+        """Compare from now on what the optimizers update, by name; ``layout`` is how that lies on ranks."""
+        self.complete = layout.replicated
+        self._parameters = {ALL: []}
         if world_size() == 1:
             return
-        found = list(parameters_to_compare(unwrapped(model), updated))
-        everything = layout_of(model, [lying for _, _, lying in found])
+        found = list(parameters_to_compare(unwrapped(self._model), updated))
+        everything = layout_of(self._model, [lying for _, _, lying in found])
         for (name, tensor, _), holders in zip(found, everything.holders, strict=True):
             if holders.count > 1 and has_bits(tensor):
                 self._parameters.setdefault(holders, []).append((name, tensor))
-        if everything.replicated:
-            self._buffers = list(buffers_to_compare(unwrapped(model)))
-        self._mark = torch.tensor([_MARK], device=next(model.parameters()).device)
+
+    def start_anew(self) -> None:
+        """Compare the buffers that ranks have in common now, as after a snapshot. Every rank must ask."""
+        if not self._buffers:
+            return
+        for buffer in self._buffers:
+            buffer.keep()
+        sums = self._sums([buffer.unwritten for buffer in self._buffers])
+        equal = largest(sums) == ~largest(
+            ~sums
+        )  # the least is the complement of the largest complement
+        for buffer, is_equal in zip(self._buffers, equal.tolist(), strict=True):
+            if not is_equal:
+                buffer.tensor = None  # each rank's own, as if it were written to
         self._originally = self._sums([buffer.unwritten for buffer in self._buffers])
 
     def fingerprint(self) -> Tensor:

@@ -106,7 +106,7 @@ class Guard:
     def autocast(self) -> AbstractContextManager[Any]:
         """The context for a forward pass; asking for it opens a step, unless the model is in eval mode."""
         # An evaluation opens no step: one rank may do it alone, and opening may ask the others.
-        if torch.is_grad_enabled() and self.model.training:
+        if torch.is_grad_enabled() and any(part.training for part in self.model.modules()):
             self._open()
         return autocast(self.config.precision, self._stepper.device.type)
 
@@ -211,6 +211,7 @@ class Guard:
         run = self._recovery.resume()
         if run is not None:
             self._load_own_state(run)
+            self._stepper.replicas.start_anew()
         return run is not None
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
@@ -266,9 +267,11 @@ class Guard:
 
     def _open(self) -> None:
         if not self._opened:
+            changed = self._stepper.take_stock()
             if self._recovery is not None:
+                if changed:
+                    self._recovery.outgrown()
                 self._recovery.begin()
-            self._stepper.take_stock()
             self._stepper.buffers.keep()
             self._opened = True
 
@@ -281,7 +284,8 @@ class Guard:
             self._stepper.discard()
             self._window, self._opened = Window(), False
             raise
-        self.batch_index += 1
+        finally:
+            self.batch_index += 1
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.limits(self._policy, self.config)
@@ -381,6 +385,7 @@ class Guard:
         if decision.action is Action.ROLL_BACK:
             self.reconfigure(self._recovery.roll_back(decision.remedy))
             self._followers.held = 0  # the scheduler went back as well
+            self._stepper.replicas.start_anew()
             self._give_up_what_is_under_way(decision)
         elif decision.action in {Action.APPLY, Action.RETRY}:
             self._recovery.applied()

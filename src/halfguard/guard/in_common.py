@@ -19,6 +19,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from halfguard.dist.wrapping import local
 
 Named = tuple[str, Tensor]
+_PACKED = {
+    getattr(torch, "float4_e2m1fn_x2", None)
+}  # two numbers in a byte, which torch cannot copy
 
 
 @dataclass
@@ -75,9 +78,10 @@ def buffers_to_compare(model: nn.Module) -> Iterator[Buffer]:
 
 
 def has_bits(tensor: Tensor) -> bool:
-    """Whether a tensor is memory that can be read and sent; sparse and quantized ones are more."""
+    """Whether a tensor is memory that can be read and sent; sparse, quantized and nested ones are more."""
     part = local(tensor)
-    plain = part.layout is torch.strided and not part.is_meta
+    plain = part.layout is torch.strided and part.dtype not in _PACKED
+    plain = plain and not (part.is_meta or part.is_quantized or part.is_nested)
     return plain and not is_traceable_wrapper_subclass(part)
 
 

@@ -63,6 +63,7 @@ class Recovery:
         self._in_force = 1.0  # that, and what the remedy on trial adds
         self._healthy = 0  # applied steps since the candidate was taken, or since the last bad one
         self._since = 0  # applied steps since a snapshot was taken
+        self._oldest = 0  # step from which on snapshots fit the optimizers as they are
         self.start_anew()
 
     def resume(self) -> dict[str, Any] | None:
@@ -86,7 +87,14 @@ class Recovery:
     @property
     def ready(self) -> bool:
         """Whether there is a good snapshot to return to."""
-        return self._snapshots.good_step is not None
+        good = self._snapshots.good_step
+        return good is not None and good >= self._oldest
+
+    def outgrown(self) -> None:
+        """The optimizers hold other parameters than before: older snapshots serve a restart only."""
+        self._oldest = self._describe()["counters"]["step"]
+        if self._begun:
+            self._take()
 
     def applied(self) -> None:
         """A step was applied: it may prove the candidate, and it may be time for the next one."""

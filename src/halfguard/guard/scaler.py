@@ -93,6 +93,10 @@ class GradScaler(torch.amp.GradScaler):
         # Zero times a finite value is 0; the plain sum of finite values may overflow.
         self._witnesses.append(value if value.dim() == 0 else value.mul(0).sum())
 
+    def forget_witnesses(self) -> None:
+        """Take back what was named: its step is given up."""
+        self._witnesses, self._agreed = [], []
+
     def testify(self, value: Tensor) -> None:
         """The same for a value that all ranks have agreed on; it stands for what each saw by itself."""
         self._agreed.append(value)

@@ -169,6 +169,8 @@ def all_finite(state: Any) -> bool:
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for _, tensor in tensors_in(state):
         part = local(tensor.detach())
+        if part.itemsize == 1:
+            part = part.to(torch.bfloat16)  # float8, of which torch takes no norm
         if part.numel():
             by_kind.setdefault((part.device, part.dtype), []).append(part)
     largest = [norm for group in by_kind.values() for norm in torch._foreach_norm(group, math.inf)]

@@ -58,7 +58,8 @@ class Stepper:
         self._precision = config.precision  # what FSDP2's policy was made for
         self._narrow_again: Callable[[], None] | None = None
         self._expected = config.accumulate  # backward passes after which a step is complete
-        self._counted = 0  # parameters in the optimizers
+        self.replicas = Replicas(model, optimizers, self._scale)
+        self._stock: list[tuple[list[Tensor], int]] = []  # the optimizers' lists of parameters
         self.take_stock()
 
     @property
@@ -201,15 +202,20 @@ class Stepper:
     def discard(self) -> None:
         """Leave no trace of a step that is given up."""
         self._consensus.forget()
+        self._wrappers.forget_gradients()
+        self.scaler.forget_witnesses()
         self.buffers.restore()
         self.clear()
 
-    def take_stock(self) -> None:
-        """Find out what is updated, and where it lies; again when an optimizer was given more of it."""
-        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-        before, self._counted = self._counted, sum(len(group["params"]) for group in groups)
-        if before == self._counted:
-            return
+    def take_stock(self) -> bool:
+        """Find out what is updated, and where it lies, if that is not what it was; whether it was not."""
+        lists = [group["params"] for o in self.optimizers for group in o.param_groups]
+        before, self._stock = self._stock, [(one, len(one)) for one in lists]
+        if len(before) == len(lists) and all(
+            one is other and length == len(one)
+            for (other, length), one in zip(before, lists, strict=True)
+        ):
+            return False
         self._named = _by_name(unwrapped(self.model), self.optimizers)
         updated = [(name, parameter) for name, parameter, _ in self._named]
         # Master weights are updated, but it is the half parameters that lie on the ranks.
@@ -222,7 +228,8 @@ class Stepper:
             if who.count == 1 and not is_spread(p)
         }
         self._consensus = Consensus([name for name, _ in updated], layout, self.config)
-        self.replicas = Replicas(self.model, self.optimizers, updated, layout, self._scale)
+        self.replicas.hold(updated, layout)
+        return True
 
     def clear(self) -> None:
         """Clear all gradients, also those that one optimizer's loss left in another's parameters."""

@@ -12,21 +12,12 @@ from torch import Tensor, nn
 
 import halfguard as hg
 from tests.dist.jobs import Engine, batch_of, full_state, loss_fn, make, optimizer_of
+from tests.support.failing import out_of_memory
 from tests.support.ranks import Ranks
 
 
-class Failing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError("no room")
-
-
 def fails(model: nn.Module, batch: Any) -> Tensor:
-    return Failing.apply(loss_fn(model, batch))  # type: ignore[no-any-return, no-untyped-call]
+    return out_of_memory(loss_fn(model, batch))
 
 
 def given_up(engine: Engine, accumulate: int, failing: bool) -> tuple[list[float], Any]:

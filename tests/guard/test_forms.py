@@ -12,6 +12,7 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard import Guard
 from halfguard.records import Action, Cause
+from tests.support.failing import out_of_memory
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -248,17 +249,8 @@ def test_a_backward_pass_that_raises_takes_its_step_with_it(
 ) -> None:
     """As when memory runs out, and the loop goes on with the next batch."""
 
-    class Failing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: object, grad: Tensor) -> Tensor:
-            raise torch.OutOfMemoryError("no room")
-
     def fails(model: nn.Module, batch: Batch) -> Tensor:
-        return Failing.apply(loss_fn(model, batch))  # type: ignore[no-any-return, no-untyped-call]
+        return out_of_memory(loss_fn(model, batch))
 
     config = {"precision": "fp32", "accumulate": accumulate}
     states = []
@@ -339,17 +331,8 @@ def test_a_step_that_was_given_up_takes_no_blame_from_the_next() -> None:
     guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 2.0**24}})
     batch = batches(1)[0]
 
-    class Failing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x * torch.nan
-
-        @staticmethod
-        def backward(ctx: object, grad: Tensor) -> Tensor:
-            raise RuntimeError("no room")
-
-    with pytest.raises(RuntimeError, match="no room"):
-        guard.step(lambda m, b: Failing.apply(loss_fn(m, b)), batch)  # type: ignore[no-untyped-call]
+    with pytest.raises(torch.OutOfMemoryError):
+        guard.step(lambda m, b: out_of_memory(loss_fn(m, b) * torch.nan), batch)
     assert guard.batch_index == 1
     outcome = guard.step(loss_fn, batch)
     assert outcome.cause is Cause.GRADIENT_OVERFLOW

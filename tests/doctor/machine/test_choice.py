@@ -144,6 +144,16 @@ def test_the_reasons_say_what_was_measured() -> None:
     assert "BF16 ran at 0.4x" in said
 
 
+def test_emulated_bf16_that_measures_fast_is_called_odd_and_is_no_reason() -> None:
+    choice = choose(find("T4"), timed(0.5, 3))
+    assert choice.precision == "fp32"
+    (fast,) = [reason for reason in choice.reasons if reason.startswith("BF16")]
+    assert "3x the speed of FP32, which is odd: it is emulated here" in fast
+    slow = " ".join(choose(find("T4"), timed(0.5, 0.3)).reasons)
+    assert "BF16 ran at 0.3x" in slow
+    assert "odd" not in slow
+
+
 def test_a_format_that_fails_is_not_named_as_the_other_way() -> None:
     a100, old = find("A100"), find("GTX 1080 Ti")
     for speeds, failed in ((timed(8, 8), ("FP16",)), (timed(0.5, 8), ())):

@@ -343,6 +343,7 @@ FAMILIES = (
     "GeForce MX150",
     "Quadro P4000",
     "GeForce RTX 2070 SUPER",
+    "GeForce RTX 2050",
     "Quadro RTX 4000",
     "GeForce GTX 1630",
     "Quadro T2000",
@@ -381,6 +382,8 @@ def test_every_pattern_matches_a_name(pattern: str) -> None:
         ("GT 1030", "Pascal"),
         ("NVIDIA GeForce MX350", "Pascal"),
         ("Quadro RTX 3000", "Turing"),
+        ("NVIDIA GeForce RTX 2050", "Ampere"),  # by its number Turing's
+        ("RTX 2060 laptop", "Turing"),
         ("Quadro RTX 5000 with Max-Q Design", "Turing"),
         ("NVIDIA RTX A4500", "Ampere"),
         ("NVIDIA RTX 4000 SFF Ada Generation", "Ada Lovelace"),
@@ -458,13 +461,13 @@ def test_a_size_that_is_typed_is_the_size_that_is_answered_for(card: Card, size:
 
 
 def test_the_memory_that_torch_sees_tells_variants_apart() -> None:
-    def seen(name: str, memory: float) -> float | None:
-        return of_device(Device(kind="cuda", name=name, target="8.6", memory=memory)).fp32_tflops
+    def seen(name: str, memory: float, target: str = "8.6") -> float | None:
+        return of_device(Device(kind="cuda", name=name, target=target, memory=memory)).fp32_tflops
 
     assert seen("NVIDIA GeForce RTX 3080", 9.77) == 29.8
     assert seen("NVIDIA GeForce RTX 3080", 11.76) is None
-    assert seen("Tesla T4", 14.58) == 8.1
-    assert seen("NVIDIA A100-SXM4-80GB", 79.2) == 19.5
+    assert seen("Tesla T4", 14.58, "7.5") == 8.1
+    assert seen("NVIDIA A100-SXM4-80GB", 79.2, "8.0") == 19.5
 
 
 def test_a_name_of_two_cards_is_answered_with_both() -> None:
@@ -507,6 +510,47 @@ def test_a_device_is_known_by_its_capability_if_not_by_name() -> None:
     assert of_device(amd).generation == "CDNA 2"
     nobody = of_device(Device(kind="cuda", name="NVIDIA Next 2", target="99.0"))
     assert (nobody.fp16, nobody.bf16) == ("unknown", "unknown")
+
+
+def test_a_target_goes_before_a_name_that_contradicts_it() -> None:
+    def generation(name: str, target: str) -> str:
+        return of_device(Device(kind="cuda", name=name, target=target)).generation
+
+    assert generation("NVIDIA GeForce RTX 2050", "8.6") == "Ampere"
+    assert generation("NVIDIA GeForce RTX 2070 SUPER", "8.6") == "Ampere"
+    assert generation("NVIDIA GeForce RTX 2070 SUPER", "99.0") == "Turing"  # says nothing
+    # Two generations share this one, and the name tells them apart.
+    assert generation("NVIDIA GeForce GTX 1650", "7.5").startswith("Turing without tensor cores")
+
+
+@given(card=st.sampled_from(table().cards))
+def test_a_listed_card_keeps_its_figures_under_every_target_of_its_generation(card: Card) -> None:
+    generation = table().generation(card.generation)
+    kinds = {"NVIDIA": "cuda", "AMD": "rocm", "Apple": "mps", "Intel": "xpu"}
+    for target in generation.targets or (None,):
+        device = Device.model_validate(
+            {"kind": kinds[generation.vendor], "name": card.name, "target": target}
+        )
+        assert of_device(device) == find(card.name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Tesla M4", "NVIDIA Tesla M6", "Quadro M4", "GeForce 6800", "Radeon 4090", "Apple A100"],
+)
+def test_a_card_of_one_vendor_is_not_found_among_those_of_another(name: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        find(name)
+    others = {"Apple", "Radeon"} - {name.split(maxsplit=1)[0]}
+    assert not any(f"{other} " in raised.value.cure for other in others)
+
+
+def test_whose_a_device_is_follows_from_what_runs_it() -> None:
+    old = of_device(Device(kind="cuda", name="Tesla M4", target="5.2"))
+    assert (old.vendor, old.bf16, old.bandwidth) == ("NVIDIA", "emulated", None)
+    assert of_device(Device(kind="cuda", name="M4")).vendor == "NVIDIA"
+    assert of_device(Device(kind="mps", name="M4")).generation == "Apple M3 and M4"
+    assert (find("M4").vendor, find("6800 XT").vendor) == ("Apple", "AMD")
 
 
 def test_the_memory_of_a_device_is_what_torch_reports() -> None:

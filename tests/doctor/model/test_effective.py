@@ -344,6 +344,17 @@ def test_what_lightnings_hooks_set_is_missing_until_they_are_called() -> None:
     assert plain_mistake.cure.startswith("Run the same call without halfguard")
 
 
+def test_an_error_of_another_kind_is_not_cured_by_lightnings_hooks() -> None:
+    class Mistaken(Prepared):
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            raise KeyError("labels")
+
+    trainer = lightning.Trainer(accelerator="cpu", logger=False)
+    finding = hg.doctor(Mistaken(Truth()), trainer=trainer, batch=data()).findings[0]
+    assert finding.code == "HD100"
+    assert "setup" not in finding.cure
+
+
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_whatever_a_lightning_module_computes_in_has_a_name(weights: torch.dtype) -> None:
     trainer = lightning.Trainer(accelerator="cpu", precision="bf16-mixed", logger=False)

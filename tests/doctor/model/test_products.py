@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -94,6 +95,62 @@ def test_what_a_gradient_passes_through(autocast: bool) -> None:
     assert trained == {
         f"{name}.{kind}" for name in ("trained", "again") for kind in ("weight", "bias")
     }
+
+
+class HalfLinear(torch.autograd.Function):
+    """A product in FP16 with a gradient of its own, as fused kernels have it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return (x.half() @ weight.half().T).float()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        gradient = gradients[0].half()
+        return (gradient @ weight.half()).float(), (gradient.T @ x.half()).float()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_gradient_passes_through_a_function_with_one_of_its_own(trained: bool) -> None:
+    weight = nn.Parameter(torch.ones(4, 4), requires_grad=trained)
+    (product,) = products(nn.Identity(), lambda: HalfLinear.apply(batch(), weight))  # type: ignore[no-untyped-call]
+    assert (product.dtype, product.trains) == (torch.float16, trained)
+
+
+def test_a_function_within_a_function_is_as_trained_as_the_outer_one() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Any:
+            return HalfLinear.apply(x + 1, weight.detach())  # type: ignore[no-untyped-call]
+
+    weight = nn.Parameter(torch.ones(4, 4))
+    (product,) = products(nn.Identity(), lambda: Twice.apply(batch(), weight))  # type: ignore[no-untyped-call]
+    assert product.trains
+
+
+ATTENTION = {
+    "sdpa": lambda x: scaled_dot_product_attention(x, x, x, dropout_p=0.1),
+    "by keyword": lambda x: scaled_dot_product_attention(query=x, key=x, value=x, dropout_p=0.1),
+}
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_attention_is_in_the_dtype_that_it_was_given(
+    attention: str, dtype: torch.dtype, autocast: bool
+) -> None:
+    """With dropout there is no fused kernel on a CPU, and both products inside are in FP32."""
+    x = torch.ones(1, 2, 8, 4, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        seen = products(
+            nn.Identity(),
+            lambda: (ATTENTION[attention](x), torch.ones(4, 4).mv(x[0, 0, 0].float())),
+        )
+    assert [p.dtype for p in seen[:2]] == [torch.bfloat16 if autocast else dtype] * 2
+    assert seen[-1].dtype is torch.float32  # autocast leaves it, and it is no attention
 
 
 def test_an_island_is_where_autocast_was_switched_off_within_autocast() -> None:

@@ -16,6 +16,7 @@ from halfguard.doctor.model.products import Around, Product
 from halfguard.doctor.model.ran import in_words, measured, named
 from halfguard.records.diagnosis import Effective
 from tests.doctor.model.checks.helper import batch, codes, cured, found, loss, net
+from tests.doctor.model.test_products import HalfLinear
 
 FP32: Counter[torch.dtype] = Counter({torch.float32: 1})
 
@@ -189,6 +190,86 @@ def test_fp16_weights_under_bf16_autocast() -> None:
         assert finding.why == "The trained weights are fp16."
         cured(finding, model=model)
         assert hg.doctor(model, precision="bf16-mixed", batch=batch()).findings == ()
+
+
+class Long(nn.Module):
+    """Attention over so many tokens that it is most of the work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+        self.inner = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.inner(x)
+        return output
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("asked", ["bf16-mixed", "bf16-true", "fp32"])
+def test_long_attention_is_no_partial_precision(asked: str) -> None:
+    model, x = Long(), torch.linspace(-1, 1, 256 * 16).reshape(1, 256, 16)
+    if asked == "bf16-true":
+        model, x = model.bfloat16().requires_grad_(False), x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=asked == "bf16-mixed"):
+        assert effective(model, precision=asked, batch=x).got == asked
+    if asked == "fp32":
+        assert effective(model, precision="bf16-mixed", batch=x).got == "fp32"
+
+
+@pytest.mark.usefixtures("seed")
+def test_fp16_inside_a_function_needs_a_scaler() -> None:
+    class Custom(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.head = nn.Parameter(torch.ones(16, 4)), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.head(HalfLinear.apply(x, self.weight))  # type: ignore[no-untyped-call]
+
+    model = Custom()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert codes(hg.doctor(model, optimizer, loss=loss, batch=batch())) == ["HD112"]
+
+
+class OneHalf(nn.Module):
+    """Eleven layers without autocast, of which one is in FP16."""
+
+    def __init__(self, layers: int = 10) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4).half()
+        self.rest = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.rest(self.first(x.to(self.first.weight.dtype)).float())
+        return output
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("layers", [10, 1], ids=["partly", "half of it"])
+def test_one_half_layer_without_autocast_is_cured_by_a_conversion(layers: int) -> None:
+    model = OneHalf(layers).requires_grad_(False)
+    finding = found(hg.doctor(model, precision="fp32", batch=batch()), "HD101")
+    assert "autocast" not in finding.cure
+    assert "Autocast was on" not in finding.why
+    cured(finding, model=model)
+    assert hg.doctor(model, precision="fp32", batch=batch()).findings == ()
+
+
+@pytest.mark.usefixtures("seed")
+def test_a_tensor_that_is_trained_outside_of_a_frozen_half_model() -> None:
+    model, prompt = net().half().requires_grad_(False), torch.zeros(4, 4, requires_grad=True)
+
+    def inverted(model: nn.Module, x: Tensor) -> Tensor:
+        return loss(model, (x + prompt).half())
+
+    optimizer, scaler = torch.optim.AdamW([prompt]), torch.amp.GradScaler("cpu")
+    diagnosis = hg.doctor(
+        model, optimizer, scaler=scaler, precision="fp16-mixed", loss=inverted, batch=batch()
+    )
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.got == "fp16-mixed"
+    assert "trained weights: float32" in diagnosis.effective.evidence
 
 
 @pytest.mark.usefixtures("seed")

@@ -202,6 +202,98 @@ def test_a_backward_pass_that_is_pending_still_works() -> None:
     assert model.linear.weight.grad is not None
 
 
+@pytest.mark.usefixtures("seed")
+def test_a_nan_in_a_buffer_is_no_reason_to_write_it() -> None:
+    model = Rotary()
+    model.cosine[0] = float("nan")
+    value, version = loss(model, batch()), model.cosine._version
+    hg.doctor(model, batch=batch())
+    assert model.cosine._version == version
+    value.backward()
+
+    def written(model: Any, x: Tensor) -> Any:
+        model.cosine[1] = 5
+        return model(x)
+
+    hg.doctor(model, loss=written, batch=batch())
+    assert model.cosine.isnan().tolist() == [True, False, False, False]
+    assert model.cosine[1:].tolist() == [1, 1, 1]
+
+
+class Growing(nn.Module):
+    """Resizes, replaces the storage of, and converts tensors that it holds; the last one it only writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = torch.arange(6.0).reshape(2, 3).T
+        self.moved, self.converted = torch.ones(3), torch.ones(3)
+        self.inner, self.shadow, self.last = net(), torch.ones(8), torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.columns.resize_(7, 5).fill_(9)
+        self.moved.set_(torch.full((2,), 8.0))  # type: ignore[call-overload]
+        self.converted.data = self.converted.half()
+        self.shadow.data = self.inner[0].bias.data
+        self.last += 1
+        output: Tensor = self.inner(x)
+        return output
+
+
+def test_a_tensor_that_was_resized_is_as_before() -> None:
+    model = Growing()
+    views = model.columns[0], model.moved[:1]
+    held = [model.columns, model.moved, model.converted, model.shadow, model.last]
+    before = [t.clone() for t in (*held, *model.parameters())]
+    assert hg.doctor(model, batch=batch()).ok
+    assert same(before, [*held, *model.parameters()])
+    assert model.columns.stride() == (1, 3)
+    model.columns[0, 0] = model.moved[0] = 5
+    assert [float(view[0]) for view in views] == [5, 5]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize")
+def test_tensors_of_any_kind_are_as_before() -> None:
+    model = net()
+    model.held = [
+        torch.ones(3, dtype=torch.int8),
+        torch.ones(3).to(torch.float8_e4m3fn),
+        torch.ones(3, dtype=torch.complex64),
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    ]
+
+    def written(model: Any, x: Tensor) -> Any:
+        for tensor in model.held:
+            tensor.fill_(0)
+        return model(x)
+
+    assert hg.doctor(model, loss=written, batch=batch()).ok
+    for tensor in model.held:
+        plain = tensor.dequantize() if tensor.is_quantized else tensor.to(torch.complex64)
+        assert plain.real.tolist() == pytest.approx([1, 1, 1])
+
+
+def test_one_tensor_that_cannot_be_put_back_does_not_stop_the_others() -> None:
+    class Stubborn(Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is Tensor.copy_:
+                raise TypeError("read only")
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    model = Growing()
+    model.first = torch.zeros(2).as_subclass(Stubborn)
+
+    def written(model: Any, x: Tensor) -> Any:
+        model.first += 1
+        return model(x)
+
+    with pytest.warns(UserWarning, match="1 in number, could not be put back.*read only"):
+        assert hg.doctor(model, loss=written, batch=batch()).ok
+    assert model.last.tolist() == [0, 0]
+
+
 class Encoding(UserDict[str, Any]):
     """As a tokenizer returns it."""
 

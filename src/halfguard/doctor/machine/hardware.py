@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import NoReturn
 
-from halfguard.doctor.machine.hardware_table import Card, table
-from halfguard.doctor.machine.names import Name, canonical, same_form, taken_apart
+from halfguard.doctor.machine.hardware_table import Card, Generation, table
+from halfguard.doctor.machine.names import Name, canonical, same_form, taken_apart, vendor_of
 from halfguard.errors import UsageError
 from halfguard.records.machine import Device, Hardware, Processor
 
 LINES = ("gtx", "rtx", "rx")  # left out by people who say 4090
 # torch reports what is left after error correction and the driver: 14.6 GB of a T4's 16.
 SEEN_OF_MEMORY = (0.85, 1.05)
+_VENDOR = {"cuda": "NVIDIA", "rocm": "AMD", "mps": "Apple", "xpu": "Intel"}
 
 
 def find(name: str) -> Hardware:
@@ -32,17 +33,23 @@ def find(name: str) -> Hardware:
             f"{name!r} is the name of several cards: {', '.join(shared)}.",
             cure=f"Write which one: {' or '.join(repr(one) for one in shared)}.",
         )
-    found = _by_name(name)
+    found = _by_name(name, vendor_of(name))
     return found if found is not None else _unknown(name)
 
 
 def of_device(device: Device) -> Hardware:
-    """What the table says about a device that torch reported; ``unknown`` where it says nothing."""
-    found = _by_name(device.name, device.memory) or _by_target(device)
+    """What the table says about a device that torch reported; ``unknown`` where it says nothing.
+
+    A target goes before a name: the RTX 2050 is numbered among Turing's cards and is none of them.
+    """
+    vendor, generations = _VENDOR[device.kind], _by_target(device)
+    found = _by_name(device.name, vendor, device.memory)
+    if generations and (found is None or found.generation not in [row.name for row in generations]):
+        found = table().without_figures(generations[0], device.name, "the table does not list it")
     if found is None:
         return Hardware(
             name=device.name,
-            vendor={"cuda": "NVIDIA", "rocm": "AMD", "mps": "Apple", "xpu": "Intel"}[device.kind],
+            vendor=vendor,
             generation="not in the table",
             fp16="unknown",
             bf16="emulated" if _torch_emulates_bf16(device) else "unknown",
@@ -70,14 +77,16 @@ def of_processor(processor: Processor) -> Hardware:
     )
 
 
-def _by_name(name: str, seen: float | None = None) -> Hardware | None:
+def _by_name(name: str, vendor: str | None, seen: float | None = None) -> Hardware | None:
     """With figures for a card that is listed; ``seen`` is the memory that torch reports of it."""
+    generations = [row for row in table().generations if vendor in (None, row.vendor)]
+    keys = {row.key for row in generations}
     exact = _names().get(canonical(name))
-    if exact is not None and _has(exact, seen):
+    if exact is not None and exact.generation in keys and _has(exact, seen):
         return table().hardware(exact)
     wanted = taken_apart(name)
     for model in _spellings(wanted.model):
-        listed = _models().get(model, ())
+        listed = [card for card in _models().get(model, ()) if card.generation in keys]
         card = next((c for c in listed if _is(c, wanted) and _has(c, seen)), None)
         if card is not None:
             return table().hardware(card)
@@ -85,7 +94,7 @@ def _by_name(name: str, seen: float | None = None) -> Hardware | None:
             variants = ", ".join(_described(card) for card in listed)
             generation = table().generation(listed[0].generation)
             return table().without_figures(generation, name, f"the table has {variants} only")
-        for generation in table().generations:
+        for generation in generations:
             if any(re.fullmatch(pattern, model) for pattern in generation.patterns):
                 return table().without_figures(generation, name, "the table does not list it")
     return None
@@ -138,12 +147,10 @@ def _models() -> Mapping[str, tuple[Card, ...]]:
     return {model: tuple(cards) for model, cards in found.items()}
 
 
-def _by_target(device: Device) -> Hardware | None:
+def _by_target(device: Device) -> list[Generation]:
+    """The generations that have a device's compute capability or gfx name; Turing's two share one."""
     target = (device.target or "").split(":")[0]
-    for generation in table().generations:
-        if target in generation.targets:
-            return table().without_figures(generation, device.name, "the table does not list it")
-    return None
+    return [row for row in table().generations if target in row.targets]
 
 
 def _torch_emulates_bf16(device: Device) -> bool:
@@ -152,7 +159,7 @@ def _torch_emulates_bf16(device: Device) -> bool:
 
 
 def _unknown(name: str) -> NoReturn:
-    close = _closest(canonical(name), _names())
+    close = _closest(canonical(name), vendor_of(name))
     advice = f"Close: {', '.join(close)}." if close else "Name it as nvidia-smi or torch does."
     raise UsageError(
         f"There is no card {name!r} in the table.",
@@ -160,6 +167,8 @@ def _unknown(name: str) -> NoReturn:
     )
 
 
-def _closest(wanted: str, names: Iterable[str]) -> list[str]:
-    found = difflib.get_close_matches(wanted, list(names), n=8, cutoff=0.5)
+def _closest(wanted: str, vendor: str | None) -> list[str]:
+    makers = {row.key: row.vendor for row in table().generations}
+    names = [n for n, card in _names().items() if vendor in (None, makers[card.generation])]
+    found = difflib.get_close_matches(wanted, names, n=8, cutoff=0.5)
     return list(dict.fromkeys(_names()[name].name for name in found))[:5]

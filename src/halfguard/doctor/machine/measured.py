@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from halfguard.records.machine import Choice, Hardware, ParityRow, Precision
+from halfguard.records.machine import Choice, Hardware, ParityRow, Precision, Support
 
 GAIN = 1.1  # less is not worth a change of precision
 SLOWER = 0.8  # of FP32's speed: below it a format is called slower; nearer to 1 it may be noise
@@ -40,19 +40,17 @@ class Measured:
 
     def recommends(self, precision: Precision, hardware: Hardware) -> bool:
         """Whether it is right, and faster than FP32: by the clock, else by what is known of the device."""
-        known = hardware.bf16 if precision == "bf16-mixed" else hardware.fp16
-        on_gpu = hardware.kind == "gpu"
-        if precision in self.wrong or (on_gpu and known == "emulated"):
+        if precision in self.wrong or _is_emulated(precision, hardware):
             return False
         if precision in self.speeds:
             return self.speeds[precision] >= GAIN
-        return on_gpu and known == "native"
+        return hardware.kind == "gpu" and _support(precision, hardware) == "native"
 
 
 def from_measurements(hardware: Hardware, found: Measured) -> Choice:
     """The best of what is right and pays; FP32 if nothing does."""
     chosen = _best(hardware, found)
-    against = tuple(_against(found, [p for p in HALF if p != chosen]))
+    against = tuple(_against(hardware, found, [p for p in HALF if p != chosen]))
     if chosen is None:
         here = "processor" if hardware.kind == "processor" else "device"
         return Choice(
@@ -73,6 +71,15 @@ def from_measurements(hardware: Hardware, found: Measured) -> Choice:
     )
 
 
+def _support(precision: Precision, hardware: Hardware) -> Support:
+    return hardware.bf16 if precision == "bf16-mixed" else hardware.fp16
+
+
+def _is_emulated(precision: Precision, hardware: Hardware) -> bool:
+    """Whether a GPU computes it in FP32; of a processor the clock knows more than its flags."""
+    return hardware.kind == "gpu" and _support(precision, hardware) == "emulated"
+
+
 def _best(hardware: Hardware, found: Measured) -> Precision | None:
     left = [precision for precision in HALF if found.recommends(precision, hardware)]
     if len(left) < 2:
@@ -81,10 +88,15 @@ def _best(hardware: Hardware, found: Measured) -> Precision | None:
     return "fp16-mixed" if fp16 > WORTH_A_SCALER * bf16 else "bf16-mixed"
 
 
-def _against(found: Measured, precisions: Iterable[Precision]) -> Iterator[str]:
+def _against(hardware: Hardware, found: Measured, precisions: Iterable[Precision]) -> Iterator[str]:
     for precision in precisions:
         spoken, speed = FORMAT[precision], found.speeds.get(precision)
         if precision in found.wrong:
             yield f"{spoken} computes wrongly here: the self-test failed."
+        elif speed is not None and speed >= GAIN and _is_emulated(precision, hardware):
+            yield (
+                f"{spoken} ran at {speed:.2g}x the speed of FP32, which is odd: it is emulated here, that is "
+                "computed in FP32. It is not chosen on such a measurement."
+            )
         elif speed is not None:
             yield f"{spoken} ran at {speed:.2g}x the speed of FP32."

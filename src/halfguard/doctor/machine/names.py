@@ -15,6 +15,13 @@ _NOISE = re.compile(
     r"nvidia|geforce|tesla|amd|radeon|instinct|intel|apple|graphics|gpu|chip|with|design|founders|edition"
     r"|oam|r|tm"
 )
+# Words that say whose it is: an M4 is Apple's, and a Tesla M4 is not.
+_VENDORS = {
+    "NVIDIA": re.compile(r"nvidia|geforce|tesla|quadro"),
+    "AMD": re.compile(r"amd|radeon|instinct"),
+    "Intel": re.compile(r"intel|arc"),
+    "Apple": re.compile(r"apple"),
+}
 _SLICE = re.compile(r"\bmig\b.*")
 # Not the 10G of A10G: a size stands by itself.
 _SIZE = re.compile(r"(?<![a-z\d.])(\d+)\s*g(?:i?b)?\b")
@@ -32,9 +39,18 @@ class Name:
     smaller: bool = False  # a laptop's card or a slice of one
 
 
+def vendor_of(name: str) -> str | None:
+    """Whose card it is, where the name has a word that says it."""
+    for word in _words(name):
+        for vendor, words in _VENDORS.items():
+            if words.fullmatch(word):
+                return vendor
+    return None
+
+
 def canonical(name: str) -> str:
     """A name without vendor, punctuation and case: ``NVIDIA GeForce RTX3090-Ti`` is ``rtx 3090 ti``."""
-    words = re.findall(r"[a-z]+|\d+", name.lower().replace("pci-e", "pcie"))
+    words = _words(name)
     return " ".join(word for word in words if not _NOISE.fullmatch(word)) or " ".join(words)
 
 
@@ -54,6 +70,10 @@ def taken_apart(name: str) -> Name:
         size=None if size is None else int(size[1]),
         smaller=model != words or whole != name.lower(),
     )
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z]+|\d+", name.lower().replace("pci-e", "pcie"))
 
 
 def same_form(one: str, other: str) -> bool:

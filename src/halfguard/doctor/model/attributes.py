@@ -7,6 +7,7 @@ trains a clone. An object of any other class is given back as the object it was,
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
@@ -30,7 +31,7 @@ class Attributes:
     def __init__(self, model: nn.Module) -> None:
         self._skipped = {id(parameter) for parameter in model.parameters()}
         self._containers: dict[int, tuple[Any, Any]] = {}
-        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tensors: dict[int, _Saved] = {}
         sharded = any(map(_is_sharded, model.modules()))
         self._modules: list[tuple[nn.Module, dict[str, Any], bool]] = []
         for module in model.modules():
@@ -50,10 +51,14 @@ class Attributes:
             container.clear()
             add = container.update if isinstance(content, dict | set) else container.extend
             add(content)
-        with torch.no_grad():
-            for tensor, value in self._tensors.values():
-                if _differ(tensor, value):
-                    tensor.copy_(value)
+        refused = [error for saved in self._tensors.values() if (error := saved.put_back())]
+        if refused:
+            reason = str(refused[0]).partition("\n")[0]
+            warnings.warn(
+                f"The model is not quite as it was: tensors that it holds, {len(refused)} in number, could "
+                f"not be put back. Of the first: {reason}",
+                stacklevel=2,
+            )
 
     def _save(self, values: Iterable[Any]) -> None:
         waiting = list(values)
@@ -62,7 +67,7 @@ class Attributes:
             if isinstance(value, Tensor):
                 known = id(value) in self._skipped or id(value) in self._tensors
                 if not known and _writable(value):
-                    self._tensors[id(value)] = value, value.detach().clone()
+                    self._tensors[id(value)] = _Saved(value)
             elif type(value) is tuple:
                 waiting.extend(value)
             elif type(value) in _CONTAINERS and id(value) not in self._containers:
@@ -84,7 +89,44 @@ def _writable(tensor: Tensor) -> bool:
     return all(step or size < 2 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _differ(tensor: Tensor, value: Tensor) -> bool:
-    """Whether it must be written: a needless write would spoil a backward pass that is pending."""
-    plain = tensor.layout is torch.strided and not tensor.is_nested
-    return not plain or not torch.equal(tensor, value)
+class _Saved:
+    """A tensor with a copy of its numbers, and a second view of where they are and in which shape."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._place = tensor, tensor.detach()
+        self._value = self._place.clone()
+
+    def put_back(self) -> Exception | None:
+        """Write what has changed; an error is returned, since other tensors are waiting."""
+        try:
+            with torch.no_grad():
+                plain = _is_plain(self._tensor)
+                if plain and not _same_place(self._tensor, self._place):
+                    self._tensor.data = self._place
+                if not plain or not _same_numbers(self._tensor, self._value):
+                    self._tensor.copy_(self._value)
+        except Exception as error:  # noqa: BLE001  any kind of tensor, with rules of its own
+            return error
+        return None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _same_place(one: Tensor, other: Tensor) -> bool:
+    """Whether two views are of the same numbers: not if one was resized, or given another storage."""
+    if type(one) is not Tensor or not torch._C._has_storage(one):
+        return True  # a subclass, or a device without storages, has its own idea of a place
+    if one.shape != other.shape or one.stride() != other.stride():
+        return False
+    return one.dtype is other.dtype and one.data_ptr() == other.data_ptr()
+
+
+def _same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Whether a write is needless, which would spoil a backward pass that is pending; NaN equals NaN."""
+    if torch.equal(one, other):
+        return True
+    if not one.is_floating_point() and not one.is_complex():
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -20,9 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from halfguard.doctor.model.products import Around, Product, product_of
+from halfguard.precision.modes import HALF_DTYPES
 from halfguard.trace.modules import ModuleStack
 from halfguard.workload.frames import user_frame
 from halfguard.workload.out_of_memory import is_out_of_memory
+
+# Where no 16-bit kernel fits they compute in FP32 inside, whatever they were given and whatever they return.
+_ATTENTION = {
+    nn.functional.scaled_dot_product_attention,
+    nn.functional.multi_head_attention_forward,
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Raised:
     place: str  # the line of the user's code, or nothing
     call: Call = field(default_factory=Call)  # the one that was refused, if it was a call of torch
     out_of_memory: bool = False
+    missing_attribute: bool = False
 
 
 @dataclass
@@ -65,9 +73,12 @@ def watch(model: nn.Module, step: Callable[[], Any], device_type: str) -> Forwar
             seen.raised = Raised(
                 message=(str(error) or type(error).__name__).splitlines()[0],
                 place=user_frame(error),
-                call=above.failed or Call(),
+                call=above.refused(error),
                 out_of_memory=is_out_of_memory(error),
+                missing_attribute=isinstance(error, AttributeError),
             )
+        finally:
+            above.failed = None  # an error holds the frames of the pass, and with them this mode
     return seen
 
 
@@ -87,24 +98,34 @@ class _Above(TorchFunctionMode):
         self._device_type, self._stack = device_type, stack
         self.autocast: torch.dtype | None = None
         self.island = False
-        self.failed: Call | None = None
+        self.attention: torch.dtype | None = None
+        self.failed: tuple[Exception, Call] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         on = torch.is_autocast_enabled(self._device_type)
         self.autocast = torch.get_autocast_dtype(self._device_type) if on else None
         self.island = not on and _autocasts() > 1
+        self.attention = self._attention(args, kwargs) if func in _ATTENTION else None
         around = self.around
         try:
             return func(*args, **(kwargs or {}))
-        except Exception:
+        except Exception as error:
             name = getattr(func, "__name__", str(func))
-            self.failed = Call(name, _dtypes((args, kwargs)), around)
+            self.failed = error, Call(name, _dtypes((args, kwargs)), around)
             raise
 
     @property
     def around(self) -> Around:
         """What surrounds the call that is on the way."""
-        return Around(self._stack.current, self.autocast, self.island)
+        return Around(self._stack.current, self.autocast, self.island, self.attention)
+
+    def refused(self, error: Exception) -> Call:
+        """The call that raised this very error: the user may have caught another one before."""
+        return self.failed[1] if self.failed is not None and self.failed[0] is error else Call()
+
+    def _attention(self, args: Any, kwargs: Any) -> torch.dtype | None:
+        given = self.autocast or next(iter(_dtypes((args, kwargs))), None)
+        return given if given in HALF_DTYPES else None
 
 
 class _Below(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.flop_counter import flop_registry
 
 # The operations whose arithmetic is a matrix product, on any device: those that 16 bits are meant for.
@@ -29,6 +28,7 @@ _SAME_WORK = {
         torch.ops.aten._scaled_dot_product_flash_attention
     )
 }
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Around:
     module: str | None = None  # empty in the model's own forward, None outside of it, as in a loss
     autocast: torch.dtype | None = None
     island: bool = False  # autocast is off within an autocast: somebody meant it
+    attention: torch.dtype | None = None  # the 16 bits that a call of attention was to run in
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,11 @@ def product_of(func: Any, args: Any, kwargs: Any, result: Any, around: Around) -
     if torch.is_grad_enabled():
         trains = any(tensor.requires_grad for tensor in operands)
     else:
-        trains = _recomputed_later()
-    return Product(floating[0].dtype, around, work, trains)
+        trains = _within_function()
+    dtype = floating[0].dtype
+    if dtype is torch.float32 and around.attention is not None:
+        dtype = around.attention
+    return Product(dtype, around, work, trains)
 
 
 def _estimate(operands: list[Tensor], result: Any) -> float:
@@ -83,11 +87,19 @@ def _estimate(operands: list[Tensor], result: Any) -> float:
     return 2 * math.sqrt(math.prod([*sizes[:2], *outputs[:1]]))
 
 
-def _recomputed_later() -> bool:
-    """Whether gradients are off only because a reentrant checkpoint runs this again when it needs them."""
+def _within_function() -> bool:
+    """Whether gradients are off only because this is inside an ``autograd.Function`` that will give them.
+
+    Such a function, be it somebody's own linear layer or a reentrant checkpoint, runs its ``forward`` without
+    gradients and has a ``backward`` for them: if anything that it was given needs one.
+    """
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code is CheckpointFunction.forward.__code__:
+        if frame.f_code is _APPLY and any(map(_needs_gradient, frame.f_locals["args"])):
             return True
     return False
+
+
+def _needs_gradient(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.requires_grad

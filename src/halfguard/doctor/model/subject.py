@@ -93,11 +93,14 @@ class Subject:
 
     @property
     def weights(self) -> Counter[torch.dtype]:
-        """How many elements of the model are trained in which dtype; of all, if none is."""
-        trained = [one.weight for one in self.held if one.own and one.weight.requires_grad]
+        """How many elements are trained in which dtype: of the model, else outside of it; else of all."""
+        held = [one for one in self.held if one.weight.requires_grad]
+        trained = [one.weight for one in held if one.own]
+        outside = [one.weight for one in held if not one.own]
         everything = [] if self.model is None else list(self.model.parameters())
         counts: Counter[torch.dtype] = Counter()
-        for parameter in trained or [p for p in everything if p.requires_grad] or everything:
+        unheld = [p for p in everything if p.requires_grad]
+        for parameter in trained or unheld or outside or everything:
             counts[parameter.dtype] += parameter.numel()
         return counts
 

@@ -102,3 +102,24 @@ def test_a_tensor_that_is_optimized_without_being_a_parameter() -> None:
     model, prompt = net().requires_grad_(False), torch.zeros(4, 4, requires_grad=True)
     optimizer = torch.optim.SGD([prompt], lr=0.1)
     assert hg.doctor(model, optimizer, loss=lambda m, x: loss(m, x + prompt), batch=batch()).ok
+
+
+def without_gradients(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return loss(model, x)
+
+
+def reentrant(model: nn.Module, x: Tensor) -> Any:
+    return checkpoint(loss, model, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("function", [without_gradients, reentrant])
+def test_a_forward_pass_without_a_graph_is_not_blamed_on_the_loss_alone(function: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    finding = found(hg.doctor(model, optimizer, loss=function, batch=batch()), "HD107")
+    for cause in ("use_reentrant=False", "no_grad"):
+        assert cause in finding.cure
+    assert not finding.cure.startswith("return loss")
+    blamed = found(hg.doctor(model, optimizer, loss=detached, batch=batch()), "HD107")
+    assert blamed.cure.startswith("return loss")

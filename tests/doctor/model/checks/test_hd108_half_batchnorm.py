@@ -35,3 +35,12 @@ def test_statistics_that_do_not_move_are_fine() -> None:
     model(batch().half())
     assert torch.equal(model[1].running_var, before)
     assert hg.doctor(model).ok
+
+
+def test_a_model_that_is_still_in_eval_will_move_them() -> None:
+    model = net(batchnorm=True).half().requires_grad_(False).eval()
+    assert codes(hg.doctor(model)) == ["HD108"]
+    assert codes(hg.doctor(model, batch=batch().half())) == ["HD108"]
+    assert not model.training
+    cured(found(hg.doctor(model), "HD108"), model=model)
+    assert hg.doctor(model).ok

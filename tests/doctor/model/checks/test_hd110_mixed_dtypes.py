@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -96,3 +100,68 @@ def test_a_mixture_in_the_loss_is_not_the_models() -> None:
     finding = found(hg.doctor(model, precision="fp16-true", loss=scored, batch=X.half()), "HD110")
     assert finding.message.startswith("linear outside the model was given float16 and float32")
     assert finding.cure == "Cast both operands there: .to(torch.float16)"
+
+
+class Island(nn.Module):
+    """Switches autocast off around its last layer, and may forget to give it FP32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.enter = "pass"
+
+    def forward(self, x: Tensor) -> Tensor:
+        space = {"x": self.first(x)}
+        exec(self.enter, space)
+        with torch.autocast("cpu", enabled=False):
+            output: Tensor = self.last(space["x"])
+        return output
+
+
+@pytest.mark.parametrize("asked", ["bf16-mixed", None])
+def test_a_mixture_in_an_island_is_not_cured_by_the_autocast_around_it(asked: str | None) -> None:
+    model = Island()
+    with torch.autocast("cpu", torch.bfloat16):
+        finding = found(hg.doctor(model, precision=asked, batch=X), "HD110")
+        assert finding.cure == "x = x.float()  # before the region where autocast is off"
+        model.enter = finding.cure
+        assert hg.doctor(model, precision=asked, batch=X).findings == ()
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.Sequential, partial(torch.compile, backend="eager")], ids=["nested", "compiled"]
+)
+def test_half_weights_in_an_island_are_made_float_as_well(wrap: Any) -> None:
+    inner = Island().requires_grad_(False)
+    inner.last.half()
+    model = wrap(inner)
+    with torch.autocast("cpu", torch.bfloat16):
+        finding = found(hg.doctor(model, batch=X), "HD110")
+        cured(finding, model=model)
+        assert hg.doctor(model, batch=X).findings == ()
+
+
+def test_a_size_that_does_not_fit_is_no_mixture() -> None:
+    def joined(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.cat([model(x).half(), x[:1]], dim=1)
+
+    (finding,) = hg.doctor(nn.Linear(4, 4), loss=joined, batch=X).findings
+    assert finding.code == "HD100"
+    assert "Sizes of tensors must match" in finding.message
+
+
+def test_a_mixture_that_the_model_caught_is_not_what_it_raised_later() -> None:
+    class Tries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4).half()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with contextlib.suppress(RuntimeError):
+                self.layer(x)
+            raise KeyError("labels")
+
+    (finding,) = hg.doctor(Tries().requires_grad_(False), batch=X).findings
+    assert finding.code == "HD100"
+    assert finding.subject is None
+    assert "'labels'" in finding.message

@@ -35,6 +35,6 @@ def _explained(subject: Subject, raised: Raised) -> tuple[str, str]:
     if call.around.autocast is not None and call.around.module:
         why = f"{call.operation} was called under autocast, and may have no kernel for these dtypes here."
         return why, f'halfguard.fp32_island(model.get_submodule("{call.around.module}").float())'
-    if before and not call.operation:
+    if before and raised.missing_attribute:
         return "Only the training step was run, and none of the hooks that come before it.", before
     return "", "Run the same call without halfguard, in FP32."

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from halfguard.doctor.model.forward import Forward
 from halfguard.doctor.model.graph import leaves, loss_in
 from halfguard.doctor.model.subject import Subject
 from halfguard.records.finding import Finding
@@ -19,14 +20,15 @@ def check(subject: Subject) -> Iterator[Finding]:
     if loss is None or loss.numel() != 1 or not _leads_nowhere(subject, loss):
         return
     if any(one.tensor.requires_grad for one in subject.held):
+        cause, cure = _explained(subject.forward)
         yield Finding(
             code="HD107",
             severity="error",
             message="the loss does not depend on any parameter: its graph leads to none.",
             subject="loss",
-            why="It was rebuilt from a number or detached. backward() raises, or, if it was given "
-            'requires_grad, the scaler says "No inf checks were recorded".',
-            cure="return loss  # the tensor itself, without .item(), .detach() or torch.tensor(loss)",
+            why=f"{cause} backward() raises, or, if the loss was given requires_grad, the scaler says "
+            '"No inf checks were recorded".',
+            cure=cure,
         )
     else:
         yield Finding(
@@ -38,6 +40,25 @@ def check(subject: Subject) -> Iterator[Finding]:
             why="Their requires_grad is False, so that the loss has no graph and backward() raises.",
             cure="model.requires_grad_(True)  # or the part of it that is to be trained",
         )
+
+
+def _explained(forward: Forward) -> tuple[str, str]:
+    """The cause and its cure: the graph was lost at the loss, or none was made in the forward pass."""
+    if any(product.trains for product in forward.products):
+        cause = "It was rebuilt from a number or detached."
+        return (
+            cause,
+            "return loss  # the tensor itself, without .item(), .detach() or torch.tensor(loss)",
+        )
+    cause = (
+        "The forward pass made no graph: it ran under torch.no_grad(), or in a reentrant checkpoint of "
+        "whose inputs none needs a gradient; or the loss was rebuilt from a number or detached."
+    )
+    cure = (
+        "checkpoint(..., use_reentrant=False)  # without a checkpoint: no torch.no_grad() around the "
+        "forward pass, and the loss itself, without .item() or .detach()"
+    )
+    return cause, cure
 
 
 def _leads_nowhere(subject: Subject, loss: Tensor) -> bool:

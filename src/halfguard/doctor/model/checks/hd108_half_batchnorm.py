@@ -18,10 +18,16 @@ from halfguard.records.finding import Finding
 
 
 def check(subject: Subject) -> Iterator[Finding]:
-    """Find normalisation layers with half running statistics that training moves: not in eval()."""
-    if subject.model is None:
+    """Find normalisation layers with half running statistics that training moves.
+
+    A layer in eval() within a model that trains is meant to stand still. A model that is in eval() as a
+    whole is only not in training yet, as somebody has loaded it.
+    """
+    model = subject.model
+    if model is None:
         return
-    found = [name for name, module in subject.model.named_modules() if _averages_in_half(module)]
+    halves = {name: module for name, module in model.named_modules() if _averages_in_half(module)}
+    found = [name for name, module in halves.items() if module.training or not model.training]
     if found:
         yield Finding(
             code="HD108",
@@ -35,7 +41,5 @@ def check(subject: Subject) -> Iterator[Finding]:
 
 
 def _averages_in_half(module: nn.Module) -> bool:
-    if not isinstance(module, _NormBase) or not module.training:
-        return False
-    variance = module.running_var
+    variance = module.running_var if isinstance(module, _NormBase) else None
     return isinstance(variance, Tensor) and variance.dtype in HALF_DTYPES

@@ -31,10 +31,14 @@ def check(subject: Subject) -> Iterator[Finding]:
 
 
 def is_mixture(raised: Raised) -> bool:
-    """Whether a call was refused operands of several dtypes, one of them half, that autocast would cast."""
+    """Whether a call was refused operands of several dtypes, one of them half, that autocast would cast.
+
+    Torch promotes in many calls, such as ``cat``, and may refuse their operands for another reason: where
+    the reason is a dtype, its message speaks of types.
+    """
     dtypes = raised.call.dtypes
-    half = any(dtype in HALF_DTYPES for dtype in dtypes)
-    return raised.call.around.autocast is None and half and len(dtypes) > 1
+    half = len(dtypes) > 1 and any(dtype in HALF_DTYPES for dtype in dtypes)
+    return half and raised.call.around.autocast is None and "type" in raised.message.lower()
 
 
 def _where(module: str | None) -> str:
@@ -44,6 +48,8 @@ def _where(module: str | None) -> str:
 def _cure(subject: Subject, raised: Raised) -> str:
     """What brings the operands to the dtype that was asked for: autocast only if it belongs to that."""
     half = next(str(dtype) for dtype in raised.call.dtypes if dtype in HALF_DTYPES)
+    if raised.call.around.island:
+        return _island_cure(subject, raised.call.around.module)
     asked = None if subject.asked is None else named(subject.asked)
     if asked is None or asked.autocast != "off":
         dtype = half if asked is None else DTYPE[asked.autocast]
@@ -55,3 +61,12 @@ def _cure(subject: Subject, raised: Raised) -> str:
     if raised.call.around.module is None:
         return f"Cast both operands there: .to({dtype})"
     return f"batch = batch.to({dtype})  # every floating-point tensor of it"
+
+
+def _island_cure(subject: Subject, module: str | None) -> str:
+    """Autocast is there already and was switched off for FP32: all that enters has to be FP32."""
+    if subject.model is not None and module:
+        parameters = subject.model.get_submodule(module).parameters()
+        if any(parameter.dtype in HALF_DTYPES for parameter in parameters):
+            return f'halfguard.fp32_island(model.get_submodule("{module}").float())'
+    return "x = x.float()  # before the region where autocast is off"

@@ -20,17 +20,26 @@ DTYPE = {
 
 
 def conversion(asked: str | None, ran: Ran) -> str:
-    """The line that gives the weights the dtype that was asked for; empty if they have it."""
-    if asked is None or named(asked).weights == ran.weights:
+    """The line that gives the weights the dtype that was asked for; empty if they have it.
+
+    Most of them may have it: without autocast, another precision comes from the rest, or from casts.
+    """
+    if asked is None:
         return ""
-    return CONVERSION.get(named(asked).weights, "")
+    wanted = named(asked)
+    line = CONVERSION.get(wanted.weights, "")
+    if wanted.weights != ran.weights:
+        return line
+    if wanted.autocast == ran.autocast == "off" and asked != ran.name:
+        return f"{line}  # the whole of it, without casts inside"
+    return ""
 
 
 def region(asked: str | None, ran: Ran, device: str) -> str:
     """The line that opens the autocast that was asked for; empty if it was on, or off, everywhere."""
-    if asked is None or (named(asked).autocast == ran.autocast and not ran.partly):
+    wanted = "off" if asked is None else named(asked).autocast
+    if asked is None or (wanted == ran.autocast and (wanted == "off" or not ran.partly)):
         return ""
-    wanted = named(asked).autocast
     if wanted != "off":
         return f'with torch.autocast("{device}", dtype={DTYPE[wanted]}):  # around the forward pass'
     where = "in place of the one inside the model" if ran.partly else "around the forward pass"
@@ -50,5 +59,9 @@ def difference(asked: str | None, ran: Ran) -> str:
         state = "off" if ran.autocast == "off" else f"on, in {ran.autocast},"
         facts.append(f"Autocast was {state} in the forward pass.")
     if not facts and asked != ran.name:
-        facts.append("Autocast was on, and does not cast the products that ran.")
+        facts.append(
+            "Autocast was off: some of the weights, or a cast in the model, have another dtype."
+            if ran.autocast == "off"
+            else "Autocast was on, and does not cast the products that ran."
+        )
     return " ".join(facts)

@@ -112,9 +112,8 @@ class Replicas:
         for buffer in self._buffers:
             buffer.keep()
         sums = self._sums([buffer.unwritten for buffer in self._buffers])
-        equal = largest(sums) == ~largest(
-            ~sums
-        )  # the least is the complement of the largest complement
+        least = ~largest(~sums)  # the complement turns the order around
+        equal = largest(sums) == least
         for buffer, is_equal in zip(self._buffers, equal.tolist(), strict=True):
             if not is_equal:
                 buffer.tensor = None  # each rank's own, as if it were written to

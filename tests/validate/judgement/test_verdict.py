@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from halfguard.errors import RecordError
-from halfguard.records.study import Study
+from halfguard.records.study import Curve, Study
 from halfguard.records.verdict import Verdict, Word
 from halfguard.validate.judgement.statistics import Claims, claims, holm
 from halfguard.validate.judgement.verdict import judge, settled, words
@@ -166,6 +166,36 @@ def test_a_run_that_is_there_twice_counts_once() -> None:
     broken = runs[-1].model_copy(update={"metrics": {}, "failure": "raised"})
     also = same.model_copy(update={"runs": (*runs[:-1], broken)})
     assert judge(also).word is Word.FAIL  # that it broke counts, whatever the baseline repeats
+
+
+def of_scripts(metrics: list[dict[str, float]]) -> Study:
+    """Runs that say nothing of their weights, batches and losses."""
+    nothing: dict[str, Any] = {"initial_weights": None, "batch_order": None, "curve": Curve()}
+    runs = tuple(
+        run(name, seed, None, **nothing, metrics=values)
+        for name in ("fp32", "fp16-mixed")
+        for seed, values in enumerate(metrics)
+    )
+    return study({"fp16-mixed": [0.0] * len(metrics)}).model_copy(update={"runs": runs})
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{}, {"auc": math.nan}, {"train_runtime": 1.0}, {"steps_per_second": 2.0}],
+    ids=["nothing", "NaN", "a clock", "a rate"],
+)
+def test_metrics_that_never_change_are_one_run(beside: dict[str, float]) -> None:
+    varied = [{k: v * (seed + 1) for k, v in beside.items()} for seed in range(5)]
+    verdict = judge(of_scripts([{"hmean": 0.88, **some} for some in varied]))
+    assert verdict.word is Word.INCONCLUSIVE
+    assert verdict.comparisons[0].pairs == 1
+
+
+def test_coarse_metrics_that_coincide_all_count() -> None:
+    """Without those that coincide, a rare bad run would weigh as much as the many good ones."""
+    coarse = [0.98, 0.98, 0.97, 0.98, 0.90]
+    verdict = judge(of_scripts([{"hmean": value} for value in coarse]))
+    assert verdict.comparisons[0].pairs == 5
 
 
 def test_a_sequential_study_is_settled_early_with_a_wider_interval() -> None:

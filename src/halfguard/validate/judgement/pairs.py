@@ -12,6 +12,8 @@ from halfguard.errors import RecordError
 from halfguard.records.study import RunResult, Study
 from halfguard.validate.judgement.statistics import FEWEST, Floats, Terms
 
+_OF_CLOCKS = ("time", "second", "duration", "throughput", "speed", "flops")  # in names of metrics
+
 
 @dataclass(frozen=True)
 class Question:
@@ -85,19 +87,30 @@ def repetitions(baseline: Sequence[RunResult], metric: str) -> tuple[int, ...]:
     """Seeds whose run is one that was there before: the same weights, batches, losses and metrics.
 
     A repetition is no further evidence. Counted as a seed it would make the noise look smaller than it is.
-    Of a script only the metrics are known. If all of them are the same to the last digit, either its seed
-    changes nothing or they are too coarse to tell, and both are no evidence.
+    Of a script only the metrics are known, and coarse ones coincide by chance: left out where they do, the
+    rare values would weigh as much as the frequent ones. So there it is all or nothing. If the metrics of
+    all runs are the same to the last digit, either the seed changes nothing or they are too coarse to tell.
     """
-    seen: set[tuple[object, ...]] = set()
+    done = [run for run in baseline if finished(run, metric)]
+    seen: set[str] = set()
     repeated: list[int] = []
-    for run in baseline:
-        if finished(run, metric):
-            metrics = tuple(sorted(run.metrics.items()))
-            what = (run.initial_weights, run.batch_order, run.curve.loss, metrics)
-            if what in seen:
-                repeated.append(run.seed)
-            seen.add(what)
-    return tuple(repeated)
+    for run in done:
+        what = _identity(run)
+        if what in seen:
+            repeated.append(run.seed)
+        seen.add(what)
+    certain = all(run.initial_weights is not None for run in done)
+    return tuple(repeated) if certain or len(seen) == 1 else ()
+
+
+def _identity(run: RunResult) -> str:
+    """What makes a run another one, as text, in which NaN equals NaN; how long it took does not."""
+    metrics = {
+        name: value
+        for name, value in sorted(run.metrics.items())
+        if not any(word in name.lower() for word in _OF_CLOCKS)
+    }
+    return repr((run.initial_weights, run.batch_order, run.curve.loss, metrics))
 
 
 def pairs_of(

@@ -95,7 +95,7 @@ def test_plan_as_json(halfguard: Run) -> None:
     [
         (["nowhere.py:f"], "there is no file 'nowhere.py'"),
         (["examples/overflowing.py:t6"], "Did you mean: t5"),
-        (["examples/overflowing.py:stretch"], "raised TypeError"),
+        (["examples/overflowing.py:stretch"], "calls stretch with one argument, the seed"),
         (["examples/overflowing.py:t5", "--precision", "half"], "precision 'half' is not known"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from halfguard.errors import UsageError
 from halfguard.records.verdict import Word
-from halfguard.validate.executors import cut_off
+from halfguard.validate.executors import cut_off, lost
 from halfguard.validate.executors.worker import Answer, execute
 from halfguard.validate.judgement.verdict import judge
 from halfguard.validate.ledger import Result, parse
@@ -30,17 +30,32 @@ written = json.dumps({"accuracy": 0.9 + random.Random(seed).gauss(0, 0.01)})
 class Script:
     """Carries commands out one after another; what ``hangs`` is cut off, as if the time were up."""
 
-    def __init__(self, hangs: tuple[str, int] | None = None) -> None:
-        self.hangs, self.done = hangs, list[tuple[str, int]]()
+    def __init__(
+        self,
+        hangs: tuple[str, int] | None = None,
+        order: Callable[[Sequence[Task]], Sequence[Task]] = list,
+    ) -> None:
+        self.hangs, self.order, self.done = hangs, order, list[tuple[str, int]]()
 
     def run(self, tasks: Sequence[Task], *, deadline: float) -> Generator[tuple[Task, Result]]:
-        for task in tasks:
+        for task in self.order(tasks):
             self.done.append((task.candidate, task.seed))
             if self.hangs == self.done[-1]:
                 yield task, cut_off(task, 1, "it was under way for 7 s")
                 return
             answer = Answer.model_validate_json(execute(task.model_dump_json(), 1))
             yield task, parse(task, answer.take())
+
+
+class Nothing:
+    """Has begun the first six runs, and all of them ended in the same way without a result."""
+
+    def __init__(self, ended: Callable[[Task], Result]) -> None:
+        self.ended = ended
+
+    def run(self, tasks: Sequence[Task], *, deadline: float) -> Generator[tuple[Task, Result]]:
+        for task in tasks[:6]:
+            yield task, self.ended(task)
 
 
 @pytest.fixture
@@ -89,8 +104,38 @@ def test_a_metric_that_no_run_has_is_a_mistake_and_names_the_run(folder: Path, t
     script = Script()
     with pytest.raises(UsageError, match=r"^32 with seed 0: (.|\n)*accuracy\": 0.93"):
         run_study(spec_of(folder, text), folder / "study", script)
-    assert len(script.done) == 1
+    assert script.done == [("32", 0), ("16", 0), ("32", 1)]
     assert list((folder / "study/runs").iterdir()) == []  # mended, it is run again
+
+
+def test_a_metric_that_the_only_baseline_run_lacks_is_a_mistake_too(folder: Path) -> None:
+    script = Script()
+    with pytest.raises(UsageError, match=r"^32 with seed 0: "):
+        run_study(spec_of(folder, "pass", seeds=1), folder / "study", script)
+    assert script.done == [("32", 0)]
+
+
+def test_a_metric_that_one_baseline_run_lacks_costs_its_seed(folder: Path) -> None:
+    spec = spec_of(
+        folder, when("precision == '32' and seed == 0", "out.write_text('{\"loss\": 1}')")
+    )
+    verdict = judge(run_study(spec, folder / "study", Script()))
+    assert (verdict.word, verdict.comparisons[0].seeds) == (Word.PASS, (1, 2, 3, 4))
+    assert any("The baseline did not finish with seed 0" in note for note in verdict.notes)
+
+
+def _candidates_first(tasks: Sequence[Task]) -> Sequence[Task]:
+    return sorted(tasks, key=lambda task: task.candidate == "32")
+
+
+@pytest.mark.parametrize("order", [list, _candidates_first])
+def test_a_candidate_without_the_metric_fails_whoever_ends_first(
+    folder: Path, order: Callable[[Sequence[Task]], Sequence[Task]]
+) -> None:
+    spec = spec_of(folder, when("precision == '16'", "pass"))
+    (found,) = judge(run_study(spec, folder / "study", Script(order=order))).comparisons
+    assert (found.word, found.broken) == (Word.FAIL, (0, 1, 2, 3, 4))
+    assert "left no JSON at {out}" in found.reason
 
 
 def test_a_run_that_was_cut_off_allows_no_pass_and_is_run_again(folder: Path) -> None:
@@ -108,7 +153,7 @@ def test_a_run_that_was_never_begun_takes_nothing_from_the_others(folder: Path) 
     study = run_study(spec_of(folder), folder / "study", Script(hangs=("32", 4)))
     verdict = judge(study)
     assert (verdict.word, verdict.comparisons[0].pairs) == (Word.PASS, 4)
-    assert any("9 of 10 runs are there" in note for note in verdict.notes)
+    assert any("8 of 10 runs are there" in note for note in verdict.notes)
 
 
 def test_a_baseline_that_never_starts_ends_the_study_and_is_quoted(folder: Path) -> None:
@@ -126,12 +171,59 @@ def test_a_baseline_that_never_starts_ends_the_study_and_is_quoted(folder: Path)
 def test_a_baseline_that_fails_in_different_ways_is_run_to_the_end(folder: Path) -> None:
     script = Script()
     failing = "sys.exit('abcdefgh'[seed] if precision == '32' else 0)"
-    with pytest.raises(UsageError, match="16 with seed 0"):
-        run_study(spec_of(folder, failing), folder / "study", script)
+    (found,) = judge(run_study(spec_of(folder, failing), folder / "study", script)).comparisons
+    assert (found.word, len(script.done)) == (Word.INCONCLUSIVE, 10)
+    assert (
+        "32 finished with no seed (seed 0: the command ended with exit code 1: a)" in found.reason
+    )
     script = Script()
     failing = "sys.exit('abcdefgh'[seed])"
     run_study(spec_of(folder, failing), folder / "study", script)
     assert len(script.done) == 10
+
+
+@pytest.mark.parametrize(
+    ("ended", "advice"),
+    [
+        (lambda task: cut_off(task, 1, "it hung"), "Run the study again with more time."),
+        (lambda task: lost(task, "signal 9"), "Run the study again."),
+    ],
+)
+def test_runs_that_show_nothing_do_not_make_a_baseline_hopeless(
+    folder: Path, ended: Callable[[Task], Result], advice: str
+) -> None:
+    study = run_study(spec_of(folder), folder / "study", Nothing(ended))
+    assert len(study.runs) == 6  # all that had begun are told
+    (found,) = judge(study).comparisons
+    assert found.word is Word.INCONCLUSIVE
+    assert found.reason.endswith(f"nothing to compare with. {advice}")
+
+
+@pytest.mark.parametrize("said", ["'the share is not mounted'", "'abcdefgh'[seed]"])
+def test_what_an_outage_broke_is_run_again_in_every_arm(folder: Path, said: str) -> None:
+    share = folder / "share"
+    spec = spec_of(folder, when(f"not pathlib.Path({str(share)!r}).exists()", f"sys.exit({said})"))
+    first, still, cured, after = Script(), Script(), Script(), Script()
+    (found,) = judge(run_study(spec, folder / "study", first)).comparisons
+    assert found.reason.endswith("Mend what made it fail, and run the study again.")
+    run_study(spec, folder / "study", still)
+    assert still.done == first.done  # it stops as early as before
+    share.mkdir()
+    assert judge(run_study(spec, folder / "study", cured)).word is Word.PASS
+    assert len(cured.done) == 10
+    run_study(spec, folder / "study", after)
+    assert after.done == []
+
+
+def test_an_interruption_after_an_outage_leaves_none_of_its_failures(folder: Path) -> None:
+    share = folder / "share"
+    spec = spec_of(
+        folder, when(f"not pathlib.Path({str(share)!r}).exists()", "sys.exit('no share')")
+    )
+    run_study(spec, folder / "study", Script())
+    share.mkdir()
+    run_study(spec, folder / "study", Script(hangs=("16", 0)))  # of the baseline one run is there
+    assert judge(run_study(spec, folder / "study", Script())).word is Word.PASS
 
 
 def test_a_command_that_ignores_its_seed_has_been_run_once(folder: Path) -> None:

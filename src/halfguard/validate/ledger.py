@@ -77,6 +77,10 @@ class Ledger:
         """Keep a result for good."""
         self._write(self._path(task), result.to_json())
 
+    def forget(self, task: Task) -> None:
+        """Have ``task`` run again."""
+        self._path(task).unlink(missing_ok=True)
+
     def save(self, study: Study) -> Path:
         """Write the whole study beside its runs."""
         path = self.folder / "study.json"

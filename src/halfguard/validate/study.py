@@ -29,6 +29,7 @@ from halfguard.validate.sections import ExecutorSpec
 from halfguard.validate.spec import Spec
 
 _DOOMED = 3  # seeds with which the baseline fails alike: more of them would tell nothing
+_UNMEASURED = 2  # seeds with which the baseline lacks the metric: one may have diverged
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class _Sweep:
         self._tasks = {task.key: task for task in (*run_tasks(spec), *speed_tasks(spec))}
         found = ((key, ledger.find(task)) for key, task in self._tasks.items())
         self._results: dict[str, Result] = {key: one for key, one in found if one is not None}
+        if self._unfounded():
+            self._forget(lambda run: run.failure is not None)
         self._found, self._started = len(self._results), time.monotonic()
         self._looks = 0  # that were made, and were not enough
         self._deciding: tuple[int, ...] | None = None
@@ -143,12 +146,44 @@ class _Sweep:
 
     def _hopeless(self) -> bool:
         """Whether the baseline fails with every seed in the same way, so that nothing can be compared."""
-        own = [run for run in self._runs() if run.candidate == self.spec.baseline.name]
+        own = self._baseline()
         told = {re.sub(r"[\d.]+", "", run.failure) for run in own if run.failure is not None}
         return len(own) >= _DOOMED and len(told) == 1 and all(run.failure for run in own)
 
+    def _unfounded(self) -> bool:
+        """Whether an earlier start ended with a baseline that failed throughout.
+
+        Its cause may be gone by now, a share that was not mounted perhaps, and the candidates have failed
+        for it too: nothing that failed then is a finding.
+        """
+        own = self._baseline()
+        throughout = len(own) == self._planned() and all(run.failure for run in own)
+        return throughout or self._hopeless()
+
     def _runs(self) -> list[RunResult]:
         return [one for one in self._results.values() if isinstance(one, RunResult)]
+
+    def _baseline(self) -> list[RunResult]:
+        """Its runs, without those that were lost or cut off: they show nothing."""
+        name = self.spec.baseline.name
+        return [run for run in self._runs() if run.candidate == name and not run.lost]
+
+    def _planned(self) -> int:
+        """How many runs of the baseline the study has."""
+        return sum(task.candidate == self.spec.baseline.name for task in self._tasks.values())
+
+    def _forget(self, which: Callable[[RunResult], bool]) -> None:
+        """Have these runs made again.
+
+        The baseline's go last: a start that is killed in between leaves a baseline that failed throughout,
+        and the next one goes on from there.
+        """
+        runs = [(key, one) for key, one in self._results.items() if isinstance(one, RunResult)]
+        runs.sort(key=lambda run: run[1].candidate == self.spec.baseline.name)
+        for key, run in runs:
+            if which(run):
+                del self._results[key]
+                self.ledger.forget(self._tasks[key])
 
     def _study(self, seeds: tuple[int, ...]) -> Study:
         names, wanted = [arm.name for arm in self.spec.arms], set(seeds)
@@ -164,21 +199,28 @@ class _Sweep:
         )
 
     def _keep(self, task: Task, result: Result) -> None:
-        if isinstance(result, RunResult):
-            self._refuse_unmeasured(result)
         self._results[task.key] = result
         if not result.lost:  # a machine's failure is not kept: it may be cured next time
             self.ledger.record(task, result)
         pair = [run for run in self._runs() if run.seed == task.seed]
         refuse_strangers(pair, self.spec.baseline.name)
+        self._refuse_unmeasured()
         self._look()
         self._tell(result)
 
-    def _refuse_unmeasured(self, run: RunResult) -> None:
-        """Raise if a run has no metric and none before had it: then it is the specification's mistake."""
-        metric = self.spec.metric.name
-        if run.cause == "metric" and not any(metric in one.metrics for one in self._runs()):
-            raise UsageError(f"{run.candidate} with seed {run.seed}: {run.failure}", cure=CURE)
+    def _refuse_unmeasured(self) -> None:
+        """Raise if the baseline has no metric: that is the specification's mistake, and is mended there.
+
+        A candidate without one may have diverged, which is a result, whether it ends first or last.
+        """
+        own = self._baseline()
+        without = [run for run in own if run.cause == "metric"]
+        enough = min(_UNMEASURED, self._planned())
+        if len(without) < enough or any(self.spec.metric.name in run.metrics for run in own):
+            return
+        self._forget(lambda run: run.cause == "metric")
+        first = min(without, key=lambda run: self.spec.seeds.index(run.seed))
+        raise UsageError(f"{first.candidate} with seed {first.seed}: {first.failure}", cure=CURE)
 
     def _tell(self, last: Result | None) -> None:
         done, total = len(self._results), len(self._tasks)

@@ -58,3 +58,8 @@ def test_a_small_cluster_says_what_it_could_not_end_and_what_it_can_never_hold(
     asked = "no node of the Ray cluster can hold a run with 1 CPU, 4 GPU"
     assert f"{asked}, 1 x; the largest has 1 CPU, 0 GPU, 0 x. Runs wait" in answer["joined"]
     assert answer["own"].startswith(f"refused: executor: {asked}; the largest has ")
+
+
+def test_whatever_had_ended_or_begun_by_the_deadline_is_known(tmp_path: Path) -> None:
+    answer = on_a_cluster(tmp_path, "tests.validate.executors.late_driver")
+    assert answer == {"short": ["ended", "ended"], "endless": ["budget", "budget"]}

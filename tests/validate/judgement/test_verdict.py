@@ -77,7 +77,28 @@ def test_a_run_that_its_machine_lost_is_no_failure_and_allows_no_pass() -> None:
     verdict = judge(whole.model_copy(update={"runs": (*whole.runs[:-1], gone)}))
     assert verdict.word is Word.INCONCLUSIVE
     assert "seed 4 were lost with their machines (worker died" in verdict.comparisons[0].reason
+    assert "seed 4 were lost with their machines (worker died" in verdict.comparisons[0].reason
     assert verdict.comparisons[0].further_seeds == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        ("budget", "The baseline was cut off with seed 4; run the study again for it."),
+        (None, "The baseline was lost with its machine with seed 4; run the study again for it."),
+    ],
+)
+def test_a_run_that_shows_nothing_is_not_there(cause: str | None, told: str) -> None:
+    gone = [
+        run(name, 4, None, steps=0, environment={}, failure="it ended", cause=cause)
+        for name in ("fp32", "fp16-mixed")
+    ]
+    whole = study({"fp16-mixed": [*losing(0.0)]})
+    runs = (*(one for one in whole.runs if one.seed != 4), *gone)
+    notes = judge(whole.model_copy(update={"runs": runs})).notes
+    assert "8 of 10 runs are there: the study is not complete." in notes
+    assert told in notes
+    assert not any("left out" in note for note in notes)
 
 
 def test_lower_is_better_where_the_specification_says_so() -> None:

@@ -87,6 +87,24 @@ def test_a_mistake_in_the_command_is_told(command: str, said: str) -> None:
         run_command(run_tasks(spec_of(command))[0])
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"command": (sys.executable, "x" * 140_000)}, "Argument list too long"),
+        ({"command": (sys.executable, "a\0b")}, "embedded null byte"),
+        ({"command": ("", "{out}")}, "command: '' cannot be started: Invalid argument"),
+        ({"folder": "/no/such/folder"}, "No such file or directory"),
+    ],
+)
+def test_what_no_system_can_start_is_a_mistake(change: dict[str, Any], said: str) -> None:
+    task = run_tasks(spec_of())[0]
+    folder, command = change.get("folder", task.folder), change.get("command", task.job.command)
+    job = task.job.model_copy(update={"command": command})
+    with pytest.raises(UsageError, match=said) as told:
+        run_command(task.model_copy(update={"folder": folder, "job": job}))
+    assert len(str(told.value)) < 1000
+
+
 def test_a_changed_script_is_run_again(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.read_text())
     command = TEMPLATE.replace(str(SCRIPT), str(tmp_path / "script.py"))

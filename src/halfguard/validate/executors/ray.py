@@ -96,28 +96,38 @@ class _Flight:
         return bool(self._flying)
 
     def landed(self, seconds: float) -> Iterator[tuple[Task, Result]]:
-        """Results that have come in, after at most so many seconds."""
-        if not self._flying:
-            return
-        ready: list[Any] = ray.wait(list(self._flying), timeout=seconds)[0]
-        for flying in ready:
-            task, attempt = self._flying[flying]
-            try:
-                answer: Any = ray.get(next(flying))
-            except RayTaskError as error:
-                raise HalfguardError(f"The run {task.key} broke: {error}.") from error
-            except RayError as error:  # the worker, its node or its memory is gone
-                del self._flying[flying]
-                if attempt < ATTEMPTS:
-                    self._waiting.append((task, attempt + 1))
-                else:
-                    yield task, lost(task, type(error).__name__)
-                continue
-            if answer == _BEGUN:
-                self._begun[flying] = time.monotonic()
-                continue
+        """All results that have come in, after at most so many seconds."""
+        while ready := self._ready(seconds):
+            for flying in ready:
+                yield from self._take(flying)
+            seconds = 0  # what has begun may have ended too
+
+    def _ready(self, seconds: float) -> list[Any]:
+        """Whatever has news: ``ray.wait`` wakes with the first, and then tells of that one alone."""
+        flying = list(self._flying)
+        if not flying or not ray.wait(flying, timeout=seconds)[0]:
+            return []
+        ready: list[Any] = ray.wait(flying, num_returns=len(flying), timeout=0)[0]
+        return ready
+
+    def _take(self, flying: Any) -> Iterator[tuple[Task, Result]]:
+        task, attempt = self._flying[flying]
+        try:
+            answer: Any = ray.get(next(flying))
+        except RayTaskError as error:
+            raise HalfguardError(f"The run {task.key} broke: {error}.") from error
+        except RayError as error:  # the worker, its node or its memory is gone
             del self._flying[flying]
-            yield task, parse(task, Answer.model_validate_json(answer).take())
+            if attempt < ATTEMPTS:
+                self._waiting.append((task, attempt + 1))
+            else:
+                yield task, lost(task, type(error).__name__)
+            return
+        if answer == _BEGUN:
+            self._begun[flying] = time.monotonic()
+            return
+        del self._flying[flying]
+        yield task, parse(task, Answer.model_validate_json(answer).take())
 
     def cut_off(self) -> Iterator[tuple[Task, Result]]:
         """What has begun and not ended."""

@@ -17,14 +17,12 @@ def notes(
 ) -> Iterator[str]:
     """One sentence for each thing that weakens the verdict, or is part of it unseen."""
     own = [run for run in study.runs if run.candidate == question.baseline]
-    unfinished = [str(run.seed) for run in own if not finished(run, question.metric)]
-    if unfinished:
-        seeds = ", ".join(unfinished)
-        yield f"The baseline did not finish with seed {seeds}; such a seed says nothing and is left out."
+    yield from _unfinished(own, question.metric)
     yield from _repeated(own, question.metric)
+    there = sum(not run.lost for run in study.runs)
     expected = (1 + len(question.candidates)) * len(question.seeds)
-    if len(study.runs) < expected and not question.sequential:
-        yield f"{len(study.runs)} of {expected} runs are there: the study is not complete."
+    if there < expected and not question.sequential:
+        yield f"{there} of {expected} runs are there: the study is not complete."
     places = {
         tuple(run.environment.get(fact) for fact in _PLACE) for run in study.runs if run.environment
     }
@@ -43,7 +41,7 @@ def notes(
             "Adding seeds to a study that was looked at is a second look: it can double the chance of a "
             "wrong PASS. With 'sequential: true', set beforehand, every look is accounted for."
         )
-    elif unsure and len(study.runs) == expected:
+    elif unsure and there == expected:
         yield (
             f"Every look at the {len(question.seeds)} planned seeds is accounted for, further seeds are not: "
             "going on beyond the plan can double the chance of a wrong PASS. Set beforehand the most seeds "
@@ -51,6 +49,27 @@ def notes(
         )
     if any(effort.retried for effort in taken):
         yield "Steps that were repeated in FP32 are part of the result: it is that of 16 bits with its guard."
+
+
+def _unfinished(baseline: Sequence[RunResult], metric: str) -> Iterator[str]:
+    """Seeds without a baseline: those that it broke stay so, the others can still be had."""
+    without = [run for run in baseline if not finished(run, metric)]
+    for runs, what in (
+        (
+            [run for run in without if not run.lost],
+            "did not finish with seed {}; such a seed says nothing and is left out.",
+        ),
+        (
+            [run for run in without if run.lost and run.cause == "budget"],
+            "was cut off with seed {}; run the study again for it.",
+        ),
+        (
+            [run for run in without if run.lost and run.cause is None],
+            "was lost with its machine with seed {}; run the study again for it.",
+        ),
+    ):
+        if runs:
+            yield f"The baseline {what.format(', '.join(str(run.seed) for run in runs))}"
 
 
 def _repeated(baseline: Sequence[RunResult], metric: str) -> Iterator[str]:

@@ -23,10 +23,17 @@ def broken_reason(found: Comparison, first: RunResult, metric: str, baseline: st
 
 def unfounded_reason(first: RunResult, metric: str) -> str:
     """For any candidate of a study whose baseline finished nothing."""
+    if first.failure is None:
+        cure = "A changed job is run anew."
+    elif not first.lost:
+        cure = "Mend what made it fail, and run the study again."
+    elif first.cause == "budget":
+        cure = "Run the study again with more time."
+    else:
+        cure = "Run the study again."
     return (
         f"{first.candidate} finished with no seed (seed {first.seed}: {_why(first, metric)}), so that there "
-        "is nothing to compare with. A changed job is run anew; to have the same one repeated, delete its "
-        "files in runs/."
+        f"is nothing to compare with. {cure}"
     )
 
 

@@ -79,16 +79,23 @@ def _start(words: list[str], folder: str, errors: Path) -> _Ended:
                 stderr=file,
                 pass_fds=[write],
             )
+        except (OSError, ValueError) as error:  # a word too long or with a NUL, or no such folder
+            why = (isinstance(error, OSError) and error.strerror) or str(error)
+            raise _unstartable(words, folder, why) from error
         finally:
             os.close(write)
         told = report.read().split()
     code = launcher.wait()
     if told[:1] == [b"error"]:
-        raise UsageError(
-            f"command: {words[0]!r} cannot be started: {os.strerror(int(told[1]))}.",
-            cure=f"It is looked up from the folder of the specification, {folder}.",
-        )
+        raise _unstartable(words, folder, os.strerror(int(told[1])))
     return _Ended(int(told[0]), int(told[1])) if told else _Ended(code, None)
+
+
+def _unstartable(words: list[str], folder: str, why: str) -> UsageError:
+    return UsageError(
+        f"command: {words[0][:200]!r} cannot be started: {why}.",
+        cure=f"It is looked up from the folder of the specification, {folder}.",
+    )
 
 
 def _failure(code: int, errors: Path) -> str | None:

@@ -8,6 +8,7 @@ posix_spawn: a script started from a worker would seem to take the memory of tor
 nothing, and a command that takes less than this small interpreter (some 9 MB) is told as that.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -20,8 +21,9 @@ def launch(report: int, words: list[str]) -> int:
         # Python ignores these, and a child would inherit that.
         kept = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
         child = os.posix_spawnp(words[0], words, os.environ, setsigdef=kept)
-    except OSError as error:
-        os.write(report, f"error {error.errno}\n".encode())
+    except (OSError, ValueError) as error:  # the latter for words that no system takes
+        number = getattr(error, "errno", None) or errno.EINVAL
+        os.write(report, f"error {number}\n".encode())
         return 127
     _, status, usage = os.wait4(child, 0)
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # bytes there, KiB elsewhere

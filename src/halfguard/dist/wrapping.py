@@ -113,8 +113,7 @@ class Wrappers:
     """The modules of a model that reduce gradients among ranks; what they are asked to do, all of them do."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())
-        self._replicated = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        self._replicated = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
         self._sharded = sharded_modules(model)
 
     @property
@@ -141,9 +140,7 @@ class Wrappers:
 
 def _fsdp_groups(module: FSDPModule) -> list[Any]:
     state: Any = module._get_fsdp_state()
-    groups = getattr(
-        state, "_fsdp_param_groups", None
-    )  # a list since torch 2.13; one or none before
+    groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.13; before, one or none
     return list(filter(None, [state._fsdp_param_group] if groups is None else groups))
 
 

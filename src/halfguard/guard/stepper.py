@@ -269,9 +269,8 @@ class Stepper:
         if self.config.clip is None:
             return
         clipped: Any = [p for o in optimizers for p in parameters_of(o) if p.grad is not None]
-        if (
-            not self._consensus.early
-        ):  # torch multiplies tensors of one mesh at a time; each rank its own
+        if not self._consensus.early:
+            # torch multiplies tensors of one mesh at a time; each rank its own.
             clipped = [SimpleNamespace(grad=local(p.grad)) for p in clipped]
         clip_grads_with_norm_(clipped, self.config.clip.max_norm, gradients.total)
 

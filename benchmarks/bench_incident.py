@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from benchmarks.timing import print_table
-from halfguard.guard import rng
 from halfguard.incident.capture import Incidents, Moment
 from halfguard.records import Action, Cause, StepRow
+from halfguard.step.random_state import capture_random_state
 
 ROUNDS, WIDTH, LAYERS = 21, 1024, 16  # 64 MiB of weights
 BATCH = torch.randn(64, WIDTH)
@@ -33,7 +33,7 @@ def moment() -> Moment:
     step = StepRow(
         step=7, action=Action.SKIP, cause=Cause.BAD_BATCH, loss=1.0, grad_norm=1.0, scale=1.0
     )
-    return Moment(step, [(BATCH, rng.capture(), None)], {}, "fp16-mixed", "cpu")
+    return Moment(step, [(BATCH, capture_random_state(), None)], {}, "fp16-mixed", "cpu")
 
 
 def capture(incidents: Incidents, folder: Path, model: nn.Module) -> None:
@@ -70,7 +70,7 @@ def main() -> None:
     incidents = Incidents(Path(), keep=10**6, max_bytes=2**40, weights=True, environment={})
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     same = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    same |= {"batch.0": BATCH, "rng.0.torch": torch.get_rng_state()}
+    same |= {"batch.0": BATCH, "random_state.0.torch": torch.get_rng_state()}
     size = sum(t.numel() * t.element_size() for t in same.values()) / 2**20
     waiting = measured(
         {

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from benchmarks.timing import interleaved, print_table, ratios
-from halfguard.trace import trace
+from halfguard.tracing import trace
 
 EVERY = 100
 

@@ -13,7 +13,7 @@ import yaml
 
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig, preset_names
-from halfguard.guard.frameworks import FRAMEWORKS, framework_text, limits, preset_purpose
+from halfguard.guard.presets.frameworks import FRAMEWORKS, framework_text, limits, preset_purpose
 from tests.support.docs import ROOT
 from tests.support.preset_runs import (
     BATCHES,

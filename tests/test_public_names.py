@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -24,3 +26,31 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_halfguard_imports_no_torch() -> None:
     program = "import sys, halfguard; halfguard.formats; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+# In a process of its own: Ray and others change the environment when they are imported.
+_IMPORT_ALL = """
+import importlib, pkgutil, sys, types, halfguard
+names = [found.name for found in pkgutil.walk_packages(halfguard.__path__, "halfguard.")]
+for name in names:
+    module = importlib.import_module(name)
+    package, _, last = name.rpartition(".")
+    # A function that a package exports must not hide the module of the same name.
+    seen = getattr(importlib.import_module(package), last)
+    if not isinstance(module, types.ModuleType) or seen is not module:
+        print(name, type(seen).__name__)
+print(len(names), "modules", file=sys.stderr)
+"""
+
+
+def test_every_module_is_reached_by_its_dotted_path() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _IMPORT_ALL]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == ""
+    assert int(result.stderr.split()[-2]) > 400
+
+
+def test_no_room_has_the_name_of_a_public_function() -> None:
+    rooms = {found.name for found in pkgutil.iter_modules(halfguard.__path__)}
+    clashes = rooms & set(halfguard.__all__)
+    assert all(isinstance(getattr(halfguard, name), ModuleType) for name in clashes)

@@ -7,26 +7,23 @@ costs nothing and works where torch is not installed.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from halfguard import ops
-    from halfguard.doctor.examine import doctor
+    from halfguard import formats, ops
+    from halfguard.diagnosis.doctor import doctor
     from halfguard.guard import GradScaler, Guard, GuardConfig, StepOutcome
-    from halfguard.numerics import formats
     from halfguard.precision import MasterWeights, half_state_dict, upcast_trainable
     from halfguard.precision.emulation import emulate_autocast
     from halfguard.precision.islands import fp32_island
     from halfguard.precision.plans import apply_plan
-    from halfguard.probe.plan_search import plan
-    from halfguard.probe.probing import probe
+    from halfguard.probing.plan_search import plan
+    from halfguard.probing.probe import probe
     from halfguard.records.plan import PrecisionPlan
-    from halfguard.replay.autopsy import replay
-    from halfguard.trace.first_nonfinite import find_first_nonfinite
-    from halfguard.trace.tracer import trace
-    from halfguard.validate.validating import validate
+    from halfguard.replaying.autopsy import replay
+    from halfguard.tracing.first_nonfinite import find_first_nonfinite
+    from halfguard.tracing.tracer import trace
+    from halfguard.validation.validate import validate
     from halfguard.workload import Workload
 
 __version__ = "0.1.0"
@@ -41,19 +38,19 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "StepOutcome": ("halfguard.guard", "StepOutcome", "torch"),
     "Workload": ("halfguard.workload", "Workload", "torch"),
     "apply_plan": ("halfguard.precision.plans", "apply_plan", "torch"),
-    "doctor": ("halfguard.doctor.examine", "doctor", "torch"),
+    "doctor": ("halfguard.diagnosis.doctor", "doctor", "torch"),
     "emulate_autocast": ("halfguard.precision.emulation", "emulate_autocast", "torch"),
-    "find_first_nonfinite": ("halfguard.trace.first_nonfinite", "find_first_nonfinite", "torch"),
-    "formats": ("halfguard.numerics.formats", None, None),
+    "find_first_nonfinite": ("halfguard.tracing.first_nonfinite", "find_first_nonfinite", "torch"),
+    "formats": ("halfguard.formats", None, None),
     "fp32_island": ("halfguard.precision.islands", "fp32_island", "torch"),
     "half_state_dict": ("halfguard.precision", "half_state_dict", "torch"),
     "ops": ("halfguard.ops", None, "torch"),
-    "plan": ("halfguard.probe.plan_search", "plan", "torch"),
-    "probe": ("halfguard.probe.probing", "probe", "torch"),
-    "replay": ("halfguard.replay.autopsy", "replay", "torch"),
-    "trace": ("halfguard.trace.tracer", "trace", "torch"),
+    "plan": ("halfguard.probing.plan_search", "plan", "torch"),
+    "probe": ("halfguard.probing.probe", "probe", "torch"),
+    "replay": ("halfguard.replaying.autopsy", "replay", "torch"),
+    "trace": ("halfguard.tracing.tracer", "trace", "torch"),
     "upcast_trainable": ("halfguard.precision", "upcast_trainable", "torch"),
-    "validate": ("halfguard.validate.validating", "validate", "validate"),
+    "validate": ("halfguard.validation.validate", "validate", "validate"),
 }
 
 __all__ = [
@@ -102,17 +99,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Surface(ModuleType):
-    """Keeps ``halfguard.trace`` the function: importing the room of that name would replace it."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        is_room = (
-            isinstance(value, ModuleType) and _NAMES.get(name, ("", None, None))[1] is not None
-        )
-        if not is_room:
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Surface

@@ -14,7 +14,7 @@ import yaml
 
 from halfguard.cli import main
 from halfguard.guard.config import GuardConfig, preset_names, preset_text
-from halfguard.guard.frameworks import framework_text
+from halfguard.guard.presets.frameworks import framework_text
 
 
 @dataclass

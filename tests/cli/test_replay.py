@@ -10,11 +10,11 @@ import pytest
 from halfguard.incident import Incident
 from halfguard.records.autopsy import Autopsy
 from tests.cli.told import Told
-from tests.replay.helper import broken, glitched, overflowing
+from tests.replaying.helper import broken, glitched, overflowing
 
 pytestmark = pytest.mark.usefixtures("seed")
 TRAIN = """
-from tests.replay.helper import job as _job, nn
+from tests.replaying.helper import job as _job, nn
 
 def job(seed):
     return _job()

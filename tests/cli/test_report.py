@@ -15,9 +15,9 @@ import pytest
 from halfguard.cli.verdicts import save_verdict, sign
 from halfguard.records.verdict import Verdict
 from halfguard.report import Story
-from halfguard.validate.judgement.verdict import judge
+from halfguard.validation.judgement.verdict import judge
 from tests.cli.told import Told
-from tests.validate.studies import losing, study
+from tests.validation.studies import losing, study
 
 pytestmark = pytest.mark.usefixtures("seed")
 TRAIN = """

@@ -16,9 +16,9 @@ import yaml
 from halfguard.cli import main
 from halfguard.records.study import Study
 from halfguard.records.verdict import Verdict, Word
-from halfguard.validate.approval import standing
-from halfguard.validate.ledger import Ledger
-from tests.validate.helper import JOBS
+from halfguard.validation.approval import standing
+from halfguard.validation.ledger import Ledger
+from tests.validation.helper import JOBS
 
 SPEC = {
     "name": "small study",

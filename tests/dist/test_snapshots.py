@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 import halfguard as hg
 from halfguard.errors import UsageError
-from halfguard.guard import folders
+from halfguard.guard.recovery import snapshot_folder
 from tests.dist import jobs
 from tests.support.ranks import Ranks
 
@@ -57,7 +57,7 @@ def test_nothing_is_pickled(ranks: Callable[[int], Ranks], tmp_path: Path) -> No
 
 def full_disk(folder: str, full_on: int, steps: int) -> tuple[int, int | None]:
     """Train while one rank cannot write its part of a snapshot."""
-    module: Any = folders
+    module: Any = snapshot_folder
     real = module.write_whole
 
     def write(path: Path, content: Any) -> None:

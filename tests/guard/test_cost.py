@@ -17,8 +17,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from halfguard.guard import Guard, StepOutcome
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.policy import Limits
-from halfguard.guard.stepper import Stepper
-from halfguard.guard.window import MicroBatch, Window
+from halfguard.guard.step_batches import MicroBatch, Window
+from halfguard.guard.stepping.stepper import Stepper
 from tests.support.counting import OpCounter
 
 AT_MOST = 25

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from halfguard.errors import TrainingHaltedError
 from halfguard.guard.guard import Guard
-from halfguard.guard.outcome import StepOutcome
+from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.records import Action, Cause
 from tests.guard.helper import frozen, inject, same
 from tests.support.counting import OpCounter

@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from halfguard.guard.guard import Guard
-from halfguard.guard.snapshots import all_finite
+from halfguard.guard.recovery.snapshots import all_finite
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Cause
 from tests.guard.helper import frozen, same

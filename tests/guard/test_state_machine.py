@@ -31,7 +31,7 @@ from halfguard.errors import TrainingHaltedError
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
-from halfguard.guard.outcome import StepOutcome
+from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.records import Action, Cause
 from tests.guard.helper import OPTIMIZERS, frozen, inject, same
 

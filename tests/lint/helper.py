@@ -7,8 +7,8 @@ from pathlib import Path
 
 from halfguard.lint.engine import Diagnostic, lint_bytes
 from halfguard.lint.fixes import Fixed, fix_bytes
+from halfguard.lint.match import FixKind
 from halfguard.lint.registry import all_rules
-from halfguard.lint.rule import FixKind
 from halfguard.lint.settings import Settings
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from halfguard.formats import FP16
 from halfguard.lint.halves import OVERFLOW, UNDERFLOW
 from halfguard.lint.registry import all_rules
 from halfguard.lint.rule import Rule
-from halfguard.numerics.formats import FP16
 from tests.lint.helper import codes
 
 ROOT = Path(__file__).parents[2]

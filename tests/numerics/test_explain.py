@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from halfguard.numerics.explain import State, explain, percent, show
-from halfguard.numerics.formats import ALL, BF16, FP8_E4M3FN, FP16, FP32
+from halfguard.formats import ALL, BF16, FP8_E4M3FN, FP16, FP32
+from halfguard.numerics.explain import explain
+from halfguard.numerics.explanation import State, percent, show
 
 
 def sentence(text: str, beginning: str) -> str:

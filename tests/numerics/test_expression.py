@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfguard.errors import UsageError
+from halfguard.formats import BF16, FP16, FP32, Format
 from halfguard.numerics.exact import Value
 from halfguard.numerics.expression import evaluate_exactly, evaluate_in, parse
-from halfguard.numerics.formats import BF16, FP16, FP32, Format
 
 
 def exactly(text: str) -> Value:

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from halfguard.errors import UsageError
+from halfguard.formats import BF16, FP8_E4M3FN, FP16, FP32, Format
 from halfguard.numerics import blocks
-from halfguard.numerics.formats import BF16, FP8_E4M3FN, FP16, FP32, Format
 from halfguard.numerics.health import FIELDS, health
 from tests.support.counting import OpCounter
 

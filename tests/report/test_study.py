@@ -16,9 +16,9 @@ from halfguard.records.study import Curve, Study
 from halfguard.records.verdict import Approval, Standing, Word
 from halfguard.report import study_page, to_html, to_junit, to_markdown
 from halfguard.report.forest import draw_forest, shortened
-from halfguard.validate.judgement.verdict import judge
+from halfguard.validation.judgement.verdict import judge
 from tests.report.test_page import EVIL, Tags
-from tests.validate.studies import curve, losing, run, study
+from tests.validation.studies import curve, losing, run, study
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from halfguard.guard.config import GuardConfig, preset_names
-from halfguard.guard.frameworks import framework_text
+from halfguard.guard.presets.frameworks import framework_text
 from halfguard.precision import MasterWeights
 
 WITHOUT_FP16_ON_A_CPU = ("transformers", "accelerate")

@@ -98,11 +98,7 @@ def _check(
 
 def _report(gpu: str | None, precision: str | None, batch_size: int | None) -> MachineReport:
     from halfguard.cli.bars import progress  # noqa: PLC0415
-    from halfguard.doctor.machine.report import (  # noqa: PLC0415
-        STEPS,
-        report_on_card,
-        report_on_machine,
-    )
+    from halfguard.diagnosis.machine.report import STEPS, report_on_card, report_on_machine  # noqa: PLC0415
 
     asked: Any = "fp16-mixed" if precision == "fp16-weights" else precision
     if gpu is not None:
@@ -132,7 +128,7 @@ def _load(entry: str, seed: int) -> Workload:
 
 
 def _examine(workload: Workload, precision: str) -> Diagnosis:
-    from halfguard.doctor.examine import doctor_workload  # noqa: PLC0415
+    from halfguard.diagnosis.doctor import doctor_workload  # noqa: PLC0415
 
     return doctor_workload(workload, precision=precision)
 
@@ -140,7 +136,7 @@ def _examine(workload: Workload, precision: str) -> Diagnosis:
 def _measure(workload: Workload, precision: str | None, budget: int | None) -> Cost:
     """In the precision that was asked for beside FP32; in all of them if none was."""
     from halfguard.cli.bars import progress  # noqa: PLC0415
-    from halfguard.doctor.cost import measure_cost  # noqa: PLC0415
+    from halfguard.diagnosis.cost import measure_cost  # noqa: PLC0415
 
     precisions = None if precision is None else ("fp32", precision)
     with progress("Timing steps") as bar:

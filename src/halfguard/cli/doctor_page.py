@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from halfguard.doctor.machine.measured import FORMAT
+from halfguard.diagnosis.machine.measured import FORMAT
 from halfguard.records.cost import Cost
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from halfguard.numerics.explain import Explanation, Row
+    from halfguard.numerics.explanation import Explanation, Row
 
 app = typer.Typer(add_completion=False)
 
@@ -47,7 +47,7 @@ def explain(
 
 
 def _as_json(explanation: Explanation) -> dict[str, Any]:
-    from halfguard.numerics.explain import show  # noqa: PLC0415
+    from halfguard.numerics.explanation import show  # noqa: PLC0415
 
     return {
         "kind": "explanation",
@@ -80,7 +80,7 @@ def _print(explanation: Explanation) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from halfguard.numerics.explain import show  # noqa: PLC0415
+    from halfguard.numerics.explanation import show  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False)
     is_literal = explanation.node.is_literal
@@ -97,7 +97,7 @@ def _table(rows: tuple[Row, ...], *, with_computed: bool) -> Table:
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from halfguard.numerics.explain import percent, show  # noqa: PLC0415
+    from halfguard.numerics.explanation import percent, show  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("format")
@@ -114,7 +114,7 @@ def _table(rows: tuple[Row, ...], *, with_computed: bool) -> Table:
 
 def _state(row: Row) -> tuple[str, str]:
     """Return the words and the colour for what became of a value."""
-    from halfguard.numerics.explain import State  # noqa: PLC0415
+    from halfguard.numerics.explanation import State  # noqa: PLC0415
 
     top = "inf" if row.format.has_infinity else f"NaN or {row.format.largest:g}"
     return {

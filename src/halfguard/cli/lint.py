@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from halfguard.lint.rule import FixKind
+    from halfguard.lint.match import FixKind
     from halfguard.lint.run import FileResult, Job
     from halfguard.lint.settings import Settings
 

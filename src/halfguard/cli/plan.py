@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from halfguard.probe.trials import Trial
+    from halfguard.probing.trials import Trial
     from halfguard.records.plan import PrecisionPlan
 
 app = typer.Typer(add_completion=False)
@@ -41,7 +41,7 @@ def plan(
     from halfguard.errors import NoPlanError  # noqa: PLC0415
 
     with torch_needed("halfguard plan"):
-        from halfguard.probe.plan_search import plan as search  # noqa: PLC0415
+        from halfguard.probing.plan_search import plan as search  # noqa: PLC0415
         from halfguard.workload import load  # noqa: PLC0415
     if output is not None and not output.resolve().parent.is_dir():
         raise typer.BadParameter(f"the folder of {output} does not exist", param_hint="-o")

@@ -36,8 +36,8 @@ def presets(
 
     Exit code 0: printed; 2: a mistake in the call.
     """
-    from halfguard.guard import frameworks  # noqa: PLC0415
     from halfguard.guard.config import GuardConfig, preset_names, preset_text  # noqa: PLC0415
+    from halfguard.guard.presets import frameworks  # noqa: PLC0415
 
     if name is None:
         if framework is not None:
@@ -59,7 +59,7 @@ def presets(
 
 
 def _described(name: str, config: GuardConfig) -> dict[str, object]:
-    from halfguard.guard.frameworks import preset_purpose  # noqa: PLC0415
+    from halfguard.guard.presets.frameworks import preset_purpose  # noqa: PLC0415
 
     values = config.model_dump(mode="json")
     return {"name": name, "purpose": preset_purpose(name), "config": values}
@@ -71,7 +71,7 @@ def _list(configs: dict[str, GuardConfig], *, as_json: bool) -> None:
         return
     from rich.console import Console  # noqa: PLC0415
 
-    from halfguard.guard.frameworks import FRAMEWORKS  # noqa: PLC0415
+    from halfguard.guard.presets.frameworks import FRAMEWORKS  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False)
     console.print(_table(configs))
@@ -84,7 +84,7 @@ def _table(configs: dict[str, GuardConfig]) -> Table:
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from halfguard.guard.frameworks import preset_purpose  # noqa: PLC0415
+    from halfguard.guard.presets.frameworks import preset_purpose  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("preset", "for", "numbers"):

@@ -39,17 +39,17 @@ def probe(
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
     with torch_needed("halfguard probe"):
-        from halfguard.probe.probing import probe as run  # noqa: PLC0415
+        from halfguard.probing.probe import probe as run  # noqa: PLC0415
         from halfguard.workload import load  # noqa: PLC0415
     with progress(f"probe {precision}", steps) as bar:
         workload = load(entry, seed)
         report = run(workload, steps=steps, precision=precision, scale=scale, advance=bar.advance)
     if png is not None:
-        from halfguard.probe.picture import save_png  # noqa: PLC0415
+        from halfguard.report.heat_map import save_png  # noqa: PLC0415
 
         save_png(report, png)
     if html is not None:
-        from halfguard.probe.page import save_html  # noqa: PLC0415
+        from halfguard.report.probe_page import save_html  # noqa: PLC0415
 
         save_html(report, html)
     if as_json:

@@ -56,7 +56,7 @@ def _run(incident: Path, entry: str | None) -> Autopsy:
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
     with torch_needed("halfguard replay"):
-        from halfguard.replay import replay as run  # noqa: PLC0415
+        from halfguard.replaying import replay as run  # noqa: PLC0415
     with progress("replay") as bar:
 
         def watch(doing: str) -> None:

@@ -71,7 +71,7 @@ def _run(run_dir: Path) -> _Found:
 def _study(folder: Path) -> _Found:
     from halfguard.records.study import Study  # noqa: PLC0415
     from halfguard.report import study_page  # noqa: PLC0415
-    from halfguard.validate.approval import read_verdict, standing  # noqa: PLC0415
+    from halfguard.validation.approval import read_verdict, standing  # noqa: PLC0415
 
     study = Study.from_json((folder / "study.json").read_bytes())
     verdict = read_verdict(folder)

@@ -10,9 +10,9 @@ import typer.core
 
 if TYPE_CHECKING:
     from halfguard.cli.bars import Bar
-    from halfguard.validate.sections import ExecutorSpec
-    from halfguard.validate.spec import Spec
-    from halfguard.validate.study import OnProgress, Progress
+    from halfguard.validation.sections import ExecutorSpec
+    from halfguard.validation.spec import Spec
+    from halfguard.validation.study import OnProgress, Progress
 
 
 class _SpecOrCommand(typer.core.TyperGroup):
@@ -55,9 +55,9 @@ def run(
 
     with torch_needed("halfguard validate", extra="validate"):
         from halfguard.records.study import Study  # noqa: PLC0415
-        from halfguard.validate.spec import Spec  # noqa: PLC0415
-        from halfguard.validate.study import make_executor, missing  # noqa: PLC0415
-        from halfguard.validate.validating import default_folder, validate  # noqa: PLC0415
+        from halfguard.validation.spec import Spec  # noqa: PLC0415
+        from halfguard.validation.study import make_executor, missing  # noqa: PLC0415
+        from halfguard.validation.validate import default_folder, validate  # noqa: PLC0415
     checked = Spec.load(spec)
     folder = out or default_folder(checked)
     where = make_executor(_executor(checked, executor, workers))
@@ -90,7 +90,7 @@ def approve(
     from halfguard.cli.verdicts import sign  # noqa: PLC0415
 
     with torch_needed("halfguard validate approve", extra="validate"):
-        from halfguard.validate.judgement import statistics  # noqa: F401, PLC0415
+        from halfguard.validation.judgement import statistics  # noqa: F401, PLC0415
     signed = sign(folder, by)
     if as_json:
         typer.echo(signed.to_json())
@@ -101,7 +101,7 @@ def approve(
 
 
 def _executor(spec: Spec, kind: str | None, workers: int | None) -> ExecutorSpec:
-    from halfguard.validate.sections import ExecutorSpec  # noqa: PLC0415
+    from halfguard.validation.sections import ExecutorSpec  # noqa: PLC0415
 
     given = {"kind": kind, "workers": workers}
     if kind not in (None, "local", "ray"):

@@ -15,7 +15,7 @@ def save_verdict(folder: Path, study: Study, verdict: Verdict) -> Page:
     """Write ``verdict.json``, ``report.html``, ``report.md`` and ``junit.xml``; returns the page."""
     from halfguard.records import write_whole  # noqa: PLC0415
     from halfguard.report.junit import to_junit  # noqa: PLC0415
-    from halfguard.validate.approval import VERDICT_FILE, standing  # noqa: PLC0415
+    from halfguard.validation.approval import VERDICT_FILE, standing  # noqa: PLC0415
 
     write_whole(folder / VERDICT_FILE, verdict.to_json() + "\n")
     write_whole(folder / "junit.xml", to_junit(verdict))
@@ -27,8 +27,8 @@ def sign(folder: Path, by: str) -> Approval:
     from halfguard.errors import UsageError  # noqa: PLC0415
     from halfguard.records.study import Study  # noqa: PLC0415
     from halfguard.records.verdict import Standing  # noqa: PLC0415
-    from halfguard.validate.approval import approve, read_verdict  # noqa: PLC0415
-    from halfguard.validate.judgement.verdict import judge  # noqa: PLC0415
+    from halfguard.validation.approval import approve, read_verdict  # noqa: PLC0415
+    from halfguard.validation.judgement.verdict import judge  # noqa: PLC0415
 
     verdict = read_verdict(folder)
     try:

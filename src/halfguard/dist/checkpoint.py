@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from halfguard.dist.ranks import world_size
+from halfguard.dist.collectives import world_size
 from halfguard.errors import RecordError
 from halfguard.records.snapshot import FileSum
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from halfguard.dist.ranks import rank, world_size
+from halfguard.dist.collectives import rank, world_size
 from halfguard.dist.wrapping import is_spread
 
 if TYPE_CHECKING:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from halfguard.guard.config import GuardConfig
     from halfguard.guard.guard import Guard
-    from halfguard.guard.outcome import StepOutcome
-    from halfguard.guard.scaler import GradScaler
+    from halfguard.guard.stepping.outcome import StepOutcome
+    from halfguard.guard.stepping.scaler import GradScaler
 
 __all__ = ["GradScaler", "Guard", "GuardConfig", "StepOutcome"]
 
 _MODULES = {
-    "GradScaler": "scaler",
+    "GradScaler": "stepping.scaler",
     "Guard": "guard",
     "GuardConfig": "config",
-    "StepOutcome": "outcome",
+    "StepOutcome": "stepping.outcome",
 }
 
 

@@ -22,22 +22,27 @@ from torch.optim import Optimizer
 
 from halfguard.dist.wrapping import unwrapped
 from halfguard.errors import UsageError
-from halfguard.guard import policy, rng
-from halfguard.guard.chronicle import Chronicle, Report
+from halfguard.guard import policy
+from halfguard.guard.agreement.fault_report import inquire
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.followers import Followers
-from halfguard.guard.gate import read
-from halfguard.guard.halting import halted, tried
-from halfguard.guard.inquest import inquire
-from halfguard.guard.mailbox import Mailbox
-from halfguard.guard.outcome import StepOutcome
-from halfguard.guard.parts import Average, Scheduler
-from halfguard.guard.recovery import Recovery
-from halfguard.guard.stepper import Stepper
-from halfguard.guard.window import LossFunction, MicroBatch, Window, loss_of
+from halfguard.guard.halt_message import halted, tried
+from halfguard.guard.protocols import Average, Scheduler
+from halfguard.guard.recorder import Chronicle, Report
+from halfguard.guard.recovery.recovery import Recovery
+from halfguard.guard.scheduler_and_ema import Followers
+from halfguard.guard.step_batches import LossFunction, MicroBatch, Window, loss_of
+from halfguard.guard.stepping.gate import read
+from halfguard.guard.stepping.mailbox import Mailbox
+from halfguard.guard.stepping.outcome import StepOutcome
+from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import autocast
 from halfguard.precision.plans import apply_plan
 from halfguard.records import Action, Cause, Summary
+from halfguard.step.random_state import (
+    capture_random_state,
+    portable_random_state,
+    restore_random_state,
+)
 
 # Steps after which a report is read where reading it at once would stall the device.
 _LAG = 2
@@ -92,7 +97,7 @@ class Guard:
         repeatable = (
             self.config.skip.on_nonfinite == "retry_fp32" or self._chronicle.incidents is not None
         )
-        micro = MicroBatch(batch, about, loss_fn, rng.capture() if repeatable else None)
+        micro = MicroBatch(batch, about, loss_fn, capture_random_state() if repeatable else None)
         with self._stepper.micro_batch(self._window):
             with self.autocast():
                 loss = loss_of(loss_fn(self.model, batch))
@@ -174,7 +179,7 @@ class Guard:
             )
         return self._own_state() | {
             "scaler": self.scaler.state_dict(),
-            "rng": rng.portable(rng.capture()),
+            "rng": portable_random_state(capture_random_state()),
         }
 
     def _own_state(self) -> dict[str, Any]:
@@ -191,7 +196,7 @@ class Guard:
         """Go on exactly where ``state_dict`` was taken, random generators included."""
         self.scaler.load_state_dict(dict(state["scaler"]))
         self._load_own_state(state)
-        rng.restore(state["rng"])
+        restore_random_state(state["rng"])
         if self._recovery is not None:
             self._recovery.start_anew()
 

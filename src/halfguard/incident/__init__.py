@@ -5,7 +5,7 @@ runs no code of anybody's: no pickle, sizes checked before anything is read, nam
 """
 
 from halfguard.incident.capture import Incidents
-from halfguard.incident.encode import decode, encode
+from halfguard.incident.encoding import decode, encode
 from halfguard.incident.store import Incident, open_incident, write_incident
 
 __all__ = ["Incident", "Incidents", "decode", "encode", "open_incident", "write_incident"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
-from halfguard.incident.encode import Encoder
+from halfguard.incident.encoding import Encoder
 from halfguard.incident.store import write_incident
 from halfguard.records import IncidentRecord, MicroBatchRecord, StepRow
 

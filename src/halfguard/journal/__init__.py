@@ -8,9 +8,9 @@ checkpoint is taken makes a resumed run begin where a row ends, so that no windo
 Nothing here imports torch.
 """
 
-from halfguard.journal.environment import environment, run_info
 from halfguard.journal.journal import RUN_FILE, STEPS_FILE, Journal
 from halfguard.journal.lines import read_rows
+from halfguard.journal.run_environment import environment, run_info
 from halfguard.journal.tally import Tally
 
 __all__ = [

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 
+from halfguard.lint.match import Edit, Span
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Edit, Span
 
 
 def insert_before(module: Model, statement: ast.stmt, text: str) -> Edit | None:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import yaml
 
+from halfguard.lint.match import Fix, Match, Span
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Fix, Match, Meta, Rule, Span, Words
+from halfguard.lint.rule import Meta, Rule, Words
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
 from halfguard.lint.suppress import is_ignored

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from halfguard.lint.engine import Diagnostic, lint_bytes, parse
-from halfguard.lint.rule import Fix, FixKind, Rule
+from halfguard.lint.match import Fix, FixKind
+from halfguard.lint.rule import Rule
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
 

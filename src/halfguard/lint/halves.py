@@ -1,6 +1,6 @@
 """The limits of half that rules about constants need, and the questions they share.
 
-The numbers are those of ``halfguard.numerics.formats``, which lint may not import: it stands on layer 0.
+The numbers are those of ``halfguard.formats``, which lint may not import: it stands on layer 0.
 A test compares the two.
 """
 

@@ -7,10 +7,10 @@ from functools import cached_property
 
 from halfguard.lint.autocast import Regions
 from halfguard.lint.events import Events
+from halfguard.lint.match import Span
 from halfguard.lint.module import Module
 from halfguard.lint.precision import Precision, dtype_of, precision
 from halfguard.lint.roles import Roles
-from halfguard.lint.rule import Span
 from halfguard.lint.steps import Step, find_steps
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from halfguard.lint.engine import Diagnostic, lint_bytes
 from halfguard.lint.fixes import fix_bytes
-from halfguard.lint.rule import FixKind, Rule
+from halfguard.lint.match import FixKind
+from halfguard.lint.rule import Rule
 from halfguard.lint.settings import Settings
 
 _FEW = 60  # below this, starting processes costs more than it saves

@@ -12,7 +12,7 @@ import re
 import tokenize
 from functools import cached_property
 
-from halfguard.lint.rule import Edit, Span
+from halfguard.lint.match import Edit, Span
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from halfguard.lint.rule import Match
+from halfguard.lint.match import Match
 from halfguard.lint.source import Source
 
 _COMMENT = re.compile(r"#.*?\bhalfguard:\s*ignore(?:\[([A-Za-z0-9,\s]*)\])?", re.IGNORECASE)

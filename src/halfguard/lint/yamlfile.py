@@ -12,7 +12,7 @@ from functools import cached_property
 
 import yaml
 
-from halfguard.lint.rule import Match, Span
+from halfguard.lint.match import Match, Span
 from halfguard.lint.source import Source
 
 _MAX_NODES = 200_000  # aliases can make a small file describe a very large one

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from halfguard.errors import UsageError
+from halfguard.formats import Format
 from halfguard.numerics import exact
 from halfguard.numerics.exact import Value
-from halfguard.numerics.formats import Format
 
 # What bounds the work of an expression from a stranger.
 _LONGEST_TEXT = 200

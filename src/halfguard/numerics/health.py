@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from halfguard.errors import UsageError
+from halfguard.formats import FP16, Format
 from halfguard.numerics.blocks import Blocks, in_list_order, lay_out, wide
-from halfguard.numerics.formats import FP16, Format
 
 FIELDS = (
     "absmax",  # largest finite magnitude; 0 when there is none

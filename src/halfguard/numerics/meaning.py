@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+from halfguard.formats import BF16, FP16, FP32, Format
 from halfguard.numerics import exact, expression
-from halfguard.numerics.explain import Explanation, Row, State, percent, show
-from halfguard.numerics.formats import BF16, FP16, FP32, Format
+from halfguard.numerics.explanation import Explanation, Row, State, percent, show
 
 # The formats that training code computes in; the others appear in the table only.
 _TRAINING = (FP16, BF16, FP32)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
-from halfguard.numerics.formats import FP16
+from halfguard.formats import FP16
 from halfguard.numerics.health import health
 from halfguard.precision.modes import HALF_DTYPES
 

@@ -93,3 +93,8 @@ def headroom(absmax: float) -> float:
     if not isfinite(absmax):
         return -inf
     return log2(LARGEST / absmax) if absmax else inf
+
+
+def module_label(path: str) -> str:
+    """Return a module's path for people; the root has none."""
+    return path or "the model itself"

@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 from halfguard.errors import HalfguardError, UsageError
-from halfguard.workload.frames import told
 from halfguard.workload.job import Workload
 from halfguard.workload.seeding import seeded
+from halfguard.workload.user_error import told
 
 _FORM = "An ENTRY is path/to/file.py:function or package.module:function."
 

@@ -9,7 +9,7 @@ from halfguard.lint.run import FileResult
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def github(results: Sequence[FileResult]) -> str:
+def to_github(results: Sequence[FileResult]) -> str:
     """One command a finding."""
     lines = [
         f"::{_LEVELS[f.severity]} file={_property(f.path or '')},line={f.line},col={f.column},"

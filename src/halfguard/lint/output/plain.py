@@ -11,7 +11,7 @@ from halfguard.lint.run import FileResult
 _WIDTH = 120  # of a shown line; generated code has lines of megabytes
 
 
-def text(results: Sequence[FileResult]) -> str:
+def to_text(results: Sequence[FileResult]) -> str:
     """Every finding with its source line, and a count at the end."""
     blocks = ["\n".join(_block(d)) for result in results for d in result.diagnostics]
     return "\n\n".join([*blocks, _summary(results)]) + "\n"
@@ -56,7 +56,7 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def as_json(results: Sequence[FileResult]) -> str:
+def to_json(results: Sequence[FileResult]) -> str:
     """A list of findings, each with its code, path, line, column, message and fix."""
     rows = [
         d.finding.model_dump(mode="json")

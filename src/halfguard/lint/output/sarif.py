@@ -17,7 +17,7 @@ from halfguard.lint.run import FileResult
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def sarif(results: Sequence[FileResult]) -> str:
+def to_sarif(results: Sequence[FileResult]) -> str:
     """One run with its rules and results."""
     found = [d for result in results for d in result.diagnostics]
     used = {d.finding.code for d in found}

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from halfguard.lint.match import Match
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Match, Meta
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG001",

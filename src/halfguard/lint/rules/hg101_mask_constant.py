@@ -41,10 +41,11 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import is_simple, replace
 from halfguard.lint.halves import BIG, does_not_fit, may_be_half
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, last_name, receiver
 from halfguard.lint.precision import Precision
-from halfguard.lint.rule import Fix, Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG101",

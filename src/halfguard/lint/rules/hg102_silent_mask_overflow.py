@@ -37,10 +37,11 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.halves import BIG, does_not_fit, surely_half
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument
 from halfguard.lint.precision import Precision
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG102",

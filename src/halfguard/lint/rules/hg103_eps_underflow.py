@@ -37,9 +37,10 @@ from collections.abc import Iterator
 
 from halfguard.lint.conditions import text_of
 from halfguard.lint.halves import SMALL, is_model_value, is_tensor, may_be_half, vanishes
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, receiver
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG103",

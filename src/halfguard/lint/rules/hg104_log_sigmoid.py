@@ -38,9 +38,10 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import replace
 from halfguard.lint.halves import functional, logarithms, needs
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, last_name, receiver
-from halfguard.lint.rule import Fix, Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG104",

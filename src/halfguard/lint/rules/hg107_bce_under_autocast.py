@@ -39,10 +39,11 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import replace
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, key, last_name, receiver
 from halfguard.lint.precision import Precision
-from halfguard.lint.rule import Fix, Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG107",

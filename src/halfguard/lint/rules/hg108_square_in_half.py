@@ -36,9 +36,10 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.halves import may_be_half
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, last_name, number, receiver
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG108",

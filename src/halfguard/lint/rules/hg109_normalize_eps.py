@@ -33,10 +33,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.halves import vanishes
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, has_keyword
 from halfguard.lint.precision import Precision
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG109",

@@ -51,8 +51,9 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import insert_before
 from halfguard.lint.event import Event
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Fix, Match, Meta, match_at
+from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

@@ -53,8 +53,9 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import remove
 from halfguard.lint.event import Event
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Fix, Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG204",

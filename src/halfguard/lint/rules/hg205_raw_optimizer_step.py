@@ -48,8 +48,9 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import remove, replace
 from halfguard.lint.event import Event
+from halfguard.lint.match import Edit, Fix, Match, match_at
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Edit, Fix, Match, Meta, match_at
+from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

@@ -47,8 +47,9 @@ from collections.abc import Iterator
 
 from halfguard.lint.autocast import Autocast
 from halfguard.lint.index import Function
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG207",

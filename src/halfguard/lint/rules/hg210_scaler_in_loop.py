@@ -40,8 +40,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG210",

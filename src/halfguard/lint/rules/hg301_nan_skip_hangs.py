@@ -47,8 +47,9 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.conditions import asks_about_loss
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG301",

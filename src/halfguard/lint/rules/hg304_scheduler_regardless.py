@@ -39,8 +39,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.event import Event
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

@@ -35,9 +35,10 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import remove
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, boolean
-from halfguard.lint.rule import Fix, Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG307",

@@ -36,9 +36,10 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.conditions import text_of
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, key, number, receiver
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG308",

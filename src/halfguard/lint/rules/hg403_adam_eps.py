@@ -35,9 +35,10 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.halves import vanishes
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, boolean, has_keyword, key, receiver
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 from halfguard.lint.weights import half_models
 
 META = Meta(

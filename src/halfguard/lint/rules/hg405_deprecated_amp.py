@@ -40,8 +40,9 @@ from collections.abc import Iterator
 
 from halfguard.lint.conditions import text_of
 from halfguard.lint.edits import replace
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.model import Model
-from halfguard.lint.rule import Fix, Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG405",

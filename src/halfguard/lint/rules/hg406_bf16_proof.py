@@ -35,9 +35,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfguard.lint.match import Edit, Fix, Match, Span, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import has_keyword
-from halfguard.lint.rule import Edit, Fix, Match, Meta, Span, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG406",

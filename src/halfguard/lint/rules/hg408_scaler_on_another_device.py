@@ -38,9 +38,10 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import replace
+from halfguard.lint.match import Edit, Fix, Match, Span, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.names import argument, boolean, has_keyword, string
-from halfguard.lint.rule import Edit, Fix, Match, Meta, Span, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG408",

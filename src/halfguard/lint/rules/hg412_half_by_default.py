@@ -30,9 +30,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from halfguard.lint.match import Match, match_at
 from halfguard.lint.model import Model
 from halfguard.lint.precision import Precision
-from halfguard.lint.rule import Match, Meta, match_at
+from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG412",

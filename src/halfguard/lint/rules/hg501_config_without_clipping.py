@@ -33,7 +33,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.configs import is_on, is_trainer, lightning_half
-from halfguard.lint.rule import Match, Meta
+from halfguard.lint.match import Match
+from halfguard.lint.rule import Meta
 from halfguard.lint.yamlfile import YamlFile
 
 META = Meta(

@@ -28,7 +28,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.configs import is_on
-from halfguard.lint.rule import Match, Meta
+from halfguard.lint.match import Match
+from halfguard.lint.rule import Meta
 from halfguard.lint.yamlfile import YamlFile
 
 META = Meta(

@@ -31,7 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.configs import is_trainer
-from halfguard.lint.rule import Match, Meta
+from halfguard.lint.match import Match
+from halfguard.lint.rule import Meta
 from halfguard.lint.yamlfile import YamlFile
 
 META = Meta(

@@ -1,0 +1,5 @@
+"""Time and memory of a step in each precision: measured, explained, and made to fit."""
+
+from halfguard.diagnosis.cost.measuring import measure_cost
+
+__all__ = ["measure_cost"]

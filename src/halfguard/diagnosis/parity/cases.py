@@ -1,0 +1,155 @@
+"""What the self-test runs: operations at the sizes of real layers, their data, and what float64 says of them.
+
+Data are chosen so that bounds are sharp and faults show: products of one sign in a sum, logits around 100.
+Batch norm gets FP32 weights, as under autocast: without any, torch on a CPU rounds its statistics to half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from halfguard.diagnosis.parity import bounds
+from halfguard.diagnosis.parity.bounds import Arithmetic
+
+COMPARED = 2  # elements of the batch that float64 computes again
+EPS = 1e-5
+
+Tensors = tuple[Tensor, ...]
+Operations = Mapping[str, Callable[..., Tensor]]
+
+
+def _convolution(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.conv2d(x, weight, padding=1)
+
+
+def _layer_norm(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], eps=EPS)
+
+
+def _batch_norm(x: Tensor) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    weight = torch.ones(x.shape[1], dtype=wide, device=x.device)
+    return functional.batch_norm(x, None, None, weight, 0 * weight, training=True, eps=EPS)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return functional.softmax(x, -1)
+
+
+OPERATIONS: Operations = {
+    "matmul": torch.matmul,
+    "convolution": _convolution,
+    "layer norm": _layer_norm,
+    "batch norm": _batch_norm,
+    "softmax": _softmax,
+    "attention": functional.scaled_dot_product_attention,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation's inputs, and what of them float64 computes again."""
+
+    make: Callable[[int, torch.Generator], Tensors]
+    expect: Callable[[Tensors, Arithmetic], tuple[Tensor, Tensor]]  # float64 and its bound
+    part: Callable[[Tensor, int], Tensor]  # the compared part of an input or of the output
+    split: tuple[bool, ...]  # which inputs have that part; the others are taken whole
+
+
+def _batch_elements(x: Tensor, batch: int) -> Tensor:
+    chosen = torch.linspace(0, batch - 1, min(batch, COMPARED)).long()
+    return x[chosen.to(x.device)]
+
+
+def _channels(x: Tensor, batch: int) -> Tensor:  # noqa: ARG001  the batch is one whole here
+    return x[:, :8]
+
+
+def _sided(shape: tuple[int, ...], dim: int, generator: torch.Generator) -> Tensor:
+    """Uniform numbers whose sign is the same for all that share an index of ``dim``."""
+    signs = torch.ones(len(shape), dtype=torch.long).tolist()
+    signs[dim] = shape[dim]
+    sign = torch.randint(0, 2, signs, generator=generator) * 2 - 1
+    return torch.rand(shape, generator=generator) * sign
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _expect_matmul(inputs: Tensors, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    a, b = inputs
+    exact = a @ b
+    return exact, bounds.products(exact, exact.abs(), a.shape[-1], arithmetic)
+
+
+def _expect_convolution(inputs: Tensors, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    exact = _convolution(*inputs)
+    return exact, bounds.products(exact, exact.abs(), inputs[1][0].numel(), arithmetic)
+
+
+def _expect_layer_norm(inputs: Tensors, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    exact = _layer_norm(inputs[0])
+    return exact, bounds.norm(inputs[0], exact, (-1,), arithmetic)
+
+
+def _expect_batch_norm(inputs: Tensors, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    exact = _batch_norm(inputs[0])
+    return exact, bounds.norm(inputs[0], exact, (0, 2, 3), arithmetic)
+
+
+def _expect_softmax(inputs: Tensors, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    exact = _softmax(inputs[0])
+    return exact, bounds.softmax(inputs[0], exact, arithmetic)
+
+
+def _expect_attention(inputs: Tensors, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    q, k, v = inputs
+    exact = functional.scaled_dot_product_attention(q, k, v)
+    return exact, bounds.attention(q, k, v, exact, arithmetic)
+
+
+CASES: Mapping[str, Case] = {
+    "matmul": Case(
+        lambda n, g: (_sided((n, 64, 2048), 1, g), _sided((2048, 512), 1, g)),
+        _expect_matmul,
+        _batch_elements,
+        (True, False),
+    ),
+    "convolution": Case(
+        lambda n, g: (torch.rand(n, 64, 56, 56, generator=g), _sided((64, 64, 3, 3), 0, g)),
+        _expect_convolution,
+        _batch_elements,
+        (True, False),
+    ),
+    "layer norm": Case(
+        lambda n, g: (1 + 2 * _normal((n, 128, 1024), g),),
+        _expect_layer_norm,
+        _batch_elements,
+        (True,),
+    ),
+    "batch norm": Case(
+        lambda n, g: (1 + 2 * _normal((n, 64, 56, 56), g),),
+        _expect_batch_norm,
+        _channels,
+        (True,),
+    ),
+    # Around 100: exp overflows FP32 unless the maximum is subtracted.
+    "softmax": Case(
+        lambda n, g: (100 + _normal((n, 64, 2048), g),),
+        _expect_softmax,
+        _batch_elements,
+        (True,),
+    ),
+    "attention": Case(
+        lambda n, g: tuple(0.7 * _normal((n, 8, 256, 64), g) for _ in range(3)),
+        _expect_attention,
+        _batch_elements,
+        (True, True, True),
+    ),
+}

@@ -1,5 +1,0 @@
-"""Time and memory of a step in each precision: measured, explained, and made to fit."""
-
-from halfguard.doctor.cost.measuring import measure_cost
-
-__all__ = ["measure_cost"]

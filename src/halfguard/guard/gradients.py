@@ -1,0 +1,54 @@
+"""The gradients of one step, measured: the norm of each parameter's and of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from halfguard.dist.wrapping import local, whole
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The unscaled gradients of one step with the norm of each; the names are the user's own."""
+
+    names: list[str]
+    norms: Tensor  # one a parameter
+    total: Tensor
+    overflow: Tensor | None = None  # 1.0 where one of them, on any rank, is not finite
+
+    def worst(self, at_most: int) -> list[tuple[str, float]]:
+        """The parameters to blame with their norms: those that are not finite, else the largest.
+
+        This reads the device, so it is for unusual steps.
+        """
+        named = list(zip(self.names, self.norms.tolist(), strict=True))
+        sick = [(name, norm) for name, norm in named if not math.isfinite(norm)]
+        ranked = sick or sorted(named, key=lambda pair: pair[::-1], reverse=True)
+        return ranked[:at_most]
+
+
+def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Gradients:
+    """The norm of every gradient and of all of them, by the operations of ``clip_grad_norm_``.
+
+    The total of DTensors is that of all ranks; the norms are those of the parts on this one.
+    """
+    grads = [grad.coalesce().values() if grad.is_sparse else grad for _, grad in named]
+    first = grads[0].device
+    norms: list[Tensor] = []
+    order: list[int] = []
+    # torch's own grouping: the order of the norms decides the last bit of their sum.
+    lists: Any = [grads]
+    grouped: Any = _group_tensors_by_device_and_dtype(lists, with_indices=True)
+    for [group], positions in grouped.values():
+        norms += torch._foreach_norm(group, norm_type)
+        order += positions
+    stacked = torch.stack([norm.to(first, non_blocking=True) for norm in norms])
+    total = torch.linalg.vector_norm(stacked, norm_type)
+    return Gradients([named[position][0] for position in order], local(stacked), whole(total))

@@ -1,0 +1,1 @@
+"""The presets that come with the package, and how each framework writes them."""

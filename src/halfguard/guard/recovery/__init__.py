@@ -1,0 +1,1 @@
+"""Snapshots to return to, and the remedies to try after returning."""

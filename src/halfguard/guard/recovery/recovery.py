@@ -1,0 +1,213 @@
+"""What to do when skipping is not enough: go back, with a smaller learning rate; then try remedies.
+
+Going back restores the last good snapshot and cuts the learning rate. When that has been done often enough,
+the remedies that people try by hand are tried in their order, each from the same good snapshot, each alone,
+each for a bounded number of steps: FP32, a much lower learning rate, a longer growth interval, tighter
+clipping. The last remedy, mending the operation itself, is not ours to try; the error that ends the run
+says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from halfguard.errors import UsageError
+from halfguard.guard.config import ClipConfig, GuardConfig, RecoveryConfig, Remedy
+from halfguard.guard.protocols import Stateful, parameters_of
+from halfguard.guard.recovery.disk_store import Disk
+from halfguard.guard.recovery.snapshot_store import Memory, Store
+from halfguard.guard.recovery.snapshots import Snapshots
+from halfguard.step.random_state import capture_random_state
+
+logger = logging.getLogger("halfguard")
+
+_LOWER_LR = 0.1
+_LONGER_GROWTH = 2.5  # 2000 to 5000, say
+_TIGHTER_CLIP = 0.2  # 5.0 to 1.0, say
+
+
+class Recovery:
+    """Takes snapshots as healthy steps go by, and leads back to them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        others: Mapping[str, Stateful],
+        config: GuardConfig,
+        run_dir: Path | None,
+        describe: Callable[[], dict[str, Any]],
+        private: Set[int] = frozenset(),
+    ) -> None:
+        assert config.recovery is not None  # noqa: S101 - made only where it is configured
+        self._rules: RecoveryConfig = config.recovery
+        self._base = config  # what remedies start from, each anew
+        self._optimizers, self._others = optimizers, others
+        for optimizer in optimizers:
+            _refuse_scattered(optimizer)
+        self._scheduler = others.get("scheduler")
+        self._describe = describe  # the guard itself, for a run that goes on in another process
+        self._model = model
+        parts = {f"optimizer{i}": optimizer for i, optimizer in enumerate(optimizers)}
+        device = next(p.device for p in model.parameters())
+        store = self._store(run_dir, device)
+        self._snapshots = Snapshots(model, parts | dict(others), store, device, private)
+        self._lr_cut = 1.0  # by going back; stays
+        self._in_force = 1.0  # that, and what the remedy on trial adds
+        self._healthy = 0  # applied steps since the candidate was taken, or since the last bad one
+        self._since = 0  # applied steps since a snapshot was taken
+        self._oldest = 0  # step from which on snapshots fit the optimizers as they are
+        self.start_anew()
+
+    def resume(self) -> dict[str, Any] | None:
+        """Go on from the last good snapshot in ``run_dir``; what it says of the guard, if there is one."""
+        if not self._snapshots.adopt():
+            return None
+        kept = self._snapshots.restore()
+        self._begun = True
+        run: dict[str, Any] = kept["run"]
+        return run
+
+    def begin(self) -> None:
+        """Take the first candidate, at the start of the first step: weights may be loaded until then."""
+        if self._begun:
+            return
+        if self._snapshots.adopt(at_most=self._describe()["counters"]["step"]):
+            logger.info("going on beside the snapshot of step %d", self._snapshots.good_step)
+        self._begun = True
+        self._take(self._at_start)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a good snapshot to return to."""
+        good = self._snapshots.good_step
+        return good is not None and good >= self._oldest
+
+    def outgrown(self) -> None:
+        """The optimizers hold other parameters than before: older snapshots serve a restart only."""
+        self._oldest = self._describe()["counters"]["step"]
+        if self._begun:
+            self._take()
+
+    def applied(self) -> None:
+        """A step was applied: it may prove the candidate, and it may be time for the next one."""
+        self._healthy += 1
+        self._since += 1
+        if self._healthy == self._rules.prove:
+            self._snapshots.proved()
+        if self._since >= self._rules.every:
+            self._take()
+
+    def bad(self) -> None:
+        """A step was not applied: whatever is on probation starts again."""
+        self._healthy = 0
+
+    def roll_back(self, remedy: Remedy | None) -> GuardConfig:
+        """Return to the good snapshot; the configuration to go on with is that of the remedy."""
+        kept = self._snapshots.restore()
+        if remedy is None:
+            self._lr_cut *= self._rules.lr_factor
+        self._in_force = self._lr_cut * (_LOWER_LR if remedy == "lower_lr" else 1.0)
+        self._cut_learning_rate(self._in_force / kept["lr_cut"])
+        self._healthy = self._since = 0
+        logger.warning(
+            "rolled back to step %d, learning rate at %.3g of its plan%s",
+            self._snapshots.good_step,
+            self._in_force,
+            f", trying: {remedy}" if remedy else "",
+        )
+        return self._with(remedy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a stop; snapshots do not, the checkpoint that this is part of takes their place."""
+        return {
+            "lr_cut": self._lr_cut,
+            "in_force": self._in_force,
+            "base": self._base.model_dump(mode="json"),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after a stop."""
+        self._lr_cut, self._in_force = state["lr_cut"], state["in_force"]
+        self._base = GuardConfig.load(state["base"])
+
+    def start_anew(self) -> None:
+        """What the parts hold at the next step is the first candidate, with the random state of now.
+
+        Not that of then: by then the loop has drawn its first batch, and would draw it again.
+        """
+        self._begun = False
+        self._at_start = capture_random_state()
+
+    def close(self) -> None:
+        """Wait for what is being written; a snapshot that is not proved by now never will be."""
+        self._snapshots.drop_candidate()
+
+    def _take(self, random_state: dict[str, Any] | None = None) -> None:
+        run = self._describe()
+        step = run["counters"]["step"]
+        extra = {"lr_cut": self._in_force, "run": run}
+        if self._snapshots.take(step, extra, random_state or capture_random_state()):
+            self._healthy = self._since = 0
+        else:
+            logger.warning(
+                "step %d: weights or optimizer state are not finite; no snapshot taken", step
+            )
+
+    def _store(self, run_dir: Path | None, device: torch.device) -> Store:
+        if self._rules.store == "memory":
+            return Memory()
+        if run_dir is None:
+            raise UsageError(
+                "recovery.store='disk' needs a folder to write to, and the guard has no run_dir.",
+                cure="Pass run_dir='runs/name' to the guard, or use recovery.store='memory'.",
+            )
+        return Disk(run_dir / "snapshots", device, self._live)
+
+    def _live(self) -> dict[str, Any]:
+        """What is in use, in the structure of a state; parameters stand for moments, not made yet."""
+        live: dict[str, Any] = {name: part.state_dict() for name, part in self._others.items()}
+        for index, optimizer in enumerate(self._optimizers):
+            live[f"optimizer{index}"] = {"state": dict(enumerate(parameters_of(optimizer)))}
+        return live | {"model": self._model.state_dict()}
+
+    def _with(self, remedy: Remedy | None) -> GuardConfig:
+        base = self._base
+        if remedy == "fp32":
+            return base.model_copy(update={"precision": "fp32"})
+        if remedy == "longer_growth_interval":
+            interval = int(base.scale.growth_interval * _LONGER_GROWTH)
+            scale = base.scale.model_copy(update={"growth_interval": interval})
+            return base.model_copy(update={"scale": scale})
+        if remedy == "tighter_clip":
+            clip = base.clip or ClipConfig(max_norm=1.0 / _TIGHTER_CLIP)
+            tighter = clip.model_copy(update={"max_norm": clip.max_norm * _TIGHTER_CLIP})
+            return base.model_copy(update={"clip": tighter})
+        return base
+
+    def _cut_learning_rate(self, factor: float) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for key in ("lr", "initial_lr"):
+                    if key in group:
+                        group[key] = group[key] * factor
+        if self._scheduler is not None and hasattr(self._scheduler, "base_lrs"):
+            self._scheduler.base_lrs = [lr * factor for lr in self._scheduler.base_lrs]
+
+
+def _refuse_scattered(optimizer: Optimizer) -> None:
+    # ZeroRedundancyOptimizer's method, and that of others of its kind, to be called before state_dict().
+    if hasattr(optimizer, "consolidate_state_dict"):
+        raise UsageError(
+            f"recovery cannot take snapshots of a {type(optimizer).__name__}: each rank keeps a part of its "
+            "state to itself, and all of it would have to be gathered on every rank for each snapshot.",
+            cure="Use FSDP2 (fully_shard) with a plain optimizer, whose state is saved where it lies; or "
+            "leave recovery out, and save checkpoints of your own.",
+        )

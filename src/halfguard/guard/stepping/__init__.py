@@ -1,0 +1,1 @@
+"""One step: backward, measure, decide on the device, apply or restore."""

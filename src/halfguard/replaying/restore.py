@@ -1,0 +1,122 @@
+"""The state of an incident, put back into the model and the generators of a workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.errors import HalfguardError, RecordError, UsageError
+from halfguard.incident import Incident, decode
+from halfguard.precision.plans import apply_plan
+from halfguard.replaying.samples import mapped
+from halfguard.step.random_state import restore_random_state
+from halfguard.workload import Workload
+
+_MAX_PLAN_BYTES = 2**20
+# Wrappers that were around the model when it trained, and are not around that of the ENTRY.
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def bare(name: str) -> str:
+    """A name in the model without the levels that DDP, FSDP and torch.compile put in between."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def load_model(workload: Workload, incident: Incident) -> nn.Module:
+    """The workload's model with plan, modes and weights of the incident, on its type of device."""
+    record = incident.record
+    model = workload.model.to("cpu") if record.device == "cpu" else workload.model
+    plan = record.config.get("plan")
+    if isinstance(plan, str):
+        _apply_plan(model, plan)
+    if record.weights:
+        _load_weights(model, incident)
+    evaluating = {bare(name) for name in record.evaluating}
+    for name, module in model.named_modules():
+        module.training = bare(name) not in evaluating
+    return model
+
+
+def _apply_plan(model: nn.Module, plan: str) -> None:
+    try:
+        if not _is_small_file(Path(plan)):
+            raise RecordError("there is no such file, or it is far too large")
+        apply_plan(model, plan)
+    except HalfguardError as error:
+        raise UsageError(
+            f"The step was run with the plan {plan!r}, which cannot be applied: {error.message}.",
+            cure="Run replay where that file is, by the same path.",
+        ) from error
+
+
+def _is_small_file(path: Path) -> bool:
+    # The path is the incident's, so a stranger's: it may lead to a device without an end.
+    try:
+        return path.is_file() and path.stat().st_size < _MAX_PLAN_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+def _load_weights(model: nn.Module, incident: Incident) -> None:
+    held = incident.tensors("model.")
+    names = {bare(name): name for name in model.state_dict()}
+    state = {names.get(bare(name), name): tensor for name, tensor in held.items()}
+    parameters = dict(model.named_parameters())
+    for name, tensor in state.items():
+        if name in parameters and parameters[name].dtype != tensor.dtype:
+            # fp16-weights: the job was described in float32 and made half afterwards.
+            parameters[name].data = parameters[name].data.to(tensor.dtype)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        revision = incident.record.git.get("revision", "unknown")
+        raise UsageError(
+            f"The model of the ENTRY is not the one of the incident: {_shortened(str(error))}",
+            cure="Name the function that builds the model as it was trained; its git revision "
+            f"then: {revision}.",
+        ) from error
+
+
+def _shortened(text: str, length: int = 600) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[:length]} ..."
+
+
+def load_batches(incident: Incident, device: torch.device) -> tuple[list[Any], list[Any]]:
+    """The micro-batches, on the device, and the random state before each."""
+    tensors = {f"batch.{name}": tensor for name, tensor in incident.tensors("batch.").items()}
+    tensors |= {f"rng.{name}": tensor for name, tensor in incident.tensors("rng.").items()}
+    micro_batches = incident.record.micro_batches
+    if not micro_batches or all(m.batch is None and m.rng is None for m in micro_batches):
+        raise UsageError(
+            f"{incident.folder} holds no batch, so that its step cannot be repeated.",
+            cure="Use guard.step(loss_fn, batch), or name the batch: guard.backward(loss, "
+            "batch=batch). The incident still tells cause, scale and gradient norms.",
+        )
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device)
+
+    batches = [mapped(decode(micro.batch, tensors), move) for micro in micro_batches]
+    states = [decode(micro.rng, tensors) for micro in micro_batches]
+    return batches, [_usable(state) for state in states]
+
+
+def _usable(state: Any) -> Any:
+    """A random state that this machine can take; that of a GPU only where there is one."""
+    if isinstance(state, dict) and not torch.accelerator.is_available():
+        return {key: value for key, value in state.items() if key != "accelerator"}
+    return state
+
+
+def restore_rng(state: Any) -> None:
+    """Put the generators where they were before a micro-batch."""
+    if state is None:
+        return
+    try:
+        restore_random_state(state)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RecordError(f"The random state in the incident is damaged: {error!r}.") from error

@@ -1,0 +1,46 @@
+"""The state of every random generator that a step may draw from, to repeat the step exactly."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+def capture_random_state() -> dict[str, Any]:
+    """The states of torch (host and accelerator), Python and, where it is in use, NumPy."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.accelerator.is_available():
+        states["accelerator"] = _accelerator().get_rng_state()
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    return states
+
+
+def portable_random_state(states: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The same without NumPy's own types, for a file. Not done at every step: it takes longer than those."""
+    if states is None or "numpy" not in states:
+        return states
+    name, keys, *rest = states["numpy"]
+    return states | {"numpy": [name, list(map(int, keys)), *rest]}
+
+
+def restore_random_state(states: dict[str, Any]) -> None:
+    """Put every generator back to where it was."""
+    torch.set_rng_state(states["torch"].cpu())  # a loader may have moved it
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if "accelerator" in states:
+        _accelerator().set_rng_state(states["accelerator"].cpu())
+    if "numpy" in states:
+        import numpy as np  # noqa: PLC0415
+
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+
+
+def _accelerator() -> Any:
+    device = torch.accelerator.current_accelerator()
+    return torch.get_device_module(device)

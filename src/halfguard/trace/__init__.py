@@ -1,7 +1,0 @@
-"""Sensors: what a model's tensors look like while it trains, and which operation broke them."""
-
-from halfguard.records.culprit import Culprit
-from halfguard.trace.first_nonfinite import find_first_nonfinite
-from halfguard.trace.tracer import Tracer, trace
-
-__all__ = ["Culprit", "Tracer", "find_first_nonfinite", "trace"]

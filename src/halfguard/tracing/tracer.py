@@ -1,0 +1,180 @@
+"""``trace(model)``: the range of every layer's outputs and gradients, step by step.
+
+Hooks are on the model only during a sampled step; between two of them it is untouched. A step ends where
+the caller says so, at ``tracer.step()``: only the caller knows how many micro-batches it had.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.errors import UsageError
+from halfguard.records.trace import LayerStats, TraceStep
+from halfguard.tracing.nesting import tensors_in
+from halfguard.tracing.rows import Detail, Key, Row, fetch, measure
+
+
+def trace(
+    model: nn.Module, *, every: int = 1, detail: Detail = "health", keep: int = 1000
+) -> Tracer:
+    """Watch a model in a ``with`` block; call ``step()`` on what it returns at the end of each step.
+
+    ``every`` samples steps 0, N, 2N ...; ``detail="range"`` adds the histogram of exponents; ``keep``
+    is how many sampled steps are remembered.
+    """
+    return Tracer(model, every=every, detail=detail, keep=keep)
+
+
+class Tracer:
+    """Statistics of forward outputs, of their gradients, and of the parameters' gradients."""
+
+    def __init__(
+        self, model: nn.Module, *, every: int = 1, detail: Detail = "health", keep: int = 1000
+    ) -> None:
+        if every < 1 or keep < 1:
+            raise UsageError(f"trace(every={every}, keep={keep}): both count steps, from 1 on.")
+        if detail not in ("health", "range"):
+            raise UsageError(f"trace(detail={detail!r}): allowed are 'health' and 'range'.")
+        self.model, self.every, self.detail = model, every, detail
+        self.step_index = 0
+        self._steps: deque[TraceStep] = deque(maxlen=keep)
+        self._sensors: _Sensors | None = None
+
+    @property
+    def steps(self) -> Sequence[TraceStep]:
+        """The sampled steps, oldest first."""
+        return tuple(self._steps)
+
+    @property
+    def latest(self) -> TraceStep | None:
+        """The last sampled step that is complete."""
+        return self._steps[-1] if self._steps else None
+
+    def __enter__(self) -> Self:
+        self._arm()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._disarm()  # a step that was not ended is not complete, and is dropped
+
+    def step(self) -> TraceStep | None:
+        """End a step. Fetches the statistics if it was sampled: the one time that the host waits."""
+        sampled = None
+        if self._sensors is not None:
+            layers = self._sensors.collect()
+            sampled = TraceStep.model_construct(step=self.step_index, layers=layers)
+            self._steps.append(sampled)
+        self.step_index += 1
+        self._arm()
+        return sampled
+
+    def _arm(self) -> None:
+        if self.step_index % self.every != 0:
+            self._disarm()
+        elif self._sensors is None:
+            self._sensors = _Sensors(self.model, self.detail)
+
+    def _disarm(self) -> None:
+        if self._sensors is not None:
+            self._sensors.remove()
+            self._sensors = None
+
+
+class _Sensors:
+    """The hooks of sampled steps, and what they have seen in the current one."""
+
+    def __init__(self, model: nn.Module, detail: Detail) -> None:
+        self.detail = detail
+        self.step = 0  # gradients of an earlier step's outputs are not this one's
+        self.rows: list[Row] = []
+        self.seen: dict[int, tuple[weakref.ref[Tensor], int, Row]] = {}
+        self.handles: list[Any] = []
+        tied: set[int] = set()
+        for path, module in _visible_modules(model):
+            self.handles.append(module.register_forward_hook(self._on_forward(path)))
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.requires_grad and parameter.is_leaf and id(parameter) not in tied:
+                    tied.add(id(parameter))
+                    hook = self._on_param_grad((path, "param_grad", name))
+                    handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                    self.handles.append(handle)
+
+    def remove(self) -> None:
+        self.step = -1
+        for handle in self.handles:
+            handle.remove()
+
+    def collect(self) -> tuple[LayerStats, ...]:
+        """What the step has shown; begins the next one."""
+        layers = fetch(self.rows)
+        self.step += 1
+        self.rows, self.seen = [], {}
+        return layers
+
+    def _on_forward(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            # Inside a backward pass this is a checkpointed block computed again: its outputs have been
+            # seen, but their gradients may flow through this second graph.
+            recomputed = torch._C._current_graph_task_id() != -1
+            for name, tensor in tensors_in(output):
+                if not recomputed:
+                    self._add((path, "output", name), tensor)
+                if tensor.requires_grad:
+                    hook = self._on_grad((path, "grad_output", name))
+                    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _on_grad(self, key: Key) -> Callable[[Tensor], None]:
+        step = self.step
+
+        def hook(grad: Tensor) -> None:
+            if step == self.step and grad.numel():
+                self._add(key, grad)
+
+        return hook
+
+    def _on_param_grad(self, key: Key) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            grad = parameter.grad
+            if grad is not None and grad.numel():
+                dense = grad.coalesce().values() if grad.is_sparse else grad
+                self._add(key, dense)
+
+        return hook
+
+    def _add(self, key: Key, tensor: Tensor) -> None:
+        # A container returns the very tensor of its last child; looking once is enough.
+        reference, version, row = self.seen.get(id(tensor), (None, -1, None))
+        same = reference is not None and reference() is tensor and version == tensor._version
+        if row is not None and same:
+            row = row._replace(key=key)
+        else:
+            row = measure(key, tensor, self.detail)
+            self.seen[id(tensor)] = weakref.ref(tensor), tensor._version, row
+        self.rows.append(row)
+
+
+def _visible_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules that run as Python; what ``torch.compile`` fused is one module from outside."""
+    hidden: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        if hidden and path.startswith(hidden):
+            continue
+        if hasattr(module, "_orig_mod"):
+            hidden += (f"{path}._orig_mod" if path else "_orig_mod",)
+        yield path, module

@@ -1,0 +1,180 @@
+"""One unit of work: everything that determines a run, as plain data that can travel to another machine.
+
+Guard configurations and plans are resolved here, once, so that a worker needs no file but the job's own.
+The digest covers what determines the numbers and leaves out where they are computed: it names the file in
+which the result is kept, and a changed job, seed, plan or version of torch is another file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from halfguard.errors import ConfigError
+from halfguard.guard.config import GuardConfig
+from halfguard.precision.modes import Precision
+from halfguard.records.plan import PrecisionPlan
+from halfguard.validation.runs.sources import digests_of
+from halfguard.validation.sections import Candidate
+from halfguard.validation.spec import Spec
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Setting(_Part):
+    """How to train: a candidate with its files read."""
+
+    precision: str
+    guard: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None
+
+
+class Job(_Part):
+    """What to train."""
+
+    entry: str | None
+    command: tuple[str, ...] | None
+    steps: int | None
+    evaluation: Literal["as-trained", "fp32"]
+    metric: str
+    files: dict[str, str]  # their digests, by path as seen from the specification's folder
+    versions: str
+
+
+class Task(_Part):
+    """A run of one candidate with one seed; with ``against``, the measurement of its speed."""
+
+    candidate: str
+    setting: Setting
+    seed: int
+    job: Job
+    folder: str
+    against: Setting | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing may run beside it: what is timed must not be disturbed."""
+        return self.against is not None
+
+    @property
+    def key(self) -> str:
+        """The name of its result: readable, and unlike that of any other task."""
+        body = self.model_dump_json(exclude={"folder"})
+        digest = hashlib.sha256(body.encode()).hexdigest()[:16]
+        slug = re.sub(r"[^a-z0-9]+", "-", self.candidate.lower()).strip("-")[:40]
+        return f"{'run' if self.against is None else 'speed'}-{slug}-s{self.seed}-{digest}"
+
+
+def run_tasks(spec: Spec) -> list[Task]:
+    """Every run, all candidates of one seed before the next: what is cut short still has whole pairs."""
+    job, settings = _job(spec), _settings(spec)
+    tasks = [
+        Task(candidate=name, setting=setting, seed=seed, job=job, folder=str(spec.folder))
+        for seed in spec.seeds
+        for name, setting in settings.items()
+    ]
+    return tasks[: spec.budget.runs]
+
+
+def speed_tasks(spec: Spec) -> list[Task]:
+    """One measurement a candidate; a command is not stepped by us and has none."""
+    if spec.entry is None:
+        return []
+    job, settings = _job(spec), _settings(spec)
+    against = settings.pop(spec.baseline.name)
+    return [
+        Task(
+            candidate=name,
+            setting=setting,
+            seed=spec.seeds[0],
+            job=job,
+            folder=str(spec.folder),
+            against=against,
+        )
+        for name, setting in settings.items()
+    ]
+
+
+def _job(spec: Spec) -> Job:
+    command = tuple(shlex.split(spec.command)) if spec.command is not None else None
+    return Job(
+        entry=spec.entry,
+        command=command,
+        steps=spec.steps,
+        evaluation=spec.evaluation,
+        metric=spec.metric.name,
+        files=digests_of(spec.folder, spec.entry, command),
+        versions=_versions(),
+    )
+
+
+def _settings(spec: Spec) -> dict[str, Setting]:
+    if spec.command is not None:
+        return {arm.name: Setting(precision=arm.precision) for arm in spec.arms}
+    places = ["baseline", *(f"candidates.{index}" for index in range(len(spec.candidates)))]
+    settings = {}
+    for place, arm in zip(places, spec.arms, strict=True):
+        try:
+            settings[arm.name] = _setting(arm, spec.folder)
+        except ValueError as error:  # every error of ours about a value is one
+            raise ConfigError(f"{place} ({arm.name}): {error}") from error
+    counts = {
+        name: (setting.guard or {}).get("accumulate", 1) for name, setting in settings.items()
+    }
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise ConfigError(
+            f"The candidates differ in how many batches make a step ({told}), so that they would not "
+            "train alike.",
+            cure="Set accumulate in their guard: {preset: fp16_safe, accumulate: 1}.",
+        )
+    return settings
+
+
+def _setting(arm: Candidate, folder: Path) -> Setting:
+    precision = Precision(arm.precision)
+    plan = None
+    if arm.plan is not None:
+        plan = PrecisionPlan.load(folder / arm.plan).model_dump(mode="json")
+    guard = None
+    if arm.guard is not None:
+        config = _guard(arm.guard, folder).model_dump(mode="json")
+        if config["plan"] is not None:
+            raise ConfigError(
+                "a guard's plan belongs beside it, as the candidate's own key 'plan'."
+            )
+        guard = config | {"precision": str(precision), "incidents": None}
+        GuardConfig.load(guard)
+    return Setting(precision=str(precision), guard=guard, plan=plan)
+
+
+def _guard(given: str | dict[str, Any], folder: Path) -> GuardConfig:
+    if isinstance(given, str):
+        return GuardConfig.load(folder / given if (folder / given).is_file() else given)
+    keys = dict(given)
+    preset = keys.pop("preset", None)
+    base = GuardConfig.load(preset).model_dump(mode="json") if preset is not None else {}
+    return GuardConfig.load(_merged(base, keys))
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        sections = isinstance(value, dict) and isinstance(below, dict)
+        merged[key] = _merged(below or {}, value) if sections else value
+    return merged
+
+
+@cache
+def _versions() -> str:
+    return ", ".join(f"{name} {metadata.version(name)}" for name in ("halfguard", "torch"))

@@ -1,0 +1,132 @@
+"""Steps that fit, that do not, and that never came to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfguard import Workload
+from halfguard.diagnosis.cost import measure_cost
+from halfguard.diagnosis.cost.out_of_memory import state_ratio
+from halfguard.errors import UsageError
+from halfguard.records.cost import Cost
+from halfguard.workload.out_of_memory import is_out_of_memory
+from tests.diagnosis.cost.jobs import HALF, codes, job, loss
+
+
+class TestFits:
+    def test_a_budget_that_holds_and_one_that_does_not(self) -> None:
+        workload = job(rows=512, width=64)
+        roomy = measure_cost(workload, HALF, rounds=1, budget="2GB")
+        (note,) = (found for found in roomy.findings if found.code == "HD205")
+        assert note.severity == "note"
+        assert "fp32 and fp16-mixed fit into 2 GB" in note.message
+
+        between = sum(one.memory.peak for one in roomy.costs) // 2
+        (half_fits,) = (
+            found
+            for found in measure_cost(workload, HALF, rounds=1, budget=between).findings
+            if found.code == "HD205"
+        )
+        assert half_fits.severity == "note"
+        assert half_fits.message.startswith("fp16-mixed fits into")
+
+        tight = measure_cost(workload, HALF, rounds=1, budget=roomy.savings[1].peak)
+        (error,) = (found for found in tight.findings if found.code == "HD205")
+        assert error.severity == "error"
+        assert "1. half the micro-batch" in error.cure
+        assert error.cure.endswith("fits.")
+        assert error in tight.problems
+
+    def test_a_budget_that_is_none(self) -> None:
+        with pytest.raises(UsageError, match="'2 parsecs' is not an amount"):
+            measure_cost(job(rows=2, width=8), HALF, rounds=1, budget="2 parsecs")
+
+    def test_a_step_that_runs_out_of_memory_is_answered_with_advice(self) -> None:
+        def full(model: nn.Module, batch: Tensor) -> Tensor:
+            model(batch)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        cost = measure_cost(job(rows=1024, width=64, loss=full), rounds=2)
+        (found,) = cost.problems
+        assert found.code == "HD204"
+        assert found.severity == "error"
+        assert found.subject == "fp32, fp16-mixed and bf16-mixed"
+        assert "Tried to allocate 2.00 GiB" in found.message
+        assert "1. half the micro-batch" in found.cure
+        assert "8-bit" in found.cure
+        assert cost.baseline is None
+        parts = cost.costs[0].memory.largest
+        assert parts.gradients == parts.weights, "known from the parameters"
+        assert parts.optimizer == 2 * parts.weights, "Adam has two moments"
+        assert parts.activations >= 4 * 1024 * 64 * 4 * 4, "what the forward pass came to"
+
+    def test_blocks_to_checkpoint_are_found_although_the_batch_does_not_fit(self) -> None:
+        def full(model: nn.Module, batch: Tensor) -> Tensor:
+            if len(batch) > 16:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return loss(model, batch)
+
+        def saved(cost: Cost) -> int:
+            return next(s.saves for s in cost.savings if s.change.startswith("checkpoint the 4"))
+
+        fits = measure_cost(job(rows=1024, width=64), ["bf16-mixed"], rounds=1)
+        fails = measure_cost(job(rows=1024, width=64, loss=full), ["bf16-mixed"], rounds=1)
+        assert fails.costs[0].out_of_memory
+        assert saved(fails) == pytest.approx(saved(fits), rel=0.3)
+        known, estimated = (one.costs[0].memory.largest for one in (fits, fails))
+        assert estimated.activations == pytest.approx(known.activations, rel=0.05)
+        assert estimated.optimizer == pytest.approx(known.optimizer, rel=0.01)
+        assert estimated.gradients == known.gradients
+
+    def test_a_half_model_is_told_and_not_a_mistake_in_the_call(self) -> None:
+        model = nn.Linear(8, 8).half()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        half = Workload(model, lambda m, x: loss(m, x.half()), [torch.randn(4, 8)], optimizer)
+        cost = measure_cost(half, HALF, rounds=1)
+        assert [one.failure != "" for one in cost.costs] == [False, True]
+        assert "MasterWeights" in cost.findings[0].message
+
+    def test_a_cpu_that_has_no_room_is_recognised(self) -> None:
+        def huge(model: nn.Module, batch: Tensor) -> Tensor:
+            return loss(model, batch) + torch.empty(2**46).sum()
+
+        cost = measure_cost(job(rows=4, width=16, loss=huge), ["fp32"], rounds=1)
+        assert cost.costs[0].out_of_memory
+        assert codes(cost)[0] == "HD204"
+
+    def test_another_failure_is_told_with_its_line(self) -> None:
+        def wrong(model: nn.Module, batch: Tensor) -> Tensor:
+            if torch.is_autocast_enabled("cpu"):
+                raise TypeError("no half here\nand more")
+            return loss(model, batch)
+
+        cost = measure_cost(job(rows=4, width=16, loss=wrong), HALF, rounds=1)
+        (found,) = (found for found in cost.findings if found.code == "HD206")
+        assert "no half here" in found.message
+        assert "and more" not in found.message.split("(in")[0]
+        assert "test_fits.py" in found.message
+        assert "passed in fp32" in found.cure
+        assert cost.costs[0].seconds is not None
+
+    @pytest.mark.parametrize(
+        ("make", "ratio"),
+        [
+            (torch.optim.AdamW, 2.0),
+            (lambda p: torch.optim.Adam(p, amsgrad=True), 3.0),
+            (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1.0),
+            (lambda p: torch.optim.SGD(p, 0.1), 0.0),
+        ],
+    )
+    def test_the_state_of_an_optimizer_is_known_before_it_has_any(
+        self, make: Callable[[Any], torch.optim.Optimizer], ratio: float
+    ) -> None:
+        assert state_ratio(make([nn.Parameter(torch.zeros(2))])) == ratio
+
+    def test_other_errors_are_not_taken_for_it(self) -> None:
+        assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+        assert not is_out_of_memory(ValueError("not enough memory"))

@@ -1,0 +1,233 @@
+"""Which precision is chosen for which device: the cards people asked about, and laws for all."""
+
+from __future__ import annotations
+
+import pytest
+
+from halfguard.diagnosis.machine.abilities import abilities
+from halfguard.diagnosis.machine.choice import choose
+from halfguard.diagnosis.machine.hardware import find, of_device, of_processor
+from halfguard.diagnosis.machine.hardware_table import table
+from halfguard.records.machine import Choice, Device, ParityRow, Precision, Processor
+
+CHOICES: dict[str, Precision] = {
+    "TITAN RTX": "fp16-mixed",
+    "Tesla T4": "fp16-mixed",
+    "V100": "fp16-mixed",
+    "P100": "fp16-mixed",
+    "A100": "bf16-mixed",
+    "H100": "bf16-mixed",
+    "RTX 4090": "bf16-mixed",
+    "GTX 1080 Ti": "fp32",
+    "GTX 1660": "fp32",
+    "GTX 1650": "fp32",
+    "MI300X": "bf16-mixed",
+    "RX 6900 XT": "fp16-mixed",
+    "Apple M1": "fp16-mixed",
+    "Apple M4 Max": "bf16-mixed",
+}
+
+
+@pytest.mark.parametrize(("name", "precision"), CHOICES.items())
+def test_the_cards_that_people_asked_about(name: str, precision: Precision) -> None:
+    assert choose(find(name)).precision == precision
+
+
+@pytest.mark.parametrize("card", table().cards, ids=lambda card: card.name)
+def test_no_card_is_sent_into_an_emulated_or_faulty_format(card: object) -> None:
+    hardware = find(getattr(card, "name"))  # noqa: B009  the parameter is an object to pytest
+    choice = choose(hardware)
+    if choice.precision == "bf16-mixed":
+        assert hardware.bf16 == "native"
+    if choice.precision == "fp16-mixed":
+        assert hardware.fp16 == "native"
+    assert choice.reasons
+
+
+def test_p100_is_promised_little() -> None:
+    choice = choose(find("P100"))
+    assert "2x FP32" in choice.reasons[0]
+    assert any("far less than 2x" in warning for warning in choice.warnings)
+
+
+def test_a100_can_do_fp16_too_and_tf32_is_named() -> None:
+    warnings = " ".join(choose(find("A100")).warnings)
+    assert "fp16-mixed runs there as well" in warnings
+    assert "TF32" in warnings
+
+
+def test_an_m1_emulates_bf16_though_mps_accepts_it() -> None:
+    assert any("M1 and M2 emulate" in reason for reason in choose(find("M1")).reasons)
+
+
+def _speed(name: str, precision: Precision) -> float | None:
+    return next(row.speed for row in abilities(find(name)) if row.precision == precision)
+
+
+def test_speeds_are_those_of_the_data_sheets() -> None:
+    assert _speed("T4", "fp16-mixed") == pytest.approx(65 / 8.1)
+    assert _speed("T4", "bf16-mixed") is None
+    assert _speed("A100", "bf16-mixed") == pytest.approx(16)
+    assert _speed("MI100", "bf16-mixed") == pytest.approx(92.3 / 23.1)
+    assert _speed("P100", "fp16-mixed") == pytest.approx(2, rel=0.02)
+
+
+AMX = Processor(name="Xeon", cores=2, features=("amx_bf16", "avx512_bf16", "f16c"))
+PLAIN = Processor(name="EPYC", cores=2, features=("f16c",))
+
+
+@pytest.mark.parametrize(
+    ("processor", "bf16", "expected"),
+    [
+        (AMX, 6.4, "bf16-mixed"),
+        (AMX, None, "bf16-mixed"),  # not measured: the flags decide
+        (AMX, 0.9, "fp32"),  # measured: the clock decides
+        (PLAIN, 0.2, "fp32"),
+        (PLAIN, None, "fp32"),
+        (PLAIN, 1.5, "bf16-mixed"),
+    ],
+)
+def test_on_a_processor_the_measurement_decides(
+    processor: Processor, bf16: float | None, expected: Precision
+) -> None:
+    speeds: dict[Precision, float] = {"fp32": 1.0, "fp16-mixed": 0.5}
+    if bf16 is not None:
+        speeds["bf16-mixed"] = bf16
+    assert choose(of_processor(processor), speeds if bf16 else None).precision == expected
+
+
+def wrong(*formats: str) -> list[ParityRow]:
+    return [
+        ParityRow(operation="matmul", precision=name, size="x", error=float("inf"))
+        for name in formats
+    ]
+
+
+def timed(fp16: float, bf16: float) -> dict[Precision, float]:
+    return {"fp32": 1.0, "fp16-mixed": fp16, "bf16-mixed": bf16}
+
+
+@pytest.mark.parametrize(
+    ("name", "speeds", "failed", "expected"),
+    [
+        ("A100", timed(8, 8), (), "bf16-mixed"),
+        ("A100", timed(8, 8), ("BF16",), "fp16-mixed"),
+        ("A100", None, ("BF16",), "fp16-mixed"),  # the table speaks for FP16
+        ("A100", timed(8, 8), ("FP16", "BF16"), "fp32"),
+        ("A100", timed(8, 0.5), (), "fp16-mixed"),
+        ("A100", timed(0.5, 0.9), (), "bf16-mixed"),  # no faster, but smaller
+        ("RTX 3090", timed(0.5, 0.5), (), "fp32"),
+        ("T4", timed(7, 0.3), ("FP16",), "fp32"),
+        ("T4", timed(7, 1.3), ("FP16",), "fp32"),  # emulated BF16 is never advised on a GPU
+        ("T4", timed(0.5, 1.3), (), "fp32"),
+        ("GTX 1660", timed(2, 2), (), "fp32"),  # known to fail, whatever a probe says
+        ("GTX 1080 Ti", timed(0.2, 0.2), (), "fp32"),
+        ("Apple M4", timed(1, 1), (), "bf16-mixed"),
+        ("Apple M4", timed(1.3, 0.4), (), "fp16-mixed"),
+    ],
+)
+def test_what_was_measured_goes_before_the_table(
+    name: str,
+    speeds: dict[Precision, float] | None,
+    failed: tuple[str, ...],
+    expected: Precision,
+) -> None:
+    assert choose(find(name), speeds, wrong(*failed)).precision == expected
+
+
+def test_the_reasons_say_what_was_measured() -> None:
+    said = " ".join(choose(find("A100"), timed(8, 8), wrong("BF16")).reasons)
+    assert "BF16 computes wrongly here" in said
+    assert "8x as fast" in said
+    said = " ".join(choose(find("RTX 3090"), timed(0.5, 0.4)).reasons)
+    assert "FP16 ran at 0.5x the speed of FP32" in said
+    assert "BF16 ran at 0.4x" in said
+
+
+def test_emulated_bf16_that_measures_fast_is_called_odd_and_is_no_reason() -> None:
+    choice = choose(find("T4"), timed(0.5, 3))
+    assert choice.precision == "fp32"
+    (fast,) = [reason for reason in choice.reasons if reason.startswith("BF16")]
+    assert "3x the speed of FP32, which is odd: it is emulated here" in fast
+    slow = " ".join(choose(find("T4"), timed(0.5, 0.3)).reasons)
+    assert "BF16 ran at 0.3x" in slow
+    assert "odd" not in slow
+
+
+def test_a_format_that_fails_is_not_named_as_the_other_way() -> None:
+    a100, old = find("A100"), find("GTX 1080 Ti")
+    for speeds, failed in ((timed(8, 8), ("FP16",)), (timed(0.5, 8), ())):
+        choice = choose(a100, speeds, wrong(*failed))
+        assert choice.precision == "bf16-mixed"
+        assert "fp16-mixed" not in " ".join(choice.warnings)
+    assert "fp16-mixed" in " ".join(choose(old).warnings)
+    assert not choose(old, None, wrong("FP16")).warnings
+
+
+def test_where_fp32_itself_is_wrong_nothing_is_promised() -> None:
+    for hardware in (find("A100"), of_processor(AMX)):
+        choice = choose(hardware, timed(8, 8), wrong("FP32"))
+        assert choice.precision == "fp32"
+        assert "Do not train on this device" in choice.warnings[0]
+
+
+def chosen_for(device: Device, speeds: dict[Precision, float] | None) -> Choice:
+    return choose(of_device(device), speeds)
+
+
+ORIN = Device(kind="cuda", name="NVIDIA Orin", target="8.7")
+THOR = Device(kind="cuda", name="NVIDIA Thor", target="11.0")
+STRIX = Device(kind="rocm", name="AMD Radeon Graphics", target="gfx1151")
+XAVIER = Device(kind="cuda", name="Xavier", target="7.2")
+
+
+@pytest.mark.parametrize(
+    ("device", "speeds", "expected"),
+    [
+        (ORIN, timed(8, 8), "bf16-mixed"),
+        (THOR, timed(8, 0.5), "fp16-mixed"),
+        (STRIX, timed(2.5, 2.5), "bf16-mixed"),
+        (STRIX, timed(8, 2), "fp16-mixed"),  # four times as fast is worth a scaler
+        (ORIN, timed(1, 1), "fp32"),
+        (XAVIER, timed(4, 1.2), "fp16-mixed"),  # torch itself says that BF16 is emulated
+    ],
+)
+def test_a_gpu_that_is_not_in_the_table_is_judged_by_the_clock(
+    device: Device, speeds: dict[Precision, float], expected: Precision
+) -> None:
+    choice = chosen_for(device, speeds)
+    assert choice.precision == expected
+    assert "not in the table" in choice.reasons[0]
+    assert "halfguard doctor" not in " ".join((*choice.reasons, *choice.warnings))
+
+
+def test_an_unknown_gpu_on_which_nothing_was_measured_is_promised_nothing() -> None:
+    choice = chosen_for(ORIN, None)
+    assert choice.precision == "fp32"
+    assert "nothing was measured" in choice.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "failed", "expected"),
+    [
+        (timed(2.0, 0.4), (), "fp16-mixed"),
+        (timed(6.0, 2.0), (), "fp16-mixed"),
+        (timed(3.0, 2.0), (), "bf16-mixed"),
+        (timed(0.5, 5.0), ("BF16",), "fp32"),
+        (timed(2.0, 5.0), ("BF16",), "fp16-mixed"),
+        (None, ("BF16",), "fp32"),
+    ],
+)
+def test_a_processor_may_be_better_in_fp16(
+    speeds: dict[Precision, float] | None, failed: tuple[str, ...], expected: Precision
+) -> None:
+    choice = choose(of_processor(AMX), speeds, wrong(*failed))
+    assert choice.precision == expected
+    assert any("Autocast has other rules on a CPU" in line for line in choice.warnings)
+    assert any("GradScaler" in line for line in choice.warnings) == (expected == "fp16-mixed")
+
+
+def test_what_each_precision_does_on_a_processor() -> None:
+    how = {row.precision: row.how for row in abilities(of_processor(AMX))}
+    assert how["bf16-mixed"] == "native (AMX-BF16, AVX512-BF16)"
+    assert how["fp16-mixed"] == "converted to FP32 and back"

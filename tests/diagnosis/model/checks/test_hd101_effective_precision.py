@@ -1,0 +1,64 @@
+"""The plain loop; the frameworks are in test_effective.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import halfguard as hg
+from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
+
+
+def test_no_autocast_where_one_was_asked_for() -> None:
+    model, x = net(), batch()
+    diagnosis = hg.doctor(model, precision="bf16-mixed", loss=loss, batch=x)
+    assert codes(diagnosis) == ["HD101"]
+    finding = found(diagnosis, "HD101")
+    assert "ran in fp32 (matrix products: 2 in float32)" in finding.message
+    again = "diagnosis = halfguard.doctor(model, precision='bf16-mixed', loss=loss, batch=x)"
+    assert cured(finding, again, model=model, loss=loss, x=x)["diagnosis"].ok
+
+
+def test_an_outer_autocast_where_fp32_was_asked_for() -> None:
+    model, x = net(), batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        diagnosis = hg.doctor(model, precision="fp32", loss=loss, batch=x)
+        finding = found(diagnosis, "HD101")
+        again = "diagnosis = halfguard.doctor(model, precision='fp32', loss=loss, batch=x)"
+        assert cured(finding, again, model=model, loss=loss, x=x)["diagnosis"].ok
+
+
+NAMES = ["fp32", "fp16-mixed", "bf16-mixed", "fp16-weights", "fp16-true", "bf16-true"]
+
+
+def built(name: str) -> tuple[torch.nn.Module, torch.autocast]:
+    """A model and an autocast that run in a precision, made by hand."""
+    dtype = torch.bfloat16 if name.startswith("bf16") else torch.float16
+    model = net() if name in ("fp32", "fp16-mixed", "bf16-mixed") else net().to(dtype)
+    return model, torch.autocast("cpu", dtype, enabled=name.endswith(("-mixed", "-weights")))
+
+
+@pytest.mark.parametrize("asked", NAMES)
+@pytest.mark.parametrize("got", NAMES)
+def test_from_every_precision_to_every_other(asked: str, got: str) -> None:
+    model, region = built(got)
+    model.requires_grad_(False)
+    again = "diagnosis = halfguard.doctor(\n    model, precision=asked, batch=x.to(model[0].weight.dtype)\n)"
+    with region:
+        x = batch().to(next(model.parameters()).dtype)
+        diagnosis = hg.doctor(model, precision=asked, batch=x)
+        assert diagnosis.effective is not None
+        assert diagnosis.effective.got == got
+        assert codes(diagnosis) == (["HD101"] if asked != got else [])
+        if asked != got:
+            finding = found(diagnosis, "HD101")
+            mended = cured(finding, again, model=model, asked=asked, x=x)["diagnosis"]
+            assert mended.findings == ()
+
+
+def test_nothing_asked_nothing_found() -> None:
+    diagnosis = hg.doctor(net(), batch=batch())
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.asked is None
+    assert diagnosis.effective.got == "fp32"
+    assert diagnosis.ok

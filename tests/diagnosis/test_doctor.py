@@ -1,0 +1,252 @@
+"""The whole examination: healthy setups are clean, and nothing is left changed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import halfguard as hg
+from halfguard.diagnosis.doctor import all_checks, doctor_workload
+from halfguard.diagnosis.model import checks
+from halfguard.errors import UsageError
+from halfguard.precision.modes import Precision
+from halfguard.records.diagnosis import Diagnosis
+from tests.diagnosis.model.checks.helper import batch, codes, loss, net
+from tests.support.docs import ROOT
+
+Optimizer = Callable[..., torch.optim.Optimizer]
+OPTIMIZERS: list[Optimizer] = [
+    lambda p: torch.optim.SGD(p, lr=0.1),
+    torch.optim.AdamW,
+    lambda p: torch.optim.AdamW(p, fused=True),
+]
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS, ids=["sgd", "adamw", "fused"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "bf16-mixed"])
+def test_a_healthy_plain_loop_has_no_findings(build: Optimizer, precision: str) -> None:
+    model = net(batchnorm=True)
+    optimizer = build(model.parameters())
+    dtype = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(precision)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16-mixed")
+    with torch.autocast("cpu", dtype or torch.float16, enabled=dtype is not None):
+        diagnosis = hg.doctor(
+            model, optimizer, scaler=scaler, precision=precision, loss=loss, batch=batch()
+        )
+    assert diagnosis.findings == ()
+    assert diagnosis.ok
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS, ids=["sgd", "adamw", "fused"])
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_guard_has_no_findings(build: Optimizer, precision: Precision) -> None:
+    model = net()
+    optimizer = build(model.parameters())
+    if precision.needs_master_weights:
+        optimizer = hg.MasterWeights(build(model.half().parameters()))
+    guard = hg.Guard(model, optimizer, {"precision": str(precision), "scale": {"init": 64.0}})
+    diagnosis = hg.doctor(trainer=guard, loss=loss, batch=batch())
+    assert diagnosis.findings == ()
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.got == precision
+    assert guard.step(loss, batch()).applied
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_workload_as_a_guard_would_train_it(precision: Precision) -> None:
+    model = net()
+    job = hg.Workload(model, loss, [batch()], torch.optim.AdamW(model.parameters()))
+    diagnosis = doctor_workload(job, precision=precision)
+    assert diagnosis.findings == ()
+    assert diagnosis.effective is not None
+    assert (diagnosis.effective.asked, diagnosis.effective.got) == (precision, precision)
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+def test_a_workload_with_a_weakness() -> None:
+    model = net(batchnorm=True)
+    job = hg.Workload(model, loss, [batch().half()], torch.optim.AdamW(model.parameters()))
+    assert codes(doctor_workload(job, precision="fp16-weights")) == ["HD108"]
+
+
+class Careful(nn.Module):
+    """A model in which a forward pass changes something: buffers, generators, a counter by assignment."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net(batchnorm=True)
+        self.register_buffer("calls", torch.zeros(()))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        output: Tensor = self.inner(self.dropout(x))
+        return output
+
+
+def test_training_after_doctor_is_bitwise_training_without_it(
+    seed: Callable[[int], None],
+) -> None:
+    def train(*, examined: bool) -> dict[str, Tensor]:
+        seed(0)
+        model, scaler = Careful(), torch.amp.GradScaler("cpu", init_scale=64.0)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            if examined:
+                with torch.autocast("cpu", torch.float16):
+                    hg.doctor(model, optimizer, scaler=scaler, loss=loss, batch=batch())
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                value = loss(model, batch())
+            scaler.scale(value).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return {**model.state_dict(), "loss": value.detach()}
+
+    plain, examined = train(examined=False), train(examined=True)
+    assert plain.keys() == examined.keys()
+    assert all(torch.equal(plain[name], examined[name]) for name in plain)
+    assert not torch.equal(plain["inner.0.weight"], Careful().inner[0].weight)  # it was trained
+
+
+def test_islands_are_counted_and_do_not_change_the_name() -> None:
+    model = net()
+    hg.fp32_island(model[2])
+    with torch.autocast("cpu", torch.bfloat16):
+        diagnosis = hg.doctor(model, precision="bf16-mixed", batch=batch())
+    assert diagnosis.ok
+    assert diagnosis.effective is not None
+    assert "1 in bfloat16, 1 in float32 (2)" in diagnosis.effective.evidence[0]
+
+
+def test_attention_convolution_and_recurrence_count_as_products() -> None:
+    class All(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(3, 3, 1)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.conv(x)
+            return self.lstm(self.attention(x, x, x)[0])
+
+    with torch.random.fork_rng():
+        model = All()
+    with torch.autocast("cpu", torch.bfloat16):
+        diagnosis = hg.doctor(model, batch=torch.ones(2, 3, 4))
+    assert diagnosis.effective is not None
+    # One convolution, one recurrent layer; projections in and out, and the attention between them.
+    count = re.match(r"matrix products: (\d+) in bfloat16", diagnosis.effective.evidence[0])
+    assert count is not None
+    assert int(count[1]) >= 5
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda w, x: torch.mm(x, w),
+        lambda w, x: torch.addmm(x, x, w),
+        lambda w, x: torch.bmm(x[None], w[None]),
+        lambda w, x: torch.baddbmm(x[None], x[None], w[None]),
+        lambda w, x: torch.addbmm(x, x[None], w[None]),
+        lambda w, x: torch.mv(w, x[0]),
+        lambda w, x: torch.addmv(x[0], w, x[0]),
+        lambda w, x: torch.einsum("ij,jk->ik", x, w),
+        lambda w, x: x @ w,
+    ],
+)
+@pytest.mark.usefixtures("seed")
+def test_every_product_is_seen(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model = nn.Linear(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        diagnosis = hg.doctor(model, loss=lambda m, x: product(m.weight, x), batch=batch())
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.evidence[0].startswith("matrix products: 1 in ")
+
+
+def test_a_model_without_a_product_is_unknown_and_not_wrong() -> None:
+    diagnosis = hg.doctor(nn.LayerNorm(4), precision="fp16-mixed", batch=batch())
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.got == "unknown"
+    assert diagnosis.ok
+
+
+@pytest.mark.parametrize("given", [batch(), (batch(),), {"input": batch()}])
+def test_a_batch_without_a_loss_is_what_the_model_is_called_with(given: Any) -> None:
+    diagnosis = hg.doctor(net(), batch=given)
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.got == "fp32"
+
+
+def test_compiled_models_are_run_as_written() -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise AssertionError("doctor compiled the model")
+
+    model: Any = torch.compile(net(), backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        diagnosis = hg.doctor(model, precision="bf16-mixed", batch=batch())
+    assert diagnosis.ok
+    assert diagnosis.effective is not None
+    assert "2 in bfloat16" in diagnosis.effective.evidence[0]
+
+
+def test_products_are_seen_although_the_caller_is_in_inference_mode() -> None:
+    model, x = net(batchnorm=True), batch()
+    before = model[1].running_mean.clone()
+    with torch.inference_mode():
+        diagnosis = hg.doctor(model, batch=x)
+    assert diagnosis.effective is not None
+    assert diagnosis.effective.got == "fp32"
+    assert torch.equal(model[1].running_mean, before)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.LazyLinear(2), "it is lazy"),
+        (nn.LazyBatchNorm1d(), "it is lazy"),
+        (nn.Linear(4, 2, device="meta"), "on the meta device"),
+    ],
+    ids=["lazy", "lazy buffers", "meta"],
+)
+def test_a_model_without_numbers_is_refused(model: nn.Module, words: str) -> None:
+    assert hg.doctor(model).ok
+    with pytest.raises(UsageError, match=words):
+        hg.doctor(model, batch=batch())
+
+
+def test_what_is_not_a_trainer() -> None:
+    with pytest.raises(UsageError, match="was given a dict, which it does not know"):
+        hg.doctor(net(), trainer={})
+
+
+def test_the_record_is_read_back_and_its_text_is_short() -> None:
+    model = net().half()
+    diagnosis = hg.doctor(model, torch.optim.Adam(model.parameters()), batch=batch().half())
+    assert Diagnosis.from_json(diagnosis.to_json()) == diagnosis
+    text = str(diagnosis)
+    assert "got fp16-true" in text
+    assert "cure: optimizer = halfguard.MasterWeights(optimizer)" in text
+    assert len(text.splitlines()) < 25
+    assert str(hg.doctor(net())) == "nothing found"
+
+
+def test_every_check_has_its_code_and_its_place_in_the_reference() -> None:
+    names = sorted(module.name for module in pkgutil.iter_modules(checks.__path__))
+    assert len(names) == len(all_checks()) == 16
+    page = (ROOT / "docs/reference/doctor.md").read_text()
+    for name in names:
+        code = name[:5].upper()
+        module = importlib.import_module(f"{checks.__name__}.{name}")
+        assert (module.__doc__ or "").startswith(f"{code}: ")
+        assert f"| {code} |" in page

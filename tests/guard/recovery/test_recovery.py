@@ -1,0 +1,170 @@
+"""The way back: snapshots that proved themselves, a smaller learning rate, and the ladder of remedies."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfguard.errors import TrainingHaltedError
+from halfguard.guard import Guard
+from halfguard.guard.recovery.snapshot_store import Memory
+from halfguard.guard.recovery.snapshots import Snapshots, all_finite
+from halfguard.records import Action, StepRow
+from halfguard.step.random_state import capture_random_state
+from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+RECOVERY = {"every": 3, "prove": 2, "max_rollbacks": 1, "trial_steps": 5}
+CONFIG = {
+    "scale": {"init": 64.0},
+    "skip": {"max_consecutive": 2},
+    "recovery": RECOVERY,
+    "clip": {"max_norm": 5.0},
+}
+
+
+class Sick:
+    """A loss that is NaN from a given call on, unless a remedy is in force."""
+
+    def __init__(self, cured: Callable[[Guard], bool]) -> None:
+        self.calls, self.cured = 0, cured
+        self.guard: Guard | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        self.calls += 1
+        loss = loss_fn(model, batch)
+        assert self.guard is not None
+        return loss if self.calls <= 8 or self.cured(self.guard) else loss * torch.nan
+
+
+def run(cured: Callable[[Guard], bool], steps: int = 40) -> tuple[Guard, list[Action]]:
+    model = make("mlp-batchnorm")
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    loss = Sick(cured)
+    loss.guard = guard = Guard(model, optimizer, CONFIG)
+    actions = [guard.step(loss, batch).action for batch in batches(steps)]
+    return guard, actions
+
+
+def lr(guard: Guard) -> float:
+    value: float = guard.optimizers[0].param_groups[0]["lr"]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("cured", "rollbacks"),
+    [
+        (lambda g: lr(g) == pytest.approx(0.05 * 0.5), 1),
+        (lambda g: g.config.precision == "fp32", 2),
+        (lambda g: lr(g) == pytest.approx(0.05 * 0.5 * 0.1), 3),
+        # Each remedy alone: after lower_lr the rate is back at what going back left.
+        (lambda g: g.config.scale.growth_interval == 5000 and lr(g) == pytest.approx(0.025), 4),
+        (lambda g: g.config.clip is not None and g.config.clip.max_norm == pytest.approx(1.0), 5),
+    ],
+    ids=["cut", "fp32", "lower_lr", "longer_growth_interval", "tighter_clip"],
+)
+def test_the_first_remedy_that_helps_is_kept(
+    cured: Callable[[Guard], bool], rollbacks: int
+) -> None:
+    guard, actions = run(cured)
+    assert actions.count(Action.ROLL_BACK) == rollbacks
+    assert actions[-1] is Action.APPLY
+    assert cured(guard)
+    assert all_finite(guard.model.state_dict())
+    rows = [row for row in guard._chronicle.journal.recent(100) if isinstance(row, StepRow)]
+    remedies = [row.note for row in rows if row.note]
+    ladder = ["fp32", "lower_lr", "longer_growth_interval", "tighter_clip"]
+    assert remedies == [f"remedy: {name}" for name in ladder[: rollbacks - 1]]
+
+
+def test_when_nothing_helps_the_run_is_stopped_with_all_that_was_tried() -> None:
+    with pytest.raises(TrainingHaltedError) as caught:
+        run(lambda guard: False)
+    message = str(caught.value)
+    assert "forward_overflow" in message
+    assert "rolled back 1 time" in message
+    for remedy in ("fp32", "lower_lr", "longer_growth_interval", "tighter_clip"):
+        assert remedy in message
+
+
+def test_without_a_good_snapshot_there_is_nothing_to_return_to() -> None:
+    model = make("mlp-batchnorm")
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), CONFIG)
+    first, second = batches(2)
+    guard.step(lambda m, b: loss_fn(m, b) * torch.nan, first)
+    with pytest.raises(TrainingHaltedError, match="no snapshot had proved healthy"):
+        guard.step(lambda m, b: loss_fn(m, b) * torch.nan, second)
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_everything_returns_to_the_snapshot(store: str, tmp_path: Path) -> None:
+    model = make("mlp-batchnorm")
+    optimizer = OPTIMIZERS["adamw-foreach"](model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    config: dict[str, Any] = CONFIG | {"recovery": RECOVERY | {"store": store, "lr_factor": 0.25}}
+    guard = Guard(model, optimizer, config, scheduler=scheduler, run_dir=tmp_path)
+    kept = []
+    for batch in batches(8):
+        guard.step(loss_fn, batch)
+        kept.append(copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"])))
+    for batch in batches(2):
+        outcome = guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch)
+    assert outcome.action is Action.ROLL_BACK
+    # Snapshots after steps 3 and 6; the latter was proved by steps 7 and 8.
+    assert differences(kept[5], (model.state_dict(), optimizer.state_dict()["state"])) == []
+    assert scheduler.last_epoch == 6
+    files = sorted(path.name for path in tmp_path.glob("snapshots/*"))
+    assert files == (["000000003", "000000006"] if store == "disk" else [])
+    for batch in batches(3):
+        assert guard.step(loss_fn, batch)
+
+
+def test_nothing_that_is_not_finite_is_taken() -> None:
+    model = nn.Linear(2, 2)
+    snapshots = Snapshots(model, {}, Memory(), torch.device("cpu"))
+    assert snapshots.take(0, {}, capture_random_state())
+    snapshots.proved()
+    with torch.no_grad():
+        model.weight[0, 0] = torch.inf
+    assert not snapshots.take(1, {}, capture_random_state())
+    snapshots.proved()
+    assert snapshots.good_step == 0
+    snapshots.restore()
+    assert all_finite(model.state_dict())
+
+
+@pytest.mark.parametrize(("healthy", "action"), [(1, "halt"), (4, "roll_back")])
+def test_a_snapshot_from_before_parameters_were_added_is_not_returned_to(
+    healthy: int, action: str, tmp_path: Path
+) -> None:
+    model = make("mlp-batchnorm")
+    first, *others = model.parameters()
+    optimizer = torch.optim.SGD([first], lr=0.01)
+    config: dict[str, Any] = CONFIG | {"recovery": RECOVERY | {"store": "disk"}}
+    guard = Guard(model, optimizer, config, run_dir=tmp_path)
+    (batch,) = batches(1)
+    for _ in range(4):
+        assert guard.step(loss_fn, batch).applied
+    optimizer.add_param_group({"params": others})
+    for _ in range(healthy):
+        assert guard.step(loss_fn, batch).applied
+    guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch)
+    if action == "halt":
+        with pytest.raises(TrainingHaltedError, match="no snapshot had proved healthy"):
+            guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch)
+    else:
+        assert guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch).action == action
+        assert guard.step(loss_fn, batch).applied
+
+
+def test_float8_is_finite_or_not() -> None:
+    some = torch.tensor([1.0, 2.0]).to(torch.float8_e5m2)
+    assert all_finite({"x": some})
+    assert not all_finite({"x": torch.tensor([1.0, torch.inf]).to(torch.float8_e5m2)})

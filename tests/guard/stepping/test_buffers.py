@@ -1,0 +1,167 @@
+"""After a skipped step the buffers are bitwise what they were; after an applied one, what they became."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfguard.guard.stepping.buffers import Buffers
+from tests.guard.helper import frozen, same
+from tests.support.counting import OpCounter
+
+Which = Literal["batchnorm", "all", "none"]
+
+
+class Own(nn.Module):
+    """Buffers of many kinds, changed in place by every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("seen", torch.zeros(2, 2, dtype=torch.bool))
+        self.register_buffer("small", torch.ones(3, dtype=torch.float16))
+        self.register_buffer("strided", torch.arange(6.0).view(2, 3).t())
+        self.register_buffer("empty", torch.zeros(0))
+        self.register_buffer("fleeting", torch.ones(2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, buffer in self.named_buffers():
+            if name == "seen":
+                buffer.logical_not_()
+            else:
+                buffer.add_(1)
+        return x
+
+
+def network() -> nn.Sequential:
+    def norm() -> nn.BatchNorm1d:
+        return nn.BatchNorm1d(4)
+
+    return nn.Sequential(norm(), Own(), norm(), nn.BatchNorm1d(4, track_running_stats=False))
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def forward(model: nn.Module, value: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(3)
+    model(torch.randn(8, 4, generator=generator) * value)
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("how", ["restore", "where"])
+def test_all_buffers_are_as_they_were(how: str, value: float) -> None:
+    model = network()
+    buffers = Buffers(model, "all")
+    forward(model)
+    before = state(model)
+    buffers.keep()
+    forward(model, value)
+    assert not same(before, state(model))
+    if how == "restore":
+        buffers.restore()
+    else:
+        buffers.restore_where(torch.tensor(True))
+    assert same(before, state(model))
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_an_applied_step_keeps_what_it_did(value: float) -> None:
+    model = network()
+    buffers = Buffers(model, "all")
+    buffers.keep()
+    forward(model, value)
+    after = state(model)
+    buffers.restore_where(torch.tensor(False))
+    assert same(after, state(model))
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True), nn.SyncBatchNorm(4)]
+)
+def test_batchnorm_alone(norm: nn.Module) -> None:
+    model = nn.Sequential(norm, Own())
+    buffers = Buffers(model, "batchnorm")
+    before = frozen(dict(norm.named_buffers()))
+    buffers.keep()
+    for buffer in model.buffers():
+        buffer.fill_(1)
+    moved = state(model[1])
+    buffers.restore_where(torch.tensor(True))
+    assert same(before, dict(norm.named_buffers()))
+    assert same(moved, state(model[1])), "others are not ours to touch"
+
+
+def test_none() -> None:
+    model = network()
+    buffers = Buffers(model, "none")
+    buffers.keep()
+    forward(model)
+    after = state(model)
+    buffers.restore_where(torch.tensor(True))
+    buffers.restore()
+    assert same(after, state(model))
+
+
+@pytest.mark.parametrize("which", ["batchnorm", "all"])
+def test_a_model_without_buffers(which: Which) -> None:
+    layer = nn.utils.skip_init(nn.Linear, 2, 2)  # type: ignore[no-untyped-call]
+    buffers = Buffers(layer, which)
+    buffers.keep()
+    buffers.restore_where(torch.tensor(True))
+
+
+def test_kept_once_restored_often() -> None:
+    model = network()
+    buffers = Buffers(model, "all")
+    before = state(model)
+    buffers.keep()
+    for _ in range(3):
+        forward(model, float("nan"))
+        buffers.restore()
+        assert same(before, state(model))
+
+
+@pytest.mark.parametrize("replaced", ["forward", "load"])
+def test_a_buffer_that_was_replaced_is_still_protected(replaced: str) -> None:
+    """A module may assign to its buffer, and loading with assign=True does the same to BatchNorm's."""
+
+    class Average(nn.Module):
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            return x
+
+    model = nn.Sequential(Average() if replaced == "forward" else nn.BatchNorm1d(4))
+    buffers = Buffers(model, "all")
+    if replaced == "load":
+        model.load_state_dict(frozen(model.state_dict()), assign=True)
+    before = state(model)
+    buffers.keep()
+    forward(model, float("nan"))
+    buffers.restore_where(torch.tensor(True))
+    assert same(before, state(model))
+
+
+@pytest.mark.parametrize("which", ["batchnorm", "all"])
+def test_operations_do_not_depend_on_the_number_of_buffers(which: Which) -> None:
+    totals = []
+    for count in (1, 30):
+        model = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(count)))
+        buffers = Buffers(model, which)
+        refused = torch.tensor(True)
+        with OpCounter() as counter:
+            buffers.keep()
+            buffers.restore_where(refused)
+        assert counter.host_syncs == 0
+        totals.append(counter.total)
+    assert totals[0] == totals[1] <= 10

@@ -1,0 +1,107 @@
+"""Ten jobs that overflow in half: a minimal plan for each, found in few trials, that follows FP32."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from examples.overflowing import JOBS, job
+from torch import Tensor, nn
+
+from halfguard.errors import NoPlanError, UsageError
+from halfguard.precision.modes import Precision
+from halfguard.probing.plan_search import plan
+from halfguard.probing.trials import Trial, Trials
+from halfguard.records.plan import PrecisionPlan
+from halfguard.workload import Workload, load
+
+STEPS = 24
+EXPECTED = {
+    "t5": {"blocks.1.wo"},
+    "attention": {"blocks.1"},
+    "rms_norm": {"0"},
+    "logits": {"head"},
+    "graph": {"layers.1.message"},
+    "detector": {"4.linear"},
+    "deep_residual": {"layers.8", "layers.9", "layers.10", "layers.11"},
+    "router": {"blocks.1.router.scores"},
+    "vae": {"8"},
+    "transformer": {"blocks.0", "blocks.3.wo", "blocks.6"},
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_plan_is_minimal_follows_fp32_and_is_found_in_few_trials(name: str) -> None:
+    workload = load(f"examples/overflowing.py:{name}", 0)
+    before = [p.clone() for p in workload.model.parameters()]
+    seen: list[Trial] = []
+    found = plan(workload, steps=STEPS, watch=seen.append)
+    evidence = found.evidence
+    assert evidence is not None
+    assert set(found.modules) == EXPECTED[name]
+    assert evidence.deviation <= 0.01
+    assert evidence.trials == len(seen) <= 3 * math.log2(evidence.modules) * len(found.islands)
+    verdicts = {frozenset(trial.islands): trial.passed for trial in seen}
+    everything = frozenset(found.modules)
+    assert verdicts[everything]
+    assert not any(verdicts[everything - {island}] for island in everything)
+    assert all(island.reason.startswith("Without it ") for island in found.islands)
+    after = workload.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_plan_that_another_process_applies_gives_the_same_run() -> None:
+    workload = load("examples/overflowing.py:t5", 0)
+    found = plan(workload, steps=8)
+    read = PrecisionPlan.from_yaml(found.to_yaml())
+    assert read == found
+    again = Trials(workload, Precision.FP16_MIXED, steps=8, tolerance=0.01)
+    assert again.of(read.modules).run.final_loss() == found.evidence.loss  # type: ignore[union-attr]
+
+
+def healthy(seed: int) -> Workload:
+    model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4))
+    return job(seed, model, (16,))
+
+
+def test_a_healthy_model_needs_no_island_and_one_trial(seed: object) -> None:
+    found = plan(healthy(0), steps=8)
+    assert found.islands == ()
+    assert found.evidence is not None
+    assert found.evidence.trials == 1
+    assert found.loss_scale is not None
+    assert found.loss_scale.low <= found.loss_scale.best <= found.loss_scale.high
+
+
+def test_bf16_needs_no_island_where_fp16_does() -> None:
+    workload = load("examples/overflowing.py:t5", 0)
+    assert plan(workload, precision="bf16-mixed", steps=8).islands == ()
+
+
+def test_a_loss_that_overflows_by_itself_has_no_plan(seed: object) -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        total: Tensor = model(batch[0]).half().abs().sum() * 1e5
+        return total.float()
+
+    workload = healthy(0)
+    workload.loss = loss
+    # In FP32 it is no better: this loss casts by hand.
+    with pytest.raises(UsageError, match="not finite in FP32 either"):
+        plan(workload, steps=2)
+    workload.loss = lambda model, batch: _product(model(batch[0]))
+    with pytest.raises(NoPlanError, match=r"No set of islands helps: .*test_plans\.py"):
+        plan(workload, steps=2)
+
+
+def _product(out: Tensor) -> Tensor:
+    """A matrix product outside of the model, which autocast lowers whatever the model returns."""
+    return (out * 1e3 @ (out * 1e3).T).mean()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"tolerance": 0.0}, {"precision": "fp32"}, {"precision": "half"}]
+)
+def test_arguments_that_mean_nothing(wrong: dict[str, object], seed: object) -> None:
+    with pytest.raises(UsageError):
+        plan(healthy(0), **wrong)  # type: ignore[arg-type]

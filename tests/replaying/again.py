@@ -1,0 +1,118 @@
+"""``python -m tests.replaying.again FOLDER``: replay what ``capture`` left, in another process.
+
+Prints a JSON object a line: what the autopsy said, whether the gradients were those of the other process bit
+for bit, and how the step went once the recommended cure had really been applied.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from halfguard.guard import Guard
+from halfguard.incident import Incident, open_incident
+from halfguard.records.autopsy import Autopsy, Cure
+from halfguard.replaying import ReplayedStep, replay
+from halfguard.replaying.samples import select
+from halfguard.workload import Workload, load
+from tests.replaying.jobs import workload as workload_of
+from tests.support.docs import ROOT
+
+Fit = tuple[Workload, dict[str, Any], list[Any]]  # job, configuration, batches
+
+
+def bitwise(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Whether the same tensors hold the same bits, those of NaN among them."""
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in left
+    )
+
+
+def same_gradients(incident: Incident, saved: Path) -> bool:
+    step = ReplayedStep(incident, load(incident.record.entry))
+    return bitwise(step.original().grads, load_file(saved))
+
+
+def applied(incident: Incident, autopsy: Autopsy, work: Path) -> bool:
+    """Apply the recommendation and let a guard take the step; whether it was applied."""
+    assert autopsy.cure is not None
+    workload, config, batches = fit(autopsy.cure, incident, autopsy, work)
+    guard = Guard(workload.model, workload.optimizer, config)
+    for _ in range(16):  # a dynamic scale may have to fall first
+        outcome = [guard.step(workload.loss, batch) for batch in batches][-1]
+        if outcome.applied or outcome.cause != "gradient_overflow":
+            break
+    return outcome.applied
+
+
+def fit(cure: Cure, incident: Incident, autopsy: Autopsy, work: Path) -> Fit:
+    """The job as it is after somebody has followed the advice."""
+    work.mkdir()
+    name = incident.record.entry.rpartition(":")[2]
+    make: Callable[[], Workload] = lambda: load(incident.record.entry)  # noqa: E731
+    if cure.what == "operation":
+        make = lambda: from_patched_source(cure.patch, name, work)  # noqa: E731
+    config = {**incident.record.config, "incidents": None}
+    step = ReplayedStep(incident, make())
+    workload, batches = step.workload, step.batches
+    if cure.what == "island":
+        (work / "plan.yaml").write_text(cure.patch)
+        config["plan"] = str(work / "plan.yaml")
+    elif cure.what in ("scale", "precision"):
+        config |= yaml.safe_load(cure.patch)
+    elif cure.what == "data":
+        bad = autopsy.micro_batch
+        count = len(batches[bad]) if isinstance(batches[bad], Tensor) else len(batches[bad][0])
+        rest = tuple(i for i in range(count) if i not in autopsy.samples)
+        batches[bad] = select(batches[bad], rest)
+    elif cure.what == "weights":
+        exec(cure.patch, {"torch": torch, "model": workload.model})
+    return workload, config, batches
+
+
+def from_patched_source(patch: str, name: str, work: Path) -> Workload:
+    """Apply the patch to a copy of the file that it names, and make the job from there."""
+    assert patch, f"{name}: no patch"
+    file = patch.split("\n", 1)[0].removeprefix("--- a/")
+    (work / file).parent.mkdir(parents=True)
+    shutil.copy(ROOT / file, work / file)
+    subprocess.run(["git", "apply"], input=f"{patch}\n", text=True, cwd=work, check=True)
+    spec = importlib.util.spec_from_file_location(f"patched_{name}", work / file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    plant = next(p for p in module.PLANTS if p.name.replace("-", "_") == name)
+    return workload_of(plant, seed=0)
+
+
+def told(run: Path) -> dict[str, Any]:
+    incident = open_incident(run / "incidents" / "000000-r0")
+    autopsy = replay(incident)  # from the folder and its own ENTRY
+    equal = same_gradients(incident, run / "gradients.safetensors")
+    cured = None if autopsy.cure is None else applied(incident, autopsy, run / "cure")
+    return {
+        "name": run.name,
+        "autopsy": autopsy.to_json(),
+        "same_gradients": equal,
+        "cured": cured,
+    }
+
+
+if __name__ == "__main__":
+    logging.getLogger("halfguard").setLevel(logging.ERROR)
+    for run in sorted(Path(sys.argv[1]).iterdir()):
+        print(json.dumps(told(run)), flush=True)

@@ -1,0 +1,168 @@
+"""The zoo's planted failures as ENTRY functions: ``tests.replaying.jobs:mlp_matmul`` takes a seed.
+
+To them come jobs that the zoo has no use for: one bad sample among many, random numbers in the step, several
+micro-batches. ``PLANTS`` are all of those that break a guarded FP16 step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.workload import Workload
+from tests.support.zoo import PLANTS as ZOO
+from tests.support.zoo import Job, Plant
+from tests.support.zoo.base import in_half, noise, seeded
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plant as a guarded step: configuration, batches, and the samples that are to blame."""
+
+    plant: Plant
+    samples: tuple[int, ...] = ()
+    micro_batch: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.plant.name.replace("-", "_")
+
+    def __str__(self) -> str:
+        return self.plant.name
+
+
+def mean(model: nn.Module, batch: Tensor) -> Tensor:
+    """The mean of the outputs in whatever precision the guard chose."""
+    out: Tensor = model(batch)
+    return out.float().mean()
+
+
+class Dropped(nn.Module):
+    """Draws random numbers, and overflows where one row is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.5)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.up(self.drop(x)))
+        out: Tensor = self.down(hidden)  # <- sample-large
+        shifted: Tensor = out + self.norm(x).mean()
+        return shifted
+
+
+class Energy(nn.Module):
+    """Squares in half: 300 squared is more than it holds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = x * x  # <- sample-energy
+        return energy / energy.sum(-1, keepdim=True)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share: Tensor = self.proj(x)
+        return share / share.sum(-1, keepdim=True)  # <- sample-share
+
+
+class Shares(nn.Module):
+    """Divides by a sum that is zero for a row of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = Inner(), nn.Linear(8, 2)
+        nn.init.zeros_(self.inner.proj.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.inner(x))
+        return out
+
+
+def large(seed: int) -> Job:
+    x = noise(seed, 16, 8)
+    x[11] *= 2e3
+    model = seeded(seed, Dropped)
+    assert isinstance(model, Dropped)
+    nn.init.constant_(model.down.weight, 100.0)
+    return Job(model, mean, x)
+
+
+def energy(seed: int) -> Job:
+    x = noise(seed, 12, 8)
+    x[2] *= 2000
+    x[9] *= 2000
+    model = seeded(seed, lambda: nn.Sequential(nn.Linear(8, 8), Energy(), nn.Linear(8, 2)))
+    return Job(model, mean, x)
+
+
+def share(seed: int) -> Job:
+    x = noise(seed, 8, 8)
+    x[5] = 0.0
+    return Job(seeded(seed, Shares), mean, x)
+
+
+PLANTS = (
+    Plant("sample-large", large, "addmm", "down"),
+    Plant("sample-energy", energy, "mul", "1"),
+    Plant("sample-share", share, "div", "inner"),
+)
+BLAMED = {
+    "sample-large": (11,),
+    "sample-energy": (2, 9),
+    "sample-share": (5,),
+    "conv-blank-image": (1,),
+    "norm-eps": (1,),
+    "recommender-bad-input": (1,),
+    "recommender-embedding-row": (1,),
+}
+# Under the guard's autocast a bad input is first met by the cast that precedes the product.
+UNDER_AUTOCAST = {"recommender-bad-input": "to"}
+# No precision, no operation of ours and no sample left out makes these finite.
+INCURABLE = ("mlp-cast", "norm-residual", "conv-one-sample", "rnn-exp", "vae-exp")
+SLOW = ("mlp-compiled",)  # the compiler is run for every trial
+ALL = tuple(
+    replace(plant, op=UNDER_AUTOCAST.get(plant.name, plant.op))
+    for plant in (*ZOO, *PLANTS)
+    if plant.name not in SLOW
+)
+# While it can fall, a loss scale that is too high is no incident. So it starts at its floor where the
+# forward pass is finite.
+FIXED = {"scale": {"init": 1024.0, "floor": 1024.0}}
+
+
+def _case(plant: Plant) -> Case:
+    config: dict[str, Any] = FIXED if plant.phase == "backward" else {"scale": {"init": 1024.0}}
+    if plant.name == "sample-large":  # the second of two micro-batches, with random numbers in each
+        return Case(plant, BLAMED[plant.name], 1, {**config, "accumulate": 2})
+    return Case(plant, BLAMED.get(plant.name, ()), config=config)
+
+
+CASES = tuple(map(_case, ALL))
+
+
+def workload(plant: Plant, seed: int) -> Workload:
+    job = plant.make(seed)
+    if job.loss_fn is in_half:  # the zoo's own half; here it is the guard that lowers
+        job = job._replace(loss_fn=mean)
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    batches = [job.batch]
+    if plant.name == "sample-large":
+        batches.insert(0, noise(seed + 1, 16, 8))
+    return Workload(job.model, job.loss_fn, batches, optimizer)
+
+
+def _entry(plant: Plant) -> Any:
+    return lambda seed: workload(plant, seed)
+
+
+for _plant in ALL:
+    globals()[_plant.name.replace("-", "_")] = _entry(_plant)

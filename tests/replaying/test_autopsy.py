@@ -1,0 +1,174 @@
+"""What an autopsy says, and what it does not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfguard.errors import RecordError, UsageError
+from halfguard.guard import Guard
+from halfguard.incident import open_incident, write_incident
+from halfguard.precision import MasterWeights
+from halfguard.records import Cause
+from halfguard.records.autopsy import Autopsy
+from halfguard.records.incident import MicroBatchRecord
+from halfguard.replaying import replay
+from tests.replaying.helper import broken, build, edited, glitched, job, mean, overflowing
+from tests.support.zoo.base import noise
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+
+def test_an_overflow_is_cured_by_its_module_in_fp32(tmp_path: Path) -> None:
+    incident = broken(tmp_path, [overflowing()])
+    doing: list[str] = []
+    autopsy = replay(incident, job(), watch=doing.append)
+    assert autopsy.reproduced == "bitwise"
+    assert autopsy.culprit is not None
+    assert (autopsy.culprit.op, autopsy.culprit.module) == ("mul", "1")
+    assert autopsy.way == ("1", "2", "the model")
+    assert autopsy.cure is not None
+    assert (autopsy.cure.what, autopsy.cure.trial) == ("island", "'1' and '2' in FP32")
+    assert doing[:2] == ["the step as it was", "the first bad number"]
+    assert Autopsy.from_json(autopsy.to_json()) == autopsy
+
+
+def test_a_fault_that_came_once_is_given_no_cause(tmp_path: Path) -> None:
+    incident, workload = glitched(tmp_path)
+    assert incident.record.step.cause is Cause.FORWARD_OVERFLOW
+    for again in (workload, job()):  # the hook still there, and not
+        autopsy = replay(incident, again)
+        assert autopsy.reproduced == "no"
+        assert (autopsy.culprit, autopsy.cure, autopsy.trials) == (None, None, ())
+        assert any("hardware" in suspect for suspect in autopsy.suspects)
+
+
+def test_an_incident_of_cuda_is_repeated_under_its_rules_and_says_so(tmp_path: Path) -> None:
+    """exp stays in half under the CPU's rules and overflows; CUDA computes it in float32."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return torch.exp(model(batch).half() * 0 + 12).log().mean()
+
+    incident = broken(tmp_path, [noise(0, 6, 4)], job(model, loss))
+    there = replay(incident, job(model, loss))
+    assert (there.reproduced, "emulated" in there.how) == ("bitwise", False)
+    autopsy = replay(edited(incident, tmp_path, device="cuda"), job(model, loss))
+    assert autopsy.reproduced == "no"
+    assert "CUDA's autocast rules, emulated" in autopsy.how
+    assert "device: cuda then, cpu now" in autopsy.differences
+
+    incident = broken(tmp_path / "b", [overflowing()])
+    autopsy = replay(edited(incident, tmp_path / "b", device="cuda"), job())
+    assert autopsy.reproduced in ("bitwise", "same fault")
+    assert autopsy.culprit is not None
+    assert autopsy.culprit.op == "mul"
+    assert autopsy.cure is not None
+
+
+def test_a_spike_is_good_only_when_it_is_gone(tmp_path: Path) -> None:
+    batch = noise(0, 6, 4)
+    batch[3] *= 60
+    config = {"precision": "fp32", "skip": {"max_grad_norm": 50.0}}
+    incident = broken(tmp_path, [noise(1, 6, 4), batch], config=config)
+    assert incident.record.step.cause is Cause.GRADIENT_SPIKE
+    autopsy = replay(incident, job())
+    assert (autopsy.reproduced, autopsy.culprit, autopsy.samples) == ("bitwise", None, (3,))
+    assert autopsy.cure is not None
+    assert autopsy.cure.what == "data"
+    assert [trial.good for trial in autopsy.trials if "bf16" in trial.name] == [False]
+
+
+def test_gradients_beyond_half_are_cured_by_a_lower_scale(tmp_path: Path) -> None:
+    config = {"scale": {"init": 2.0**20, "floor": 2.0**20}}
+    incident = broken(tmp_path, [noise(0, 6, 4)], config=config)
+    assert incident.record.step.cause is Cause.GRADIENT_OVERFLOW
+    autopsy = replay(incident, job())
+    assert autopsy.culprit is not None
+    assert autopsy.culprit.phase == "backward"
+    assert any(trial.good and trial.name.startswith("loss scale") for trial in autopsy.trials)
+
+
+def test_half_weights_with_masters_are_repeated_bitwise(tmp_path: Path) -> None:
+    model = build().half()
+    workload = job(model)
+    workload.optimizer = MasterWeights(torch.optim.SGD(model.parameters(), lr=0.1))
+    config = {"precision": "fp16-weights", "accumulate": 2}
+    incident = broken(tmp_path, [noise(0, 6, 4), overflowing()], workload, config=config)
+    autopsy = replay(incident, job())  # described in float32
+    assert autopsy.reproduced == "bitwise"
+    assert autopsy.cure is not None
+
+
+def test_plan_clipping_and_wrappers_are_part_of_the_step(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("kind: plan\nschema_version: 1\nislands:\n- module: '2'\n")
+    config = {"plan": str(plan), "clip": {"max_norm": 1.0, "norm_type": 1.0}}
+    incident = broken(tmp_path, [overflowing()], config=config)
+    assert replay(incident, job()).reproduced == "bitwise"
+
+    state = {f"model.module.{k}": v for k, v in incident.tensors("model.").items()}
+    norms = {f"module.{k}": v for k, v in incident.record.grad_norms.items()}
+    record = incident.record.model_copy(update={"grad_norms": norms})
+    others = {k: v for k, v in incident.tensors().items() if not k.startswith("model.")}
+    wrapped = open_incident(write_incident(tmp_path / "ddp", record, {**others, **state}))
+    assert replay(wrapped, job()).reproduced == "bitwise"
+
+    plan.unlink()
+    with pytest.raises(UsageError, match=r"plan[.]yaml"):
+        replay(incident, job())
+
+
+def test_a_loop_with_its_own_forward_pass_can_be_repeated_if_it_names_the_batch(
+    tmp_path: Path,
+) -> None:
+    for name, batch in (("with", overflowing()), ("without", None)):
+        workload = job()
+        guard = Guard(workload.model, workload.optimizer, run_dir=tmp_path / name)
+        with guard.autocast():
+            loss = mean(workload.model, overflowing())
+        guard.backward(loss, batch=batch)
+        guard.update()
+    incident = open_incident(tmp_path / "with" / "incidents" / "000000-r0")
+    autopsy = replay(incident, job())
+    assert autopsy.reproduced == "bitwise"
+    assert any("random numbers" in text for text in autopsy.differences)
+    with pytest.raises(UsageError, match="holds no batch"):
+        replay(tmp_path / "without" / "incidents" / "000000-r0", job())
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    nothing: dict[str, Tensor] = {}
+    incident = broken(tmp_path, [overflowing()])
+    with pytest.raises(UsageError, match=r"is not the one of the incident: .*size mismatch"):
+        replay(incident, job(nn.Sequential(nn.Linear(4, 5), nn.Identity(), nn.Linear(4, 1))))
+    with pytest.raises(UsageError, match=r"cannot be run: KeyError: 'x'.*test_autopsy.py"):
+        replay(incident, job(loss=lambda model, batch: mean(model, nothing["x"])))
+    damaged = MicroBatchRecord(batch=incident.record.micro_batches[0].batch, rng="nonsense")
+    with pytest.raises(RecordError, match="random state"):
+        replay(edited(incident, tmp_path, micro_batches=(damaged,)), job())
+
+
+def test_without_weights_those_of_the_entry_are_used_and_it_says_so(tmp_path: Path) -> None:
+    incident = broken(tmp_path, [overflowing()], config={"incidents": {"weights": False}})
+    autopsy = replay(incident, job())
+    assert any("holds none" in text for text in autopsy.differences)
+    assert autopsy.cure is not None
+
+
+def test_a_cure_that_stops_learning_says_so(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return -torch.log(torch.sigmoid(model(batch).half() - 1000)).mean()
+
+    autopsy = replay(broken(tmp_path, [noise(0, 6, 4)], job(loss=loss)), job(loss=loss))
+    assert autopsy.cure is not None
+    assert "nothing is learnt" in autopsy.cure.sentence
+
+
+def test_other_ranks_are_named_when_this_one_is_fine(tmp_path: Path) -> None:
+    incident = broken(tmp_path, [overflowing()])
+    autopsy = replay(edited(incident, tmp_path, world_size=8), job())
+    assert any("8 took part" in text for text in autopsy.differences)

@@ -1,0 +1,146 @@
+"""The pieces of a replay, each by itself: samples to blame, source patches, code that came with a folder."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfguard.errors import HalfguardError, UsageError
+from halfguard.replaying import replay
+from halfguard.replaying.rewrite import patched
+from halfguard.replaying.samples import MOST, batch_size, select, to_blame
+from halfguard.report import autopsy_page, to_html, to_markdown
+from tests.incident.hostile import hostile_folders
+from tests.replaying.helper import broken, job, overflowing
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 64).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_the_bad_samples_and_no_others_are_blamed(drawn: tuple[int, set[int]]) -> None:
+    size, bad = drawn
+    runs: list[tuple[int, ...]] = []
+
+    def is_good(samples: tuple[int, ...]) -> bool:
+        runs.append(samples)
+        return bool(samples) and not bad.intersection(samples)
+
+    found = to_blame(size, is_good)
+    assert found == (tuple(sorted(bad)) if 0 < len(bad) <= min(MOST, size // 2) else ())
+    assert len(runs) <= 2 * (MOST + 2) * size.bit_length() + 2
+
+
+def test_nobody_is_blamed_for_a_fault_of_the_whole() -> None:
+    assert to_blame(16, lambda samples: len(samples) < 16) == ()
+    assert to_blame(16, lambda samples: len(samples) < 9) == ()
+
+
+def test_nobody_is_blamed_where_small_batches_break_by_themselves() -> None:
+    """Variance over one sample: the search must not end at a batch of one."""
+    assert to_blame(8, lambda samples: len(samples) > 1 and 5 not in samples) == (5,)
+
+
+def test_samples_are_taken_from_any_structure() -> None:
+    pair = namedtuple("pair", ["x", "y"])
+    rows = torch.arange(6).reshape(3, 2)
+    batch = {"a": [rows, pair(rows, 1)], "b": SimpleNamespace(x=rows, n=torch.tensor(3)), "c": "id"}
+    assert batch_size(batch) == 3
+    taken = select(batch, (0, 2))
+    assert taken["a"][1].x.tolist() == [[0, 1], [4, 5]]
+    assert taken["b"].x.tolist() == [[0, 1], [4, 5]]
+    assert taken["b"].n.item() == 3
+    assert batch_size((rows, rows[:2])) is None
+    assert batch_size("text") is None
+
+
+@pytest.mark.parametrize(
+    ("before", "names", "after"),
+    [
+        ("y = torch.exp(x * 2).sum()", {"exp"}, "y = halfguard.ops.exp(x * 2).sum()"),
+        ("y = (x + 1).log()", {"log"}, "y = halfguard.ops.log(x + 1)"),
+        ("y = a / b.sum()  # why", {"div"}, "y = halfguard.ops.div(a, b.sum())  # why"),
+        ("a.div_(b)", {"div"}, "a.copy_(halfguard.ops.div(a, b))"),
+        ("y = x ** 0.5", {"sqrt"}, "y = halfguard.ops.sqrt(x)"),
+        ("y = x.pow(-0.5)", {"rsqrt"}, "y = halfguard.ops.rsqrt(x)"),
+        ("y = F.softmax(x, dim=1)", {"masked_softmax"},
+         "y = halfguard.ops.masked_softmax(x, ~x.isneginf(), 1)"),
+        ("y = F.cross_entropy(x, t, ignore_index=0)", {"cross_entropy"},
+         "y = halfguard.ops.cross_entropy(x, t, ignore_index=0)"),
+        ("y = torch.log(torch.exp(x))", {"exp", "log"},
+         "y = halfguard.ops.log(halfguard.ops.exp(x))"),
+        ("ü = torch.log(ä)", {"log"}, "ü = halfguard.ops.log(ä)"),
+    ],
+)  # fmt: skip
+def test_a_line_is_rewritten(before: str, names: set[str], after: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"import torch\n{before}\n")
+    lines = patched({(str(file), 2): names}).splitlines()
+    assert f"+{after}" in lines
+    assert "+import halfguard" in lines
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y = x / 2",  # a number: nothing to protect
+        "y = F.softmax(f(x), dim=1)",  # f would be called twice
+        "y = F.cross_entropy(x, t, reduction='sum')",
+        "y = torch.exp(*x)",
+        "y = self.layer(x)",
+    ],
+)
+def test_what_is_not_certain_is_left_alone(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"{line}\n")
+    names = {"div", "masked_softmax", "cross_entropy", "exp"}
+    assert patched({(str(file), 1): names}) == ""
+    assert patched({(str(tmp_path / "missing.py"), 1): names}) == ""
+
+
+def test_hostile_folders_are_replayed_or_refused_and_nothing_else(tmp_path: Path) -> None:
+    incident = broken(tmp_path / "run", [overflowing()])
+    said = []
+    for folder in hostile_folders(incident.folder, tmp_path / "hostile", 200, seed=3):
+        try:
+            page = autopsy_page(replay(folder, job()))
+            said.append(to_html(page) + to_markdown(page))
+        except HalfguardError as error:
+            said.append(error.message)
+    assert len(said) == 200
+
+
+EVIL = "raise SystemExit('this must not run')\n"
+
+
+@pytest.mark.parametrize("entry", ["runs/incidents/000000-r0/evil.py:f", "runs/evil.py:f",
+                                   "runs.evil:f", "./runs/../runs/evil.py:f"])  # fmt: skip
+def test_code_that_came_with_an_incident_is_not_run(
+    entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    incident = broken(tmp_path / "runs", [overflowing()], entry=entry)
+    for folder in (tmp_path / "runs", incident.folder):
+        (folder / "evil.py").write_text(EVIL)
+    with pytest.raises(UsageError, match="nothing that comes with an incident"):
+        replay(incident)
+
+
+def test_the_readers_own_code_is_found_by_the_recorded_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("from tests.replaying.helper import job as _job\n"
+                                       "def job(seed):\n    return _job()\n")  # fmt: skip
+    incident = broken(tmp_path / "runs" / "a", [overflowing()], entry="train.py:job")
+    assert replay(incident.folder).cure is not None
+    nameless = broken(tmp_path / "runs" / "b", [overflowing()])
+    with pytest.raises(UsageError, match="does not say which code"):
+        replay(nameless.folder)
+    assert replay(nameless.folder, "train.py:job").cure is not None

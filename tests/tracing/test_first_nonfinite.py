@@ -1,0 +1,237 @@
+"""The producer is named: 30 planted failures, healthy models, and what hand-made hooks get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfguard.errors import UsageError
+from halfguard.tracing import Culprit, find_first_nonfinite
+from tests.support.zoo import HEALTHY, PLANTS, Job, Plant, line_of
+
+# The models of this file draw their weights.
+pytestmark = pytest.mark.usefixtures("seed")
+
+
+def diagnose(job: Job) -> Culprit | None:
+    return find_first_nonfinite(job.loss, job.model)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=str)
+def test_a_planted_failure_is_named_by_operation_module_and_line(plant: Plant) -> None:
+    culprit = diagnose(plant.make(0))
+    assert culprit is not None
+    found = culprit.op, culprit.module, culprit.phase, culprit.kind, culprit.compiled
+    assert found == (plant.op, plant.module, plant.phase, plant.kind, plant.compiled), culprit
+    assert (culprit.file, culprit.line) == line_of(plant), culprit
+    assert culprit.code.endswith(f"# <- {plant.name}")
+    assert culprit.dtype
+    if plant.kind == "op":
+        assert culprit.inputs
+        finite = all(r.nan == r.posinf == 0 for r in culprit.inputs)
+        assert finite, culprit
+        assert any(r.nan or r.posinf or r.neginf for r in culprit.outputs)
+    else:
+        assert culprit.name == plant.subject
+
+
+def test_there_are_thirty_over_ten_architectures() -> None:
+    assert len(PLANTS) >= 30
+    assert len({plant.make.__module__ for plant in PLANTS}) >= 10
+    assert len(HEALTHY) >= 10
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_an_intended_infinity_is_no_culprit(name: str) -> None:
+    assert diagnose(HEALTHY[name](0)) is None
+
+
+@pytest.mark.parametrize("plant", PLANTS[:3], ids=str)
+def test_other_seeds_give_the_same_answer(plant: Plant) -> None:
+    places = {(c.op, c.line) for seed in range(3) if (c := diagnose(plant.make(seed)))}
+    assert places == {(plant.op, line_of(plant)[1])}
+
+
+def run(model: nn.Module, *inputs: Tensor) -> Culprit | None:
+    return find_first_nonfinite(lambda: model(*inputs).sum(), model)
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+class Net(nn.Module):
+    """A linear layer, and whatever a test wants to do with its output."""
+
+    def __init__(self, then: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.norm, self.then = nn.Linear(4, 4), nn.BatchNorm1d(4), then
+        for parameter in self.linear.parameters():
+            nn.init.constant_(parameter, 0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.norm(x) + self.linear(x))
+
+
+ONES = torch.ones(3, 4)
+
+
+def test_nothing_is_reported_when_all_is_finite() -> None:
+    assert run(Net(torch.tanh), ONES) is None
+
+
+def test_a_bad_number_that_nobody_uses_is_not_reported() -> None:
+    def swallow(x: Tensor) -> Tensor:
+        dead = torch.log(x.detach() * 0)  # -inf
+        return torch.where(dead.isinf(), x, dead)
+
+    assert run(Net(swallow), ONES) is None
+
+
+def test_the_harmless_one_is_passed_over_for_the_one_that_matters() -> None:
+    def both(x: Tensor) -> Tensor:
+        harmless = 1 / (1 + torch.exp(x.abs() * 1e4))
+        return harmless + torch.log(x * 0)
+
+    culprit = run(Net(both), ONES)
+    assert culprit is not None
+    assert culprit.op == "log"
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Net(lambda x: nn.functional.dropout(torch.exp(x * 1e4)))
+    model(ONES).sum().backward()
+    before = torch.get_rng_state()
+    grads = [parameter.grad for parameter in model.parameters()]
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    assert run(model, ONES) is not None
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
+    assert hooks(model) == 0
+
+
+def test_hooks_are_removed_and_the_users_own_error_passes() -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    model = Net(fail)
+    with pytest.raises(ZeroDivisionError):
+        run(model, ONES)
+    assert hooks(model) == 0
+
+
+def test_a_loop_that_raises_at_a_bad_loss_is_answered() -> None:
+    model = Net(lambda x: torch.exp(x * 1e4))
+
+    def step() -> Tensor:
+        loss: Tensor = model(ONES).sum()
+        if not loss.isfinite():
+            raise FloatingPointError("loss is inf")
+        return loss
+
+    culprit = find_first_nonfinite(step, model)
+    assert culprit is not None
+    assert culprit.op == "exp"
+
+
+def test_a_step_may_run_its_own_backward_pass() -> None:
+    model = Net(lambda x: torch.sqrt(x * 0))
+
+    def step() -> None:
+        model(ONES).sum().backward()
+
+    culprit = find_first_nonfinite(step, model)
+    assert culprit is not None
+    assert (culprit.op, culprit.phase, culprit.module) == ("sqrt", "backward", "")
+    assert "torch.sqrt(x * 0)" in culprit.code
+    assert culprit.kernel == "aten.div.Tensor"
+
+
+def test_a_mapping_with_a_loss_is_a_loss_and_a_number_is_not() -> None:
+    model = Net(lambda x: torch.exp(x * 1e4))
+    culprit = find_first_nonfinite(lambda: {"loss": model(ONES).sum()}, model)
+    assert culprit is not None
+    with pytest.raises(UsageError, match="returned float"):
+        find_first_nonfinite(lambda: 1.0, model)
+
+
+def test_an_overflow_of_the_scaled_loss_is_a_backward_failure() -> None:
+    model = Net(lambda x: x.half())
+    culprit = find_first_nonfinite(lambda: model(ONES * 8).float().sum() * 1e6, model)
+    assert culprit is not None
+    assert (culprit.phase, culprit.op) == ("backward", "to")
+    assert "model(ONES * 8).float()" in culprit.code
+
+
+def test_a_mask_that_reaches_the_loss_is_named_as_one() -> None:
+    culprit = run(Net(lambda x: x.masked_fill(x > -1e9, -torch.inf)), ONES)
+    assert culprit is not None
+    assert culprit.intended
+    assert culprit.op == "masked_fill"
+    assert "reached the result" in str(culprit)
+
+
+def test_an_operation_that_adds_its_own_infinity_to_a_mask_is_named() -> None:
+    def masked(x: Tensor) -> Tensor:
+        mask = torch.zeros(4).masked_fill(torch.arange(4) == 0, -torch.inf)
+        huge = (x + 3e38) + (mask + 3e38)
+        return torch.softmax(huge, -1)
+
+    culprit = run(Net(masked), ONES)
+    assert culprit is not None
+    assert "huge = " in culprit.code
+
+
+def test_a_bad_buffer_is_named() -> None:
+    model = Net(torch.tanh).eval()
+    assert model.norm.running_var is not None
+    model.norm.running_var[1] = torch.nan
+    culprit = run(model, ONES)
+    assert culprit is not None
+    assert (culprit.kind, culprit.name, culprit.op) == ("buffer", "norm.running_var", "batch_norm")
+    assert "was not finite when the step began" in str(culprit)
+
+
+def test_memory_that_was_never_written_is_not_blamed() -> None:
+    def copy(x: Tensor) -> Tensor:
+        target = torch.empty(3, 4)
+        with torch.no_grad():
+            target.copy_(x)
+        return x * target
+
+    torch.full((64,), torch.nan)  # freed at once: the memory that empty() may well get
+    assert run(Net(copy), ONES) is None
+
+
+def test_integers_empty_tensors_and_nested_outputs_are_no_obstacle() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, object]:
+            return {"ids": x.argmax(-1), "none": x[:0], "deep": [(x, None)], "text": "hello"}
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd, self.linear = Odd(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            deep = self.odd(self.linear(x))["deep"]
+            return torch.exp(deep[0][0] * 1e5).log()
+
+    culprit = run(Outer(), ONES)
+    assert culprit is not None
+    assert (culprit.op, culprit.module) == ("exp", "")
+
+
+def test_the_report_reads_like_a_sentence() -> None:
+    culprit = run(nn.Sequential(Net(lambda x: torch.exp(x * 1e4))), ONES)
+    text = str(culprit)
+    assert text.startswith(
+        "exp (aten.exp.default) made the first bad number in the forward pass, in 0"
+    )
+    assert "test_first_nonfinite.py:" in text
+    assert "self 3x4 float32: 12500 to 12500" in text
+    assert "12 +inf" in text

@@ -1,0 +1,186 @@
+"""Studies whose truth is known, thousands at a time: how often is a verdict wrong, how often is there one?
+
+``python -m tests.validation.simulation [STUDIES]`` prints the figures that docs/explanation/verdict.md shows.
+The tests run the same code with 2,000 studies.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+
+from halfguard.records.verdict import Word
+from halfguard.validation.judgement.sequential import claims_so_far
+from halfguard.validation.judgement.statistics import (
+    Claims,
+    Floats,
+    Terms,
+    claims,
+    holm,
+    seeds_needed,
+)
+from halfguard.validation.judgement.verdict import words
+
+TERMS = Terms()  # 1% and 2%, higher is better
+SEED_NOISE = 0.03  # what a change of seed does to both of a pair
+
+
+def _lognormal(generator: Generator, shape: tuple[int, ...]) -> Floats:
+    raw = generator.lognormal(0.0, 0.5, shape)
+    standard: Floats = (raw - np.exp(0.125)) / np.sqrt((np.exp(0.25) - 1) * np.exp(0.25))
+    return standard
+
+
+# Noise of mean 0 and standard deviation 1; it is added to the candidate's loss of quality.
+SHAPES: dict[str, Callable[[Generator, tuple[int, ...]], Floats]] = {
+    "normal": lambda generator, shape: generator.standard_normal(shape),
+    "uniform": lambda generator, shape: generator.uniform(-np.sqrt(3), np.sqrt(3), shape),
+    "heavy tails (t, 3 degrees)": lambda g, shape: g.standard_t(3, shape) / np.sqrt(3),
+    "rarely much better (skew -1.75)": lambda generator, shape: -_lognormal(generator, shape),
+    "rarely much worse (skew 1.75)": _lognormal,
+    "one seed in 20 loses 4 deviations": lambda g, shape: (
+        (g.standard_normal(shape) + 4 * (g.random(shape) < 0.05) - 0.2)
+        / np.sqrt(1 + 16 * 0.05 * 0.95)
+    ),
+    "exponential losses (skew 2)": lambda g, shape: g.exponential(1.0, shape) - 1,
+    "one seed in 20 loses 6.7 deviations": lambda g, shape: (
+        (0.6 * g.standard_normal(shape) + 4 * (g.random(shape) < 0.05) - 0.2)
+        / np.sqrt(0.36 + 16 * 0.05 * 0.95)
+    ),
+}
+
+
+class Rates(NamedTuple):
+    """Shares of studies, over their candidates."""
+
+    any_pass: float  # studies in which at least one candidate passes
+    passes: float
+    marginal: float
+    fails: float
+    seeds: float  # looked at until the verdict, on average
+
+
+def data(
+    generator: Generator,
+    studies: int,
+    seeds: int,
+    loss: float,
+    noise: float,
+    shape: str = "normal",
+    candidates: int = 1,
+) -> tuple[Floats, Floats]:
+    """The metrics of the baseline (studies, 1, seeds) and of the candidates (studies, candidates, seeds).
+
+    Both move together with the seed, as paired runs do, and the candidates share half of their noise.
+    """
+    baseline = 1 + SEED_NOISE * generator.standard_normal((studies, 1, seeds))
+    own = SHAPES[shape](generator, (studies, candidates, seeds))
+    if candidates > 1:
+        shared = SHAPES[shape](generator, (studies, 1, seeds))
+        own = (own + shared) / np.sqrt(2)
+    return baseline, (1 - loss) * baseline - noise * own
+
+
+def corrected(found: Claims) -> Claims:
+    return Claims(*(holm(p) for p in found))
+
+
+def fixed(baseline: Floats, candidate: Floats) -> Rates:
+    """Every study judged once, at its end."""
+    verdict = words(corrected(claims(baseline, candidate, TERMS)))
+    return _rates(verdict, np.full(verdict.shape, baseline.shape[-1]))
+
+
+def sequential(baseline: Floats, candidate: Floats) -> Rates:
+    """Every study judged after each seed, and stopped as soon as all its candidates have a verdict."""
+    return _rates(*looked(baseline, candidate))
+
+
+def looked(
+    baseline: Floats, candidate: Floats
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.str_]], Floats]:
+    """The verdict of the first look that gives one, and how many seeds it had; a verdict stays."""
+    planned = baseline.shape[-1]
+    verdict = np.full(candidate.shape[:-1], str(Word.INCONCLUSIVE), dtype="<U12")
+    used = np.full(verdict.shape, planned)
+    for seen in range(3, planned + 1):
+        found = words(
+            corrected(claims_so_far(baseline[..., :seen], candidate[..., :seen], TERMS, planned))
+        )
+        fresh = (verdict == Word.INCONCLUSIVE) & (found != Word.INCONCLUSIVE)
+        verdict[fresh] = found[fresh]
+        used[fresh] = seen
+    return verdict, used
+
+
+def extended(generator: Generator, studies: int, loss: float, noise: float) -> Rates:
+    """Not planned, but done: five seeds, and where they do not tell, as many more as was advised."""
+    baseline, candidate = data(generator, studies, 60, loss, noise)
+    first = words(claims(baseline[..., :5], candidate[..., :5], TERMS))
+    verdict, used = first.copy(), np.full(first.shape, 5)
+    relative = (baseline - candidate)[..., :5] / baseline[..., :5].mean(-1, keepdims=True)
+    for study in np.flatnonzero(first[:, 0] == Word.INCONCLUSIVE):
+        away = abs(TERMS.passing - relative[study, 0].mean())
+        more = seeds_needed(away, float(relative[study, 0].std(ddof=1))) or 60
+        count = min(max(more, 6), 60)
+        found = claims(baseline[study, :, :count], candidate[study, :, :count], TERMS)
+        verdict[study], used[study] = words(found), count
+    return _rates(verdict, used)
+
+
+def _rates(verdict: np.ndarray[tuple[int, ...], np.dtype[np.str_]], used: Floats) -> Rates:
+    passes = verdict == Word.PASS
+    return Rates(
+        float(passes.any(-1).mean()),
+        float(passes.mean()),
+        float((verdict == Word.MARGINAL).mean()),
+        float((verdict == Word.FAIL).mean()),
+        float(used.max(-1).mean()),
+    )
+
+
+def _row(name: str, at: Rates, none: Rates, planned: int) -> str:
+    rates = f"{at.any_pass:.1%} | {none.passes:.1%}"
+    return f"| {name} | {planned} | {rates} | {at.seeds:.1f} | {none.seeds:.1f} |"
+
+
+def main() -> None:
+    studies = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+    generator = np.random.default_rng(2024)
+    print(f"{studies} studies a figure.\n")
+    head = "| study | seeds | wrong PASS, loss = 1% | PASS, no loss | seeds used | with no loss |"
+    print(f"{head}\n|---|---|---|---|---|---|")
+    for noise in (0.0025, 0.005, 0.0075, 0.01):
+        for candidates in (1, 3):
+            needed = seeds_needed(TERMS.passing, noise, 0.025 / candidates)
+            assert needed is not None
+            for name, judge, seeds in (
+                ("at the end", fixed, needed),
+                ("after each seed", sequential, ceil(1.25 * needed)),
+            ):
+                at, none = (
+                    judge(*data(generator, studies, seeds, loss, noise, candidates=candidates))
+                    for loss in (TERMS.passing, 0.0)
+                )
+                many = f", {candidates} candidates" if candidates > 1 else ""
+                print(_row(f"noise {noise:.2%}{many}, {name}", at, none, seeds))
+    for shape in SHAPES:
+        for seeds in (5, 10):
+            for name, judge in (("at the end", fixed), ("after each seed", sequential)):
+                at, none = (
+                    judge(*data(generator, studies, seeds, loss, 0.005, shape))
+                    for loss in (TERMS.passing, 0.0)
+                )
+                print(_row(f"{shape}, {name}", at, none, seeds))
+    few = min(studies, 4000)
+    at, none = (extended(generator, few, loss, 0.007) for loss in (TERMS.passing, 0.0))
+    print(_row("noise 0.70%, extended once as advised", at, none, 5))
+
+
+if __name__ == "__main__":
+    main()

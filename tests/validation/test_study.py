@@ -1,0 +1,257 @@
+"""A study of a script that goes wrong: what is a result, what is a mistake, and when to stop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfguard.errors import UsageError
+from halfguard.records.verdict import Word
+from halfguard.validation.executors import cut_off, lost
+from halfguard.validation.executors.worker import Answer, execute
+from halfguard.validation.judgement.verdict import judge
+from halfguard.validation.ledger import Result, parse
+from halfguard.validation.runs.task import Task
+from halfguard.validation.spec import Spec
+from halfguard.validation.study import run_study
+
+SCRIPT = """
+import json, pathlib, random, sys
+precision, seed, out = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+written = json.dumps({"accuracy": 0.9 + random.Random(seed).gauss(0, 0.01)})
+"""
+
+
+class Script:
+    """Carries commands out one after another; what ``hangs`` is cut off, as if the time were up."""
+
+    def __init__(
+        self,
+        hangs: tuple[str, int] | None = None,
+        order: Callable[[Sequence[Task]], Sequence[Task]] = list,
+    ) -> None:
+        self.hangs, self.order, self.done = hangs, order, list[tuple[str, int]]()
+
+    def run(self, tasks: Sequence[Task], *, deadline: float) -> Generator[tuple[Task, Result]]:
+        for task in self.order(tasks):
+            self.done.append((task.candidate, task.seed))
+            if self.hangs == self.done[-1]:
+                yield task, cut_off(task, 1, "it was under way for 7 s")
+                return
+            answer = Answer.model_validate_json(execute(task.model_dump_json(), 1))
+            yield task, parse(task, answer.take())
+
+
+class Nothing:
+    """Has begun the first six runs, and all of them ended in the same way without a result."""
+
+    def __init__(self, ended: Callable[[Task], Result]) -> None:
+        self.ended = ended
+
+    def run(self, tasks: Sequence[Task], *, deadline: float) -> Generator[tuple[Task, Result]]:
+        for task in tasks[:6]:
+            yield task, self.ended(task)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # a worker changes it
+    return tmp_path
+
+
+def spec_of(folder: Path, ending: str = "out.write_text(written)", **keys: Any) -> Spec:
+    (folder / "script.py").write_text(SCRIPT + ending)
+    values: dict[str, Any] = {
+        "name": "script",
+        "command": f"{sys.executable} {folder / 'script.py'} {{precision}} {{seed}} {{out}}",
+        "baseline": "32",
+        "candidates": ["16"],
+        "metric": {"name": "accuracy", "higher_is_better": True},
+    }
+    return Spec.load(values | keys)
+
+
+def when(condition: str, text: str) -> str:
+    return f"if {condition}:\n    {text}\nelse:\n    out.write_text(written)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("out.write_text('{\"accuracy\": null}')", "accuracy is nan"),
+        ('out.write_text(\'{"accuracy": "NaN"}\')', "accuracy is nan"),
+        ("out.write_text('{\"acc\": 1}')", "no number 'accuracy'; it has 'acc'"),
+        ("pass", "left no JSON at {out}"),
+    ],
+)
+def test_one_bad_run_is_a_failure_of_its_candidate(folder: Path, text: str, said: str) -> None:
+    spec = spec_of(folder, when("precision == '16' and seed == 1", text))
+    first, again = Script(), Script()
+    (found,) = judge(run_study(spec, folder / "study", first)).comparisons
+    assert (found.word, found.broken, len(first.done)) == (Word.FAIL, (1,), 10)
+    assert said in found.reason
+    run_study(spec, folder / "study", again)
+    assert again.done == []  # it is a result, and is kept like any other
+
+
+@pytest.mark.parametrize("text", ["pass", "out.write_text('{\"acc\": 1}')"])
+def test_a_metric_that_no_run_has_is_a_mistake_and_names_the_run(folder: Path, text: str) -> None:
+    script = Script()
+    with pytest.raises(UsageError, match=r"^32 with seed 0: (.|\n)*accuracy\": 0.93"):
+        run_study(spec_of(folder, text), folder / "study", script)
+    assert script.done == [("32", 0), ("16", 0), ("32", 1)]
+    assert list((folder / "study/runs").iterdir()) == []  # mended, it is run again
+
+
+def test_a_metric_that_the_only_baseline_run_lacks_is_a_mistake_too(folder: Path) -> None:
+    script = Script()
+    with pytest.raises(UsageError, match=r"^32 with seed 0: "):
+        run_study(spec_of(folder, "pass", seeds=1), folder / "study", script)
+    assert script.done == [("32", 0)]
+
+
+def test_a_metric_that_one_baseline_run_lacks_costs_its_seed(folder: Path) -> None:
+    spec = spec_of(
+        folder, when("precision == '32' and seed == 0", "out.write_text('{\"loss\": 1}')")
+    )
+    verdict = judge(run_study(spec, folder / "study", Script()))
+    assert (verdict.word, verdict.comparisons[0].seeds) == (Word.PASS, (1, 2, 3, 4))
+    assert any("The baseline did not finish with seed 0" in note for note in verdict.notes)
+
+
+def _candidates_first(tasks: Sequence[Task]) -> Sequence[Task]:
+    return sorted(tasks, key=lambda task: task.candidate == "32")
+
+
+@pytest.mark.parametrize("order", [list, _candidates_first])
+def test_a_candidate_without_the_metric_fails_whoever_ends_first(
+    folder: Path, order: Callable[[Sequence[Task]], Sequence[Task]]
+) -> None:
+    spec = spec_of(folder, when("precision == '16'", "pass"))
+    (found,) = judge(run_study(spec, folder / "study", Script(order=order))).comparisons
+    assert (found.word, found.broken) == (Word.FAIL, (0, 1, 2, 3, 4))
+    assert "left no JSON at {out}" in found.reason
+
+
+def test_a_run_that_was_cut_off_allows_no_pass_and_is_run_again(folder: Path) -> None:
+    spec = spec_of(folder)
+    first, again = Script(hangs=("16", 4)), Script()
+    (found,) = judge(run_study(spec, folder / "study", first)).comparisons
+    assert (found.word, found.pairs) == (Word.INCONCLUSIVE, 4)
+    assert "The runs with seed 4 had begun, and were cut off" in found.reason
+    assert "under way for 7 s" in found.reason
+    assert judge(run_study(spec, folder / "study", again)).word is Word.PASS
+    assert again.done == [("16", 4)]
+
+
+def test_a_run_that_was_never_begun_takes_nothing_from_the_others(folder: Path) -> None:
+    study = run_study(spec_of(folder), folder / "study", Script(hangs=("32", 4)))
+    verdict = judge(study)
+    assert (verdict.word, verdict.comparisons[0].pairs) == (Word.PASS, 4)
+    assert any("8 of 10 runs are there" in note for note in verdict.notes)
+
+
+def test_a_baseline_that_never_starts_ends_the_study_and_is_quoted(folder: Path) -> None:
+    script = Script()
+    study = run_study(spec_of(folder, "sys.exit(f'no data for {seed}')"), folder / "study", script)
+    assert len([name for name, _ in script.done if name == "32"]) == 3
+    (found,) = judge(study).comparisons
+    assert (found.word, found.further_seeds) == (Word.INCONCLUSIVE, None)
+    assert (
+        "32 finished with no seed (seed 0: the command ended with exit code 1: no data"
+        in found.reason
+    )
+
+
+def test_a_baseline_that_fails_in_different_ways_is_run_to_the_end(folder: Path) -> None:
+    script = Script()
+    failing = "sys.exit('abcdefgh'[seed] if precision == '32' else 0)"
+    (found,) = judge(run_study(spec_of(folder, failing), folder / "study", script)).comparisons
+    assert (found.word, len(script.done)) == (Word.INCONCLUSIVE, 10)
+    assert (
+        "32 finished with no seed (seed 0: the command ended with exit code 1: a)" in found.reason
+    )
+    script = Script()
+    failing = "sys.exit('abcdefgh'[seed])"
+    run_study(spec_of(folder, failing), folder / "study", script)
+    assert len(script.done) == 10
+
+
+@pytest.mark.parametrize(
+    ("ended", "advice"),
+    [
+        (lambda task: cut_off(task, 1, "it hung"), "Run the study again with more time."),
+        (lambda task: lost(task, "signal 9"), "Run the study again."),
+    ],
+)
+def test_runs_that_show_nothing_do_not_make_a_baseline_hopeless(
+    folder: Path, ended: Callable[[Task], Result], advice: str
+) -> None:
+    study = run_study(spec_of(folder), folder / "study", Nothing(ended))
+    assert len(study.runs) == 6  # all that had begun are told
+    (found,) = judge(study).comparisons
+    assert found.word is Word.INCONCLUSIVE
+    assert found.reason.endswith(f"nothing to compare with. {advice}")
+
+
+@pytest.mark.parametrize("said", ["'the share is not mounted'", "'abcdefgh'[seed]"])
+def test_what_an_outage_broke_is_run_again_in_every_arm(folder: Path, said: str) -> None:
+    share = folder / "share"
+    spec = spec_of(folder, when(f"not pathlib.Path({str(share)!r}).exists()", f"sys.exit({said})"))
+    first, still, cured, after = Script(), Script(), Script(), Script()
+    (found,) = judge(run_study(spec, folder / "study", first)).comparisons
+    assert found.reason.endswith("Mend what made it fail, and run the study again.")
+    run_study(spec, folder / "study", still)
+    assert still.done == first.done  # it stops as early as before
+    share.mkdir()
+    assert judge(run_study(spec, folder / "study", cured)).word is Word.PASS
+    assert len(cured.done) == 10
+    run_study(spec, folder / "study", after)
+    assert after.done == []
+
+
+def test_an_interruption_after_an_outage_leaves_none_of_its_failures(folder: Path) -> None:
+    share = folder / "share"
+    spec = spec_of(
+        folder, when(f"not pathlib.Path({str(share)!r}).exists()", "sys.exit('no share')")
+    )
+    run_study(spec, folder / "study", Script())
+    share.mkdir()
+    run_study(spec, folder / "study", Script(hangs=("16", 0)))  # of the baseline one run is there
+    assert judge(run_study(spec, folder / "study", Script())).word is Word.PASS
+
+
+def test_a_command_that_ignores_its_seed_has_been_run_once(folder: Path) -> None:
+    ignoring = "out.write_text(json.dumps({'accuracy': 0.9123 - 0.001 * (precision == '16')}))"
+    verdict = judge(run_study(spec_of(folder, ignoring), folder / "study", Script()))
+    (found,) = verdict.comparisons
+    assert (found.word, found.pairs, found.further_seeds) == (Word.INCONCLUSIVE, 1, None)
+    assert "with seed 1, 2, 3, 4 are to the last digit those of an earlier seed" in found.reason
+    assert any("write a finer number beside the metric" in note for note in verdict.notes)
+
+
+def test_a_saturated_metric_tells_nothing_unless_something_finer_stands_beside_it(
+    folder: Path,
+) -> None:
+    full = "out.write_text(json.dumps({'accuracy': 1.0}))"
+    found = judge(run_study(spec_of(folder, full), folder / "full", Script())).comparisons[0]
+    assert found.word is Word.INCONCLUSIVE
+    assert "saturated" in found.reason
+    finer = "out.write_text(json.dumps({'accuracy': 1.0, 'loss': seed / 7}))"
+    assert judge(run_study(spec_of(folder, finer), folder / "finer", Script())).word is Word.PASS
+
+
+def test_the_budget_of_time_reaches_a_script_that_hangs(folder: Path) -> None:
+    hanging = when("precision == '16'", "import time; time.sleep(600)")
+    spec = spec_of(folder, hanging, seeds=3, budget={"minutes": 0.2})
+    began = time.monotonic()
+    study = run_study(spec, folder / "study")
+    assert time.monotonic() - began < 60
+    cut = [run for run in study.runs if run.cause == "budget"]
+    assert len(cut) == 1
+    assert judge(study).word is Word.INCONCLUSIVE

@@ -12,20 +12,20 @@ from torch.optim import Optimizer
 class Stateful(Protocol):
     """Whatever can be saved and loaded the way torch's modules and optimizers can."""
 
-    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...  # noqa: D102
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 class Scheduler(Stateful, Protocol):
     """A learning-rate scheduler."""
 
-    def step(self) -> None: ...  # noqa: D102
+    def step(self) -> None: ...
 
 
 class Average(Protocol):
     """An average of weights, such as torch's ``AveragedModel``."""
 
-    def update_parameters(self, model: nn.Module) -> Any: ...  # noqa: D102
+    def update_parameters(self, model: nn.Module) -> Any: ...
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -1,17 +1,20 @@
-"""Health of 2,000 tensors of 1,000 elements: one fused pass against the loop that people write."""
+"""Compare the health of 2,000 tensors in one fused pass with the loop that people write."""
 
 from __future__ import annotations
+
+import argparse
 
 import torch
 from torch import Tensor
 
-from benchmarks.timing import interleaved, print_table
+from benchmarks.table import print_table
 from halfguard.numerics.health import health
 from halfguard.numerics.histogram import histogram
+from halfguard.workload.timing import time_interleaved
 
 
 def naive(tensors: list[Tensor]) -> Tensor:
-    """The same statistics, one tensor at a time, without a host sync."""
+    """Compute the same statistics, one tensor at a time, without a host sync."""
     rows = []
     for tensor in tensors:
         magnitude, finite = tensor.abs(), tensor.isfinite()
@@ -31,10 +34,15 @@ def naive(tensors: list[Tensor]) -> Tensor:
     return torch.stack(rows)
 
 
+def make_parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(description=__doc__)
+
+
 def main() -> None:
+    make_parser().parse_args()
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(1000, generator=generator) for _ in range(2000)]
-    seconds = interleaved(
+    seconds = time_interleaved(
         {
             "naive loop": lambda: naive(tensors),
             "halfguard health": lambda: health(tensors),

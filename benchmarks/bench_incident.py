@@ -1,11 +1,12 @@
-"""Writing an incident against safetensors alone writing the same bytes, with and without fsync.
+"""Compare writing an incident with safetensors writing the same bytes, both with fsync and both without.
 
-An incident is brought to the disk before it gets its name; safetensors waits for nothing. So like is compared
-with like: both followed by fsync, and both without it.
+An incident calls fsync before it gets its name; safetensors does not. One with fsync beside one without would
+measure the disk.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import logging
 import os
@@ -20,26 +21,26 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.timing import print_table
-from halfguard.incident.capture import Incidents, Moment
+from benchmarks.table import print_table
+from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.records import Action, Cause, StepRow
 from halfguard.step.random_state import capture_random_state
 
 ROUNDS, WIDTH, LAYERS = 21, 1024, 16  # 64 MiB of weights
-BATCH = torch.randn(64, WIDTH)
+BATCH = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-def moment() -> Moment:
+def bad_step() -> BadStep:
     step = StepRow(
         step=7, action=Action.SKIP, cause=Cause.BAD_BATCH, loss=1.0, grad_norm=1.0, scale=1.0
     )
-    return Moment(step, [(BATCH, capture_random_state(), None)], {}, "fp16-mixed", "cpu")
+    return BadStep(step, [(BATCH, capture_random_state(), None)], {}, "fp16-mixed", "cpu")
 
 
-def capture(incidents: Incidents, folder: Path, model: nn.Module) -> None:
-    """All that a guard does for a bad step: gather the state, encode it, write it."""
+def capture(incidents: IncidentWriter, folder: Path, model: nn.Module) -> None:
+    """Do all that a guard does for a bad step: gather the state, encode it, write it."""
     incidents.folder = folder
-    assert incidents.capture(model, moment()) is not None, incidents.why_missed
+    assert incidents.capture(model, bad_step()) is not None, incidents.why_missed
 
 
 def alone(folder: Path, tensors: dict[str, Tensor], *, wait: bool) -> None:
@@ -51,7 +52,7 @@ def alone(folder: Path, tensors: dict[str, Tensor], *, wait: bool) -> None:
 
 
 def measured(contestants: dict[str, Callable[[Path], None]]) -> dict[str, list[float]]:
-    """Seconds of interleaved rounds, each in a new folder, which is removed while no clock runs."""
+    """Return seconds of interleaved rounds, each in a new folder; removing it is not measured."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(ROUNDS + 1):
         for name, run in contestants.items():
@@ -65,9 +66,14 @@ def measured(contestants: dict[str, Callable[[Path], None]]) -> dict[str, list[f
     return seconds
 
 
+def make_parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(description=__doc__)
+
+
 def main() -> None:
+    make_parser().parse_args()
     logging.disable()
-    incidents = Incidents(Path(), keep=10**6, max_bytes=2**40, weights=True, environment={})
+    incidents = IncidentWriter(Path(), keep=10**6, max_bytes=2**40, weights=True, environment={})
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     same = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     same |= {"batch.0": BATCH, "random_state.0.torch": torch.get_rng_state()}
@@ -78,7 +84,7 @@ def main() -> None:
             "incident": lambda folder: capture(incidents, folder, model),
         }
     )
-    print_table(f"{size:.0f} MiB, on the disk", waiting, against="save_file, fsync")
+    print_table(f"{size:.0f} MiB, with fsync", waiting, against="save_file, fsync")
     with mock.patch("os.fsync"):
         free = measured(
             {
@@ -86,7 +92,7 @@ def main() -> None:
                 "incident without fsync": lambda folder: capture(incidents, folder, model),
             }
         )
-    print_table(f"{size:.0f} MiB, handed to the system", free, against="save_file")
+    print_table(f"{size:.0f} MiB, without fsync", free, against="save_file")
 
 
 if __name__ == "__main__":

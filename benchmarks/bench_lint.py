@@ -1,4 +1,4 @@
-"""Lint over large trees, without torch in reach: files, lines, seconds; and a peer beside it, if asked.
+"""Measure lint on large source trees, without torch, optionally beside another linter.
 
 python -m benchmarks.bench_lint PATH... [--peer COMMAND]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from halfguard.lint.files import find_files
 from halfguard.lint.settings import Settings
 
-# A module called torch that cannot be imported stands before the real one.
+# Makes every import of torch fail.
 _WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from halfguard.cli import main; main()"
 
 
@@ -31,13 +31,17 @@ def _seconds(command: Sequence[str], limit: float) -> tuple[float, str]:
     return time.perf_counter() - start, f"{len(lines)} lines printed"
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     default = [Path(__file__).parents[1] / "src"]
     parser.add_argument("paths", nargs="*", type=Path, default=default)
     parser.add_argument("--peer")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each contestant")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = make_parser().parse_args()
     files = [p for p in find_files(arguments.paths, Settings()) if p.suffix == ".py"]
     lines = sum(path.read_bytes().count(b"\n") for path in files)
     print(f"\n{len(files):,} Python files, {lines:,} lines")

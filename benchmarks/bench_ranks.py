@@ -1,8 +1,9 @@
-"""What a guarded step costs on two ranks, beside bare DDP; and how long a small sum takes on this machine.
+"""Compare a guarded step with bare DDP on two ranks, and measure one small all-reduce on this machine.
 
 Two processes over gloo on the loopback take the same steps in turn: bare DDP (autocast, GradScaler,
-clipping), bare once more (what differs there is noise), guarded, and guarded with replicas compared at every
-step. The target for the median is 1.03 of the bare step. Then the sum that is sent is timed by itself.
+clipping), bare a second time (its difference from the first is noise), guarded, and guarded with replicas
+compared at every step. The target for the median is 1.03 of the bare step. Then the all-reduce that the guard
+sends is measured alone.
 
 ``python -m benchmarks.bench_ranks [--rounds N] [--ranks N]``
 """
@@ -21,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from benchmarks.bench_guard import MAX_NORM, GPT2Like, bare, next_token
-from benchmarks.timing import interleaved, print_table
+from benchmarks.table import print_table
 from halfguard.guard import Guard
-from halfguard.workload.timing import Spread
+from halfguard.workload.timing import Spread, time_interleaved
 
 
 def steps(rounds: int) -> dict[str, list[float]]:
-    """Seconds of each kind of step, as this rank sees them."""
+    """Return the seconds of each kind of step on this rank."""
     torch.manual_seed(0)
     model = GPT2Like(vocabulary=8192)
     tokens = torch.randint(8192, (2, 129), generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -41,7 +42,7 @@ def steps(rounds: int) -> dict[str, list[float]]:
         guard = Guard(wrapped, optimizer, common | config)
         return lambda: guard.step(next_token, tokens)
 
-    return interleaved(
+    return time_interleaved(
         {
             "bare DDP": contestant(None),
             "bare DDP again": contestant(None),
@@ -53,7 +54,7 @@ def steps(rounds: int) -> dict[str, list[float]]:
 
 
 def sums(count: int) -> list[float]:
-    """Seconds of one sum of 24 bytes, waited for."""
+    """Return the seconds of each blocking all-reduce of 24 bytes."""
     values = torch.ones(3, dtype=torch.float64)
     seconds = []
     for _ in range(count):
@@ -64,11 +65,15 @@ def sums(count: int) -> list[float]:
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8])
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = make_parser().parse_args()
     group = Ranks(2)
     seconds = group.run(steps, options.rounds, timeout=1800)[0]
     group.close()

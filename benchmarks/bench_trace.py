@@ -1,14 +1,14 @@
-"""What watching costs: trace() at every step and at every 100th, beside the peers that people use.
+"""Measure the cost of trace() at every step and at every 100th, beside other tools for the same purpose.
 
-One training step of a GPT-2 of 6M parameters, float32, one thread, in seconds of the
-processor, at two batch sizes. The peers are torch's
-anomaly mode and, where transformers is installed, its DebugUnderflowOverflow (forward pass only).
+One training step of a GPT-2 of 6M parameters, float32, one thread, in processor seconds, at two batch sizes.
+The other tools are torch's anomaly mode and, where transformers is installed, its DebugUnderflowOverflow
+(forward pass only).
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from benchmarks.timing import interleaved, print_table, ratios
+from benchmarks.table import print_table
 from halfguard.tracing import trace
+from halfguard.workload.timing import ratios, time_interleaved
 
 EVERY = 100
 
@@ -113,14 +114,20 @@ def contestants(ids: Tensor) -> dict[str, Callable[[], object]]:
     return runs
 
 
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    return parser
+
+
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    rounds = make_parser().parse_args().rounds
     torch.set_num_threads(1)
     torch.manual_seed(0)
     parameters = sum(p.numel() for p in Gpt().parameters())
     for batch in (2, 8):
         ids = torch.randint(0, 4096, (batch, 128))
-        seconds = interleaved(contestants(ids), rounds=rounds, clock=time.process_time)
+        seconds = time_interleaved(contestants(ids), rounds=rounds, clock=time.process_time)
         print_table(
             f"GPT-2 of {parameters / 1e6:.1f}M, batch {batch} x 128", seconds, against="bare"
         )

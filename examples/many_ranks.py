@@ -1,7 +1,7 @@
-"""A job for torchrun: DDP or FSDP2, one NaN on one rank, and a way back after a crash.
+"""A job for torchrun: DDP or FSDP2, one NaN on one rank, and resuming after a crash.
 
-``torchrun --nproc-per-node=2 examples/many_ranks.py runs/ranks`` trains, and started again goes on where the
-last good snapshot was taken. With ``--fsdp`` the model is sharded.
+``torchrun --nproc-per-node=2 examples/many_ranks.py runs/ranks`` trains; started again, it resumes from the
+last good snapshot. With ``--fsdp`` the model is sharded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Every rank has its own part of the data, and finds it by the number of the step."""
+    """Return this rank's part of the data for a step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     inputs = torch.randn(32, 16, generator=generator)
     if (step, rank) == (20, 1):
@@ -46,7 +46,7 @@ def main(run_dir: str, sharded: bool) -> None:
     config = {"clip": {"max_norm": 1.0}, "recovery": {"store": "disk", "every": 10, "prove": 5}}
     guard = hg.Guard(model, optimizer, config, run_dir=run_dir)
     if guard.resume() and dist.get_rank() == 0:
-        print(f"going on from step {guard.step_index}")
+        print(f"resuming at step {guard.step_index}")
     for step in range(guard.step_index, STEPS):
         outcome = guard.step(loss_fn, batch_of(step, dist.get_rank()))
         if not outcome.applied and dist.get_rank() == 0:

@@ -1,6 +1,6 @@
-"""Ten small jobs that train well in FP32 and overflow in FP16, each for a reason seen in real models.
+"""Ten small jobs that train in FP32 and overflow in FP16, each for a reason found in real models.
 
-Every function is an ENTRY: ``halfguard plan examples/overflowing.py:t5 -o plan.yaml``.
+Every job function is an ENTRY: ``halfguard plan examples/overflowing.py:t5 -o plan.yaml``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def job(seed: int, model: nn.Module, shape: Sequence[int], lr: float = 1e-3) -> Workload:
-    """Classify noise by the sign of two of its sums; eight batches, over and over."""
+    """Classify noise by the signs of two of its sums, with eight batches that repeat."""
     noise = torch.Generator().manual_seed(seed + 1)
 
     def batch() -> Batch:
@@ -38,7 +38,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def stretch(linear: nn.Module, factor: float) -> None:
-    """Make a layer's outputs larger, as training in BF16 or a foreign checkpoint does."""
+    """Make a layer's outputs larger, as in a model trained in BF16 or a checkpoint from elsewhere."""
     for parameter in linear.parameters():
         parameter.mul_(factor)
 
@@ -55,7 +55,7 @@ class FeedForward(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scores without the division by the root of the width."""
+    """Attention scores that are not divided by the square root of the width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Attention(nn.Module):
 
 
 class Residual(nn.Module):
-    """Blocks on a stream, and a head on its mean over tokens."""
+    """Residual blocks, and a head on the mean over tokens."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -94,22 +94,22 @@ def t5(seed: int) -> Workload:
 
 
 def attention(seed: int) -> Workload:
-    """Products of queries and keys that are not divided by the root of the width."""
+    """Products of queries and keys that are not divided by the square root of the width."""
     blocks = [Attention() for _ in range(3)]
     with torch.no_grad():
-        blocks[1].qkv.bias[: 2 * WIDTH] = 75.0  # of queries and keys
+        blocks[1].qkv.bias[: 2 * WIDTH] = 75.0  # the part for queries and keys
     return job(seed, Residual(blocks), (3, WIDTH), lr=3e-4)
 
 
 class HandRMS(nn.Module):
-    """A norm that squares in the dtype of its input."""
+    """A norm that computes squares in the dtype of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
 
 
 def rms_norm(seed: int) -> Workload:
-    """A hand-written RMS norm behind a layer with outputs of some thousands."""
+    """A hand-written RMS norm after a layer with outputs of several thousand."""
     layers = [nn.Linear(WIDTH, WIDTH), HandRMS(), nn.Linear(WIDTH, WIDTH), nn.GELU()]
     tail = [nn.Linear(WIDTH, WIDTH), HandRMS(), nn.Linear(WIDTH, CLASSES)]
     model = nn.Sequential(*layers, *tail)
@@ -118,14 +118,14 @@ def rms_norm(seed: int) -> Workload:
 
 
 def logits(seed: int) -> Workload:
-    """A head whose logits are scores of an untempered metric, some hundred thousand wide."""
+    """A head whose logits are unscaled scores of about one hundred thousand."""
     model = Residual([FeedForward() for _ in range(2)])
     stretch(model.head, 1e5)
     return job(seed, model, (3, WIDTH), lr=1e-4)
 
 
 class Aggregation(nn.Module):
-    """The mean of the neighbours' messages, by a sum and a division by the degree."""
+    """The mean of the neighbours' messages: their sum divided by the degree."""
 
     def __init__(self, edges: Tensor, nodes: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Graph(nn.Module):
 
 
 def graph(seed: int) -> Workload:
-    """A hub with two thousand edges: the sum overflows, the mean would not."""
+    """A node with two thousand edges: the sum overflows, the mean would not."""
     nodes = 6
     ring = torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
     hub = torch.stack([torch.arange(2000) % (nodes - 1) + 1, torch.zeros(2000, dtype=torch.long)])
@@ -163,7 +163,7 @@ def graph(seed: int) -> Workload:
 
 
 class Sizes(nn.Module):
-    """Sizes of boxes from their logarithm, in the dtype of the features."""
+    """Box sizes from their logarithms, in the dtype of the features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,14 +181,14 @@ class Logarithm(nn.Module):
 
 
 def detector(seed: int) -> Workload:
-    """A detector's head with exp: a size of e**12 pixels is finite in FP32 only."""
+    """A detector's head with exp: a size of e**12 pixels is finite only in FP32."""
     body = [nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)]
     model = nn.Sequential(*body, Sizes(), Logarithm(), nn.Linear(WIDTH, CLASSES))
     return job(seed, model, (WIDTH,))
 
 
 class Doubling(nn.Module):
-    """Each layer adds about what is there; no norm holds the stream."""
+    """Layers that each at least double the residual stream, without a norm."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -206,12 +206,12 @@ class Doubling(nn.Module):
 
 
 def deep_residual(seed: int) -> Workload:
-    """A deep residual stack without a norm: every layer doubles the stream and more."""
+    """A deep residual stack without a norm: every layer more than doubles the stream."""
     return job(seed, Doubling(12), (WIDTH,))
 
 
 class Router(nn.Module):
-    """Squared and normalised scores as the weights of experts."""
+    """Weights of experts from squared and normalized scores."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -239,14 +239,14 @@ class Experts(nn.Module):
 
 
 def router(seed: int) -> Workload:
-    """A mixture of experts whose router squares its scores in half."""
+    """A mixture of experts whose router squares its scores in half precision."""
     mixture = Experts()
     stretch(mixture.router.scores, 800.0)
     return job(seed, Residual([FeedForward(), mixture, FeedForward()]), (3, WIDTH))
 
 
 def vae(seed: int) -> Workload:
-    """A decoder of pictures whose middle convolution leaves the range, as in SDXL."""
+    """An image decoder with a convolution whose outputs overflow, as in SDXL."""
     convolutions = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
     layers: list[nn.Module] = [nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 8, 3, padding=1)]
     for convolution in convolutions:

@@ -1,7 +1,7 @@
 """One model, three runs: FP32, FP16 with torch's GradScaler, FP16 with halfguard's Guard.
 
-The model takes the log of an energy. A loud sample's energy leaves the range of half (65504), not that of
-FP32: good data that FP16 loses. One batch is really bad: it holds a NaN.
+The model takes the logarithm of an energy. The energy of a loud sample overflows in FP16 (above 65504), but
+not in FP32: FP16 loses valid data. One batch is really bad: it contains a NaN.
 """
 
 import logging
@@ -48,7 +48,7 @@ def run(name, batches, scaler=None):
     print(f"{name:<26}{learnt:>16g}{(scaler or guard.scaler).get_scale():>12g}{loss:>17.3f}")
 
 
-logging.getLogger("halfguard").setLevel(logging.ERROR)  # else it reports every retried step
+logging.getLogger("halfguard").setLevel(logging.ERROR)  # otherwise it reports every retried step
 torch.set_num_threads(1)
 good = make_batches(800, seed=1)
 batches = [*good[:400], (good[0][0] * torch.nan, good[0][1]), *good[400:]]

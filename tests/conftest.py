@@ -1,27 +1,63 @@
-"""Fixtures that keep tests honest: what a test changes outside itself, it puts back, or it fails."""
+"""Keep tests independent of each other: within one process, and beside tests in other processes."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 # One thread, also in the processes that tests start: the tensors here are tiny, and threads that wait for
 # each other on a busy machine make such tests ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Seconds that a Ray node may take to start. Ray's default, 30, is too short on a busy machine.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.support.turns import Turns
 
 # No deadlines: the machine may be busy. CI draws the same examples in every run, so that what fails there is
 # the change's own doing; other runs draw new ones, and `scripts/soak laws` many.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 
+_TURNS = pytest.StashKey[Turns]()
+
 # Set by pytest itself, and by torch when its first dispatch mode is entered.
 _NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Ray joins a running cluster that it finds in its folder, so each process has a folder of its own. Its
+    # name is short: Ray's sockets are in there, and the system limits the length of their paths.
+    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="hg-")
+    config.add_cleanup(functools.partial(shutil.rmtree, os.environ["RAY_TMPDIR"], True))
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        config.stash[_TURNS] = turns = Turns(Path(config.workerinput["turns"]))
+        config.add_cleanup(turns.close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker which file it shares with the others."""
+    node.workerinput["turns"] = str(Path(os.environ["RAY_TMPDIR"], "turns"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout: waiting does not count
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    turns = item.config.stash.get(_TURNS, None)
+    alone = item.get_closest_marker("alone") is not None
+    with turns.turn(alone=alone) if turns else contextlib.nullcontext():
+        return (yield)
 
 
 @dataclass(frozen=True)

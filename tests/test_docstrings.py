@@ -1,4 +1,4 @@
-"""How docstrings read: public methods have one, and they begin with a verb or a noun, not with a question word."""
+"""Docstrings: public methods have one, and few begin with a question word."""
 
 from __future__ import annotations
 

@@ -13,7 +13,12 @@ import yaml
 
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig, preset_names
-from halfguard.guard.presets.frameworks import FRAMEWORKS, framework_text, limits, preset_purpose
+from halfguard.guard.presets.frameworks import (
+    FRAMEWORKS,
+    framework_text,
+    preset_purpose,
+    unsupported_settings,
+)
 from tests.support.docs import ROOT
 from tests.support.preset_runs import (
     BATCHES,
@@ -69,7 +74,9 @@ def test_the_framework_does_what_the_preset_says(runs: Runs, framework: str, nam
     assert seen.scale.items() <= scale.items(), "loss scale"
     assert {"init", "growth_factor", "backoff_factor", "growth_interval"} <= seen.scale.keys()
     bounded = {"floor", "ceiling"} <= seen.scale.keys()
-    assert bounded != any("the scale within" in line for line in limits(config, framework))
+    assert bounded != any(
+        "the scale within" in line for line in unsupported_settings(config, framework)
+    )
     assert seen.weights == ("float16" if config.precision == "fp16-weights" else "float32")
     assert seen.updated == "float32", "what the optimizer updates"
 
@@ -84,7 +91,7 @@ def test_what_a_framework_does_by_itself_on_a_cpu_is_what_the_text_says(
         seen, text = runs_on_a_cpu[framework, name], framework_text(name, framework)
         assert seen.forward == ["float16" if half else "float32"] * BATCHES
         assert bool(seen.scale) == half
-        assert ("trains in FP32, without a word" in text) == (not half)
+        assert ("trains in FP32, without a warning" in text) == (not half)
         assert ("runs in FP16 for real" in text) == half
         limit = wanted_norm(config) if config.clip is None else config.clip.max_norm
         assert seen.norms == pytest.approx([limit] * len(seen.norms), rel=1e-3)
@@ -108,23 +115,23 @@ def test_the_text_is_whole_and_says_what_is_left_out(framework: str, name: str) 
     )
     assert "halfguard doctor job.py:build" in text
     assert preset_purpose(name) in text
-    assert all(f"# - {line}\n" in text for line in limits(config, framework))
+    assert all(f"# - {line}\n" in text for line in unsupported_settings(config, framework))
     assert all(len(line) <= 110 for line in text.splitlines())
     assert yaml.safe_load(text) if framework == "hydra" else ast.parse(text)
 
 
 def test_limits_follow_from_the_configuration() -> None:
     ultra = GuardConfig.load("ultra_conservative")
-    said = " ".join(limits(ultra, "lightning"))
+    said = " ".join(unsupported_settings(ultra, "lightning"))
     for words in ("repeat", "above 2", "10 bad", "4 sigma", "snapshot", "BatchNorm"):
         assert words in said
-    assert list(limits(ultra, "plain")) == []
-    default = " ".join(limits(GuardConfig.load("default"), "lightning"))
+    assert list(unsupported_settings(ultra, "plain")) == []
+    default = " ".join(unsupported_settings(GuardConfig.load("default"), "lightning"))
     for words in ("repeat", "sigma", "snapshot", "above"):
         assert words not in default
     odd = GuardConfig.load({"clip": {"max_norm": 1.0, "norm_type": 1.0}})
-    assert "clip by the 1-norm" in " ".join(limits(odd, "transformers"))
-    assert "clip by the" not in " ".join(limits(odd, "accelerate"))
+    assert "clip by the 1-norm" in " ".join(unsupported_settings(odd, "transformers"))
+    assert "clip by the" not in " ".join(unsupported_settings(odd, "accelerate"))
 
 
 def test_the_safe_ocr_trainer() -> None:

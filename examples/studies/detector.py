@@ -1,7 +1,7 @@
-"""A small text detector in the manner of DBNet: a probability map of where words are, judged by H-mean.
+"""A small text detector like DBNet: a probability map of the words in an image, evaluated by H-mean.
 
-Words are drawn in DejaVu Sans, which comes with matplotlib, on a noisy ground with lines across it. A
-word counts as found if the box around a connected piece of the map covers it with an IoU above one half.
+Words are drawn in DejaVu Sans, which comes with matplotlib, on a noisy background with lines. A word counts
+as found if the box around a connected part of the map overlaps it with an IoU above one half.
 """
 
 import functools
@@ -23,7 +23,7 @@ FONT = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 
 
 def draw(rng):
-    """One image, and the boxes of its words (left, top, right, bottom)."""
+    """Draw one image; return it with the boxes of its words (left, top, right, bottom)."""
     image = Image.new("L", (WIDTH, HEIGHT), rng.randint(0, 60))
     pen, boxes = ImageDraw.Draw(image), []
     for _ in range(2):
@@ -42,7 +42,7 @@ def draw(rng):
 
 @functools.cache
 def pages(count, seed):
-    """Images with noise, the maps to learn, and the boxes."""
+    """Return noisy images, the maps to learn, and the boxes."""
     rng = random.Random(seed)  # noqa: S311 - repeatable, not secret
     drawn = [draw(rng) for _ in range(count)]
     images = torch.stack([torch.from_numpy(image) for image, _ in drawn])[:, None]
@@ -55,7 +55,7 @@ def pages(count, seed):
 
 
 class Convolution(nn.Module):
-    """3 x 3, as one matrix product: torch's own has no fast backward pass in half on a CPU."""
+    """A 3 x 3 convolution as one matrix product: torch's has no fast FP16 backward pass on a CPU."""
 
     def __init__(self, channels, reach):
         super().__init__()
@@ -74,7 +74,7 @@ class Convolution(nn.Module):
 class Detector(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = nn.Linear(4, CHANNELS)  # of 2 x 2 pixels
+        self.stem = nn.Linear(4, CHANNELS)  # from 2 x 2 pixels
         self.body = nn.Sequential(*(Convolution(CHANNELS, reach) for reach in (1, 2, 4, 1)))
         self.head = nn.Linear(CHANNELS, 4)
 
@@ -85,7 +85,7 @@ class Detector(nn.Module):
 
 
 def loss(model, batch):
-    """Cross-entropy of the pixels, and the dice loss of the map as a whole."""
+    """Return the cross-entropy of the pixels plus the dice loss of the whole map."""
     images, maps = batch
     logits = model(images)
     found = torch.sigmoid(logits)

@@ -1,4 +1,4 @@
-"""A small character language model on the text of Python's own help pages."""
+"""A small character language model, trained on Python's own help pages."""
 
 import functools
 from pydoc_data import topics
@@ -14,7 +14,7 @@ WIDTH, HEADS, CONTEXT, BATCH = 64, 4, 64, 16
 
 @functools.cache
 def text():
-    """Help pages as numbers below 96, the last tenth of them for validation."""
+    """Return the help pages as numbers below 96; the last tenth is for validation."""
     joined = "\n".join(page for _, page in sorted(topics.topics.items()))
     letters = torch.tensor([min(max(ord(letter) - 31, 0), 95) for letter in joined])
     cut = len(letters) * 9 // 10

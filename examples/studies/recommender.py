@@ -1,8 +1,8 @@
-"""A recommender that learns to rank by BPR, with the loss as it is often written.
+"""A recommender that learns to rank with BPR, with the loss as it is often written.
 
-``log(sigmoid(x) + 1e-8)`` is finite in FP32 for every x. In half, 1e-8 is 0 and sigmoid(-18) is 0 too, so
-that one badly ranked pair makes the loss of the whole batch infinite. Embeddings begin as ``nn.Embedding``
-makes them, from N(0, 1): their products lie far apart, and at first every batch has such a pair.
+``log(sigmoid(x) + 1e-8)`` is finite in FP32 for every x. In half precision, 1e-8 and sigmoid(-18) are both 0,
+so one badly ranked pair makes the loss of the whole batch infinite. ``nn.Embedding`` starts with weights from
+N(0, 1): their products are large, and at first every batch contains such a pair.
 """
 
 import torch
@@ -14,7 +14,7 @@ USERS, ITEMS, TASTES, WIDTH, BATCH = 400, 500, 10, 64, 512
 
 
 def interactions(seed):
-    """A user likes items of their taste, popular ones more often; one in five is held out."""
+    """Users click items of their own taste, popular ones more often; one in five clicks is held out."""
     noise = torch.Generator().manual_seed(seed)
     user_taste = torch.randint(TASTES, (USERS, 1), generator=noise)
     item_taste = torch.randint(TASTES, (1, ITEMS), generator=noise)
@@ -26,7 +26,7 @@ def interactions(seed):
 
 
 class Graph(nn.Module):
-    """A user is an embedding and the mean of what was clicked."""
+    """Represents a user by an embedding plus the mean of the clicked items."""
 
     def __init__(self, clicked):
         super().__init__()
@@ -54,7 +54,7 @@ def make_batches(clicked, seed):
 
 
 def auc(model, clicked, held_out):
-    """How often a held-out item is ranked above one that was never clicked, averaged over users."""
+    """Return how often a held-out item ranks above one that was never clicked, averaged over users."""
     users, items = model()
     scores = users.float() @ items.float().T
     rates = []

@@ -4,21 +4,21 @@
 
     HalfguardError
     ├── UsageError (ValueError)             the caller's mistake: exit code 2 on the command line
-    │   └── ConfigError                     a configuration that cannot mean anything
+    │   └── ConfigError                     an invalid configuration
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
-    ├── RecordError (ValueError)            a file is not the record it claims to be
+    ├── RecordError (ValueError)            a file is not a valid record of the expected kind
     ├── NoPlanError                         no set of FP32 islands makes the model follow FP32
-    └── TrainingHaltedError                 the guard stopped a run that could not go on
+    └── TrainingHaltedError                 the guard stopped a run that could not continue
 
-The message answers four questions in this order: what happened, where, why, and what to do next.
-``HalfguardError`` takes the last one apart as ``cure`` so that a terminal can set it off.
+A message answers four questions in this order: what happened, where, why, and what to do next.
+``HalfguardError`` takes the last answer separately, as ``cure``, so that a terminal can highlight it.
 """
 
 from __future__ import annotations
 
 
 class HalfguardError(Exception):
-    """Base of the tree; ``cure`` is the sentence that says what to do next."""
+    """Base class of all halfguard exceptions; ``cure`` says what to do next."""
 
     def __init__(self, message: str, *, cure: str = "") -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class ConfigError(UsageError):
 
 
 class MissingExtraError(HalfguardError, ImportError):
-    """A name was used whose optional dependency is not installed."""
+    """A name was used that needs an optional dependency, which is not installed."""
 
     def __init__(self, name: str, extra: str) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class MissingExtraError(HalfguardError, ImportError):
 
 
 class RecordError(HalfguardError, ValueError):
-    """A record on disk is of another kind, of an unknown version, or damaged."""
+    """A record on disk has another kind or an unknown version, or is damaged."""
 
 
 class NoPlanError(HalfguardError):
@@ -57,4 +57,4 @@ class NoPlanError(HalfguardError):
 
 
 class TrainingHaltedError(HalfguardError):
-    """A run that cannot go on: the message names epoch, batch, cause and parameters."""
+    """A run cannot continue; the message names epoch, batch, cause and parameters."""

@@ -3,15 +3,15 @@
 A binary format is two numbers: how many exponent bits and how many mantissa bits it stores. Every
 limit follows from them:
 
-* a normal value is ``±1.mmm × 2**e``, so that its neighbour is one *ulp* away,
+* a normal value is ``±1.mmm × 2**e``, and its neighbour is one *ulp* away,
   ``2**(e - mantissa_bits)``;
-* below the smallest normal exponent the ulp stays the same (subnormals) until nothing is left;
-* the highest exponent is reserved for infinity and NaN, except in E4M3FN, which gives up infinity
-  and keeps all of that exponent but one pattern, its NaN.
+* below the smallest normal exponent the ulp stays the same (subnormals), down to zero;
+* the highest exponent is reserved for infinity and NaN, except in E4M3FN, which has no infinity
+  and uses that exponent for normal values, with one bit pattern left for NaN.
 
-``Format.round`` rounds the exact rational value once, to nearest, ties to even. That is not what a
-chain of casts does: float64 to float32 to float16 rounds twice, and so does torch's own cast from
-float64 to float16.
+``Format.round`` rounds the exact rational value once, to nearest, ties to even. A chain of casts
+does not: float64 to float32 to float16 rounds twice, and so does torch's own cast from float64 to
+float16.
 
 This module needs the standard library only, and is safe to import anywhere.
 """
@@ -40,11 +40,11 @@ class Format:
     """The name of torch's dtype, or None where torch has none."""
     has_infinity: bool = True
     has_arithmetic: bool = True
-    """False for a format of storage or of matrix inputs: torch cannot add two values in it."""
+    """False for formats that are only stored or fed to matrix products: torch cannot add in them."""
 
     @cached_property
     def bias(self) -> int:
-        """What is added to an exponent before it is stored."""
+        """The offset that is added to an exponent before it is stored."""
         return (1 << (self.exponent_bits - 1)) - 1
 
     @cached_property
@@ -66,15 +66,15 @@ class Format:
 
     @cached_property
     def epsilon(self) -> float:
-        """The spacing at 1: 2**-10 for FP16. (Not the smallest eps that survives; see below.)"""
+        """The spacing at 1: 2**-10 for FP16. Not the smallest value: see ``smallest_subnormal``."""
         return math.ldexp(1.0, -self.mantissa_bits)
 
     @cached_property
     def overflow_threshold(self) -> float:
         """The magnitude from which rounding overflows: 65520 for FP16.
 
-        It lies half an ulp above ``largest``. The tie itself goes to infinity, except in E4M3FN,
-        where 464 is still 448 and only what is larger overflows.
+        It is half an ulp above ``largest``. The tie itself rounds to infinity, except in E4M3FN,
+        where 464 still rounds to 448 and only larger values overflow.
         """
         return self.largest + self.ulp(self.largest) / 2
 
@@ -85,7 +85,7 @@ class Format:
 
     @cached_property
     def largest_exact_integer(self) -> int:
-        """Up to here every integer is exact: 2048 for FP16."""
+        """The limit up to which every integer is exact: 2048 for FP16."""
         return 1 << (self.mantissa_bits + 1)
 
     def ulp(self, x: float | Fraction) -> float:
@@ -98,11 +98,11 @@ class Format:
         return math.ldexp(1.0, self._ulp_exponent(abs(n), d))
 
     def round(self, x: float | Fraction) -> float:
-        """Return the value nearest to ``x``, ties to even; one rounding, from the exact value.
+        """Return the value nearest to ``x``, ties to even: the exact value, rounded once.
 
-        Overflow gives infinity, and NaN where the format has no infinity: the non-saturating
-        conversion of the OCP standard. (torch's cast to E4M3FN gave NaN in earlier versions; that
-        of torch 2.13 saturates: it gives 448, even for infinity.)
+        Overflow gives infinity, or NaN where the format has no infinity. This is the
+        non-saturating conversion of the OCP standard. (torch's cast to E4M3FN gave NaN in earlier
+        versions; in torch 2.13 it saturates: it gives 448, even for infinity.)
         """
         if x == 0 or (isinstance(x, float) and math.isnan(x)):
             return float(x)  # keeps the sign of -0.0
@@ -117,13 +117,13 @@ class Format:
         return -rounded if x < 0 else rounded
 
     def headroom(self, absmax: float) -> float:
-        """Return the doublings from ``absmax`` to ``largest``, in bits; negative beyond it."""
+        """Return how often ``absmax`` can double before ``largest``, in bits; negative beyond it."""
         if absmax == 0:
             return math.inf
         return math.log2(self.largest) - math.log2(abs(absmax))
 
     def update_survives(self, w: float, dw: float) -> bool:
-        """Tell whether a weight kept in this format changes when ``dw`` is added to it."""
+        """Return whether a weight stored in this format changes when ``dw`` is added to it."""
         before = self.round(w)
         if not math.isfinite(before):
             return False
@@ -135,7 +135,7 @@ class Format:
         """Return k where 2**k is the spacing at the magnitude n/d."""
         if n == 0:
             return 1 - self.bias - self.mantissa_bits
-        exponent = n.bit_length() - d.bit_length()  # that of n/d, or one too many
+        exponent = n.bit_length() - d.bit_length()  # the exponent of n/d, or one too high
         if n << max(-exponent, 0) < d << max(exponent, 0):
             exponent -= 1
         return max(exponent, 1 - self.bias) - self.mantissa_bits
@@ -155,8 +155,8 @@ def _divide_half_even(n: int, d: int) -> int:
 FP16 = Format("FP16", 5, 10, ("float16", "half"), "float16")
 BF16 = Format("BF16", 8, 7, ("bfloat16",), "bfloat16")
 FP32 = Format("FP32", 8, 23, ("float32", "float", "single"), "float32")
-# What tensor cores read FP32 operands as: a format of matrix inputs, never of storage. Products are
-# summed in FP32, and its rounding is the hardware's own.
+# Tensor cores read FP32 operands in this format; nothing is stored in it. Products are summed in
+# FP32. How operands are rounded depends on the hardware.
 TF32 = Format("TF32", 8, 10, ("tensorfloat32", "tensorfloat-32"), has_arithmetic=False)
 FP8_E4M3FN = Format(
     "FP8 E4M3FN",
@@ -183,21 +183,21 @@ _BY_DTYPE = {f.dtype: f for f in ALL if f.dtype is not None}
 
 
 def get(name: str) -> Format:
-    """Return the format that people call ``name``: ``"fp16"``, ``"half"``, ``"torch.bfloat16"``."""
+    """Return a format by its name or alias: ``"fp16"``, ``"half"``, ``"torch.bfloat16"``."""
     found = _BY_NAME.get(name.strip().lower().removeprefix("torch."))
     if found is None:
         raise UsageError(
-            f"there is no format {name!r} here.", cure=f"Allowed: {', '.join(sorted(_BY_NAME))}."
+            f"{name!r} is not a known format.", cure=f"Allowed: {', '.join(sorted(_BY_NAME))}."
         )
     return found
 
 
 def for_dtype(dtype: object) -> Format:
-    """Return the format of a torch dtype: itself, or its name with or without ``torch.``."""
+    """Return the format of a torch dtype, given as dtype or by name with or without ``torch.``."""
     found = _BY_DTYPE.get(str(dtype).removeprefix("torch."))
     if found is None:
         raise UsageError(
-            f"halfguard describes no format for the dtype {dtype}.",
+            f"halfguard has no format for the dtype {dtype}.",
             cure=f"Allowed: {', '.join(_BY_DTYPE)}.",
         )
     return found

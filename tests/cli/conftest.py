@@ -1,4 +1,4 @@
-"""The program, for tests that run it in this process."""
+"""A fixture that runs the program in this process."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from halfguard.cli import main
-from tests.cli.told import Told
+from tests.cli.command_result import CommandResult
 
 
 @pytest.fixture
 def halfguard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Told]:
-    """The program as a shell runs it, in the folder of the test."""
+) -> Callable[..., CommandResult]:
+    """Return a function that runs the program in the folder of the test, as a shell does."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def run(*arguments: object) -> Told:
+    def run(*arguments: object) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["halfguard", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        return Told(ended.value.code, *capsys.readouterr())
+        return CommandResult(ended.value.code, *capsys.readouterr())
 
     return run

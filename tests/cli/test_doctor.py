@@ -62,7 +62,7 @@ def test_a_machine_without_a_gpu_gets_a_useful_screen(doctor: Run) -> None:
     assert "no accelerator" in lines[1]
     rows = {line.split()[0]: line for line in lines if line.split()[:1]}
     for precision in ("fp32", "fp16-mixed", "bf16-mixed"):
-        assert "6 operations right" in rows[precision]
+        assert "6 operations correct" in rows[precision]
         assert "x " in rows[precision]
     assert any(line.startswith("Choose ") for line in lines)
     assert "HD001" in done.stdout

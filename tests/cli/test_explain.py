@@ -84,5 +84,5 @@ def test_torch_is_not_imported() -> None:
 
 def test_the_numbers_need_the_standard_library_only() -> None:
     watched = "{'torch', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)"
-    code = f"import sys, halfguard.numerics.meaning; print({watched})"
+    code = f"import sys, halfguard.numerics.advice; print({watched})"
     assert explain(code=code).stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""A page in the terminal: everything but the drawings, and nothing in it steers the terminal."""
+"""A page in the terminal: no drawings, and no text that controls the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_block_is_there_and_drawings_are_not(
         [
             Heading("only drawn"),
             Figure("<svg/>", "caption"),
-            Heading("told"),
+            Heading("shown"),
             Text(["a ", Mono("name")], "bad"),
             Listing(["one", "two"]),
             Table(("head", "second"), [["cell", "other"]], ["good"]),
@@ -32,7 +32,7 @@ def test_every_block_is_there_and_drawings_are_not(
         ],
     )
     out = printed(page, capsys)
-    for part in ("title", "told", "a name", "- two", "head", "cell", "    precision: fp32"):
+    for part in ("title", "shown", "a name", "- two", "head", "cell", "    precision: fp32"):
         assert part in out
     for part in ("svg", "caption", "only drawn"):
         assert part not in out

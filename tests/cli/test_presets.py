@@ -1,4 +1,4 @@
-"""``halfguard presets``, run as its user runs it."""
+"""``halfguard presets`` from the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = Callable[..., Done]
 def presets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: object
 ) -> Run:
-    """The program in this process: importing torch again for every call takes seconds."""
+    """Return a function that runs the program in this process: importing torch takes seconds."""
     monkeypatch.setenv("COLUMNS", "120")
 
     def run(*args: str) -> Done:
@@ -56,7 +56,7 @@ def test_the_list_names_every_preset_with_its_numbers(presets: Run) -> None:
     assert all(GuardConfig.load(one["config"]) == GuardConfig.load(one["name"]) for one in listed)
 
 
-def test_one_is_printed_as_it_is_kept(presets: Run) -> None:
+def test_one_is_printed_as_in_its_file(presets: Run) -> None:
     done = presets("balanced")
     assert done.stdout == preset_text("balanced")
     assert GuardConfig.load(yaml.safe_load(done.stdout)) == GuardConfig.load("balanced")
@@ -65,10 +65,10 @@ def test_one_is_printed_as_it_is_kept(presets: Run) -> None:
 
 
 def test_one_is_printed_for_a_framework(presets: Run) -> None:
-    said = json.loads(presets("fp16_safe", "--for", "hydra", "--json").stdout)
-    assert said["text"] == framework_text("fp16_safe", "hydra")
-    assert said["for"] == "hydra"
-    assert any("repeat a step" in line for line in said["not_done"])
+    result = json.loads(presets("fp16_safe", "--for", "hydra", "--json").stdout)
+    assert result["text"] == framework_text("fp16_safe", "hydra")
+    assert result["for"] == "hydra"
+    assert any("repeat a step" in line for line in result["not_done"])
 
 
 def test_the_program_itself_prints_a_file_that_can_be_used() -> None:

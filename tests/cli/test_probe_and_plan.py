@@ -32,9 +32,9 @@ Run = Callable[..., Done]
 def halfguard(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: object
 ) -> Callable[..., Done]:
-    """The program in this process: importing torch again for every call takes seconds.
+    """Return a function that runs the program in this process: importing torch takes seconds.
 
-    The fixture ``seed`` puts Python's generator back, from which rich draws numbers for its links.
+    The fixture ``seed`` restores Python's random generator, which rich uses for its links.
     """
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "100")

@@ -1,4 +1,4 @@
-"""``halfguard replay``: one page, exit codes, and a clear word for every mistake."""
+"""``halfguard replay``: one page, exit codes, and a clear message for every user error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from halfguard.incident import Incident
 from halfguard.records.autopsy import Autopsy
-from tests.cli.told import Told
+from tests.cli.command_result import CommandResult
 from tests.replaying.helper import broken, glitched, overflowing
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -34,13 +34,13 @@ def incident(tmp_path: Path) -> Incident:
 
 
 def test_one_page_with_everything_in_every_form(
-    incident: Incident, tmp_path: Path, halfguard: Callable[..., Told]
+    incident: Incident, tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
-    told = halfguard("replay", incident.folder, "--html", "a.html", "--markdown", "a.md")
-    assert told.code == 0, told.err
+    result = halfguard("replay", incident.folder, "--html", "a.html", "--markdown", "a.md")
+    assert result.exit_code == 0, result.err
     for part in ("the loss was not finite", "bit for bit", "made the first bad number",
                  "the whole step in fp32", "Recommendation", "- module: '1'"):  # fmt: skip
-        assert part in told.out, told.out
+        assert part in result.out, result.out
     assert "<svg" in (tmp_path / "a.html").read_text()
     assert (tmp_path / "a.md").read_text().startswith("# Step 0")
     as_json = halfguard("replay", incident.folder, "--json")
@@ -48,17 +48,17 @@ def test_one_page_with_everything_in_every_form(
 
 
 def test_what_does_not_break_again_ends_with_one(
-    tmp_path: Path, halfguard: Callable[..., Told]
+    tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     incident, _ = glitched(tmp_path / "runs", entry="train.py:job")
-    told = halfguard("replay", incident.folder)
-    assert told.code == 1
-    assert "What to suspect" in told.out
+    result = halfguard("replay", incident.folder)
+    assert result.exit_code == 1
+    assert "Possible causes" in result.out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "is not an incident"),
         (["{incident}", "--entry", "train.py:jab"], "no function 'jab'"),
@@ -68,16 +68,18 @@ def test_what_does_not_break_again_ends_with_one(
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(
-    arguments: list[str], said: str, incident: Incident, halfguard: Callable[..., Told]
+    arguments: list[str], message: str, incident: Incident, halfguard: Callable[..., CommandResult]
 ) -> None:
-    told = halfguard("replay", *(text.format(incident=incident.folder) for text in arguments))
-    assert told.code == 2
-    assert said in told.err
+    result = halfguard("replay", *(text.format(incident=incident.folder) for text in arguments))
+    assert result.exit_code == 2
+    assert message in result.err
 
 
-def test_a_broken_folder_is_refused(incident: Incident, halfguard: Callable[..., Told]) -> None:
+def test_a_broken_folder_is_refused(
+    incident: Incident, halfguard: Callable[..., CommandResult]
+) -> None:
     path = incident.folder / "tensors.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    told = halfguard("replay", incident.folder)
-    assert told.code == 2
-    assert "tensors.safetensors" in told.err
+    result = halfguard("replay", incident.folder)
+    assert result.exit_code == 2
+    assert "tensors.safetensors" in result.err

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.cli.verdicts import save_verdict, sign
 from halfguard.records.verdict import Verdict
-from halfguard.report import Story
+from halfguard.report import RunReport
+from halfguard.validation.approval import approve
 from halfguard.validation.judgement.verdict import judge
-from tests.cli.told import Told
+from halfguard.validation.validate import write_reports
+from tests.cli.command_result import CommandResult
 from tests.validation.studies import losing, study
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -58,11 +59,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_is_told_in_every_form(
-    finished: Path, tmp_path: Path, halfguard: Callable[..., Told]
+def test_a_run_is_reported_in_every_format(
+    finished: Path, tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
-    told = halfguard("report", finished, "--html", "a.html", "--md", "a.md")
-    assert told.code == 0, told.err
+    result = halfguard("report", finished, "--html", "a.html", "--md", "a.md")
+    assert result.exit_code == 0, result.err
     for part in (
         "36 of 40 steps were applied",
         "4 skipped",
@@ -70,7 +71,7 @@ def test_a_run_is_told_in_every_form(
         "halfguard replay",
         "Epochs",
     ):
-        assert part.replace("bad batch", "forward overflow") in told.out, told.out
+        assert part.replace("bad batch", "forward overflow") in result.out, result.out
     page = (tmp_path / "a.html").read_text()
     assert page.count("<svg") == 3
     linked = page.partition('href="./')[2].partition('"')[0]
@@ -83,7 +84,7 @@ def test_a_run_is_told_in_every_form(
 
 
 def test_a_run_that_is_still_going_on_and_one_that_was_killed(
-    tmp_path: Path, halfguard: Callable[..., Told]
+    tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
     process = training(tmp_path / "live", 100_000, pause=0.01)
     rows = tmp_path / "live" / "steps.jsonl"
@@ -99,13 +100,13 @@ def test_a_run_that_is_still_going_on_and_one_that_was_killed(
     assert steps == sorted(steps)
     assert steps[0] > 0
     assert not any(one["closed"] for one in seen)
-    told = halfguard("report", "live")
-    assert told.code == 0
-    assert "not closed" in told.out
+    result = halfguard("report", "live")
+    assert result.exit_code == 0
+    assert "not closed" in result.out
 
 
 @pytest.mark.parametrize(
-    ("tail", "code", "said"),
+    ("tail", "code", "message"),
     [
         (b'{"kind": "step", "schema_ver', 0, ""),
         (b"\x00\x00\x00\x00", 0, ""),
@@ -114,82 +115,82 @@ def test_a_run_that_is_still_going_on_and_one_that_was_killed(
         (b'{"kind": "later", "schema_version": 1}\n', 0, ""),
     ],
 )
-def test_a_damaged_end_costs_no_more_than_itself(
+def test_a_damaged_end_leaves_the_rest_readable(
     finished: Path,
     tmp_path: Path,
-    halfguard: Callable[..., Told],
+    halfguard: Callable[..., CommandResult],
     tail: bytes,
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     (tmp_path / "run").mkdir()
     whole = (finished / "steps.jsonl").read_bytes()
     (tmp_path / "run" / "steps.jsonl").write_bytes(whole + tail)
-    told = halfguard("report", "run")
-    assert told.code == code
-    assert "36 of 40 steps were applied" in told.out
-    assert said in told.out
+    result = halfguard("report", "run")
+    assert result.exit_code == code
+    assert "36 of 40 steps were applied" in result.out
+    assert message in result.out
 
 
 def test_a_damaged_run_file_does_not_hide_the_steps(
-    finished: Path, tmp_path: Path, halfguard: Callable[..., Told]
+    finished: Path, tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "steps.jsonl").write_bytes((finished / "steps.jsonl").read_bytes())
     (tmp_path / "run" / "run.json").write_text("{")
-    told = halfguard("report", "run")
-    assert told.code == 1
-    assert "run.json" in told.out
-    assert "36 of 40" in told.out
+    result = halfguard("report", "run")
+    assert result.exit_code == 1
+    assert "run.json" in result.out
+    assert "36 of 40" in result.out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "is not the folder of a run"),
         (["{run}", "--html", "no/such.html"], "does not exist"),
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(
-    arguments: list[str], said: str, finished: Path, halfguard: Callable[..., Told]
+    arguments: list[str], message: str, finished: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
-    told = halfguard("report", *(text.format(run=finished) for text in arguments))
-    assert told.code == 2
-    assert said in told.err
+    result = halfguard("report", *(text.format(run=finished) for text in arguments))
+    assert result.exit_code == 2
+    assert message in result.err
 
 
-def test_the_folder_of_a_study_shows_its_verdict_and_what_the_sign_off_is_worth(
-    tmp_path: Path, halfguard: Callable[..., Told]
+def test_the_folder_of_a_study_shows_its_verdict_and_its_sign_off(
+    tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
     made = study({"fp16-mixed": losing(0.0)})
     (tmp_path / "study.json").write_text(made.to_json())
-    save_verdict(tmp_path, made, judge(made))
+    write_reports(tmp_path, made, judge(made))
     assert "Not signed" in halfguard("report", ".").out
-    sign(tmp_path, "Ada Lovelace")
-    told = halfguard("report", ".")
-    assert told.code == 0
-    assert "PASS signed by Ada Lovelace" in told.out
+    approve(tmp_path, "Ada Lovelace")
+    result = halfguard("report", ".")
+    assert result.exit_code == 0
+    assert "PASS signed by Ada Lovelace" in result.out
     (tmp_path / "late.json").write_text("{}")
-    told = halfguard("report", ".")
-    assert "VOID" in told.out
-    assert "late.json" in told.out
+    result = halfguard("report", ".")
+    assert "VOID" in result.out
+    assert "late.json" in result.out
     assert Verdict.from_json(halfguard("report", ".", "--json").out).word == "PASS"
 
 
 def test_a_study_that_does_not_pass_ends_with_one(
-    tmp_path: Path, halfguard: Callable[..., Told]
+    tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
     made = study({"fp16-mixed": losing(0.118)})
     (tmp_path / "study.json").write_text(made.to_json())
-    save_verdict(tmp_path, made, judge(made))
-    assert halfguard("report", ".").code == 1
+    write_reports(tmp_path, made, judge(made))
+    assert halfguard("report", ".").exit_code == 1
 
 
 def test_a_report_needs_no_torch(finished: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from halfguard.cli.stories import read; "
+        "import sys; from pathlib import Path; from halfguard.journal.run_folder import read_run; "
         "from halfguard.report import run_page, to_html; "
-        f"to_html(run_page(read(Path({str(finished)!r})))); sys.exit('torch' in sys.modules)"
+        f"to_html(run_page(read_run(Path({str(finished)!r})))); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-    assert Story.of("a", []).line.parts == []
+    assert RunReport.of("a", []).timeline.parts == []

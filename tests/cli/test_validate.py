@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
 
+import halfguard as hg
 from halfguard.cli import main
 from halfguard.records.study import Study
-from halfguard.records.verdict import Verdict, Word
-from halfguard.validation.approval import standing
-from halfguard.validation.ledger import Ledger
+from halfguard.records.verdict import Verdict, VerdictLabel
+from halfguard.validation.approval import check_sign_off
+from halfguard.validation.finished_runs import FinishedRuns
+from tests.cli.command_result import CommandResult
 from tests.validation.helper import JOBS
 
 SPEC = {
@@ -28,16 +30,11 @@ SPEC = {
     "steps": 100,
     "metric": {"name": "loss", "higher_is_better": False},
 }
+FILES = {"study.json", "verdict.json", "report.html", "report.md", "junit.xml"}
 
 
-class Told(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-def halfguard(folder: Path, *arguments: object) -> Told:
-    """The program as a shell in ``folder`` runs it."""
+def halfguard(folder: Path, *arguments: object) -> CommandResult:
+    """Run the program as a shell in ``folder`` does."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
@@ -45,32 +42,31 @@ def halfguard(folder: Path, *arguments: object) -> Told:
         patch.setattr(sys, "argv", ["halfguard", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
-    return Told(ended.value.code, out.getvalue(), err.getvalue())
+    return CommandResult(ended.value.code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which a study was run, once for all tests."""
+    """Run one study for all tests, and return the folder in which it was run."""
     folder = tmp_path_factory.mktemp("study")
     (folder / "job.py").write_text(JOBS.read_text())
     (folder / "spec.yaml").write_text(yaml.safe_dump(SPEC))
-    told = halfguard(folder, "validate", "spec.yaml", "--workers", 1)
-    assert told.code == 1, told.err
-    (folder / "told.txt").write_text(told.out)
+    result = halfguard(folder, "validate", "spec.yaml", "--workers", 1)
+    assert result.exit_code == 1, result.err
+    (folder / "output.txt").write_text(result.out)
     return folder
 
 
-def test_it_says_and_keeps_what_it_found(study: Path) -> None:
-    told = (study / "told.txt").read_text()
-    assert told.splitlines()[0] == "small study: FAIL"
-    assert "fp16-mixed guarded" in told
+def test_it_prints_and_keeps_its_results(study: Path) -> None:
+    output = (study / "output.txt").read_text()
+    assert output.splitlines()[0] == "small study: FAIL"
+    assert "fp16-mixed guarded" in output
     folder = study / "runs/small-study"
-    names = {"study.json", "verdict.json", "report.html", "report.md", "junit.xml"}
-    assert names <= {path.name for path in folder.iterdir()}
+    assert {path.name for path in folder.iterdir()} >= FILES
     assert len(list((folder / "runs").iterdir())) == 14  # twelve runs and two speeds
     bare, guarded = Verdict.from_json((folder / "verdict.json").read_bytes()).comparisons
-    assert bare.word is Word.FAIL  # it skipped every step
-    assert guarded.word is Word.PASS  # it repeated every step
+    assert bare.word is VerdictLabel.FAIL  # it skipped every step
+    assert guarded.word is VerdictLabel.PASS  # it repeated every step
     kept = Study.from_json((folder / "study.json").read_bytes())
     assert {run.skipped for run in kept.runs if run.candidate == "fp16-mixed"} == {100}
     assert {run.retried for run in kept.runs if run.candidate == "fp16-mixed guarded"} == {100}
@@ -78,35 +74,47 @@ def test_it_says_and_keeps_what_it_found(study: Path) -> None:
 
 def test_a_second_call_runs_nothing_and_says_the_same(study: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in study.glob("runs/small-study/runs/*")}
-    told = halfguard(study, "validate", "--json", "spec.yaml")
-    assert told.code == 1
-    assert json.loads(told.out)["kind"] == "verdict"
-    assert Verdict.from_json(told.out).word is Word.FAIL
+    result = halfguard(study, "validate", "--json", "spec.yaml")
+    assert result.exit_code == 1
+    assert json.loads(result.out)["kind"] == "verdict"
+    assert Verdict.from_json(result.out).word is VerdictLabel.FAIL
     after = {path: path.stat().st_mtime_ns for path in study.glob("runs/small-study/runs/*")}
     assert before == after
 
 
+def test_from_python_it_leaves_the_same_files(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(study / "runs/small-study", tmp_path / "copy")
+    written = {name: (folder / name).read_bytes() for name in FILES}
+    for name in FILES:
+        (folder / name).unlink()
+    monkeypatch.chdir(study)
+    assert hg.validate("spec.yaml", folder=folder).word is VerdictLabel.FAIL
+    assert {name: (folder / name).read_bytes() for name in FILES} == written
+
+
 def test_a_sign_off_is_void_when_something_changes(study: Path) -> None:
     folder = study / "runs/small-study"
-    told = halfguard(study, "validate", "approve", folder, "--by", "Ada Lovelace")
-    assert told.code == 0, told.err
-    assert told.out.startswith("Signed by Ada Lovelace")
-    assert standing(folder).valid
+    result = halfguard(study, "validate", "approve", folder, "--by", "Ada Lovelace")
+    assert result.exit_code == 0, result.err
+    assert result.out.startswith("Signed by Ada Lovelace")
+    assert check_sign_off(folder).valid
     (folder / "runs/extra.json").write_text("{}")
-    assert not standing(folder).valid
+    assert not check_sign_off(folder).valid
     (folder / "runs/extra.json").unlink()
 
 
-def test_an_interrupted_study_says_how_to_go_on(
+def test_an_interrupted_study_says_how_to_resume(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Ledger, "save", interrupted)
-    told = halfguard(study, "validate", "spec.yaml")
-    assert told.code == 130
-    assert "the same command goes on" in told.err
+    monkeypatch.setattr(FinishedRuns, "save", interrupted)
+    result = halfguard(study, "validate", "spec.yaml")
+    assert result.exit_code == 130
+    assert "the same command resumes" in result.err
 
 
 @pytest.mark.parametrize(
@@ -134,7 +142,7 @@ def test_what_is_not_installed_is_answered_with_the_pip_command(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["gone.yaml"], "gone.yaml"),
         (["spec.yaml", "--executor", "slurm"], "slurm"),
@@ -143,11 +151,11 @@ def test_what_is_not_installed_is_answered_with_the_pip_command(
     ],
 )
 def test_a_mistake_ends_with_2_and_no_traceback(
-    tmp_path: Path, arguments: list[str], said: str
+    tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(SPEC | {"thresholds": {"pas": 1}}))
-    told = halfguard(tmp_path, "validate", *arguments)
-    assert told.code == 2
-    assert said in told.err
-    assert "Traceback" not in told.err
+    result = halfguard(tmp_path, "validate", *arguments)
+    assert result.exit_code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err

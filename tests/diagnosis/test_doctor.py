@@ -16,7 +16,7 @@ import halfguard as hg
 from halfguard.diagnosis.doctor import all_checks, doctor_workload
 from halfguard.diagnosis.model import checks
 from halfguard.errors import UsageError
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
 from halfguard.records.diagnosis import Diagnosis
 from tests.diagnosis.model.checks.helper import batch, codes, loss, net
 from tests.support.docs import ROOT
@@ -226,7 +226,7 @@ def test_a_model_without_numbers_is_refused(model: nn.Module, words: str) -> Non
 
 
 def test_what_is_not_a_trainer() -> None:
-    with pytest.raises(UsageError, match="was given a dict, which it does not know"):
+    with pytest.raises(UsageError, match="was given a dict, which it does not support"):
         hg.doctor(net(), trainer={})
 
 

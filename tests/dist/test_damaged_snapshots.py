@@ -98,7 +98,7 @@ def test_a_lost_shard_never_becomes_memory_as_it_was_found(
         resumed("alone", str(tmp_path)),
     ]:
         assert f"{name} is missing" in found
-        assert f"remove {tmp_path / 'snapshots'} to start anew" in found
+        assert f"remove {tmp_path / 'snapshots'} to start again" in found
     left = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
     assert left == ["000000004", "000000008"]  # somebody may still bring the file back
 

@@ -58,14 +58,14 @@ def test_nothing_is_pickled(ranks: Callable[[int], Ranks], tmp_path: Path) -> No
 def full_disk(folder: str, full_on: int, steps: int) -> tuple[int, int | None]:
     """Train while one rank cannot write its part of a snapshot."""
     module: Any = snapshot_folder
-    real = module.write_whole
+    real = module.write_atomically
 
     def write(path: Path, content: Any) -> None:
         if dist.get_rank() == full_on:
             raise OSError(28, "No space left on device")
         real(path, content)
 
-    module.write_whole = write
+    module.write_atomically = write
     try:
         model, _ = jobs.make("ddp")
         optimizer = jobs.optimizer_of(model, "sgd")
@@ -75,7 +75,7 @@ def full_disk(folder: str, full_on: int, steps: int) -> tuple[int, int | None]:
         assert guard._recovery is not None
         return guard.close().applied, guard._recovery._snapshots.good_step
     finally:
-        module.write_whole = real
+        module.write_atomically = real
 
 
 @pytest.mark.parametrize("full_on", [0, 1])

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
-from halfguard.guard.batch_checks import all_finite, describe, every_label_ignored, leaves
+from halfguard.guard.batch_checks import batch_is_finite, describe_batch, every_label_ignored
+from halfguard.step.nested import batch_leaves
 
 X, Y = torch.tensor([1.0, -3.0]), torch.tensor([0, 1])
 
@@ -74,27 +75,27 @@ BATCHES: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", BATCHES)
 def test_tensors_are_found_wherever_they_lie(kind: str) -> None:
-    found = [leaf for leaf in leaves(BATCHES[kind]) if isinstance(leaf, Tensor)]
+    found = [leaf for leaf in batch_leaves(BATCHES[kind]) if isinstance(leaf, Tensor)]
     assert [id(leaf) for leaf in found] == [id(X), id(Y)]
 
 
 def test_leaves_of_anything_else() -> None:
-    assert list(leaves(None)) == [None]
-    assert list(leaves("abc")) == ["abc"]
-    assert list(leaves([1, (2.5, b"x"), {"k": "v"}])) == [1, 2.5, b"x", "v"]
-    assert list(leaves([])) == []
+    assert list(batch_leaves(None)) == [None]
+    assert list(batch_leaves("abc")) == ["abc"]
+    assert list(batch_leaves([1, (2.5, b"x"), {"k": "v"}])) == [1, 2.5, b"x", "v"]
+    assert list(batch_leaves([])) == []
 
 
 def test_one_tensor_is_not_taken_apart() -> None:
-    assert list(map(id, leaves(X))) == [id(X)]
+    assert list(map(id, batch_leaves(X))) == [id(X)]
 
 
 @pytest.mark.parametrize("odd", [np.array(1.0), np.float32(1), Split.TRAIN, int, len])
 def test_odd_things_do_no_harm(odd: object) -> None:
     batch = [odd, X]
-    assert [leaf is X for leaf in leaves(batch)][-1]
-    assert all_finite(batch)
-    assert "float32[2]" in describe(batch)
+    assert [leaf is X for leaf in batch_leaves(batch)][-1]
+    assert batch_is_finite(batch)
+    assert "float32[2]" in describe_batch(batch)
 
 
 def test_a_batch_that_contains_itself_ends() -> None:
@@ -102,19 +103,19 @@ def test_a_batch_that_contains_itself_ends() -> None:
     graph.parent = graph  # type: ignore[attr-defined]
     batch: list[Any] = [graph]
     batch.append(batch)
-    assert all_finite(batch)
+    assert batch_is_finite(batch)
     assert not every_label_ignored(batch, -100)
-    assert describe(batch)
+    assert describe_batch(batch)
 
 
 def test_what_can_be_read_once_is_left_to_the_model() -> None:
     stream = iter([X, Y])
-    assert all_finite({"stream": stream, "x": X})
+    assert batch_is_finite({"stream": stream, "x": X})
     assert len(list(stream)) == 2
 
 
 def test_a_large_array_is_not_walked_through() -> None:
-    assert len(list(leaves([np.zeros(100_000), X]))) < 100
+    assert len(list(batch_leaves([np.zeros(100_000), X]))) < 100
 
 
 # -- finite?
@@ -122,12 +123,12 @@ def test_a_large_array_is_not_walked_through() -> None:
 
 @pytest.mark.parametrize("kind", BATCHES)
 def test_a_finite_batch(kind: str) -> None:
-    assert all_finite(BATCHES[kind])
+    assert batch_is_finite(BATCHES[kind])
 
 
 @pytest.mark.parametrize("batch", [None, [], Y, {"y": Y}, "text", torch.zeros(0), {"m": Y > 0}])
 def test_nothing_to_look_at(batch: Any) -> None:
-    assert all_finite(batch)
+    assert batch_is_finite(batch)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -136,13 +137,13 @@ def test_nothing_to_look_at(batch: Any) -> None:
 def test_one_bad_value_is_found(value: float, dtype: torch.dtype, place: int) -> None:
     tensors = [torch.ones(3, 4), torch.ones(5, dtype=dtype)]
     tensors.insert(place, torch.full((2, 3), 2.0, dtype=dtype))
-    assert all_finite(tensors)
+    assert batch_is_finite(tensors)
     tensors[place][1, 2] = value
-    assert not all_finite(tensors)
+    assert not batch_is_finite(tensors)
 
 
 def test_large_values_are_finite() -> None:
-    assert all_finite(
+    assert batch_is_finite(
         [torch.ones(2).half(), torch.tensor([3.4e38]), torch.tensor([1e300], dtype=torch.float64)]
     )
 
@@ -151,7 +152,7 @@ def test_large_values_are_finite() -> None:
 def test_sparse_inputs(value: float) -> None:
     # The adjacency of a graph recommender.
     sparse = torch.tensor([[0.0, value], [1.0, 0.0]]).to_sparse()
-    assert all_finite([sparse, torch.ones(2)]) == math.isfinite(value)
+    assert batch_is_finite([sparse, torch.ones(2)]) == math.isfinite(value)
 
 
 # -- anything to learn?
@@ -176,17 +177,17 @@ def test_where_there_are_no_labels_none_is_ignored(batch: Any) -> None:
 
 def test_description() -> None:
     batch = {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.int64), "id": ["a7", 12]}
-    assert describe(batch) == "float32[2, 3], int64[2], 'a7', 12"
-    assert describe(batch, about="shard 3") == "shard 3, float32[2, 3], int64[2], 'a7', 12"
-    assert describe(None) == ""
-    assert describe(None, about={"file": 1}) == "{'file': 1}"
+    assert describe_batch(batch) == "float32[2, 3], int64[2], 'a7', 12"
+    assert describe_batch(batch, about="shard 3") == "shard 3, float32[2, 3], int64[2], 'a7', 12"
+    assert describe_batch(None) == ""
+    assert describe_batch(None, about={"file": 1}) == "{'file': 1}"
 
 
 def test_a_description_stays_short() -> None:
-    assert len(describe(["x" * 10_000] * 10_000, about="y" * 10_000)) < 2000
+    assert len(describe_batch(["x" * 10_000] * 10_000, about="y" * 10_000)) < 2000
 
 
 def test_packed_sequences() -> None:
     packed = pack_sequence([torch.ones(3), torch.full((2,), 7.0)])
-    assert all_finite(packed)
-    assert not all_finite(pack_sequence([torch.ones(3), torch.full((2,), math.nan)]))
+    assert batch_is_finite(packed)
+    assert not batch_is_finite(pack_sequence([torch.ones(3), torch.full((2,), math.nan)]))

@@ -16,8 +16,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from halfguard.guard import Guard, StepOutcome
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.policy import Limits
-from halfguard.guard.step_batches import MicroBatch, Window
+from halfguard.guard.policy import StepLimits
+from halfguard.guard.step_batches import MicroBatch, StepBatches
 from halfguard.guard.stepping.stepper import Stepper
 from tests.support.counting import OpCounter
 
@@ -198,11 +198,13 @@ def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None
         stepper, batch = Stepper(model, [optimizer], config), (torch.randn(8, 4), torch.randn(8, 4))
         for _ in range(2):
             stepper.buffers.keep()
-            window = Window()
+            batches = StepBatches()
             with torch.autocast("cpu", torch.float16):
                 loss = loss_fn(model, batch)
-            stepper.backward(loss, MicroBatch(batch), window, check=False)
-            row, refused, gradients = stepper.examine([optimizer], window, Limits(), check=False)
+            stepper.backward(loss, MicroBatch(batch), batches, check=False)
+            row, refused, gradients = stepper.examine(
+                [optimizer], batches, StepLimits(), check=False
+            )
             stepper.apply([optimizer], gradients, refused, known=None)
             assert row.shape == (4,)
         with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense"):

@@ -96,10 +96,10 @@ class Cell:
         scale = self.guard.scaler._get_scale_async()
         assert scale is not None
         scale.fill_(self.fault.scale)
-        window = self.data[HEALTHY * self.accumulate :][: self.accumulate]
-        for batch in window[:-1]:
+        batches = self.data[HEALTHY * self.accumulate :][: self.accumulate]
+        for batch in batches[:-1]:
             assert self.guard.step(self.loss, batch).action is Action.ACCUMULATE
-        return self.guard.step(self.loss, self.plant(window[-1]))
+        return self.guard.step(self.loss, self.plant(batches[-1]))
 
     def plant(self, batch: Batch) -> Batch:
         inputs, labels = batch[0].clone(), batch[1].clone()
@@ -210,10 +210,10 @@ def fp32_twin(cell: Cell) -> Callable[[Cell], dict[str, Any]]:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
         scheduler.load_state_dict(scheduler_state)
         torch.set_rng_state(random_state)
-        window = cell.data[HEALTHY * cell.accumulate :][: cell.accumulate]
-        for index, batch in enumerate(window):
-            loss = cell.loss(model, cell.plant(batch) if index == len(window) - 1 else batch)
-            (loss / len(window) if len(window) > 1 else loss).backward()
+        batches = cell.data[HEALTHY * cell.accumulate :][: cell.accumulate]
+        for index, batch in enumerate(batches):
+            loss = cell.loss(model, cell.plant(batch) if index == len(batches) - 1 else batch)
+            (loss / len(batches) if len(batches) > 1 else loss).backward()
         assert torch.equal(torch.get_rng_state(), after), (
             "the retried run drew other random numbers"
         )

@@ -168,7 +168,7 @@ def elsewhere(model: nn.Module, batch: Batch) -> Tensor:
     ("wrong", "message"),
     [
         (detached, "no graph behind it"),
-        (vector, "one element, not"),
+        (vector, "shape \\[8, 4\\]; a loss is a tensor with one element"),
         (elsewhere, "No (gradient|parameter)"),
     ],
 )
@@ -295,10 +295,10 @@ def test_an_evaluation_in_eval_mode_opens_none_either() -> None:
     model.eval()
     with guard.autocast(), torch.no_grad():
         model(batches(1)[0][0])
-    assert not guard._opened
+    assert not guard._begun
     model.train()
     with guard.autocast():
-        assert guard._opened
+        assert guard._begun
 
 
 def test_a_part_in_train_mode_opens_a_step_and_its_statistics_are_put_back() -> None:

@@ -47,7 +47,7 @@ class Late:
         self.optimizer = AdamW(self.model.parameters(), lr=0.01, fused=True)
         self.scheduler = LambdaLR(self.optimizer, lambda step: 0.99**step)
         self.guard = Guard(self.model, self.optimizer, config, scheduler=self.scheduler, **options)
-        self.guard._mailbox.lag = lag
+        self.guard._pending.lag = lag
 
     def run(self, losses: Iterable[float]) -> list[StepOutcome]:
         x = torch.arange(6.0).view(3, 2)
@@ -64,8 +64,8 @@ class Late:
 def test_a_guard_on_an_accelerator_would_lag() -> None:
     # The switch that these tests turn by hand.
     late = Late()
-    assert late.guard._mailbox.lag == LAG
-    assert not late.guard._waits
+    assert late.guard._pending.lag == LAG
+    assert not late.guard._needs_answer_now
 
 
 def test_nothing_is_read_in_a_healthy_step() -> None:
@@ -114,7 +114,7 @@ def test_the_scheduler_catches_up() -> None:
     late.run([GOOD, GOOD, BAD, BAD, GOOD])
     late.run([GOOD] * 4)
     late.guard.summary()
-    assert late.guard._followers.held == 0
+    assert late.guard._scheduler_and_ema.early_steps == 0
     assert late.scheduled == 7 == late.guard.summary().applied
 
 
@@ -123,7 +123,7 @@ def test_the_scheduler_holds_after_the_mail_was_read() -> None:
     late.run([GOOD, GOOD, BAD])
     late.guard.end_epoch()
     ahead = late.scheduled - late.guard.summary().applied
-    assert ahead == late.guard._followers.held == 1
+    assert ahead == late.guard._scheduler_and_ema.early_steps == 1
     late.run([GOOD])
     late.guard.summary()
     assert late.scheduled == late.guard.summary().applied == 3
@@ -202,7 +202,7 @@ def test_after_rolling_back_what_was_under_way_does_not_count(after: list[float]
     assert same(late.model.w.detach(), torch.ones(3)), "back at the first snapshot"
     late.guard.summary()
     assert late.guard._policy.streak == 0
-    assert late.guard._followers.held == 0
+    assert late.guard._scheduler_and_ema.early_steps == 0
     assert late.scheduled == 0
     late.run([GOOD] * 4)
     late.guard.summary()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig, Remedy
-from halfguard.guard.policy import Decision, Limits, Signals, State
+from halfguard.guard.policy import Decision, PolicyState, Signals, StepLimits
 from halfguard.records import Action, Cause
 
 HEALTHY = Signals(loss=1.0, grad_norm=1.0, grads_finite=True, scale=65536.0)
@@ -23,8 +23,8 @@ BAD = {
     Cause.BAD_BATCH: replace(HEALTHY, loss=math.nan, batch_ok=False),
     Cause.FORWARD_OVERFLOW: replace(HEALTHY, loss=math.nan),
     Cause.GRADIENT_OVERFLOW: replace(AT_FLOOR, grad_norm=math.inf, grads_finite=False),
-    Cause.LOSS_SPIKE: replace(HEALTHY, limits=Limits(loss=0.5)),
-    Cause.GRADIENT_SPIKE: replace(HEALTHY, limits=Limits(grad_norm=0.5)),
+    Cause.LOSS_SPIKE: replace(HEALTHY, limits=StepLimits(loss=0.5)),
+    Cause.GRADIENT_SPIKE: replace(HEALTHY, limits=StepLimits(grad_norm=0.5)),
 }
 CALIBRATING = replace(HEALTHY, grad_norm=math.inf, grads_finite=False)
 NONFINITE = [Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW]
@@ -36,9 +36,9 @@ def config(**values: Any) -> GuardConfig:
 
 
 def run(
-    steps: list[Signals], settings_: GuardConfig, state: State | None = None
-) -> tuple[list[Decision], State]:
-    state = state or State()
+    steps: list[Signals], settings_: GuardConfig, state: PolicyState | None = None
+) -> tuple[list[Decision], PolicyState]:
+    state = state or PolicyState()
     decisions = []
     for seen in steps:
         decision, state = policy.decide(state, seen, settings_)
@@ -51,7 +51,7 @@ def run(
 
 def test_a_desync_comes_before_everything_else() -> None:
     for seen in BAD.values():
-        assert policy.cause_of(replace(seen, desync=True)) is Cause.DESYNC
+        assert policy.find_cause(replace(seen, desync=True)) is Cause.DESYNC
 
 
 @pytest.mark.parametrize("action", ["halt", "resync"])
@@ -74,23 +74,23 @@ def test_healing_in_a_row_ends_like_every_streak() -> None:
 
 @pytest.mark.parametrize("cause", BAD)
 def test_each_cause_is_named(cause: Cause) -> None:
-    assert policy.cause_of(BAD[cause]) is cause
+    assert policy.find_cause(BAD[cause]) is cause
 
 
 def test_a_healthy_step_has_no_cause() -> None:
-    assert policy.cause_of(HEALTHY) is None
+    assert policy.find_cause(HEALTHY) is None
 
 
 def test_the_first_thing_that_is_wrong_is_the_cause() -> None:
-    seen = Signals(math.nan, math.nan, False, 1.0, Limits(0.5, 0.5), batch_ok=False)
-    order = [policy.cause_of(seen)]
+    seen = Signals(math.nan, math.nan, False, 1.0, StepLimits(0.5, 0.5), batch_ok=False)
+    order = [policy.find_cause(seen)]
     cures: list[dict[str, Any]] = [
         {"batch_ok": True}, {"loss": 1.0}, {"grads_finite": True, "grad_norm": 1.0},
         {"loss": 0.25}, {"grad_norm": 0.25},
     ]  # fmt: skip
     for cure in cures:
         seen = replace(seen, **cure)
-        order.append(policy.cause_of(seen))
+        order.append(policy.find_cause(seen))
     assert order == [
         Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW, Cause.LOSS_SPIKE,
         Cause.GRADIENT_SPIKE, None,
@@ -99,38 +99,40 @@ def test_the_first_thing_that_is_wrong_is_the_cause() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_every_loss_that_is_not_finite_is_a_forward_overflow(loss: float) -> None:
-    assert policy.cause_of(replace(HEALTHY, loss=loss)) is Cause.FORWARD_OVERFLOW
+    assert policy.find_cause(replace(HEALTHY, loss=loss)) is Cause.FORWARD_OVERFLOW
 
 
 @pytest.mark.parametrize("norm", [math.inf, math.nan])
 def test_a_norm_that_overflowed_though_the_gradients_are_finite_is_a_spike(norm: float) -> None:
-    assert policy.cause_of(replace(HEALTHY, grad_norm=norm)) is Cause.GRADIENT_SPIKE
+    assert policy.find_cause(replace(HEALTHY, grad_norm=norm)) is Cause.GRADIENT_SPIKE
 
 
 def test_a_limit_may_be_reached_but_not_passed() -> None:
-    at = replace(HEALTHY, limits=Limits(loss=1.0, grad_norm=1.0))
-    assert policy.cause_of(at) is None
-    assert policy.cause_of(replace(at, loss=math.nextafter(1.0, 2.0))) is Cause.LOSS_SPIKE
-    assert policy.cause_of(replace(at, grad_norm=math.nextafter(1.0, 2.0))) is Cause.GRADIENT_SPIKE
+    at = replace(HEALTHY, limits=StepLimits(loss=1.0, grad_norm=1.0))
+    assert policy.find_cause(at) is None
+    assert policy.find_cause(replace(at, loss=math.nextafter(1.0, 2.0))) is Cause.LOSS_SPIKE
+    assert (
+        policy.find_cause(replace(at, grad_norm=math.nextafter(1.0, 2.0))) is Cause.GRADIENT_SPIKE
+    )
 
 
 # -- the limits
 
 
 def test_without_limits_nothing_finite_is_refused() -> None:
-    assert policy.limits(State(), config()) == Limits()
+    assert policy.next_limits(PolicyState(), config()) == StepLimits()
 
 
 def test_the_configured_norm_is_a_limit_as_the_device_sees_it() -> None:
-    found = policy.limits(State(), config(skip={"max_grad_norm": 0.1}))
-    assert found == Limits(grad_norm=float(np.float32(0.1)))
+    found = policy.next_limits(PolicyState(), config(skip={"max_grad_norm": 0.1}))
+    assert found == StepLimits(grad_norm=float(np.float32(0.1)))
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=16))
 def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
     norms = [abs(loss) for loss in losses]
-    state = State(losses=tuple(losses), grad_norms=tuple(norms))
-    found = policy.limits(state, config(spike={"sigma": 3.0, "window": 16, "warm_up": 4}))
+    state = PolicyState(losses=tuple(losses), grad_norms=tuple(norms))
+    found = policy.next_limits(state, config(spike={"sigma": 3.0, "window": 16, "warm_up": 4}))
     for limit, values in ((found.loss, losses), (found.grad_norm, norms)):
         # Steps that hardly differ deviate by a percent: noise must not be a spike.
         deviation = max(np.std(values, ddof=1), 0.01 * abs(np.mean(values)))
@@ -141,27 +143,29 @@ def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
 
 @pytest.mark.parametrize("value", [1e38, 3.4028234663852886e38, 1e-45, -3.4028234663852886e38])
 def test_limits_survive_extreme_windows(value: float) -> None:
-    state = State(losses=(value, 0.0) * 8, grad_norms=(abs(value), 0.0) * 8)
-    found = policy.limits(state, config(spike={"warm_up": 2, "sigma": 100.0}))
+    state = PolicyState(losses=(value, 0.0) * 8, grad_norms=(abs(value), 0.0) * 8)
+    found = policy.next_limits(state, config(spike={"warm_up": 2, "sigma": 100.0}))
     assert not math.isnan(found.loss)
     assert not math.isnan(found.grad_norm)
 
 
 def test_limits_begin_after_the_warm_up_and_the_window_is_bounded() -> None:
     settings_ = config(spike={"sigma": 6.0, "window": 4, "warm_up": 3})
-    state = State()
+    state = PolicyState()
     for count in range(1, 10):
-        assert math.isinf(policy.limits(state, settings_).loss) == (count <= 3)
+        assert math.isinf(policy.next_limits(state, settings_).loss) == (count <= 3)
         _, state = policy.decide(state, replace(HEALTHY, loss=float(count)), settings_)
     assert state.losses == (6.0, 7.0, 8.0, 9.0)
     assert len(state.grad_norms) == 4
 
 
 def test_the_smaller_of_both_norm_limits_holds() -> None:
-    state = State(losses=(1.0,) * 4, grad_norms=(5.0,) * 4)
+    state = PolicyState(losses=(1.0,) * 4, grad_norms=(5.0,) * 4)
     spike = {"warm_up": 2, "window": 4}
-    assert policy.limits(state, config(spike=spike)).grad_norm == pytest.approx(5.0 * 1.06)
-    assert policy.limits(state, config(spike=spike, skip={"max_grad_norm": 2})).grad_norm == 2.0
+    assert policy.next_limits(state, config(spike=spike)).grad_norm == pytest.approx(5.0 * 1.06)
+    assert (
+        policy.next_limits(state, config(spike=spike, skip={"max_grad_norm": 2})).grad_norm == 2.0
+    )
 
 
 def test_only_applied_steps_enter_the_window() -> None:
@@ -244,7 +248,7 @@ def test_a_spike_is_not_retried(cause: Cause) -> None:
 def test_infinities_in_a_batch_that_fp32_learns_from_were_meant() -> None:
     """A mask of -inf beside a forward overflow: the batch is retried, and not called bad."""
     settings_ = config(skip={"on_nonfinite": "retry_fp32"})
-    decision, state = policy.decide(State(), BAD[Cause.BAD_BATCH], settings_)
+    decision, state = policy.decide(PolicyState(), BAD[Cause.BAD_BATCH], settings_)
     assert decision.action is Action.RETRY
     again = replace(HEALTHY, batch_ok=False)
     decision, _ = policy.decide_retried(state, again, Cause.BAD_BATCH, settings_)
@@ -252,22 +256,22 @@ def test_infinities_in_a_batch_that_fp32_learns_from_were_meant() -> None:
 
 
 def test_infinities_in_a_batch_are_no_cause_by_themselves() -> None:
-    assert policy.cause_of(replace(HEALTHY, batch_ok=False)) is None
+    assert policy.find_cause(replace(HEALTHY, batch_ok=False)) is None
 
 
 def test_a_retried_step_that_is_healthy_counts_as_applied() -> None:
     settings_ = config(skip={"on_nonfinite": "retry_fp32"}, spike={})
-    _, state = policy.decide(State(streak=3), BAD[Cause.FORWARD_OVERFLOW], settings_)
+    _, state = policy.decide(PolicyState(streak=3), BAD[Cause.FORWARD_OVERFLOW], settings_)
     decision, state = policy.decide_retried(state, HEALTHY, Cause.FORWARD_OVERFLOW, settings_)
     assert decision == Decision(Action.RETRY, Cause.FORWARD_OVERFLOW)
-    assert state == State(losses=(1.0,), grad_norms=(1.0,))
+    assert state == PolicyState(losses=(1.0,), grad_norms=(1.0,))
 
 
 @pytest.mark.parametrize("first", [CALIBRATING, BAD[Cause.FORWARD_OVERFLOW]])
 def test_a_retried_step_that_is_bad_in_fp32_too_counts_towards_the_streak(first: Signals) -> None:
     # FP32 has no scale to blame: what is not finite there is not a scale that finds its level.
     settings_ = config(skip={"on_nonfinite": "retry_fp32", "max_consecutive": 3})
-    state, actions = State(), []
+    state, actions = PolicyState(), []
     for _ in range(3):
         decision, state = policy.decide(state, first, settings_)
         assert decision.action is Action.RETRY
@@ -281,8 +285,8 @@ def test_a_retried_step_that_is_bad_in_fp32_too_counts_towards_the_streak(first:
 
 def test_a_retried_step_names_what_was_wrong_in_fp32() -> None:
     settings_ = config(skip={"on_nonfinite": "retry_fp32", "max_grad_norm": 2.0})
-    again = replace(HEALTHY, grad_norm=3.0, limits=policy.limits(State(), settings_))
-    decision, _ = policy.decide_retried(State(), again, Cause.FORWARD_OVERFLOW, settings_)
+    again = replace(HEALTHY, grad_norm=3.0, limits=policy.next_limits(PolicyState(), settings_))
+    decision, _ = policy.decide_retried(PolicyState(), again, Cause.FORWARD_OVERFLOW, settings_)
     assert decision == Decision(Action.SKIP, Cause.GRADIENT_SPIKE)
 
 
@@ -318,7 +322,7 @@ signals = st.builds(
     grads_finite=st.booleans(),
     batch_ok=st.sampled_from([True, True, True, False]),
     scale=st.sampled_from([1.0, 2.0, 65536.0]),
-    limits=st.sampled_from([Limits(), Limits(1.0, 1.0), Limits(1e30, 10.0)]),
+    limits=st.sampled_from([StepLimits(), StepLimits(1.0, 1.0), StepLimits(1e30, 10.0)]),
 )
 configs = st.builds(
     lambda skip, spike, recovery: config(skip=skip, spike=spike, recovery=recovery),
@@ -345,12 +349,12 @@ configs = st.builds(
 def test_every_run_keeps_the_promises(
     steps: list[tuple[Signals, Signals]], settings_: GuardConfig
 ) -> None:
-    state = State()
+    state = PolicyState()
     rollbacks, remedies = 0, []
     for seen, again in steps:
         before = state
         decision, state = policy.decide(state, seen, settings_)
-        cause = policy.cause_of(seen)
+        cause = policy.find_cause(seen)
         assert decision.cause is cause
         assert (decision.action is Action.APPLY) == (cause is None), "never applied with a cause"
         if decision.action is Action.RETRY:
@@ -358,7 +362,7 @@ def test_every_run_keeps_the_promises(
             assert cause in NONFINITE
             assert cause is not None
             decision, state = policy.decide_retried(state, again, cause, settings_)
-            assert (decision.action is Action.RETRY) == (policy.cause_of(again) is None)
+            assert (decision.action is Action.RETRY) == (policy.find_cause(again) is None)
             assert decision.action is not Action.APPLY
         if decision.action in {Action.APPLY, Action.RETRY}:
             assert state.streak == 0
@@ -379,7 +383,7 @@ def test_every_run_keeps_the_promises(
     ladder = () if recovery is None else recovery.ladder
     assert tuple(remedies) == ladder[: len(remedies)]
     assert rollbacks <= (0 if recovery is None else recovery.max_rollbacks + len(ladder))
-    assert State(**_from_json(json.dumps(asdict(state), allow_nan=False))) == state
+    assert PolicyState(**_from_json(json.dumps(asdict(state), allow_nan=False))) == state
 
 
 def _from_json(text: str) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_a_batch_that_fp32_cannot_save_is_skipped_and_recorded() -> None:
     outcome = guard.step(log_of_zero, batches(1)[0], about="shard 3, row 17")
     assert (outcome.action, outcome.cause) == (Action.SKIP, Cause.FORWARD_OVERFLOW)
     assert differences(before, model.state_dict()) == []
-    (row,) = guard._chronicle.journal.recent(1)
+    (row,) = guard._recorder.journal.recent_rows(1)
     assert "shard 3, row 17" in row.to_json()
     assert "float32[8, 12]" in row.to_json()
 

@@ -221,7 +221,7 @@ class Run(RuleBasedStateMachine):
         return self.cause(batch, loss, grad)
 
     def cause(self, batch: Batch, loss: float, grad: float) -> Cause | None:
-        limits = policy.limits(self.guard._policy, self.guard.config)
+        limits = policy.next_limits(self.guard._policy, self.guard.config)
         if not math.isfinite(loss):
             bad = batch.label == -100 or not math.isfinite(batch.inputs)
             return Cause.BAD_BATCH if bad else Cause.FORWARD_OVERFLOW

@@ -93,10 +93,10 @@ def test_number_and_size_are_limited(tmp_path: Path, caplog: pytest.LogCaptureFi
         guard.step(loss_fn, poisoned(batch))
     names = sorted(path.name for path in (tmp_path / "incidents").iterdir())
     assert names == ["000000-r0", "000001-r0"]
-    incidents = guard._chronicle.incidents
+    incidents = guard._recorder.incidents
     assert incidents is not None
     assert incidents.missed == 3
-    assert sum("left no incident" in message for message in caplog.messages) == 1
+    assert sum("no incident was saved" in message for message in caplog.messages) == 1
 
     small = guard_of(tmp_path / "small", incidents={"max_bytes": 100})
     assert small.step(loss_fn, poisoned(batches(1)[0])).action is Action.SKIP
@@ -125,7 +125,7 @@ def test_a_disk_that_refuses_does_not_stop_training(
     first, second = batches(2)
     with caplog.at_level(logging.WARNING):
         assert guard.step(loss_fn, poisoned(first)).action is Action.SKIP
-    assert any("left no incident" in message for message in caplog.messages)
+    assert any("no incident was saved" in message for message in caplog.messages)
     assert guard.step(loss_fn, second).applied
     if obstacle == "full":
         assert list((tmp_path / "incidents").iterdir()) == []

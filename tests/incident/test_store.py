@@ -75,14 +75,14 @@ def test_links_and_devices_are_refused(tmp_path: Path) -> None:
     secret = tmp_path / "secret.json"
     (folder / "incident.json").rename(secret)
     (folder / "incident.json").symlink_to(secret)
-    with pytest.raises(RecordError, match="no links"):
+    with pytest.raises(RecordError, match="must not contain links"):
         open_incident(folder)
 
 
 def test_an_alias_must_lead_to_a_tensor(tmp_path: Path) -> None:
     lost = record().model_copy(update={"aliases": {"model.b": "model.a"}})
     folder = write_incident(tmp_path / "a", lost, tensors())
-    with pytest.raises(RecordError, match="refers to tensors that it does not hold"):
+    with pytest.raises(RecordError, match="refers to tensors that it does not contain"):
         open_incident(folder)
 
 

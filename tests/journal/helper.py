@@ -1,4 +1,4 @@
-"""Rows for tests, and a limit on the size of files that stands in for a full disk."""
+"""Rows for tests, and a limit on file sizes that simulates a full disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import resource
 from collections.abc import Iterable, Iterator
 
-from halfguard.records import Action, Cause, Row, StepRow, Summary, WindowRow
+from halfguard.records import Action, Cause, HealthyStepsRow, JournalRow, StepRow, Summary
 
 
 def skipped(step: int, note: str = "") -> StepRow:
@@ -22,25 +22,25 @@ def skipped(step: int, note: str = "") -> StepRow:
     )
 
 
-def spans(rows: Iterable[Row]) -> list[tuple[int, int]]:
-    """First and last step of every row that covers steps."""
+def spans(rows: Iterable[JournalRow]) -> list[tuple[int, int]]:
+    """Return first and last step of every row that covers steps."""
     found = []
     for row in rows:
-        if isinstance(row, WindowRow):
+        if isinstance(row, HealthyStepsRow):
             found.append((row.first_step, row.last_step))
         elif not isinstance(row, Summary):
             found.append((row.step, row.step))
     return found
 
 
-def steps(rows: Iterable[Row]) -> list[int]:
-    """Every step that the rows cover, in their order."""
+def steps(rows: Iterable[JournalRow]) -> list[int]:
+    """Return every step that the rows cover, in their order."""
     return [step for first, last in spans(rows) for step in range(first, last + 1)]
 
 
 @contextlib.contextmanager
 def disk_of(size: int) -> Iterator[None]:
-    """Within, no file of this process can grow beyond ``size`` bytes; the write that would raises."""
+    """Limit files of this process to ``size`` bytes: a write beyond that raises."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,4 +1,4 @@
-"""Healthy steps are folded, unusual ones stand in full and in order, and a resumed run goes on."""
+"""Healthy steps share rows, unusual steps have rows of their own, and a resumed run continues the file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from halfguard.errors import UsageError
-from halfguard.journal import RUN_FILE, STEPS_FILE, Journal, environment, read_rows, run_info
-from halfguard.records import RunInfo, Summary, WindowRow
+from halfguard.journal import (
+    RUN_FILE,
+    STEPS_FILE,
+    Journal,
+    collect_environment,
+    make_run_info,
+    read_rows,
+)
+from halfguard.records import HealthyStepsRow, RunInfo, Summary
 from tests.journal.helper import skipped, spans, steps
 
 
@@ -22,16 +29,16 @@ def on_disk(run_dir: Path) -> list[tuple[int, int]]:
 
 def walk(journal: Journal, first: int, last: int) -> None:
     for step in range(first, last + 1):
-        journal.healthy(step, loss=1.0, grad_norm=1.0, scale=65536.0)
+        journal.add_healthy_step(step, loss=1.0, grad_norm=1.0, scale=65536.0)
 
 
-def test_a_window_says_what_its_steps_were(tmp_path: Path) -> None:
-    with Journal(tmp_path, window=3) as journal:
-        journal.healthy(5, loss=1.0, grad_norm=0.5, scale=4.0)
-        journal.healthy(6, loss=4.0, grad_norm=0.25, scale=4.0)
-        journal.healthy(7, loss=1.0, grad_norm=2.0, scale=8.0)
+def test_a_row_summarizes_its_healthy_steps(tmp_path: Path) -> None:
+    with Journal(tmp_path, steps_per_row=3) as journal:
+        journal.add_healthy_step(5, loss=1.0, grad_norm=0.5, scale=4.0)
+        journal.add_healthy_step(6, loss=4.0, grad_norm=0.25, scale=4.0)
+        journal.add_healthy_step(7, loss=1.0, grad_norm=2.0, scale=8.0)
     assert list(read_rows(tmp_path / STEPS_FILE)) == [
-        WindowRow(
+        HealthyStepsRow(
             first_step=5,
             last_step=7,
             loss_mean=2.0,
@@ -43,14 +50,14 @@ def test_a_window_says_what_its_steps_were(tmp_path: Path) -> None:
     ]
 
 
-def test_what_closes_a_window(tmp_path: Path) -> None:
-    with Journal(tmp_path / "deep" / "run", window=10) as journal:
+def test_what_closes_a_group(tmp_path: Path) -> None:
+    with Journal(tmp_path / "deep" / "run", steps_per_row=10) as journal:
         walk(journal, 0, 11)  # its size
-        journal.unusual(skipped(12))  # an unusual step
+        journal.add_unusual_step(skipped(12))  # an unusual step
         walk(journal, 13, 14)
         walk(journal, 20, 21)  # a gap
         walk(journal, 3, 4)  # a step back
-        journal.summary(Summary(epoch=0, steps=17))  # a summary
+        journal.add_summary(Summary(epoch=0, steps=17))  # a summary
         walk(journal, 5, 5)
         journal.flush()  # a flush
         walk(journal, 6, 6)  # the end
@@ -62,16 +69,16 @@ def test_what_closes_a_window(tmp_path: Path) -> None:
 def test_a_summary_is_a_row(tmp_path: Path) -> None:
     summary = Summary(epoch=3, steps=2, applied=2)
     with Journal(tmp_path) as journal:
-        journal.summary(summary)
+        journal.add_summary(summary)
         assert list(read_rows(tmp_path / STEPS_FILE)) == [summary]
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    with Journal(tmp_path, window=10) as journal:
+    with Journal(tmp_path, steps_per_row=10) as journal:
         walk(journal, 0, 4)
         journal.flush()  # a checkpoint is taken here
         walk(journal, 5, 8)
-    with Journal(tmp_path, window=10) as journal:
+    with Journal(tmp_path, steps_per_row=10) as journal:
         walk(journal, 5, 11)
     assert on_disk(tmp_path) == [(0, 4), (5, 8), (5, 11)]
 
@@ -79,27 +86,29 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
 def test_run_json_describes_the_latest_start(tmp_path: Path) -> None:
     for name in ("default", "fp16_safe"):
         with Journal(tmp_path) as journal:
-            journal.begin(run_info({"preset": name}))
+            journal.write_run_info(make_run_info({"preset": name}))
     info = RunInfo.from_json((tmp_path / RUN_FILE).read_bytes())
     assert info.config == {"preset": "fp16_safe"}
-    assert info.environment == environment()
+    assert info.environment == collect_environment()
     assert info.started.endswith("+00:00")
 
 
 @pytest.mark.parametrize("where", [None, "run"])
-def test_recent_holds_the_last_rows_and_the_open_window(tmp_path: Path, where: str | None) -> None:
-    journal = Journal(None if where is None else tmp_path / where, window=10, keep=3)
-    assert journal.recent(5) == []
+def test_recent_rows_are_the_last_rows_and_the_open_group(
+    tmp_path: Path, where: str | None
+) -> None:
+    journal = Journal(None if where is None else tmp_path / where, steps_per_row=10, keep=3)
+    assert journal.recent_rows(5) == []
     walk(journal, 0, 49)
-    journal.unusual(skipped(50))
+    journal.add_unusual_step(skipped(50))
     walk(journal, 51, 52)
-    assert spans(journal.recent(2)) == [(50, 50), (51, 52)]
-    assert spans(journal.recent(99)) == [(30, 39), (40, 49), (50, 50), (51, 52)]
-    assert journal.recent(0) == []
-    walk(journal, 53, 53)  # looking has not closed the window
+    assert spans(journal.recent_rows(2)) == [(50, 50), (51, 52)]
+    assert spans(journal.recent_rows(99)) == [(30, 39), (40, 49), (50, 50), (51, 52)]
+    assert journal.recent_rows(0) == []
+    walk(journal, 53, 53)  # reading has not closed the group
     journal.close()
-    assert spans(journal.recent(1)) == [(51, 53)]
-    assert journal.lost == 0
+    assert spans(journal.recent_rows(1)) == [(51, 53)]
+    assert journal.lost_rows == 0
     assert [path.name for path in tmp_path.iterdir()] == ([] if where is None else [where])
 
 
@@ -108,9 +117,9 @@ def test_without_a_folder_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with Journal(None) as journal:
-        journal.begin(run_info({}))
-        journal.unusual(skipped(0))
-        journal.summary(Summary())
+        journal.write_run_info(make_run_info({}))
+        journal.add_unusual_step(skipped(0))
+        journal.add_summary(Summary())
     assert not list(tmp_path.iterdir())
 
 
@@ -119,19 +128,19 @@ def test_closing_twice_and_going_on_after_it(tmp_path: Path) -> None:
     walk(journal, 0, 1)
     journal.close()
     journal.close()
-    journal.unusual(skipped(2))
+    journal.add_unusual_step(skipped(2))
     assert on_disk(tmp_path) == [(0, 1)]
-    assert journal.recent(1) == [skipped(2)]
-    assert journal.lost == 1
+    assert journal.recent_rows(1) == [skipped(2)]
+    assert journal.lost_rows == 1
 
 
-@pytest.mark.parametrize("bad", [{"window": 0}, {"keep": 0}])
+@pytest.mark.parametrize("bad", [{"steps_per_row": 0}, {"keep": 0}])
 def test_sizes_below_one_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="at least 1"):
         Journal(None, **bad)
 
 
-def test_a_journal_that_is_dropped_writes_its_last_window(tmp_path: Path) -> None:
+def test_a_journal_that_is_deleted_writes_its_last_group(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     walk(journal, 0, 4)
     del journal
@@ -145,7 +154,7 @@ def test_a_program_that_just_ends_loses_nothing_and_a_fork_adds_nothing(tmp_path
         "from halfguard.journal import Journal\n"
         "assert 'torch' not in sys.modules\n"
         "journal = Journal(sys.argv[1])\n"
-        "for step in range(5): journal.healthy(step, 1.0, 1.0, 1.0)\n"
+        "for step in range(5): journal.add_healthy_step(step, 1.0, 1.0, 1.0)\n"
         "child = os.fork()\n"
         "if child: os.waitpid(child, 0)\n"
     )

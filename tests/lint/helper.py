@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from halfguard.lint.engine import Diagnostic, lint_bytes
-from halfguard.lint.fixes import Fixed, fix_bytes
+from halfguard.lint.fixes import FixResult, fix_bytes
 from halfguard.lint.match import FixKind
 from halfguard.lint.registry import all_rules
 from halfguard.lint.settings import Settings
@@ -27,7 +27,7 @@ def codes(text: str | bytes, path: str = "code.py") -> list[str]:
     return [d.finding.code for d in lint(text, path)]
 
 
-def fix(text: str | bytes, *kinds: FixKind, path: str = "code.py") -> Fixed:
+def fix(text: str | bytes, *kinds: FixKind, path: str = "code.py") -> FixResult:
     data = text.encode() if isinstance(text, str) else text
     return fix_bytes(data, path, PREVIEW, all_rules(), kinds or ("safe", "unsafe"))
 

@@ -8,8 +8,8 @@ import pytest
 
 from halfguard.errors import ConfigError, UsageError
 from halfguard.lint.files import find_files
-from halfguard.lint.run import Job, run_files
-from halfguard.lint.settings import Settings, load
+from halfguard.lint.run import Linter, run_files
+from halfguard.lint.settings import Settings, load_settings
 from tests.lint.helper import codes, lint
 
 BAD = "import torch\nx = y.masked_fill(m, -1e9){}\n"
@@ -63,7 +63,7 @@ def test_settings_are_found_above(tmp_path: Path) -> None:
     )
     folder = tmp_path / "a/b"
     folder.mkdir(parents=True)
-    settings = load(folder)
+    settings = load_settings(folder)
     assert settings.ignore == ("HG1",)
     assert settings.ignored_in(str(tmp_path / "tests/test_x.py")) == ("HG2",)
     assert settings.excludes(tmp_path / "old/x.py")
@@ -75,7 +75,7 @@ def test_settings_are_found_above(tmp_path: Path) -> None:
 def test_wrong_settings_are_a_usage_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.halfguard.lint]\n{text}\n")
     with pytest.raises((ConfigError, UsageError)):
-        load(tmp_path)
+        load_settings(tmp_path)
 
 
 def test_folders_that_are_not_ours_are_passed_over_unless_named(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_many_files_give_the_same_as_few(tmp_path: Path) -> None:
         (tmp_path / f"f{number:03}.py").write_text(BAD.format("") if number % 3 == 0 else "x = 1\n")
     files = find_files([tmp_path], Settings())
     counted: list[int] = []
-    results = list(run_files(Job(Settings()), files, advance=counted.append))
+    results = list(run_files(Linter(Settings()), files, advance=counted.append))
     assert [Path(r.path) for r in results] == files
     assert sum(len(r.diagnostics) for r in results) == 50
     assert sum(counted) == 150

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.formats import FP16
-from halfguard.lint.halves import OVERFLOW, UNDERFLOW
+from halfguard.lint.numeric_checks import OVERFLOW, UNDERFLOW
 from halfguard.lint.registry import all_rules
 from halfguard.lint.rule import Rule
 from tests.lint.helper import codes
@@ -48,7 +48,7 @@ def test_the_docs_are_those_of_the_rules() -> None:
 
 
 def test_the_limits_are_those_of_the_format() -> None:
-    """Lint may not import numerics, so its two numbers are compared here."""
+    """Float16 rounds to infinity and to zero exactly at these two numbers."""
     assert FP16.round(OVERFLOW) == float("inf")
     assert FP16.round(OVERFLOW * (1 - 2**-50)) == FP16.largest
     assert FP16.round(UNDERFLOW) == 0

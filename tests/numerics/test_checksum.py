@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from halfguard.numerics import blocks
-from halfguard.numerics.checksum import checksums, combined
+from halfguard.numerics import tensor_rows
+from halfguard.numerics.checksum import checksums, combine
 from tests.support.counting import OpCounter
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool]
@@ -43,7 +43,7 @@ def test_one_flipped_bit_changes_one_checksum(seed: int, data: st.DataObject) ->
     after[chosen] = flipped(before[chosen], element, bit)
     first, second = checksums(before), checksums(after)
     assert (first != second).nonzero().view(-1).tolist() == [chosen]
-    assert combined(first) != combined(second)
+    assert combine(first) != combine(second)
     assert torch.equal(first, checksums([tensor.clone() for tensor in before]))
 
 
@@ -57,7 +57,7 @@ def test_two_flipped_bits_do_not_cancel(dtype: torch.dtype, data: st.DataObject)
     after = list(before)
     for which, element in data.draw(st.sets(place, min_size=2, max_size=2)):
         after[which] = flipped(after[which], element, bit)
-    assert combined(checksums(before)) != combined(checksums(after))
+    assert combine(checksums(before)) != combine(checksums(after))
 
 
 def test_changes_that_keep_a_sum_are_seen() -> None:
@@ -73,14 +73,14 @@ def test_changes_that_keep_a_sum_are_seen() -> None:
 
 
 def test_rows_exchanged_between_tensors_are_seen() -> None:
-    tensors = [torch.full((8 * blocks.BLOCK,), float(i)) for i in range(8)]
+    tensors = [torch.full((8 * tensor_rows.ROW_LENGTH,), float(i)) for i in range(8)]
     for first, second in ((1, 3), (2, 5), (0, 7), (3, 1)):
         after = [tensor.clone() for tensor in tensors]
         rows = [tensor.view(8, -1) for tensor in after]
         kept = rows[first][second].clone()
         rows[first][second] = rows[second][first]
         rows[second][first] = kept
-        assert combined(checksums(tensors)) != combined(checksums(after))
+        assert combine(checksums(tensors)) != combine(checksums(after))
 
 
 def test_a_checksum_depends_on_its_tensor_alone() -> None:
@@ -94,7 +94,7 @@ def test_order_of_rows_and_of_tensors_counts() -> None:
     assert checksums([x])[0] != checksums([x.roll(256)])[0]  # rows of 256 elements, moved
     assert checksums([x])[0] != checksums([torch.cat([x[:256].roll(2), x[256:]])])[0]
     y = x + 1
-    assert combined(checksums([x, y])) != combined(checksums([y, x]))
+    assert combine(checksums([x, y])) != combine(checksums([y, x]))
 
 
 def test_bits_count_not_values() -> None:
@@ -109,7 +109,7 @@ def test_passes_do_not_change_what_differs(monkeypatch: pytest.MonkeyPatch) -> N
     before = [torch.full((40,), float(i)) for i in range(10)]
     after = [tensor.clone() for tensor in before]
     after[7][3] += 1
-    monkeypatch.setattr(blocks, "PASS_ELEMENTS", 100)
+    monkeypatch.setattr(tensor_rows, "PASS_ELEMENTS", 100)
     assert (checksums(before) != checksums(after)).nonzero().view(-1).tolist() == [7]
 
 
@@ -117,7 +117,7 @@ def test_operations_do_not_grow_with_tensors() -> None:
     def operations(count: int) -> int:
         some = [torch.ones(5) for _ in range(count)]
         with OpCounter() as counter:
-            combined(checksums(some))
+            combine(checksums(some))
         assert counter.host_syncs == 0
         return int(counter.total)
 

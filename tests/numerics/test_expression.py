@@ -100,9 +100,9 @@ def test_a_step_is_what_torch_computes(sign: str, a: float, b: float) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no expression"),
+        ("", "expression is empty"),
         ("1+x", "'x' is not known, at character 3"),
-        ("__import__('os')", "has no meaning here"),
+        ("__import__('os')", "is not allowed"),
         ("print(1)", "'print(1)' is not known"),
         ("1^2", "A power is written"),
         ("(1", "not an arithmetic expression"),
@@ -114,8 +114,8 @@ def test_a_step_is_what_torch_computes(sign: str, a: float, b: float) -> None:
         ("sqrt", "not known"),
         ("sqrt()", "not known"),
         ("e.real", "not known"),
-        ("1\n+1", "has no meaning"),
-        ("é", "has no meaning"),
+        ("1\n+1", "is not allowed"),
+        ("é", "is not allowed"),
         ("1+" * 200 + "1", "401 characters"),
         ("-" * 60 + "1", "nested deeper"),
         ("(" * 99 + "1", "not an arithmetic expression"),

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from halfguard.errors import UsageError
 from halfguard.formats import BF16, FP8_E4M3FN, FP16, FP32, Format
-from halfguard.numerics import blocks
+from halfguard.numerics import tensor_rows
 from halfguard.numerics.health import FIELDS, health
 from tests.support.counting import OpCounter
 
@@ -68,8 +68,8 @@ def awkward(dtype: torch.dtype) -> list[Tensor]:
         torch.tensor(math.nan).to(dtype),
         torch.empty(0, dtype=dtype),
         torch.empty(4, 0, 2, dtype=dtype),
-        torch.randn(blocks.BLOCK, generator=generator).to(dtype),
-        torch.randn(blocks.BLOCK + 1, generator=generator).to(dtype),
+        torch.randn(tensor_rows.ROW_LENGTH, generator=generator).to(dtype),
+        torch.randn(tensor_rows.ROW_LENGTH + 1, generator=generator).to(dtype),
         base.to(memory_format=torch.channels_last),
         base.transpose(0, 3)[::2],
         base[0, 0, 0].expand(7, 16),
@@ -114,9 +114,9 @@ def test_any_floats(lists: list[list[float]], dtype: torch.dtype, exponent: int)
 
 
 def test_passes_are_bounded_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "PASS_ELEMENTS", 700)
+    monkeypatch.setattr(tensor_rows, "PASS_ELEMENTS", 700)
     tensors = awkward(torch.float32) * 2
-    assert sum(1 for _ in blocks.lay_out(tensors)) > 3
+    assert sum(1 for _ in tensor_rows.lay_out(tensors)) > 3
     assert_equals_reference(tensors)
 
 

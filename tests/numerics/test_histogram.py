@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from halfguard.errors import UsageError
-from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_of, histogram
+from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_index, histogram
 from tests.support.counting import OpCounter
 
 
@@ -24,7 +24,7 @@ def reference(tensor: Tensor) -> list[int]:
         elif value == 0:
             counts[ZERO] += 1
         else:
-            counts[bin_of(math.frexp(value)[1] - 1)] += 1
+            counts[bin_index(math.frexp(value)[1] - 1)] += 1
     return counts
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from halfguard.ops import elementary
 from halfguard.ops.accuracy import UNARY, all_finite, all_values, measure, ulp_error
-from halfguard.ops.capping import soft_cap_at
+from halfguard.ops.capping import soft_cap_op
 from halfguard.ops.unary import TensorMap, UnaryOp
 
 from .helper import HALF
@@ -125,5 +125,5 @@ def test_the_worst_case_is_named() -> None:
 
 def test_every_family_is_measured() -> None:
     assert set(elementary.UNARY) <= set(UNARY)
-    assert soft_cap_at(30.0).name in {unary.name for unary in UNARY}
+    assert soft_cap_op(30.0).name in {unary.name for unary in UNARY}
     assert len({unary.name for unary in UNARY}) == len(UNARY)

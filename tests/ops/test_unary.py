@@ -12,13 +12,13 @@ from torch import Tensor
 from halfguard.errors import UsageError
 from halfguard.ops import exp, log, logsigmoid, rsqrt, soft_cap, sqrt
 from halfguard.ops.accuracy import UNARY, all_finite, all_values, gradient, measure
-from halfguard.ops.capping import soft_cap_at
+from halfguard.ops.capping import soft_cap_op
 from halfguard.ops.unary import UnaryOp
 
 from .helper import HALF
 
 every_op = pytest.mark.parametrize(
-    "unary", [*UNARY, soft_cap_at(1.0), soft_cap_at(50.0)], ids=lambda unary: unary.name
+    "unary", [*UNARY, soft_cap_op(1.0), soft_cap_op(50.0)], ids=lambda unary: unary.name
 )
 every_half = pytest.mark.parametrize("dtype", HALF)
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from halfguard.errors import RecordError, UsageError
 from halfguard.guard import Guard, GuardConfig
 from halfguard.precision.emulation import emulate_autocast
-from halfguard.precision.islands import fp32_island, is_island, remove_island, widened
+from halfguard.precision.islands import cast_to_fp32, fp32_island, is_island, remove_island
 from halfguard.precision.plans import apply_plan
 from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
 
@@ -184,7 +184,7 @@ def test_inputs_are_cast_in_any_nesting() -> None:
         "b": Box(OrderedDict(k=half.bfloat16())),
         "c": "text",
     }
-    got = widened(given)
+    got = cast_to_fp32(given)
     assert got["a"][0].dtype is torch.float32
     assert got["a"][1][0] is ids
     assert isinstance(got["a"][1][1], Pair)
@@ -194,7 +194,7 @@ def test_inputs_are_cast_in_any_nesting() -> None:
     assert got["b"].inner["k"].dtype is torch.float32
     assert given["a"][0] is half  # the caller's own is untouched
     same = {"x": [torch.ones(2), ids], "y": Box(None)}
-    assert widened(same) is same  # a cache that a model writes into must stay that cache
+    assert cast_to_fp32(same) is same  # a cache that a model writes into must stay that cache
 
 
 def test_keyword_arguments_are_cast() -> None:
@@ -212,7 +212,9 @@ def test_keyword_arguments_are_cast() -> None:
 def test_apply_plan_names_close_matches_and_changes_nothing(seed: object) -> None:
     net = Net()
     plan = {"islands": [{"module": "square"}, {"module": "square.linaer"}, {"module": "zzz"}]}
-    with pytest.raises(UsageError, match=r"'square\.linaer' \(close: square\.linear.*'zzz'; Net"):
+    with pytest.raises(
+        UsageError, match=r"'square\.linaer' \(did you mean square\.linear.*'zzz'; Net"
+    ):
         apply_plan(net, plan)
     assert not is_island(net.square)
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
 from tests.precision.training import OPTIMIZERS, train
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from halfguard.errors import UsageError
-from halfguard.precision.modes import Precision, autocast, full_precision
+from halfguard.precision.modes import autocast, full_precision, weights_dtype
+from halfguard.precision_names import Precision
 
 
 def product(dtype: torch.dtype = torch.float32) -> torch.dtype:
@@ -27,7 +28,7 @@ def product(dtype: torch.dtype = torch.float32) -> torch.dtype:
 def test_each_precision(name: str, dtype: torch.dtype, weights: torch.dtype, scale: bool) -> None:
     precision = Precision(name)
     assert precision == name
-    assert precision.weights_dtype is weights
+    assert weights_dtype(precision) is weights
     assert precision.needs_loss_scale is scale
     assert precision.needs_master_weights is (weights is torch.float16)
     with autocast(name, "cpu"):

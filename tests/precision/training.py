@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from halfguard.precision.master_weights import MasterWeights
-from halfguard.precision.modes import Precision, autocast
+from halfguard.precision.modes import autocast, weights_dtype
+from halfguard.precision_names import Precision
 
 STEPS = 300
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
@@ -57,7 +58,7 @@ def train(
     """Return the loss before and after training, measured in FP32; the loss scale is 2**10."""
     model, x, y = task()
     before = _loss(model, x, y)
-    model.to(precision.weights_dtype)
+    model.to(weights_dtype(precision))
     optimizer = build(model)
     if masters:
         optimizer = MasterWeights(optimizer)

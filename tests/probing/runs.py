@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from halfguard.probing.training import Setting, train
+from halfguard.probing.training import RunSetting, train
 from halfguard.workload import Workload
 
 LIMIT = 65504.0
@@ -92,5 +92,5 @@ def trained(rate: float, *, seed: int, steps: int) -> list[float]:
 
     batches = [(x, y + torch.randn(16, 1, generator=generator)) for _ in range(8)]
     workload = Workload(model, loss, batches, torch.optim.SGD(model.parameters(), rate))
-    run = train(workload, Setting(), steps, detail="health")
+    run = train(workload, RunSetting(), steps, detail="health")
     return [next(step.at("output")).absmax for step in run.trace]

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from halfguard.probing.forecast import Announcement, forecast, trend
+from halfguard.probing.forecast import PredictedOverflow, fit_trend, forecast
 from tests.probing.runs import LIMIT, drifting, stable, trained
 
 WINDOW, EVERY, AHEAD = 200, 10, 50
 
 
-def first_announcement(values: list[float]) -> tuple[int, Announcement] | None:
+def first_announcement(values: list[float]) -> tuple[int, PredictedOverflow] | None:
     """Watch a run as it goes on: the latest steps, looked at every so often."""
     for now in range(EVERY, len(values), EVERY):
         found = forecast(values[max(0, now - WINDOW) : now])
@@ -81,4 +81,4 @@ def test_no_announcement(values: list[float]) -> None:
 
 def test_spikes_do_not_move_the_slope() -> None:
     points = [(float(step), step / 10 + (5.0 if step % 9 == 0 else 0.0)) for step in range(60)]
-    assert trend(points).slope == pytest.approx(0.1, abs=0.005)
+    assert fit_trend(points).slope == pytest.approx(0.1, abs=0.005)

@@ -10,9 +10,9 @@ from examples.overflowing import JOBS, job
 from torch import Tensor, nn
 
 from halfguard.errors import NoPlanError, UsageError
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
+from halfguard.probing.island_trials import IslandTrial, IslandTrials
 from halfguard.probing.plan_search import plan
-from halfguard.probing.trials import Trial, Trials
 from halfguard.records.plan import PrecisionPlan
 from halfguard.workload import Workload, load
 
@@ -35,7 +35,7 @@ EXPECTED = {
 def test_the_plan_is_minimal_follows_fp32_and_is_found_in_few_trials(name: str) -> None:
     workload = load(f"examples/overflowing.py:{name}", 0)
     before = [p.clone() for p in workload.model.parameters()]
-    seen: list[Trial] = []
+    seen: list[IslandTrial] = []
     found = plan(workload, steps=STEPS, watch=seen.append)
     evidence = found.evidence
     assert evidence is not None
@@ -56,7 +56,7 @@ def test_a_plan_that_another_process_applies_gives_the_same_run() -> None:
     found = plan(workload, steps=8)
     read = PrecisionPlan.from_yaml(found.to_yaml())
     assert read == found
-    again = Trials(workload, Precision.FP16_MIXED, steps=8, tolerance=0.01)
+    again = IslandTrials(workload, Precision.FP16_MIXED, steps=8, tolerance=0.01)
     assert again.of(read.modules).run.final_loss() == found.evidence.loss  # type: ignore[union-attr]
 
 

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from halfguard.errors import MissingExtraError, UsageError
 from halfguard.probing.probe import probe
 from halfguard.probing.scales import (
-    Window,
-    binades,
+    ScaleWindow,
+    binade_counts,
     highest_exponent,
     lost_share,
     lowest_exponent,
-    weighty,
+    significant_values,
 )
 from halfguard.records.ranges import LayerRange, ProbeReport, headroom
-from halfguard.report.heat_map import save_png, shown_layers
-from halfguard.report.probe_page import save_html, to_html
+from halfguard.report import probe_page, to_html
+from halfguard.report.heat_map import shown_layers
+from halfguard.report.heat_map_png import save_png
 from halfguard.workload import Workload, load
 
 ROOT = Path(__file__).parents[2]
@@ -202,7 +203,7 @@ def test_arguments_that_mean_nothing(wrong: dict[str, object], seed: object) -> 
 def test_a_model_that_raises_is_the_users_business(seed: object) -> None:
     workload = fixed(1.0, 1.0)
     workload.batches = [torch.ones(2, 3)]
-    with pytest.raises(UsageError, match=r"raised at step 0: RuntimeError: mat1.*test_probing\.py"):
+    with pytest.raises(UsageError, match=r"raised at step 0: RuntimeError: mat1.*test_probe\.py"):
         probe(workload)
     workload.loss = lambda m, x: x.sum() * 0.0 + torch.ones((), requires_grad=True)
     with pytest.raises(UsageError, match="No gradient reached the optimizer"):
@@ -220,7 +221,7 @@ def test_scales() -> None:
     assert lowest_exponent(counts, 0.01) == 5
     assert lowest_exponent(counts, 0.95) == -15
     assert lowest_exponent({}, 0.01) is None
-    assert weighty({0: 1, -24: 2, -25: 3}) == {0: 1, -24: 2}
+    assert significant_values({0: 1, -24: 2, -25: 3}) == {0: 1, -24: 2}
     assert (highest_exponent(1.0), highest_exponent(65519.0), highest_exponent(65520.0)) == (
         15,
         0,
@@ -228,11 +229,11 @@ def test_scales() -> None:
     )
     assert highest_exponent(0.0) is None
     assert highest_exponent(math.inf) is None
-    assert binades({0: 5, 150: 2}) == {0: 2}  # zeros are no values
-    assert binades({150: 2}, shift=4) == {-4: 2}
-    assert Window.of([None], [None]) == Window(0, 24)
-    assert Window.of([3, -8], [20, 30]).best == 19
-    assert Window.of([9], [3]).empty
+    assert binade_counts({0: 5, 150: 2}) == {0: 2}  # zeros are no values
+    assert binade_counts({150: 2}, shift=4) == {-4: 2}
+    assert ScaleWindow.of([None], [None]) == ScaleWindow(0, 24)
+    assert ScaleWindow.of([3, -8], [20, 30]).best == 19
+    assert ScaleWindow.of([9], [3]).empty
     assert headroom(0.0) == math.inf
     assert headroom(math.nan) == -math.inf
 
@@ -254,10 +255,9 @@ def test_pictures_of_a_hundred_layers(tmp_path: Path, seed: object) -> None:
     assert data.startswith(b"\x89PNG")
     height = int.from_bytes(data[20:24], "big")
     assert height / len(report.layers) >= 15  # pixels: enough for a name of 8 points
-    save_html(report, tmp_path / "map.html")
-    page = (tmp_path / "map.html").read_text()
+    page = to_html(probe_page(report))
     assert all(f">{layer.module}</text>" in page.replace("\n", "") for layer in report.layers)
-    assert "http" not in page  # nothing is fetched
+    assert "://" not in page  # nothing is fetched
     assert len(shown_layers(report, rows=10)) == 10
 
 
@@ -282,7 +282,7 @@ def test_names_in_a_page_are_text() -> None:
         losses=(1.0,),
         layers=(layer,),
     )
-    assert "<script>" not in to_html(report)
+    assert "<script>" not in to_html(probe_page(report))
     assert repr(ProbeReport.from_json(report.to_json())) == repr(report)
 
 

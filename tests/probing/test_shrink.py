@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from halfguard.probing.shrink import inside, irreducible, outermost, shrink
+from halfguard.probing.shrink import drop_unneeded, is_inside, outermost, shrink
 
 
 class Oracle:
@@ -54,13 +54,13 @@ def test_irreducible_drops_what_only_seemed_needed() -> None:
     passes: Callable[[Sequence[str]], bool] = lambda names: (  # noqa: E731
         "a" in names and ("c" not in names or "b" in names)
     )
-    assert irreducible(["a", "b", "c"], passes) == ["a"]
+    assert drop_unneeded(["a", "b", "c"], passes) == ["a"]
 
 
 def test_paths() -> None:
     assert outermost(["a.b", "a", "ab", "a.b.c"]) == ("a", "ab")
     assert outermost(["a.b", ""]) == ("",)
-    assert inside("a.b", "a")
-    assert inside("a", "")
-    assert not inside("a", "a")
-    assert not inside("ab", "a")
+    assert is_inside("a.b", "a")
+    assert is_inside("a", "")
+    assert not is_inside("a", "a")
+    assert not is_inside("ab", "a")

@@ -69,7 +69,7 @@ def test_older_versions_are_brought_forward(old: str) -> None:
         ("", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "'kind' is missing"),
-        ('{"kind": "finding"}', "'kind' is missing or another"),
+        ('{"kind": "finding"}', "'kind' is missing or wrong"),
         ('{"kind": "reading"}', "no valid 'schema_version'"),
         ('{"kind": "reading", "schema_version": true}', "no valid 'schema_version'"),
         ('{"kind": "reading", "schema_version": 4}', r"version 4; .* up to version 3"),

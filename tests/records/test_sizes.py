@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.errors import UsageError
-from halfguard.records.sizes import bytes_of, size_text
+from halfguard.records.sizes import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,17 @@ from halfguard.records.sizes import bytes_of, size_text
     ],
 )
 def test_units(text: str, count: int) -> None:
-    assert bytes_of(text) == count
+    assert parse_bytes(text) == count
 
 
 @given(st.integers(0, 10**15))
 def test_what_is_shown_can_be_read_back(count: int) -> None:
-    shown = size_text(count)
-    assert bytes_of(shown) == pytest.approx(count, rel=0.005)
+    shown = format_bytes(count)
+    assert parse_bytes(shown) == pytest.approx(count, rel=0.005)
     assert len(shown) <= 7
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "two GB", "2 XB", "1e9"])
 def test_what_is_no_amount(text: str) -> None:
     with pytest.raises(UsageError, match="not an amount of memory"):
-        bytes_of(text)
+        parse_bytes(text)

@@ -32,7 +32,7 @@ def test_an_overflow_is_cured_by_its_module_in_fp32(tmp_path: Path) -> None:
     assert autopsy.way == ("1", "2", "the model")
     assert autopsy.cure is not None
     assert (autopsy.cure.what, autopsy.cure.trial) == ("island", "'1' and '2' in FP32")
-    assert doing[:2] == ["the step as it was", "the first bad number"]
+    assert doing[:2] == ["the original step", "the first bad number"]
     assert Autopsy.from_json(autopsy.to_json()) == autopsy
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from halfguard.errors import HalfguardError, UsageError
 from halfguard.replaying import replay
-from halfguard.replaying.rewrite import patched
-from halfguard.replaying.samples import MOST, batch_size, select, to_blame
+from halfguard.replaying.rewrite import make_patch
+from halfguard.replaying.samples import MAX_BAD_SAMPLES, batch_size, find_bad_samples, select
 from halfguard.report import autopsy_page, to_html, to_markdown
 from tests.incident.hostile import hostile_folders
 from tests.replaying.helper import broken, job, overflowing
@@ -32,19 +32,19 @@ def test_the_bad_samples_and_no_others_are_blamed(drawn: tuple[int, set[int]]) -
         runs.append(samples)
         return bool(samples) and not bad.intersection(samples)
 
-    found = to_blame(size, is_good)
-    assert found == (tuple(sorted(bad)) if 0 < len(bad) <= min(MOST, size // 2) else ())
-    assert len(runs) <= 2 * (MOST + 2) * size.bit_length() + 2
+    found = find_bad_samples(size, is_good)
+    assert found == (tuple(sorted(bad)) if 0 < len(bad) <= min(MAX_BAD_SAMPLES, size // 2) else ())
+    assert len(runs) <= 2 * (MAX_BAD_SAMPLES + 2) * size.bit_length() + 2
 
 
 def test_nobody_is_blamed_for_a_fault_of_the_whole() -> None:
-    assert to_blame(16, lambda samples: len(samples) < 16) == ()
-    assert to_blame(16, lambda samples: len(samples) < 9) == ()
+    assert find_bad_samples(16, lambda samples: len(samples) < 16) == ()
+    assert find_bad_samples(16, lambda samples: len(samples) < 9) == ()
 
 
 def test_nobody_is_blamed_where_small_batches_break_by_themselves() -> None:
     """Variance over one sample: the search must not end at a batch of one."""
-    assert to_blame(8, lambda samples: len(samples) > 1 and 5 not in samples) == (5,)
+    assert find_bad_samples(8, lambda samples: len(samples) > 1 and 5 not in samples) == (5,)
 
 
 def test_samples_are_taken_from_any_structure() -> None:
@@ -81,7 +81,7 @@ def test_samples_are_taken_from_any_structure() -> None:
 def test_a_line_is_rewritten(before: str, names: set[str], after: str, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(f"import torch\n{before}\n")
-    lines = patched({(str(file), 2): names}).splitlines()
+    lines = make_patch({(str(file), 2): names}).splitlines()
     assert f"+{after}" in lines
     assert "+import halfguard" in lines
 
@@ -100,8 +100,8 @@ def test_what_is_not_certain_is_left_alone(line: str, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(f"{line}\n")
     names = {"div", "masked_softmax", "cross_entropy", "exp"}
-    assert patched({(str(file), 1): names}) == ""
-    assert patched({(str(tmp_path / "missing.py"), 1): names}) == ""
+    assert make_patch({(str(file), 1): names}) == ""
+    assert make_patch({(str(tmp_path / "missing.py"), 1): names}) == ""
 
 
 def test_hostile_folders_are_replayed_or_refused_and_nothing_else(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_code_that_came_with_an_incident_is_not_run(
     incident = broken(tmp_path / "runs", [overflowing()], entry=entry)
     for folder in (tmp_path / "runs", incident.folder):
         (folder / "evil.py").write_text(EVIL)
-    with pytest.raises(UsageError, match="nothing that comes with an incident"):
+    with pytest.raises(UsageError, match="code that comes with an incident"):
         replay(incident)
 
 

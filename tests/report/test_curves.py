@@ -1,4 +1,4 @@
-"""Curves and axes: any number has a place on paper, order is kept, and ticks are round and few."""
+"""Curves and axes: every number can be drawn, order is kept, and ticks are round and few."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from halfguard.report.axes import covering, plain, spans_decades
-from halfguard.report.curves import Line, Mark, columns, draw
+from halfguard.report.axes import fit_axis, number_label, suits_log_axis
+from halfguard.report.curves import Line, Mark, draw_curves, gather_columns
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 finite = st.floats(-1e300, 1e300)
@@ -20,7 +20,7 @@ finite = st.floats(-1e300, 1e300)
 @given(st.lists(finite, min_size=1, max_size=20), st.booleans())
 def test_an_axis_holds_its_numbers_in_their_order(values: list[float], log: bool) -> None:
     values = [abs(value) + 1e-290 for value in values] if log else values
-    axis = covering(values, 10.0, 90.0, log=log)
+    axis = fit_axis(values, 10.0, 90.0, log=log)
     places = [axis.at(value) for value in sorted(values)]
     assert all(10.0 <= place <= 90.0 for place in places)
     assert places == sorted(places)
@@ -28,7 +28,7 @@ def test_an_axis_holds_its_numbers_in_their_order(values: list[float], log: bool
 
 @given(st.lists(finite, min_size=1, max_size=20), st.booleans())
 def test_ticks_lie_on_the_axis_and_are_few(values: list[float], log: bool) -> None:
-    axis = covering([abs(v) + 1e-290 for v in values] if log else values, 0.0, 1.0, log=log)
+    axis = fit_axis([abs(v) + 1e-290 for v in values] if log else values, 0.0, 1.0, log=log)
     ticks = axis.ticks(5)
     assert len(ticks) <= 12
     assert all(
@@ -47,7 +47,7 @@ def test_ticks_lie_on_the_axis_and_are_few(values: list[float], log: bool) -> No
     ],
 )
 def test_ticks_are_round(low: float, high: float, log: bool, expected: list[float]) -> None:
-    assert covering([low, high], 0.0, 1.0, log=log).ticks(5) == pytest.approx(expected)
+    assert fit_axis([low, high], 0.0, 1.0, log=log).ticks(5) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_ticks_are_round(low: float, high: float, log: bool, expected: list[floa
     [(0.0, "0"), (65536.0, "65536"), (1e-8, "1e-8"), (2.5e7, "2e7"), (0.01, "0.01")],
 )
 def test_numbers_beside_an_axis_are_short(value: float, text: str) -> None:
-    assert plain(value) == text
+    assert number_label(value) == text
 
 
-def test_ratios_are_drawn_where_numbers_span_decades() -> None:
-    assert spans_decades([0.01, 1.0])
-    assert not spans_decades([0.5, 1.0])
-    assert not spans_decades([0.0, 1.0])
-    assert not spans_decades([])
+def test_a_log_axis_is_used_where_numbers_span_decades() -> None:
+    assert suits_log_axis([0.01, 1.0])
+    assert not suits_log_axis([0.5, 1.0])
+    assert not suits_log_axis([0.0, 1.0])
+    assert not suits_log_axis([])
 
 
 @given(
@@ -72,24 +72,26 @@ def test_ratios_are_drawn_where_numbers_span_decades() -> None:
 @example([[1e308]], True)
 @example([[1e-308]], True)
 def test_every_number_can_be_drawn(runs: list[list[float]], log: bool | None) -> None:
-    lines = [Line(f"line {i}", columns([(range(len(run)), run)]), i) for i, run in enumerate(runs)]
-    svg = draw(lines, label="a < b", log=log, marks=[Mark(3, "x & y")])
+    lines = [
+        Line(f"line {i}", gather_columns([(range(len(run)), run)]), i) for i, run in enumerate(runs)
+    ]
+    svg = draw_curves(lines, label="a < b", log=log, marks=[Mark(3, "x & y")])
     minidom.parseString(svg)
     assert not re.search(r'[="MLHVh ](nan|-?inf)\b', svg)
 
 
 def test_a_line_goes_where_its_numbers_are_and_breaks_where_there_are_none() -> None:
     values = [1.0, 2.0, math.nan, 4.0, 3.0]
-    svg = draw([Line("loss", columns([(range(5), values)]), 1)], label="loss")
+    svg = draw_curves([Line("loss", gather_columns([(range(5), values)]), 1)], label="loss")
     paths = re.findall(r'<path class="curve c1" d="M([^"]*)"', svg)
     assert len(paths) == 2
     heights = [float(part.split()[1]) for path in paths for part in path.split("L")]
-    assert heights[0] > heights[1] > heights[3] > heights[2]  # paper counts from above
+    assert heights[0] > heights[1] > heights[3] > heights[2]  # y grows downwards in SVG
     assert "step 2: not finite" in svg
 
 
 def test_the_spread_of_seeds_is_a_band() -> None:
-    svg = draw(
-        [Line("a", columns([(range(4), [1.0] * 4), (range(4), [2.0] * 4)]), 0)], label="loss"
+    svg = draw_curves(
+        [Line("a", gather_columns([(range(4), [1.0] * 4), (range(4), [2.0] * 4)]), 0)], label="loss"
     )
     assert svg.count('class="band c0"') == 1

@@ -1,4 +1,4 @@
-"""Pages: everything on them, nothing that executes, ranges where they belong."""
+"""The page of an autopsy: complete, free of active content, ranges in the right places."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from halfguard.records import Action, Cause, StepRow
-from halfguard.records.autopsy import Autopsy, Cure, Trial
+from halfguard.records.autopsy import Autopsy, Cure, ReplayTrial
 from halfguard.records.culprit import Culprit, TensorRange
 from halfguard.report import autopsy_page, to_html, to_markdown
-from halfguard.report.ranges import draw
+from halfguard.report.ranges import draw_ranges
 
 NAN = float("nan")
 EVIL = "<script>alert(1)</script> & \"q\" 'a' | `x` **b** \x1b[31m\n# h"
@@ -42,8 +42,8 @@ def autopsy(text: str = "", **changes: Any) -> Autopsy:
         "way": (f"head{text}", "the model"),
         "samples": (3,),
         "trials": (
-            Trial(name=f"the whole step in fp32{text}", good=False, note=f"ValueError: no{text}"),
-            Trial(name="head in FP32", good=True, loss=1.25, grad_norm=0.5),
+            ReplayTrial(name=f"the whole step in fp32{text}", good=False, note=f"ValueError: no{text}"),
+            ReplayTrial(name="head in FP32", good=True, loss=1.25, grad_norm=0.5),
         ),
         "cure": Cure(
             what="island", sentence=f"Keep head in FP32.{text}", trial="head in FP32",
@@ -103,7 +103,7 @@ def test_the_markdown_escapes_what_it_is_given() -> None:
     assert {line.replace("\\|", "").count("|") for line in lines} <= {7, 6}
 
 
-def test_what_did_not_break_again_is_given_suspects_and_no_cause() -> None:
+def test_a_step_that_did_not_break_again_has_possible_causes_only() -> None:
     gone: dict[str, Any] = {"culprit": None, "cure": None, "trials": (), "way": (), "samples": ()}
     page = to_markdown(autopsy_page(autopsy(reproduced="no", suspects=("hardware",), **gone)))
     assert "did not break again" in page
@@ -111,9 +111,9 @@ def test_what_did_not_break_again_is_given_suspects_and_no_cause() -> None:
     assert "Recommendation" not in page
 
 
-def test_where_nothing_helped_the_page_says_so() -> None:
+def test_a_page_without_a_cure_says_so() -> None:
     page = to_markdown(autopsy_page(autopsy(cure=None)))
-    assert "Nothing that was tried makes this step good" in page
+    assert "No change that was tried makes this step good" in page
 
 
 def bars(svg: str, kind: str) -> list[tuple[float, float]]:
@@ -121,14 +121,17 @@ def bars(svg: str, kind: str) -> list[tuple[float, float]]:
     return [(float(x), float(x) + float(width)) for x, width in found]
 
 
-def of(low: float, high: float, **bad: int) -> TensorRange:
+def tensor_range(low: float, high: float, **bad: int) -> TensorRange:
     return TensorRange(
         "x", (1,), "float32", low, high, **({"nan": 0, "posinf": 0, "neginf": 0} | bad)
     )
 
 
 def test_bars_lie_where_the_numbers_do() -> None:
-    svg = draw([of(2.0**-14, 65504.0), of(-1.0, 1.0)], [of(1e6, 1e6), of(NAN, NAN, nan=4)])
+    svg = draw_ranges(
+        [tensor_range(2.0**-14, 65504.0), tensor_range(-1.0, 1.0)],
+        [tensor_range(1e6, 1e6), tensor_range(NAN, NAN, nan=4)],
+    )
     (normal,) = bars(svg, "normal")
     within, both_signs = bars(svg, "in")
     assert within == pytest.approx(normal, abs=0.2)
@@ -141,7 +144,9 @@ def test_bars_lie_where_the_numbers_do() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1e-300, 3e38, -3e38, 1e308, float("inf")])
 def test_no_number_breaks_the_drawing(value: float) -> None:
-    svg = draw([of(value, value)], [of(min(value, 0), max(value, 0), posinf=1)])
+    svg = draw_ranges(
+        [tensor_range(value, value)], [tensor_range(min(value, 0), max(value, 0), posinf=1)]
+    )
     assert not re.search(r'="(nan|inf|-inf)"', svg)
 
 

@@ -1,4 +1,4 @@
-"""The page of a run, from rows: what holds after a resumed run, what is drawn, and what is linked."""
+"""The page of a run, from rows: resumed runs, curves, and links to incidents."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from halfguard.journal import Tally
-from halfguard.records import Action, Cause, Row, RunInfo, StepRow, Summary, WindowRow
-from halfguard.report import Story, run_page, to_html, to_markdown
-from halfguard.report.curves import COLUMNS, columns
-from halfguard.report.timeline import timeline
+from halfguard.journal import StepCounter
+from halfguard.records import Action, Cause, HealthyStepsRow, JournalRow, RunInfo, StepRow, Summary
+from halfguard.report import RunReport, run_page, to_html, to_markdown
+from halfguard.report.curves import COLUMNS, gather_columns
+from halfguard.report.timeline import build_timeline
 from tests.report.test_page import EVIL, Tags
 
 
-def window(first: int, last: int, loss: float = 1.0, scale: float = 1024.0) -> WindowRow:
-    return WindowRow(
+def window(first: int, last: int, loss: float = 1.0, scale: float = 1024.0) -> HealthyStepsRow:
+    return HealthyStepsRow(
         first_step=first, last_step=last, loss_mean=loss, loss_max=2 * loss,
         grad_norm_min=0.1, grad_norm_max=0.5, scale=scale,
     )  # fmt: skip
@@ -37,7 +37,7 @@ def unusual(
     return StepRow(step=step, action=action, cause=cause, **(values | more))  # type: ignore[arg-type]
 
 
-ROWS: list[Row] = [
+ROWS: list[JournalRow] = [
     window(0, 99),
     unusual(100),
     window(101, 199, loss=0.5, scale=512.0),
@@ -52,13 +52,15 @@ INFO = RunInfo(
 )
 
 
-def story(rows: Sequence[Row] = ROWS, name: str = "runs/a", **more: object) -> Story:
-    return Story.of(name, rows, INFO, ["000100-r0"], **more)  # type: ignore[arg-type]
+def make_report(
+    rows: Sequence[JournalRow] = ROWS, name: str = "runs/a", **more: object
+) -> RunReport:
+    return RunReport.of(name, rows, INFO, ["000100-r0"], **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("write", [to_html, to_markdown])
 def test_a_page_says_what_happened(write: object) -> None:
-    page = write(run_page(story()))  # type: ignore[operator]
+    page = write(run_page(make_report()))  # type: ignore[operator]
     text = re.sub(r"<[^>]*>|[`*\\]", "", page.partition("</style>")[2] or page)
     for part in ("Run runs/a", "299 of 300 steps were applied (99.67%)", "1 skipped, 1 repeated in FP32",
                  "lowered 1 times", "not closed", "1 times forward overflow, skip", "up.weight",
@@ -67,7 +69,7 @@ def test_a_page_says_what_happened(write: object) -> None:
 
 
 def test_three_curves_with_marks_and_a_link_to_the_incident() -> None:
-    page = to_html(run_page(story(), "../runs/a"))
+    page = to_html(run_page(make_report(), "../runs/a"))
     figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     assert [re.search(r'aria-label="([^"]*)"', figure)[1] for figure in figures] == [  # type: ignore[index]
         "loss", "gradient norm", "loss scale"
@@ -76,37 +78,37 @@ def test_three_curves_with_marks_and_a_link_to_the_incident() -> None:
     assert 'href="./../runs/a/incidents/000100-r0"' in page
 
 
-def test_a_healthy_run_is_said_to_be_one() -> None:
-    page = to_html(run_page(story([window(0, 999), Summary(steps=1000, applied=1000)])))
+def test_a_healthy_run_is_shown_as_good() -> None:
+    page = to_html(run_page(make_report([window(0, 999), Summary(steps=1000, applied=1000)])))
     assert '<p class="good">1000 of 1000' in page
     assert "not closed" not in page
 
 
 def test_a_halted_run_says_so_first() -> None:
-    assert "stopped this run" in to_html(run_page(story([*ROWS, unusual(300, Action.HALT)])))
+    assert "stopped this run" in to_html(run_page(make_report([*ROWS, unusual(300, Action.HALT)])))
 
 
 def test_nothing_yet() -> None:
-    assert "No step has been written yet" in to_markdown(run_page(Story.of("a", [])))
-    assert json.loads(Story.of("a", []).to_json())["summary"]["steps"] == 0
+    assert "No step has been written yet" in to_markdown(run_page(RunReport.of("a", [])))
+    assert json.loads(RunReport.of("a", []).to_json())["summary"]["steps"] == 0
 
 
-def test_after_a_resumed_run_the_last_word_holds() -> None:
+def test_after_a_resumed_run_the_last_row_counts() -> None:
     resumed = [*ROWS, window(200, 249, loss=0.35), unusual(250), window(251, 320, loss=0.2)]
-    line = timeline(resumed)
-    assert [(type(p).__name__, getattr(p, "step", None) or p.first_step) for p in line.parts] == [  # type: ignore[union-attr]
-        ("WindowRow", 0), ("StepRow", 100), ("WindowRow", 101),
-        ("WindowRow", 200), ("StepRow", 250), ("WindowRow", 251),
+    timeline = build_timeline(resumed)
+    assert [(type(p).__name__, getattr(p, "step", None) or p.first_step) for p in timeline.parts] == [  # type: ignore[union-attr]
+        ("HealthyStepsRow", 0), ("StepRow", 100), ("HealthyStepsRow", 101),
+        ("HealthyStepsRow", 200), ("StepRow", 250), ("HealthyStepsRow", 251),
     ]  # fmt: skip
-    assert line.resumed == 1
-    assert line.summary().steps == 321
+    assert timeline.resumed == 1
+    assert timeline.summary().steps == 321
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.booleans()), max_size=25))
 def test_every_step_counts_once_and_the_last_row_that_covers_it_decides(
     written: list[tuple[int, int, bool]],
 ) -> None:
-    rows: list[Row] = []
+    rows: list[JournalRow] = []
     holds: dict[int, str] = {}
     for number, (first, length, single) in enumerate(written):
         loss = float(number)
@@ -117,7 +119,7 @@ def test_every_step_counts_once_and_the_last_row_that_covers_it_decides(
             rows.append(window(first, first + length, loss=loss))
             holds |= dict.fromkeys(range(first, first + length + 1), f"window {loss}")
     found: dict[int, str] = {}
-    for part in timeline(rows).parts:
+    for part in build_timeline(rows).parts:
         if isinstance(part, StepRow):
             covered, name = range(part.step, part.step + 1), f"step {part.loss}"
         else:
@@ -135,24 +137,24 @@ actions = st.sampled_from(
 
 
 @given(st.lists(st.tuples(actions, st.sampled_from([256.0, 512.0, 1024.0])), max_size=30))
-def test_the_counts_are_those_that_the_run_kept_itself(
+def test_the_counts_equal_those_of_the_step_counter(
     steps: list[tuple[tuple[Action, Cause | None], float]],
 ) -> None:
-    tally, rows = Tally(), []
+    counter, rows = StepCounter(), []
     for step, ((action, cause), scale) in enumerate(steps):
-        tally.add(action, cause, 0.5, scale)
+        counter.add(action, cause, 0.5, scale)
         healthy = action is Action.APPLY
         rows.append(
-            WindowRow(first_step=step, last_step=step, loss_mean=1.0, loss_max=1.0,
+            HealthyStepsRow(first_step=step, last_step=step, loss_mean=1.0, loss_max=1.0,
                       grad_norm_min=0.5, grad_norm_max=0.5, scale=scale)
             if healthy else unusual(step, action, cause, grad_norm=0.5, scale=scale)
         )  # fmt: skip
-    assert timeline(rows).summary() == tally.summary()
+    assert build_timeline(rows).summary() == counter.summary()
 
 
 def test_thousands_of_unusual_steps_stay_readable() -> None:
     rows = [unusual(step) for step in range(20_000)]
-    page = to_html(run_page(story(rows)))
+    page = to_html(run_page(make_report(rows)))
     assert len(page.encode()) < 500_000
     assert "19940 in between are left out" in page
 
@@ -168,31 +170,31 @@ def test_thinning_keeps_the_extremes_and_every_bad_number(points: list[tuple[int
     ordered = sorted(points, key=lambda pair: pair[0])
     halves = [ordered[::2], ordered[1::2]]
     runs = [([step for step, _ in half], [value for _, value in half]) for half in halves]
-    found = columns(runs, 10)
+    found = gather_columns(runs, 10)
     assert len(found) <= 10 <= COLUMNS
     good = [value for _, value in points if math.isfinite(value)]
     kept = [c for c in found if not math.isnan(c.mean)]
     assert all(
         math.nextafter(c.low, -math.inf) <= c.mean <= math.nextafter(c.high, math.inf) for c in kept
     )
-    assert sum(c.bad for c in found) == len(points) - len(good)
+    assert sum(c.nonfinite for c in found) == len(points) - len(good)
     assert min((c.low for c in kept), default=None) == min(good, default=None)
     assert max((c.high for c in kept), default=None) == max(good, default=None)
 
 
 def test_names_with_markup_or_a_scheme_in_them_are_only_text() -> None:
     rows = [*ROWS, unusual(300, culprits=(EVIL,))]
-    evil = Story.of(EVIL, rows, INFO, ["000100-r0"], [EVIL])
+    evil = RunReport.of(EVIL, rows, INFO, ["000100-r0"], [EVIL])
     page = to_html(run_page(evil, "javascript:alert(1)//"))
     assert "<script" not in page
     assert "\x1b" not in page
     assert 'href="./javascript%3Aalert' in page
-    plain = Story.of("a", [*ROWS, unusual(300, culprits=("b",))], INFO, ["000100-r0"], ["c"])
+    plain = RunReport.of("a", [*ROWS, unusual(300, culprits=("b",))], INFO, ["000100-r0"], ["c"])
     assert Names(page).names == Names(to_html(run_page(plain))).names
 
 
 class Names(Tags):
-    """The tags of a page on which links are expected."""
+    """The tags of a page that may have links."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":

@@ -1,4 +1,4 @@
-"""The page of a study: the verdict first, everything it rests on, small, and deaf to markup in names."""
+"""The page of a study: the verdict first, all evidence, small size, and markup in names escaped."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.records.study import Curve, Study
-from halfguard.records.verdict import Approval, Standing, Word
+from halfguard.records.verdict import Approval, SignOffStatus, VerdictLabel
 from halfguard.report import study_page, to_html, to_junit, to_markdown
-from halfguard.report.forest import draw_forest, shortened
+from halfguard.report.axes import shorten
+from halfguard.report.forest import draw_forest
 from halfguard.validation.judgement.verdict import judge
 from tests.report.test_page import EVIL, Tags
 from tests.validation.studies import curve, losing, run, study
@@ -23,7 +24,7 @@ from tests.validation.studies import curve, losing, run, study
 
 @pytest.fixture
 def mixed() -> Study:
-    """One candidate that broke, one that passes, one that nobody can tell."""
+    """Return a study with one candidate that broke, one that passes, and one that is undecided."""
     made = study(
         {
             "fp16-mixed": [0.7816, 0.79, None, 0.78, 0.77],
@@ -45,11 +46,11 @@ def text_of(page: str) -> str:
 
 
 @pytest.mark.parametrize("write", [to_html, to_markdown])
-def test_a_page_says_the_verdict_first_and_everything_it_rests_on(mixed: Study, write: Any) -> None:
-    page = text_of(write(study_page(mixed, judge(mixed), Standing())))
+def test_a_page_has_the_verdict_first_and_all_evidence(mixed: Study, write: Any) -> None:
+    page = text_of(write(study_page(mixed, judge(mixed), SignOffStatus())))
     parts = ["ocr: FAIL", "INCONCLUSIVE", "1 of 5 seeds broke where fp32 finished", "What was asked",
              "1.18 (1.15 to 1.21)", "2.9 GB (69%)", "65536 to 524288", "Checklist",
-             "for a person", "The way back to FP32", "precision: fp32", "Not signed",
+             "for a person", "Return to FP32", "precision: fp32", "Not signed",
              "torch 2.13", "loss is NaN at step 7"]  # fmt: skip
     places = [page.find(part) for part in parts]
     assert -1 not in places, parts[places.index(-1)]
@@ -70,19 +71,19 @@ def test_curves_are_drawn_and_labelled(mixed: Study) -> None:
 
 
 def test_names_with_markup_in_them_are_only_text(mixed: Study, tmp_path: Path) -> None:
-    clean_page = Tags(to_html(study_page(mixed, judge(mixed), Standing())))
+    clean_page = Tags(to_html(study_page(mixed, judge(mixed), SignOffStatus())))
     text = mixed.to_json().replace("guarded", EVIL.translate({10: "\\n", 34: '\\"', 27: "\\u001b"}))
     text = text.replace('"ocr"', '"</title><script>alert(1)</script>"')
     evil = Study.from_json(text.replace("loss is NaN", "<img src=x onerror=alert(1)>"))
     assert any("<script>" in run.candidate for run in evil.runs)
     verdict = judge(evil)
-    page = to_html(study_page(evil, verdict, Standing()))
+    page = to_html(study_page(evil, verdict, SignOffStatus()))
     tags = Tags(page)
     assert tags.open == []
     assert tags.names == clean_page.names
     assert "<script" not in page
     assert "\x1b" not in page
-    markdown = to_markdown(study_page(evil, verdict, Standing()))
+    markdown = to_markdown(study_page(evil, verdict, SignOffStatus()))
     outside = re.sub(r"(?<!\\)(`+)(?!`).*?(?<!`)\1(?!`)", "", markdown)
     assert "<script" not in outside
     assert "<img" not in outside
@@ -101,13 +102,17 @@ def test_very_long_curves_stay_small() -> None:
     assert "200000" in page  # the axis still reaches the end
 
 
-def test_the_sign_off_is_shown_as_what_it_is_worth(mixed: Study) -> None:
+def test_the_page_shows_whether_the_sign_off_is_valid(mixed: Study) -> None:
     verdict = judge(mixed)
-    signed = Approval(by="Ada <b>", at="2026-01-01", word=Word.FAIL, evidence=verdict.evidence)
-    valid = to_html(study_page(mixed, verdict, Standing(approval=signed)))
+    signed = Approval(
+        by="Ada <b>", at="2026-01-01", word=VerdictLabel.FAIL, evidence=verdict.evidence
+    )
+    valid = to_html(study_page(mixed, verdict, SignOffStatus(approval=signed)))
     assert "FAIL signed by Ada &lt;b&gt; on 2026-01-01" in valid
     assert "VOID" not in valid
-    void = to_html(study_page(mixed, verdict, Standing(approval=signed, changed=("runs/a.json",))))
+    void = to_html(
+        study_page(mixed, verdict, SignOffStatus(approval=signed, changed=("runs/a.json",)))
+    )
     assert "VOID" in void
     assert "<code>runs/a.json</code>" in void
 
@@ -126,12 +131,12 @@ def test_the_forest_puts_bars_where_the_numbers_are() -> None:
     limits = re.findall(r'class="limit" x1="([\d.]+)"', svg)
     share = (float(bars[0][1]) - float(limits[0])) / (float(limits[1]) - float(limits[0]))
     assert share * 0.01 == pytest.approx(good.high - 0.01, abs=2e-5)
-    assert "l-9 -5v10z" in svg  # the one that lies far away is an arrow
+    assert "l-9 -5v10z" in svg  # the one that is far away is an arrow
 
 
 @given(st.text("aW雪…- é", max_size=60), st.integers(8, 30))
 def test_a_label_fits_its_place_and_keeps_both_ends(name: str, most: int) -> None:
-    shown = shortened(name, most)
+    shown = shorten(name, most)
     wide = sum(2 if letter == "雪" else 1 for letter in shown)
     assert wide <= most
     if shown != name:
@@ -141,7 +146,7 @@ def test_a_label_fits_its_place_and_keeps_both_ends(name: str, most: int) -> Non
         assert name.endswith(tail)
 
 
-def test_a_long_name_is_shortened_in_the_drawing_and_told_whole() -> None:
+def test_a_long_name_is_shortened_in_the_drawing_and_whole_in_the_tooltip() -> None:
     name = "fp16-mixed guarded with plan"
     svg = draw_forest(judge(study({name: losing(0.0)})))
     (label,) = re.findall(r'<text class="end mono"[^>]*>([^<]*)<title>([^<]*)</title></text>', svg)
@@ -151,7 +156,7 @@ def test_a_long_name_is_shortened_in_the_drawing_and_told_whole() -> None:
 def test_no_zero_on_the_page_is_negative() -> None:
     made = study({"fp16-mixed": losing(-0.00001, wobble=0.00002)})
     page = to_html(study_page(made, judge(made)))
-    assert "0.00% lost" in page
+    assert "confidence interval of the loss: 0.00% to 0.00%" in page
     assert not re.search(r"-0(\.0+)?%", page)
     assert not re.search(r"gain of 0\.00%|>0\.00% gained", page)
 

@@ -1,7 +1,8 @@
 """Real processes that form a gloo group on this machine, and wait for functions to run together.
 
-Starting a process costs seconds, so a group stays and runs one function after another, each on all of its
-ranks. A function that does not end in time has hung: the processes are killed, and the test fails.
+A group stays and runs one function after another, each on all of its ranks. Its processes are forked from a
+server that has imported torch: importing it again takes seconds in each process. A function that does not end
+in time has hung: the processes are killed, and the test fails.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-STARTING = 240.0  # importing torch in every process of a busy machine is no hang
+STARTING = 240.0  # importing torch on a busy machine is no hang
 TIMEOUT = 60.0
+_PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor", "halfguard.guard"]
 
 
 class HangError(AssertionError):
-    """Some ranks did not come back."""
+    """Some ranks did not answer in time."""
 
 
 class Ranks:
@@ -29,7 +31,8 @@ class Ranks:
     def __init__(self, count: int) -> None:
         self.count = count
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
         meeting = Path(self._folder.name, "store")
         self._pipes: list[Connection] = []
         self._processes = []
@@ -51,13 +54,13 @@ class Ranks:
     def run(
         self, function: Callable[..., Any], *arguments: Any, timeout: float = TIMEOUT
     ) -> list[Any]:
-        """The answers in the order of ranks; an exception on any rank is raised here."""
+        """Return the answers in the order of ranks; raise here if any rank raised."""
         for pipe in self._pipes:
             pipe.send((function, arguments))
         answers = self._answers(timeout)
         failed = [answer for kind, answer in answers if kind == "error"]
         if failed:
-            self.close()  # who knows which collective the others are waiting in
+            self.close()  # the others may be waiting in a collective
             raise AssertionError("\n".join(failed))
         return [answer for _, answer in answers]
 
@@ -66,7 +69,7 @@ class Ranks:
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(max(0.0, until - time.monotonic())):
                 self.close()
-                raise HangError(f"rank {rank} of {self.count} did not come back in {timeout:g} s")
+                raise HangError(f"rank {rank} of {self.count} did not answer in {timeout:g} s")
             answers.append(pipe.recv())
         return answers
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import halfguard as hg
 from halfguard.errors import UsageError
-from halfguard.numerics.histogram import INFINITE, NAN, bin_of, histogram
+from halfguard.numerics.histogram import INFINITE, NAN, bin_index, histogram
 from halfguard.records.trace import LayerStats, TraceStep
 from halfguard.tracing import Tracer, trace
 from halfguard.tracing.rows import count_binades
@@ -79,7 +79,7 @@ def test_range_counts_binades() -> None:
         model(torch.tensor([0.0, 1.0, 1.5, -8.0, inf, torch.nan]))
         tracer.step()
     stats = one(latest(tracer), "0", "output")
-    assert stats.bins == {0: 1, bin_of(0): 2, bin_of(3): 1, INFINITE: 1, NAN: 1}
+    assert stats.bins == {0: 1, bin_index(0): 2, bin_index(3): 1, INFINITE: 1, NAN: 1}
     assert isnan(stats.absmax)
     assert latest(tracer).nonfinite == tuple(latest(tracer).layers)
 

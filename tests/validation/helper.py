@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from halfguard.records.study import RunResult, Study
-from halfguard.validation.ledger import Result
+from halfguard.validation.finished_runs import Result
 from halfguard.validation.runs.running import run
-from halfguard.validation.runs.speed import measure
+from halfguard.validation.runs.speed import measure_speed
 from halfguard.validation.runs.task import Task
 from halfguard.validation.spec import Spec
 
@@ -52,4 +52,4 @@ class HereExecutor:
             if time.monotonic() >= deadline:
                 return
             self.done.append(task.key)
-            yield task, run(task) if task.against is None else measure(task)
+            yield task, run(task) if task.against is None else measure_speed(task)

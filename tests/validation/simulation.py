@@ -14,19 +14,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import Generator
 
-from halfguard.records.verdict import Word
-from halfguard.validation.judgement.sequential import claims_so_far
+from halfguard.records.verdict import VerdictLabel
+from halfguard.validation.judgement.decisions import verdict_labels
+from halfguard.validation.judgement.sequential import sequential_claims
 from halfguard.validation.judgement.statistics import (
     Claims,
+    Criteria,
     Floats,
-    Terms,
     claims,
     holm,
     seeds_needed,
 )
-from halfguard.validation.judgement.verdict import words
 
-TERMS = Terms()  # 1% and 2%, higher is better
+TERMS = Criteria()  # 1% and 2%, higher is better
 SEED_NOISE = 0.03  # what a change of seed does to both of a pair
 
 
@@ -92,7 +92,7 @@ def corrected(found: Claims) -> Claims:
 
 def fixed(baseline: Floats, candidate: Floats) -> Rates:
     """Every study judged once, at its end."""
-    verdict = words(corrected(claims(baseline, candidate, TERMS)))
+    verdict = verdict_labels(corrected(claims(baseline, candidate, TERMS)))
     return _rates(verdict, np.full(verdict.shape, baseline.shape[-1]))
 
 
@@ -106,13 +106,15 @@ def looked(
 ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.str_]], Floats]:
     """The verdict of the first look that gives one, and how many seeds it had; a verdict stays."""
     planned = baseline.shape[-1]
-    verdict = np.full(candidate.shape[:-1], str(Word.INCONCLUSIVE), dtype="<U12")
+    verdict = np.full(candidate.shape[:-1], str(VerdictLabel.INCONCLUSIVE), dtype="<U12")
     used = np.full(verdict.shape, planned)
     for seen in range(3, planned + 1):
-        found = words(
-            corrected(claims_so_far(baseline[..., :seen], candidate[..., :seen], TERMS, planned))
+        found = verdict_labels(
+            corrected(
+                sequential_claims(baseline[..., :seen], candidate[..., :seen], TERMS, planned)
+            )
         )
-        fresh = (verdict == Word.INCONCLUSIVE) & (found != Word.INCONCLUSIVE)
+        fresh = (verdict == VerdictLabel.INCONCLUSIVE) & (found != VerdictLabel.INCONCLUSIVE)
         verdict[fresh] = found[fresh]
         used[fresh] = seen
     return verdict, used
@@ -121,25 +123,25 @@ def looked(
 def extended(generator: Generator, studies: int, loss: float, noise: float) -> Rates:
     """Not planned, but done: five seeds, and where they do not tell, as many more as was advised."""
     baseline, candidate = data(generator, studies, 60, loss, noise)
-    first = words(claims(baseline[..., :5], candidate[..., :5], TERMS))
+    first = verdict_labels(claims(baseline[..., :5], candidate[..., :5], TERMS))
     verdict, used = first.copy(), np.full(first.shape, 5)
     relative = (baseline - candidate)[..., :5] / baseline[..., :5].mean(-1, keepdims=True)
-    for study in np.flatnonzero(first[:, 0] == Word.INCONCLUSIVE):
+    for study in np.flatnonzero(first[:, 0] == VerdictLabel.INCONCLUSIVE):
         away = abs(TERMS.passing - relative[study, 0].mean())
         more = seeds_needed(away, float(relative[study, 0].std(ddof=1))) or 60
         count = min(max(more, 6), 60)
         found = claims(baseline[study, :, :count], candidate[study, :, :count], TERMS)
-        verdict[study], used[study] = words(found), count
+        verdict[study], used[study] = verdict_labels(found), count
     return _rates(verdict, used)
 
 
 def _rates(verdict: np.ndarray[tuple[int, ...], np.dtype[np.str_]], used: Floats) -> Rates:
-    passes = verdict == Word.PASS
+    passes = verdict == VerdictLabel.PASS
     return Rates(
         float(passes.any(-1).mean()),
         float(passes.mean()),
-        float((verdict == Word.MARGINAL).mean()),
-        float((verdict == Word.FAIL).mean()),
+        float((verdict == VerdictLabel.MARGINAL).mean()),
+        float((verdict == VerdictLabel.FAIL).mean()),
         float(used.max(-1).mean()),
     )
 

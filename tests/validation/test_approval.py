@@ -1,4 +1,4 @@
-"""A sign-off holds for what was read, byte for byte, and for nothing else."""
+"""A sign-off is valid for exactly the files that were read, byte for byte."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.cli.verdicts import save_verdict, sign
 from halfguard.errors import RecordError, UsageError
-from halfguard.records.verdict import Word
-from halfguard.validation.approval import APPROVAL_FILE, approve, standing
+from halfguard.records.verdict import VerdictLabel
+from halfguard.validation.approval import APPROVAL_FILE, approve, check_sign_off
 from halfguard.validation.judgement.verdict import judge
+from halfguard.validation.validate import write_reports
 from tests.validation.studies import losing, study
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A finished study, as ``halfguard validate`` leaves it."""
+    """Return the folder of a finished study, as ``halfguard validate`` writes it."""
     made = study({"fp16-mixed": losing(0.0)})
     (tmp_path / "runs").mkdir()
     for run in made.runs:
         (tmp_path / "runs" / f"{run.candidate}-{run.seed}.json").write_text(run.to_json())
     (tmp_path / "study.json").write_text(made.to_json())
-    save_verdict(tmp_path, made, judge(made))
+    write_reports(tmp_path, made, judge(made))
     return tmp_path
 
 
-def test_a_study_nobody_signed_has_no_standing(folder: Path) -> None:
-    found = standing(folder)
+def test_an_unsigned_study_has_no_valid_sign_off(folder: Path) -> None:
+    found = check_sign_off(folder)
     assert found.approval is None
     assert not found.valid
     assert "Not signed" in (folder / "report.html").read_text()
 
 
 def test_a_sign_off_names_who_and_what_and_is_shown_in_the_report(folder: Path) -> None:
-    signed = sign(folder, "  Ada   Lovelace ")
-    assert (signed.by, signed.word) == ("Ada Lovelace", Word.PASS)
+    signed = approve(folder, "  Ada   Lovelace ")
+    assert (signed.by, signed.word) == ("Ada Lovelace", VerdictLabel.PASS)
     assert {"study.json", "verdict.json", "report.html", "runs/fp32-0.json"} <= set(signed.files)
-    assert standing(folder).valid
+    assert check_sign_off(folder).valid
     for page in ("report.html", "report.md"):
         assert "signed by Ada Lovelace" in (folder / page).read_text()
 
 
 def test_judging_an_unchanged_study_again_leaves_the_sign_off_valid(folder: Path) -> None:
-    sign(folder, "Ada Lovelace")
+    approve(folder, "Ada Lovelace")
     made = study({"fp16-mixed": losing(0.0)})
-    save_verdict(folder, made, judge(made))
-    assert standing(folder).valid
+    write_reports(folder, made, judge(made))
+    assert check_sign_off(folder).valid
 
 
 def flip(path: Path) -> None:
@@ -67,38 +67,38 @@ def remove(path: Path) -> None:
 def test_any_change_voids_it_and_is_named(
     folder: Path, name: str, how: Callable[[Path], None]
 ) -> None:
-    sign(folder, "Ada Lovelace")
+    approve(folder, "Ada Lovelace")
     how(folder / name)
-    found = standing(folder)
+    found = check_sign_off(folder)
     assert not found.valid
     assert found.changed == (name,)
 
 
 def test_a_run_that_was_added_voids_it_and_the_new_report_says_so(folder: Path) -> None:
-    sign(folder, "Ada Lovelace")
+    approve(folder, "Ada Lovelace")
     (folder / "runs" / "fp16-mixed-5.json").write_text("{}")
-    assert standing(folder).changed == ("runs/fp16-mixed-5.json",)
+    assert check_sign_off(folder).changed == ("runs/fp16-mixed-5.json",)
     made = study({"fp16-mixed": losing(0.0)})
-    save_verdict(folder, made, judge(made))
+    write_reports(folder, made, judge(made))
     page = (folder / "report.html").read_text()
     assert "VOID" in page
     assert "runs/fp16-mixed-5.json" in page
 
 
-def test_a_verdict_that_is_not_the_studys_cannot_be_signed(folder: Path) -> None:
+def test_a_verdict_of_another_study_cannot_be_signed(folder: Path) -> None:
     other = study({"fp16-mixed": losing(0.118)})
     (folder / "study.json").write_text(other.to_json())
-    with pytest.raises(UsageError, match="not that of the study"):
-        sign(folder, "Ada Lovelace")
+    with pytest.raises(UsageError, match="does not belong to the study"):
+        approve(folder, "Ada Lovelace")
     assert not (folder / APPROVAL_FILE).exists()
 
 
-def test_signing_again_after_reading_holds_again(folder: Path) -> None:
-    sign(folder, "Ada Lovelace")
+def test_signing_again_makes_it_valid_again(folder: Path) -> None:
+    approve(folder, "Ada Lovelace")
     (folder / "notes.txt").write_text("read")
-    assert not standing(folder).valid
-    sign(folder, "Grace Hopper")
-    assert standing(folder).valid
+    assert not check_sign_off(folder).valid
+    approve(folder, "Grace Hopper")
+    assert check_sign_off(folder).valid
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a\x1b[31mb"])

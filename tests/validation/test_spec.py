@@ -81,7 +81,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: Any) ->
         ({"candidates": ["bf16-mixed", "fp16-weights guarded"]}, "candidates.1"),
         ({"candidates": [{"precision": "fp16-mixed", "guard": "safe"}]}, "'safe' is neither"),
         ({"candidates": [{"precision": "fp16-mixed", "plan": "gone.yaml"}]}, "gone.yaml"),
-        ({"candidates": [{"precision": "fp16-mixed", "guard": "fp16_safe"}]}, "make a step"),
+        ({"candidates": [{"precision": "fp16-mixed", "guard": "fp16_safe"}]}, "batches per step"),
         ({"entry": None}, "entry and command"),
         ({"command": "train {precision} {seed} {out}"}, "entry and command"),
         ({"steps": None}, "steps"),

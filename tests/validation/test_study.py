@@ -1,4 +1,4 @@
-"""A study of a script that goes wrong: what is a result, what is a mistake, and when to stop."""
+"""Studies of a script that fails: results, user errors, and early stops."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from halfguard.errors import UsageError
-from halfguard.records.verdict import Word
-from halfguard.validation.executors import cut_off, lost
-from halfguard.validation.executors.worker import Answer, execute
+from halfguard.records.verdict import VerdictLabel
+from halfguard.validation.executors import lost_result, timed_out_result
+from halfguard.validation.executors.worker import TaskReply, execute
+from halfguard.validation.finished_runs import Result, parse_result
 from halfguard.validation.judgement.verdict import judge
-from halfguard.validation.ledger import Result, parse
 from halfguard.validation.runs.task import Task
 from halfguard.validation.spec import Spec
 from halfguard.validation.study import run_study
@@ -27,8 +27,8 @@ written = json.dumps({"accuracy": 0.9 + random.Random(seed).gauss(0, 0.01)})
 """
 
 
-class Script:
-    """Carries commands out one after another; what ``hangs`` is cut off, as if the time were up."""
+class SequentialExecutor:
+    """Runs commands one after another; the run ``hangs`` is stopped, as if the time budget had ended."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Script:
         for task in self.order(tasks):
             self.done.append((task.candidate, task.seed))
             if self.hangs == self.done[-1]:
-                yield task, cut_off(task, 1, "it was under way for 7 s")
+                yield task, timed_out_result(task, 1, "it had been running for 7 s")
                 return
-            answer = Answer.model_validate_json(execute(task.model_dump_json(), 1))
-            yield task, parse(task, answer.take())
+            answer = TaskReply.model_validate_json(execute(task.model_dump_json(), 1))
+            yield task, parse_result(task, answer.result_or_raise())
 
 
-class Nothing:
-    """Has begun the first six runs, and all of them ended in the same way without a result."""
+class NoResultExecutor:
+    """Starts six runs that all end in the same way, without a result."""
 
     def __init__(self, ended: Callable[[Task], Result]) -> None:
         self.ended = ended
@@ -81,7 +81,7 @@ def when(condition: str, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("out.write_text('{\"accuracy\": null}')", "accuracy is nan"),
         ('out.write_text(\'{"accuracy": "NaN"}\')', "accuracy is nan"),
@@ -89,19 +89,19 @@ def when(condition: str, text: str) -> str:
         ("pass", "left no JSON at {out}"),
     ],
 )
-def test_one_bad_run_is_a_failure_of_its_candidate(folder: Path, text: str, said: str) -> None:
+def test_one_bad_run_is_a_failure_of_its_candidate(folder: Path, text: str, message: str) -> None:
     spec = spec_of(folder, when("precision == '16' and seed == 1", text))
-    first, again = Script(), Script()
+    first, again = SequentialExecutor(), SequentialExecutor()
     (found,) = judge(run_study(spec, folder / "study", first)).comparisons
-    assert (found.word, found.broken, len(first.done)) == (Word.FAIL, (1,), 10)
-    assert said in found.reason
+    assert (found.word, found.broken, len(first.done)) == (VerdictLabel.FAIL, (1,), 10)
+    assert message in found.reason
     run_study(spec, folder / "study", again)
     assert again.done == []  # it is a result, and is kept like any other
 
 
 @pytest.mark.parametrize("text", ["pass", "out.write_text('{\"acc\": 1}')"])
 def test_a_metric_that_no_run_has_is_a_mistake_and_names_the_run(folder: Path, text: str) -> None:
-    script = Script()
+    script = SequentialExecutor()
     with pytest.raises(UsageError, match=r"^32 with seed 0: (.|\n)*accuracy\": 0.93"):
         run_study(spec_of(folder, text), folder / "study", script)
     assert script.done == [("32", 0), ("16", 0), ("32", 1)]
@@ -109,7 +109,7 @@ def test_a_metric_that_no_run_has_is_a_mistake_and_names_the_run(folder: Path, t
 
 
 def test_a_metric_that_the_only_baseline_run_lacks_is_a_mistake_too(folder: Path) -> None:
-    script = Script()
+    script = SequentialExecutor()
     with pytest.raises(UsageError, match=r"^32 with seed 0: "):
         run_study(spec_of(folder, "pass", seeds=1), folder / "study", script)
     assert script.done == [("32", 0)]
@@ -119,8 +119,8 @@ def test_a_metric_that_one_baseline_run_lacks_costs_its_seed(folder: Path) -> No
     spec = spec_of(
         folder, when("precision == '32' and seed == 0", "out.write_text('{\"loss\": 1}')")
     )
-    verdict = judge(run_study(spec, folder / "study", Script()))
-    assert (verdict.word, verdict.comparisons[0].seeds) == (Word.PASS, (1, 2, 3, 4))
+    verdict = judge(run_study(spec, folder / "study", SequentialExecutor()))
+    assert (verdict.word, verdict.comparisons[0].seeds) == (VerdictLabel.PASS, (1, 2, 3, 4))
     assert any("The baseline did not finish with seed 0" in note for note in verdict.notes)
 
 
@@ -129,54 +129,54 @@ def _candidates_first(tasks: Sequence[Task]) -> Sequence[Task]:
 
 
 @pytest.mark.parametrize("order", [list, _candidates_first])
-def test_a_candidate_without_the_metric_fails_whoever_ends_first(
+def test_a_candidate_without_the_metric_fails_in_any_order(
     folder: Path, order: Callable[[Sequence[Task]], Sequence[Task]]
 ) -> None:
     spec = spec_of(folder, when("precision == '16'", "pass"))
-    (found,) = judge(run_study(spec, folder / "study", Script(order=order))).comparisons
-    assert (found.word, found.broken) == (Word.FAIL, (0, 1, 2, 3, 4))
+    (found,) = judge(run_study(spec, folder / "study", SequentialExecutor(order=order))).comparisons
+    assert (found.word, found.broken) == (VerdictLabel.FAIL, (0, 1, 2, 3, 4))
     assert "left no JSON at {out}" in found.reason
 
 
 def test_a_run_that_was_cut_off_allows_no_pass_and_is_run_again(folder: Path) -> None:
     spec = spec_of(folder)
-    first, again = Script(hangs=("16", 4)), Script()
+    first, again = SequentialExecutor(hangs=("16", 4)), SequentialExecutor()
     (found,) = judge(run_study(spec, folder / "study", first)).comparisons
-    assert (found.word, found.pairs) == (Word.INCONCLUSIVE, 4)
-    assert "The runs with seed 4 had begun, and were cut off" in found.reason
-    assert "under way for 7 s" in found.reason
-    assert judge(run_study(spec, folder / "study", again)).word is Word.PASS
+    assert (found.word, found.pairs) == (VerdictLabel.INCONCLUSIVE, 4)
+    assert "The runs with seed 4 were stopped by the time budget" in found.reason
+    assert "running for 7 s" in found.reason
+    assert judge(run_study(spec, folder / "study", again)).word is VerdictLabel.PASS
     assert again.done == [("16", 4)]
 
 
 def test_a_run_that_was_never_begun_takes_nothing_from_the_others(folder: Path) -> None:
-    study = run_study(spec_of(folder), folder / "study", Script(hangs=("32", 4)))
+    study = run_study(spec_of(folder), folder / "study", SequentialExecutor(hangs=("32", 4)))
     verdict = judge(study)
-    assert (verdict.word, verdict.comparisons[0].pairs) == (Word.PASS, 4)
-    assert any("8 of 10 runs are there" in note for note in verdict.notes)
+    assert (verdict.word, verdict.comparisons[0].pairs) == (VerdictLabel.PASS, 4)
+    assert any("8 of 10 runs have a result" in note for note in verdict.notes)
 
 
 def test_a_baseline_that_never_starts_ends_the_study_and_is_quoted(folder: Path) -> None:
-    script = Script()
+    script = SequentialExecutor()
     study = run_study(spec_of(folder, "sys.exit(f'no data for {seed}')"), folder / "study", script)
     assert len([name for name, _ in script.done if name == "32"]) == 3
     (found,) = judge(study).comparisons
-    assert (found.word, found.further_seeds) == (Word.INCONCLUSIVE, None)
+    assert (found.word, found.further_seeds) == (VerdictLabel.INCONCLUSIVE, None)
     assert (
-        "32 finished with no seed (seed 0: the command ended with exit code 1: no data"
+        "32 did not finish any seed (seed 0: the command ended with exit code 1: no data"
         in found.reason
     )
 
 
 def test_a_baseline_that_fails_in_different_ways_is_run_to_the_end(folder: Path) -> None:
-    script = Script()
+    script = SequentialExecutor()
     failing = "sys.exit('abcdefgh'[seed] if precision == '32' else 0)"
     (found,) = judge(run_study(spec_of(folder, failing), folder / "study", script)).comparisons
-    assert (found.word, len(script.done)) == (Word.INCONCLUSIVE, 10)
+    assert (found.word, len(script.done)) == (VerdictLabel.INCONCLUSIVE, 10)
     assert (
-        "32 finished with no seed (seed 0: the command ended with exit code 1: a)" in found.reason
+        "32 did not finish any seed (seed 0: the command ended with exit code 1: a)" in found.reason
     )
-    script = Script()
+    script = SequentialExecutor()
     failing = "sys.exit('abcdefgh'[seed])"
     run_study(spec_of(folder, failing), folder / "study", script)
     assert len(script.done) == 10
@@ -185,31 +185,33 @@ def test_a_baseline_that_fails_in_different_ways_is_run_to_the_end(folder: Path)
 @pytest.mark.parametrize(
     ("ended", "advice"),
     [
-        (lambda task: cut_off(task, 1, "it hung"), "Run the study again with more time."),
-        (lambda task: lost(task, "signal 9"), "Run the study again."),
+        (lambda task: timed_out_result(task, 1, "it hung"), "Run the study again with more time."),
+        (lambda task: lost_result(task, "signal 9"), "Run the study again."),
     ],
 )
-def test_runs_that_show_nothing_do_not_make_a_baseline_hopeless(
+def test_runs_without_a_result_do_not_stop_the_study(
     folder: Path, ended: Callable[[Task], Result], advice: str
 ) -> None:
-    study = run_study(spec_of(folder), folder / "study", Nothing(ended))
+    study = run_study(spec_of(folder), folder / "study", NoResultExecutor(ended))
     assert len(study.runs) == 6  # all that had begun are told
     (found,) = judge(study).comparisons
-    assert found.word is Word.INCONCLUSIVE
+    assert found.word is VerdictLabel.INCONCLUSIVE
     assert found.reason.endswith(f"nothing to compare with. {advice}")
 
 
-@pytest.mark.parametrize("said", ["'the share is not mounted'", "'abcdefgh'[seed]"])
-def test_what_an_outage_broke_is_run_again_in_every_arm(folder: Path, said: str) -> None:
+@pytest.mark.parametrize("message", ["'the share is not mounted'", "'abcdefgh'[seed]"])
+def test_runs_that_failed_in_an_outage_are_run_again(folder: Path, message: str) -> None:
     share = folder / "share"
-    spec = spec_of(folder, when(f"not pathlib.Path({str(share)!r}).exists()", f"sys.exit({said})"))
-    first, still, cured, after = Script(), Script(), Script(), Script()
+    spec = spec_of(
+        folder, when(f"not pathlib.Path({str(share)!r}).exists()", f"sys.exit({message})")
+    )
+    first, still, cured, after = (SequentialExecutor() for _ in range(4))
     (found,) = judge(run_study(spec, folder / "study", first)).comparisons
-    assert found.reason.endswith("Mend what made it fail, and run the study again.")
+    assert found.reason.endswith("Fix the cause and run the study again.")
     run_study(spec, folder / "study", still)
     assert still.done == first.done  # it stops as early as before
     share.mkdir()
-    assert judge(run_study(spec, folder / "study", cured)).word is Word.PASS
+    assert judge(run_study(spec, folder / "study", cured)).word is VerdictLabel.PASS
     assert len(cured.done) == 10
     run_study(spec, folder / "study", after)
     assert after.done == []
@@ -220,30 +222,37 @@ def test_an_interruption_after_an_outage_leaves_none_of_its_failures(folder: Pat
     spec = spec_of(
         folder, when(f"not pathlib.Path({str(share)!r}).exists()", "sys.exit('no share')")
     )
-    run_study(spec, folder / "study", Script())
+    run_study(spec, folder / "study", SequentialExecutor())
     share.mkdir()
-    run_study(spec, folder / "study", Script(hangs=("16", 0)))  # of the baseline one run is there
-    assert judge(run_study(spec, folder / "study", Script())).word is Word.PASS
+    run_study(
+        spec, folder / "study", SequentialExecutor(hangs=("16", 0))
+    )  # of the baseline one run is there
+    assert judge(run_study(spec, folder / "study", SequentialExecutor())).word is VerdictLabel.PASS
 
 
 def test_a_command_that_ignores_its_seed_has_been_run_once(folder: Path) -> None:
     ignoring = "out.write_text(json.dumps({'accuracy': 0.9123 - 0.001 * (precision == '16')}))"
-    verdict = judge(run_study(spec_of(folder, ignoring), folder / "study", Script()))
+    verdict = judge(run_study(spec_of(folder, ignoring), folder / "study", SequentialExecutor()))
     (found,) = verdict.comparisons
-    assert (found.word, found.pairs, found.further_seeds) == (Word.INCONCLUSIVE, 1, None)
-    assert "with seed 1, 2, 3, 4 are to the last digit those of an earlier seed" in found.reason
+    assert (found.word, found.pairs, found.further_seeds) == (VerdictLabel.INCONCLUSIVE, 1, None)
+    assert "with seed 1, 2, 3, 4 equal those of an earlier seed to the last digit" in found.reason
     assert any("write a finer number beside the metric" in note for note in verdict.notes)
 
 
-def test_a_saturated_metric_tells_nothing_unless_something_finer_stands_beside_it(
+def test_a_saturated_metric_decides_nothing_without_a_finer_one(
     folder: Path,
 ) -> None:
     full = "out.write_text(json.dumps({'accuracy': 1.0}))"
-    found = judge(run_study(spec_of(folder, full), folder / "full", Script())).comparisons[0]
-    assert found.word is Word.INCONCLUSIVE
+    found = judge(
+        run_study(spec_of(folder, full), folder / "full", SequentialExecutor())
+    ).comparisons[0]
+    assert found.word is VerdictLabel.INCONCLUSIVE
     assert "saturated" in found.reason
     finer = "out.write_text(json.dumps({'accuracy': 1.0, 'loss': seed / 7}))"
-    assert judge(run_study(spec_of(folder, finer), folder / "finer", Script())).word is Word.PASS
+    assert (
+        judge(run_study(spec_of(folder, finer), folder / "finer", SequentialExecutor())).word
+        is VerdictLabel.PASS
+    )
 
 
 def test_the_budget_of_time_reaches_a_script_that_hangs(folder: Path) -> None:
@@ -254,4 +263,4 @@ def test_the_budget_of_time_reaches_a_script_that_hangs(folder: Path) -> None:
     assert time.monotonic() - began < 60
     cut = [run for run in study.runs if run.cause == "budget"]
     assert len(cut) == 1
-    assert judge(study).word is Word.INCONCLUSIVE
+    assert judge(study).word is VerdictLabel.INCONCLUSIVE

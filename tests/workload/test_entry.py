@@ -119,7 +119,7 @@ def test_a_workload_made_by_hand_is_copied(file: Path) -> None:
             r"with one argument, the seed; it is without_seed\(\)\..*Write it as: def without_seed\(seed\)",
         ),
         ("{file}:two", r"it is two\(seed, size\)"),
-        ("{file}:without_batches", "without a single batch.*Put at least one"),
+        ("{file}:without_batches", "without a single batch.*Give it at least one"),
         ("{file}:short_loader", "without a single batch.*drop_last=True"),
     ],
 )
@@ -166,7 +166,7 @@ def test_other_mistakes(seed: object) -> None:
         list(job(3).take(1))
     wrong = job([torch.ones(2, 1)])
     wrong.loss = lambda m, x: m(x)  # type: ignore[no-any-return]
-    with pytest.raises(UsageError, match=r"tensor of shape \(2, 1\)"):
+    with pytest.raises(UsageError, match=r"tensor of shape \[2, 1\]"):
         wrong.loss_of(torch.ones(2, 1))
     wrong.loss = lambda m, x: {"los": m(x).mean()}
     with pytest.raises(UsageError, match="a mapping with 'los'"):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard import MasterWeights, Workload
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
 
 
 def job() -> Workload:

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from halfguard.precision import MasterWeights
 from halfguard.precision.modes import autocast
 from halfguard.records.cost import StepMemory
-from halfguard.workload import seeded
-from halfguard.workload.memory import step_memory
+from halfguard.step.random_state import seeded
+from halfguard.workload.memory import measure_step_memory
 
 CPU = torch.device("cpu")
 Step = Callable[[], object]
@@ -48,7 +48,7 @@ def stepper(model: nn.Module, optimizer: Optimizer, batch: Tensor, precision: st
 
 def measured(model: nn.Module, optimizer: Optimizer, step: Step) -> StepMemory:
     step()
-    return step_memory(step, model=model, optimizer=optimizer, device=CPU)
+    return measure_step_memory(step, model=model, optimizer=optimizer, device=CPU)
 
 
 SIZES = st.integers(1, 48)
@@ -129,14 +129,14 @@ def test_the_peak_is_that_of_torchs_own_profiler(precision: str) -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     optimizer.zero_grad()
-    memory = step_memory(step, model=model, optimizer=optimizer, device=CPU)
+    memory = measure_step_memory(step, model=model, optimizer=optimizer, device=CPU)
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     events = [event for event in results.events() if event.name() == "[memory]"]
     now = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)
-    grown = memory.peak - memory.largest.standing - batch.nbytes
+    grown = memory.peak - memory.largest.persistent - batch.nbytes
     # A half kernel of a CPU may need room of its own, which no tensor shows.
     assert grown == peak if precision == "fp32" else 0.5 * peak < grown <= peak
 
@@ -156,7 +156,7 @@ def test_measuring_changes_no_bit(precision: str, fused: bool) -> None:
         torch.manual_seed(2)
         for _ in range(3):
             if measure:
-                step_memory(step, model=twin, optimizer=optimizer, device=CPU)
+                measure_step_memory(step, model=twin, optimizer=optimizer, device=CPU)
             else:
                 step()
         results.append(twin.state_dict())
@@ -175,7 +175,7 @@ def test_a_second_derivative_goes_through_the_hooks() -> None:
     wanted = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     optimizer = SGD(model.parameters(), 0.1)
-    step_memory(lambda: penalty().backward(), model=model, optimizer=optimizer, device=CPU)
+    measure_step_memory(lambda: penalty().backward(), model=model, optimizer=optimizer, device=CPU)
     for param, want in zip(model.parameters(), wanted, strict=True):
         assert (param.grad is None) == (want is None)
         assert want is None or torch.equal(param.grad, want)  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def test_hooks_are_gone_afterwards_also_when_the_step_raises() -> None:
         raise torch.OutOfMemoryError("no room")
 
     with pytest.raises(torch.OutOfMemoryError):
-        step_memory(broken, model=model, optimizer=optimizer, device=CPU)
+        measure_step_memory(broken, model=model, optimizer=optimizer, device=CPU)
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert not optimizer._optimizer_step_post_hooks
     stepper(model, optimizer, torch.randn(2, 8))()

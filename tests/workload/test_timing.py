@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.errors import UsageError
-from halfguard.workload.timing import Spread, interleaved, medians, ratios
+from halfguard.workload.timing import Spread, medians, ratios, time_interleaved
 
 
 class Machine:
@@ -36,7 +36,7 @@ class Machine:
 def test_runs_take_turns_and_warm_up_is_not_counted() -> None:
     machine = Machine(lambda _: 1.0)
     runs = {"a": machine.work("a", 1.0), "b": machine.work("b", 2.0)}
-    seconds = interleaved(runs, rounds=3, warmup=2, clock=machine.clock)
+    seconds = time_interleaved(runs, rounds=3, warmup=2, clock=machine.clock)
     assert "".join(machine.calls) == "ab" * 5
     assert seconds == {"a": [1.0] * 3, "b": [2.0] * 3}
     assert medians(seconds) == {"a": 1.0, "b": 2.0}
@@ -45,7 +45,7 @@ def test_runs_take_turns_and_warm_up_is_not_counted() -> None:
 def test_a_machine_that_gets_three_times_slower_halfway_does_not_move_the_ratio() -> None:
     drift = Machine(lambda now: 1.0 if now < 100 else 3.0)
     runs = {"base": drift.work("base", 1.0), "half": drift.work("half", 0.8)}
-    seconds = interleaved(runs, rounds=101, warmup=0, clock=drift.clock)
+    seconds = time_interleaved(runs, rounds=101, warmup=0, clock=drift.clock)
     assert max(seconds["base"]) == pytest.approx(3 * min(seconds["base"]))
     ratio = ratios(seconds, against="base")["half"]
     assert (ratio.low, ratio.median, ratio.high) == pytest.approx((0.8, 0.8, 0.8))
@@ -55,7 +55,7 @@ def test_hiccups_in_a_fifth_of_the_rounds_do_not_move_the_ratio() -> None:
     count = itertools.count()
     noisy = Machine(lambda _: 50.0 if next(count) % 10 == 3 else 1.0)
     runs = {"base": noisy.work("base", 1.0), "half": noisy.work("half", 0.8)}
-    seconds = interleaved(runs, rounds=40, warmup=0, clock=noisy.clock)
+    seconds = time_interleaved(runs, rounds=40, warmup=0, clock=noisy.clock)
     ratio = ratios(seconds, against="base")["half"]
     assert ratio.median == pytest.approx(0.8)
     mean = statistics.mean(seconds["half"]) / statistics.mean(seconds["base"])
@@ -73,7 +73,7 @@ def test_an_accelerator_is_waited_for_before_either_reading_of_the_clock(
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: happened.append("wait"))
-    interleaved({"a": lambda: happened.append("run")}, rounds=2, warmup=0, clock=clock)
+    time_interleaved({"a": lambda: happened.append("run")}, rounds=2, warmup=0, clock=clock)
     assert happened == ["wait", "clock", "run", "wait", "clock"] * 2
 
 
@@ -89,12 +89,12 @@ def test_real_work_that_is_four_times_as_long_is_told_apart() -> None:
         return lambda: sum(i * i for i in range(20_000 * times))
 
     runs = {"one": work(1), "four": work(4)}
-    seconds = interleaved(runs, rounds=9, warmup=1, clock=time.process_time)
+    seconds = time_interleaved(runs, rounds=9, warmup=1, clock=time.process_time)
     assert 2.5 < ratios(seconds, against="one")["four"].median < 6.5
 
 
 def test_what_measures_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="measures nothing"):
-        interleaved({"a": int}, rounds=0, warmup=1)
+        time_interleaved({"a": int}, rounds=0, warmup=1)
     with pytest.raises(UsageError, match="no run named 'fp32'"):
         ratios({"a": [1.0]}, against="fp32")

@@ -1,4 +1,4 @@
-"""The command line: one file a command, each imported only when it is asked for."""
+"""The command line: one file per command, imported only when the command is used."""
 
 from halfguard.cli.app import main
 

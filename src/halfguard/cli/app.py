@@ -1,7 +1,7 @@
-"""The ``halfguard`` program: finds the command's file, runs it, and turns errors into exit codes.
+"""The ``halfguard`` program: import the file of a command, run it, and turn errors into exit codes.
 
-Exit code 0 is good, 1 means findings or a FAIL, 2 a mistake in the call. A user's mistake never ends
-in a traceback: every ``HalfguardError`` is printed as what happened and what to do next.
+Exit code 0 means success, 1 findings or a FAIL, 2 a usage error. No user error ends in a traceback:
+a ``HalfguardError`` is printed as what happened and what to do next.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import typer.main
 from halfguard import __version__
 from halfguard.errors import HalfguardError
 
-# One file a command; a file is imported when its command, or the list of commands, is asked for.
-# Each file holds ``app``, a Typer application with one command, and imports heavy things inside it.
+# One file per command, imported when the command or the list of commands is shown. Each file has an ``app``,
+# a Typer application, and imports large packages inside its functions.
 COMMANDS = (
     "explain",
     "doctor",
@@ -34,7 +34,7 @@ COMMANDS = (
 
 
 class _LazyGroup(typer.core.TyperGroup):
-    """A group whose commands live in ``halfguard.cli.<name>``."""
+    """A group that imports a command from ``halfguard.cli.<name>`` when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -69,7 +69,7 @@ def halfguard(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    """Train in 16 bits, and prove that it is as good as 32."""
+    """Train in 16 bits, and prove that the result is as good as in 32."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A progress bar on stderr for work that takes seconds: shown to a terminal, never to a pipe."""
+"""A progress bar on stderr. It is shown in a terminal, never in a pipe."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 
 class Bar:
-    """Counts steps; ``say`` changes the words in front. The base class shows nothing."""
+    """A progress bar that shows nothing."""
 
     def advance(self) -> None:
-        """One step more."""
+        """Count one step."""
 
-    def say(self, text: str) -> None:
-        """What is being done now."""
+    def describe(self, text: str) -> None:
+        """Change the text in front of the bar."""
 
 
 @contextmanager
 def progress(text: str, total: int | None = None) -> Iterator[Bar]:
-    """Show a bar of ``total`` steps, or one without an end, while the block runs."""
+    """Show a bar while the block runs; without ``total`` it has no end."""
     if not sys.stderr.isatty():
         yield Bar()
         return
@@ -34,7 +34,7 @@ def progress(text: str, total: int | None = None) -> Iterator[Bar]:
             def advance(self) -> None:
                 shown.advance(task)
 
-            def say(self, text: str) -> None:
+            def describe(self, text: str) -> None:
                 shown.update(task, description=text)
 
         yield Shown()

@@ -1,4 +1,4 @@
-"""``halfguard doctor``: what this machine, or a card named by hand, will really do in 16 bits."""
+"""``halfguard doctor``: show what this machine, a named card or a job does in 16 bits."""
 
 from __future__ import annotations
 
@@ -23,50 +23,54 @@ def doctor(
         typer.Argument(metavar="ENTRY", help="file.py:function or module:function."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help='A card that is not here: "TITAN RTX".')
+        str | None,
+        typer.Option(metavar="NAME", help='A card that is not here, such as "TITAN RTX".'),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help=f"What you want to train in: {', '.join(PRECISIONS)}.")
+        str | None, typer.Option(help=f"Precision to train in: {', '.join(PRECISIONS)}.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Of the self-test; take your own.")
+        int | None,
+        typer.Option(
+            min=1, max=1024, help="Batch size for the self-test; use your training batch size."
+        ),
     ] = None,
     cost: Annotated[
         bool, typer.Option("--cost", help="Measure time and memory of ENTRY's steps.")
     ] = False,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory that a step may take, such as 2GB; with --cost."),
+        typer.Option(metavar="SIZE", help="Memory limit for a step, such as 2GB; needs --cost."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Passed to ENTRY.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell what each precision really does here, which to choose, and what will go wrong.
+    """Show what each precision does here, which to choose, and what can go wrong.
 
     With ENTRY, the model and its training setup are examined as well. A finding about a precision
-    counts only if that precision is asked for. Exit code 0: nothing found; 1: findings; 2: a mistake
-    in the call.
+    counts only if you request that precision. Exit code 0: no findings; 1: findings; 2: a usage
+    error.
     """
-    limit = _check(entry, gpu, precision, batch_size, cost, budget)
+    budget_bytes = _validate_options(entry, gpu, precision, batch_size, cost, budget)
     workload = None if entry is None else _load(entry, seed)
     report = _report(gpu, precision, batch_size)
     diagnosis = costs = None
     if workload is not None:
-        report = _without_scaler(report)
+        report = _drop_scaler_finding(report)
         diagnosis = _examine(workload, precision or report.choice.precision)
-        costs = _measure(workload, precision, limit) if cost else None
+        costs = _measure(workload, precision, budget_bytes) if cost else None
     if as_json:
         typer.echo(_as_json(report, diagnosis, costs))
     else:
         from halfguard.cli.doctor_page import show  # noqa: PLC0415
 
         show(report, diagnosis, costs)
-    answers = (report, diagnosis, costs)
-    if any(answer is not None and answer.problems for answer in answers):
+    records = (report, diagnosis, costs)
+    if any(record is not None and record.problems for record in records):
         raise typer.Exit(1)
 
 
-def _check(
+def _validate_options(
     entry: str | None,
     gpu: str | None,
     precision: str | None,
@@ -74,26 +78,26 @@ def _check(
     cost: bool,
     budget: str | None,
 ) -> int | None:
-    """Refuse what makes no sense before anything is measured; return the budget in bytes."""
+    """Check the options before anything is measured; return the budget in bytes."""
     from halfguard.errors import UsageError  # noqa: PLC0415
-    from halfguard.records.sizes import bytes_of  # noqa: PLC0415
+    from halfguard.records.sizes import parse_bytes  # noqa: PLC0415
 
     if precision is not None and precision not in PRECISIONS:
         allowed = ", ".join(PRECISIONS)
         raise UsageError(f"There is no precision {precision!r}.", cure=f"Allowed: {allowed}.")
     if gpu is not None and (entry is not None or batch_size is not None):
         raise UsageError(
-            "--gpu is about a card that is not here, so nothing can be run on it.",
+            "--gpu names a card that is not here, so nothing can run on it.",
             cure="Leave out ENTRY and --batch-size, or leave out --gpu.",
         )
     if cost and entry is None:
         raise UsageError(
-            "--cost measures steps of a job, and none was named.",
-            cure="Write: halfguard doctor job.py:build --cost, where build(seed) returns a Workload.",
+            "--cost measures steps of a job, but no ENTRY was given.",
+            cure="Run: halfguard doctor job.py:build --cost, where build(seed) returns a Workload.",
         )
     if budget is not None and not cost:
-        raise UsageError("--budget is compared with a measured step.", cure="Add ENTRY and --cost.")
-    return None if budget is None else bytes_of(budget)
+        raise UsageError("--budget needs a measured step.", cure="Add ENTRY and --cost.")
+    return None if budget is None else parse_bytes(budget)
 
 
 def _report(gpu: str | None, precision: str | None, batch_size: int | None) -> MachineReport:
@@ -113,8 +117,8 @@ def _report(gpu: str | None, precision: str | None, batch_size: int | None) -> M
         return report_on_machine(torch, asked, batch_size, bar.advance)
 
 
-def _without_scaler(report: MachineReport) -> MachineReport:
-    """What GradScaler() would do is beside the point where the job's own scaler is examined."""
+def _drop_scaler_finding(report: MachineReport) -> MachineReport:
+    """Drop the finding on ``GradScaler()``: the job's own scaler is examined instead."""
     kept = tuple(found for found in report.findings if found.code != "HD001")
     return report.model_copy(update={"findings": kept})
 
@@ -134,7 +138,7 @@ def _examine(workload: Workload, precision: str) -> Diagnosis:
 
 
 def _measure(workload: Workload, precision: str | None, budget: int | None) -> Cost:
-    """In the precision that was asked for beside FP32; in all of them if none was."""
+    """Measure FP32 and the requested precision; without a request, all default precisions."""
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.diagnosis.cost import measure_cost  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The page of ``halfguard doctor``: one screen for a machine, more for a job."""
+"""The terminal output of ``halfguard doctor``: one screen for a machine, more for a job."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from halfguard.diagnosis.machine.measured import FORMAT
+from halfguard.diagnosis.machine.measured import FORMATS
+from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.cost import Cost
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding
-from halfguard.records.machine import Machine, MachineReport, Precision
-from halfguard.records.sizes import size_text
+from halfguard.records.machine import Machine, MachineReport
+from halfguard.records.sizes import format_bytes
 
 
 def show(report: MachineReport, diagnosis: Diagnosis | None, cost: Cost | None) -> None:
-    """Print the machine, what to choose, the job if there is one, and all findings with their cures."""
+    """Print the machine, the choice, the job if there is one, and all findings with their cures."""
     console = Console(highlight=False, markup=False)
     _print_head(report, console)
-    console.print(_abilities(report))
+    console.print(_ability_table(report))
     console.print(f"Choose {report.choice.precision}.", style="bold")
     _print_list([*report.choice.reasons, *report.choice.warnings], console)
     findings = list(report.findings)
@@ -38,7 +39,7 @@ def show(report: MachineReport, diagnosis: Diagnosis | None, cost: Cost | None) 
 def _print_head(report: MachineReport, console: Console) -> None:
     hardware, machine = report.hardware, report.machine
     if hardware.kind == "gpu":
-        # Apple's generations have the vendor in their names.
+        # The names of Apple's generations contain the vendor.
         facts = [f"{hardware.vendor} {hardware.generation.removeprefix(f'{hardware.vendor} ')}"]
     else:
         facts = [f"{machine.processor.cores} cores"] if machine else []
@@ -49,17 +50,17 @@ def _print_head(report: MachineReport, console: Console) -> None:
     if hardware.matrix_tflops is not None:
         facts.append(f"{hardware.matrix_tflops:g} TFLOPS in 16 bits")
     console.print(f"{hardware.name}: {', '.join(facts)}", style="bold")
-    console.print(f"source: {hardware.source}" if machine is None else _software(machine))
+    console.print(f"source: {hardware.source}" if machine is None else _software_text(machine))
 
 
-def _software(machine: Machine) -> str:
+def _software_text(machine: Machine) -> str:
     torch = "no torch" if machine.torch is None else f"torch {machine.torch.version}"
     count = len(machine.devices)
     devices = "no accelerator" if count == 0 else f"{count} device{'s' * (count > 1)}"
     return f"{machine.system}, {torch}, {machine.driver or 'no GPU driver'}, {devices}"
 
 
-def _abilities(report: MachineReport) -> Table:
+def _ability_table(report: MachineReport) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("precision")
     table.add_column("what happens")
@@ -71,23 +72,23 @@ def _abilities(report: MachineReport) -> Table:
         speed = "" if ability.speed is None else f"{ability.speed:.2g}x"
         cells = [ability.precision, ability.how, speed]
         if report.parity:
-            cells.append(_parity(report, ability.precision))
+            cells.append(_parity_text(report, ability.precision))
         chosen = ability.precision == report.choice.precision
         table.add_row(*cells, style="green" if chosen else "")
     return table
 
 
-def _parity(report: MachineReport, precision: Precision) -> str:
-    rows = [row for row in report.parity if row.precision == FORMAT[precision]]
+def _parity_text(report: MachineReport, precision: MixedPrecisionName) -> str:
+    rows = [row for row in report.parity if row.precision == FORMATS[precision]]
     wrong = [row.operation for row in rows if not row.passed]
-    return f"wrong: {', '.join(wrong)}" if wrong else f"{len(rows)} operations right"
+    return f"wrong: {', '.join(wrong)}" if wrong else f"{len(rows)} operations correct"
 
 
 def _print_cost(cost: Cost, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("a step in")
+    table.add_column("precision")
     against = "" if cost.baseline is None else f"over {cost.baseline.precision}"
-    for head in ("time", against, "peak memory", "of it activations"):
+    for head in ("time", against, "peak memory", "activations at peak"):
         table.add_column(head, justify="right")
     for row in cost.costs:
         if row.failure:
@@ -98,26 +99,28 @@ def _print_cost(cost: Cost, console: Console) -> None:
         ratio = "" if row.ratio is None else f"{row.ratio.median:.2f}x"
         time = "" if row.seconds is None else f"{1000 * row.seconds:.3g} ms"
         peak, activations = row.memory.peak, row.memory.at_peak.activations
-        table.add_row(row.precision, time, ratio, size_text(peak), size_text(activations))
+        table.add_row(row.precision, time, ratio, format_bytes(peak), format_bytes(activations))
     console.print(table)
     _print_best(cost, console)
 
 
 def _print_best(cost: Cost, console: Console) -> None:
-    """The machine's choice above is for large products; a job may have few of them."""
+    """Print the best precision for the job: the machine's choice is for large products only."""
     passed = [row for row in cost.costs if row.ratio is not None]
     if len(passed) < 2:
         return
     fastest = min(passed, key=lambda row: row.ratio.median if row.ratio else 1.0)
     smallest = min(passed, key=lambda row: (row.memory.peak, row is not fastest))
-    both = f"and needs the least memory, {size_text(smallest.memory.peak)}"
+    memory = f"and needs the least memory, {format_bytes(smallest.memory.peak)}"
     if smallest is not fastest:
-        both = f"and {smallest.precision} needs the least memory, {size_text(smallest.memory.peak)}"
-    console.print(f"For this job {fastest.precision} is fastest here, {both}.", style="bold")
+        memory = (
+            f"and {smallest.precision} needs the least memory, {format_bytes(smallest.memory.peak)}"
+        )
+    console.print(f"For this job {fastest.precision} is fastest here, {memory}.", style="bold")
 
 
 def _print_list(sentences: list[str], console: Console) -> None:
-    grid = Table.grid(padding=(0, 1))  # a grid, so that long sentences hang from their dash
+    grid = Table.grid(padding=(0, 1))  # a grid indents long sentences after their dash
     for sentence in sentences:
         grid.add_row("-", sentence)
     console.print(grid)
@@ -132,7 +135,7 @@ def _print_findings(findings: list[Finding], console: Console) -> None:
     for found in findings:
         text = f"{found.severity}: {found.message} {found.why}"
         grid.add_row(found.code, text, style=styles[found.severity])
-        if found.cure:  # several lines are a program
+        if found.cure:  # several lines are code
             grid.add_row("", f"Cure:{chr(10) if chr(10) in found.cure else ' '}{found.cure}")
     console.print()
     console.print(grid)

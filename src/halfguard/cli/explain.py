@@ -1,4 +1,4 @@
-"""``halfguard explain``: how a number is stored in each format, and what is lost."""
+"""``halfguard explain``: show how each format stores a number, and what is lost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from halfguard.numerics.explanation import Explanation, Row
+    from halfguard.numerics.explanation import Explanation, FormatResult
 
 app = typer.Typer(add_completion=False)
 
 
-# "-1e9" and "-tanh(3)" are expressions: what is no option is passed on. "-h" must not be one here,
-# since it would be found inside "-tanh".
+# "-1e9" and "-tanh(3)" are expressions, so unknown options are passed on. "-h" must not be an
+# option here, since it would be found inside "-tanh".
 @app.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
 def explain(
     context: typer.Context,
@@ -28,8 +28,8 @@ def explain(
 ) -> None:
     """Show how a number is stored in each format, and what is lost.
 
-    An expression is evaluated exactly, and as code that runs in the format evaluates it. Most
-    shells want parentheses and * in quotes.
+    An expression is evaluated exactly, and as code that runs in the format evaluates it. In most
+    shells, put parentheses and * in quotes.
     """
     if expression == ["-h"]:
         typer.echo(context.get_help())
@@ -47,30 +47,30 @@ def explain(
 
 
 def _as_json(explanation: Explanation) -> dict[str, Any]:
-    from halfguard.numerics.explanation import show  # noqa: PLC0415
+    from halfguard.numerics.explanation import show_number  # noqa: PLC0415
 
     return {
         "kind": "explanation",
         "schema_version": 1,
         "expression": explanation.text,
-        "exact": show(explanation.value, digits=17),
+        "exact": show_number(explanation.value, digits=17),
         "formats": [
             {
-                "name": row.format.name,
-                "dtype": row.format.dtype,
-                "stored": _number(row.stored),
-                "computed": _number(row.computed),
-                "relative_error": _number(row.relative_error),
-                "state": row.state.value,
+                "name": result.format.name,
+                "dtype": result.format.dtype,
+                "stored": _json_number(result.stored),
+                "computed": _json_number(result.computed),
+                "relative_error": _json_number(result.relative_error),
+                "state": result.state.value,
             }
-            for row in explanation.rows
+            for result in explanation.results
         ],
         "sentences": list(explanation.sentences),
     }
 
 
-def _number(x: float | None) -> float | str | None:
-    """JSON has no word for NaN and infinity: they are strings, spelled as in every record."""
+def _json_number(x: float | None) -> float | str | None:
+    """Write NaN and infinity, which JSON lacks, as strings, spelled as in every record."""
     if x is None or math.isfinite(x):
         return x
     return "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
@@ -80,49 +80,50 @@ def _print(explanation: Explanation) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from halfguard.numerics.explanation import show  # noqa: PLC0415
+    from halfguard.numerics.explanation import show_number  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False)
     is_literal = explanation.node.is_literal
-    exact = "" if is_literal else f" = {show(explanation.value, 12)}"
+    exact = "" if is_literal else f" = {show_number(explanation.value, 12)}"
     console.print(f"{explanation.text}{exact}", style="bold")
-    console.print(_table(explanation.rows, with_computed=not is_literal))
-    sentences = Table.grid(padding=(0, 1))  # a grid, so that long sentences hang from their dash
+    console.print(_table(explanation.results, with_computed=not is_literal))
+    sentences = Table.grid(padding=(0, 1))  # a grid indents the later lines of long sentences
     for sentence in explanation.sentences:
         sentences.add_row("-", sentence)
     console.print(sentences)
 
 
-def _table(rows: tuple[Row, ...], *, with_computed: bool) -> Table:
+def _table(results: tuple[FormatResult, ...], *, with_computed: bool) -> Table:
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from halfguard.numerics.explanation import percent, show  # noqa: PLC0415
+    from halfguard.numerics.explanation import percent, show_number  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("format")
     for heading in ("computed", "stored", "error") if with_computed else ("stored", "error"):
         table.add_column(heading, justify="right")
     table.add_column("state")
-    for row in rows:
-        text, style = _state(row)
-        computed = "" if row.computed is None else show(row.computed)
-        numbers = [computed] * with_computed + [show(row.stored), percent(row.relative_error)]
-        table.add_row(row.format.name, *numbers, text, style=style)
+    for result in results:
+        text, style = _describe_state(result)
+        computed = "" if result.computed is None else show_number(result.computed)
+        stored, error = show_number(result.stored), percent(result.relative_error)
+        numbers = [computed] * with_computed + [stored, error]
+        table.add_row(result.format.name, *numbers, text, style=style)
     return table
 
 
-def _state(row: Row) -> tuple[str, str]:
-    """Return the words and the colour for what became of a value."""
-    from halfguard.numerics.explanation import State  # noqa: PLC0415
+def _describe_state(result: FormatResult) -> tuple[str, str]:
+    """Return the text and the colour for the state of a value."""
+    from halfguard.numerics.explanation import Rounding  # noqa: PLC0415
 
-    top = "inf" if row.format.has_infinity else f"NaN or {row.format.largest:g}"
+    top = "inf" if result.format.has_infinity else f"NaN or {result.format.largest:g}"
     return {
-        State.EXACT: ("exact", "green"),
-        State.ROUNDED: ("rounded", ""),
-        State.SUBNORMAL: ("subnormal", "yellow"),
-        State.UNDERFLOW: ("underflow to 0", "red"),
-        State.OVERFLOW: (f"overflow to {top}", "red"),
-        State.LOST: ("0: lost on the way", "red"),
-        State.NAN: ("NaN", "red"),
-    }[row.state]
+        Rounding.EXACT: ("exact", "green"),
+        Rounding.ROUNDED: ("rounded", ""),
+        Rounding.SUBNORMAL: ("subnormal", "yellow"),
+        Rounding.UNDERFLOW: ("underflow to 0", "red"),
+        Rounding.OVERFLOW: (f"overflow to {top}", "red"),
+        Rounding.LOST: ("0: lost in a step", "red"),
+        Rounding.NAN: ("NaN", "red"),
+    }[result.state]

@@ -1,4 +1,4 @@
-"""``halfguard lint``: find what breaks in half before it runs, and fix it."""
+"""``halfguard lint``: find and fix code and settings that fail in float16 training."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import typer
 
 if TYPE_CHECKING:
     from halfguard.lint.match import FixKind
-    from halfguard.lint.run import FileResult, Job
+    from halfguard.lint.run import FileResult, Linter
     from halfguard.lint.settings import Settings
 
 app = typer.Typer(add_completion=False)
 
 
 class Format(StrEnum):
-    """How findings are written."""
+    """Output format of the findings."""
 
     TEXT = "text"
     JSON = "json"
@@ -35,33 +35,35 @@ def lint(
     ],
     fix: Annotated[bool, typer.Option("--fix", help="Apply the safe fixes.")] = False,
     unsafe_fixes: Annotated[
-        bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: the unsafe ones too.")
+        bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: apply unsafe fixes too.")
     ] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Show what --fix would change; change nothing.")
+        bool, typer.Option("--diff", help="Show what --fix would change, without changing it.")
     ] = False,
     select: Annotated[
-        str, typer.Option(metavar="CODES", help="Only these codes or prefixes: HG1,HG203.")
+        str, typer.Option(metavar="CODES", help="Run only these codes or prefixes: HG1,HG203.")
     ] = "",
-    ignore: Annotated[str, typer.Option(metavar="CODES", help="Not these codes.")] = "",
-    preview: Annotated[bool, typer.Option("--preview", help="Preview rules as well.")] = False,
-    output: Annotated[Format, typer.Option("--format", help="How to write.")] = Format.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    ignore: Annotated[
+        str, typer.Option(metavar="CODES", help="Skip these codes or prefixes.")
+    ] = "",
+    preview: Annotated[bool, typer.Option("--preview", help="Also run preview rules.")] = False,
+    output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
-    """Find what breaks in half before it runs, and fix it.
+    """Find code and settings that fail in float16 training, and fix them.
 
-    Exit code 0: nothing found; 1: findings, or changes that --diff shows; 2: a mistake in the call.
+    Exit code 0: nothing found; 1: findings, or changes that --diff shows; 2: wrong arguments or settings.
     """
     from halfguard.lint.output import FORMATS  # noqa: PLC0415
-    from halfguard.lint.run import Job  # noqa: PLC0415
+    from halfguard.lint.run import Linter  # noqa: PLC0415
 
     settings = _settings(paths, select, ignore, preview=preview)
     kinds: tuple[FixKind, ...] = ("safe", "unsafe") if unsafe_fixes else ("safe",)
-    job = Job(settings, kinds if fix or diff else ())
+    linter = Linter(settings, kinds if fix or diff else ())
     if paths == [Path("-")]:
-        results = [job.run_bytes(sys.stdin.buffer.read(), "stdin.py")]
+        results = [linter.check_bytes(sys.stdin.buffer.read(), "stdin.py")]
     else:
-        results = _run(job, paths)
+        results = _run(linter, paths)
     if diff:
         changed = _print_diff(results)
         raise typer.Exit(1 if changed else 0)
@@ -75,17 +77,17 @@ def lint(
 
 
 def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> Settings:
-    from halfguard.lint.settings import load  # noqa: PLC0415
+    from halfguard.lint.settings import load_settings  # noqa: PLC0415
 
     first = Path() if paths[0] == Path("-") else paths[0]
-    settings = load(first if first.exists() else Path())
+    settings = load_settings(first if first.exists() else Path())
     chosen = {
         name: _codes(codes) for name, codes in (("select", select), ("ignore", ignore)) if codes
     }
     if chosen.get("ignore"):
         chosen["ignore"] = (*settings.ignore, *chosen["ignore"])
     settings = settings.model_copy(update={**chosen, "preview": preview or settings.preview})
-    settings.rules()  # an unknown code is a usage error, before any file is read
+    settings.rules()  # raises a usage error for an unknown code, before any file is read
     return settings
 
 
@@ -93,18 +95,18 @@ def _codes(text: str) -> tuple[str, ...]:
     return tuple(part.strip().upper() for part in text.split(",") if part.strip())
 
 
-def _run(job: Job, paths: list[Path]) -> list[FileResult]:
+def _run(linter: Linter, paths: list[Path]) -> list[FileResult]:
     from halfguard.lint.files import find_files  # noqa: PLC0415
     from halfguard.lint.run import run_files  # noqa: PLC0415
 
-    files = find_files(paths, job.settings)
+    files = find_files(paths, linter.settings)
     with _progress(len(files)) as advance:
-        return list(run_files(job, files, advance=advance))
+        return list(run_files(linter, files, advance=advance))
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, for a terminal and for a run that takes a while."""
+    """Show a progress bar on stderr, if it is a terminal and there are many files."""
     if total < 2000 or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -134,8 +136,8 @@ def _print_diff(results: list[FileResult]) -> bool:
 
 
 def _write(results: list[FileResult]) -> None:
-    from halfguard.records import write_whole  # noqa: PLC0415
+    from halfguard.records import write_atomically  # noqa: PLC0415
 
     for result in results:
         if result.after != result.before and result.path != "stdin.py":
-            write_whole(result.path, result.after)
+            write_atomically(result.path, result.after)

@@ -1,4 +1,4 @@
-"""A page in the terminal: the blocks of the report room as rich text, drawings left out."""
+"""Print a page in the terminal, without its drawings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
     from halfguard.report.blocks import Block, Page, Table
 
-_SHORT = 14  # characters of a word that is never broken, such as INCONCLUSIVE
+_SHORT = 14  # characters of a word that is never wrapped, such as INCONCLUSIVE
 
 
 def print_page(page: Page) -> None:
-    """Print all of it; nothing in the text can steer the terminal."""
+    """Print a page; its text cannot control the terminal."""
     from rich.console import Console  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -58,9 +58,9 @@ def _table(table: Table) -> RenderableType:
 
     shown = Shown(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, head in enumerate(table.heads):
-        words = [row[index] for row in table.rows]
-        whole = all(" " not in word and len(word) <= _SHORT for word in (head, *words))
-        shown.add_column(clean(head), overflow="fold", no_wrap=whole)
+        cells = (head, *(row[index] for row in table.rows))
+        short = all(" " not in cell and len(cell) <= _SHORT for cell in cells)
+        shown.add_column(clean(head), overflow="fold", no_wrap=short)
     styles = {"good": "green", "bad": "red", "": ""}
     tones = table.tones or [""] * len(table.rows)
     for row, tone in zip(table.rows, tones, strict=True):

@@ -1,4 +1,4 @@
-"""``halfguard plan``: which modules must stay in FP32, found by training."""
+"""``halfguard plan``: find the modules that must stay in FP32, by training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from halfguard.probing.trials import Trial
+    from halfguard.probing.island_trials import IslandTrial
     from halfguard.records.plan import PrecisionPlan
 
 app = typer.Typer(add_completion=False)
@@ -20,21 +20,21 @@ def plan(
         str, typer.Argument(metavar="ENTRY", help="file.py:function or module:function.")
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the plan here.")
+        Path | None, typer.Option("-o", "--output", help="File for the plan.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of every trial run.", min=1)] = 20,
+    steps: Annotated[int, typer.Option(help="Steps of each trial.", min=1)] = 20,
     precision: Annotated[str, typer.Option(help="fp16-mixed or bf16-mixed.")] = "fp16-mixed",
     tolerance: Annotated[
-        float, typer.Option(help="How far the loss may end from FP32's, as a fraction.")
+        float, typer.Option(help="Allowed difference of the final loss from FP32, as a fraction.")
     ] = 0.01,
-    seed: Annotated[int, typer.Option(help="Passed to the function.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed, passed to the function.")] = 0,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print every trial.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find the smallest set of FP32 islands with which the model follows FP32.
+    """Find the smallest set of FP32 islands with which the loss follows FP32.
 
-    On a CPU the trials follow CUDA's rules. Exit code 0: a plan was found, also if it is empty;
-    1: there is none; 2: a mistake in the call.
+    On a CPU the trials use CUDA's autocast rules. Exit code 0: a plan was found, possibly empty;
+    1: there is none; 2: usage error.
     """
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
@@ -45,14 +45,14 @@ def plan(
         from halfguard.workload import load  # noqa: PLC0415
     if output is not None and not output.resolve().parent.is_dir():
         raise typer.BadParameter(f"the folder of {output} does not exist", param_hint="-o")
-    done: list[Trial] = []
+    done: list[IslandTrial] = []
     with progress("FP32 run") as bar:
 
-        def watch(trial: Trial) -> None:
+        def watch(trial: IslandTrial) -> None:
             done.append(trial)
-            bar.say(f"trial {len(done) + 1}")
+            bar.describe(f"trial {len(done) + 1}")
             if verbose:
-                typer.echo(_told(len(done), trial), err=True)
+                typer.echo(_describe(len(done), trial), err=True)
 
         try:
             found = search(
@@ -75,9 +75,9 @@ def plan(
         _print(found, output)
 
 
-def _told(number: int, trial: Trial) -> str:
+def _describe(number: int, trial: IslandTrial) -> str:
     islands = ", ".join(path or "the whole model" for path in trial.islands) or "no islands"
-    return f"trial {number}: {islands}: {trial.why or 'follows FP32'}"
+    return f"trial {number}: {islands}: {trial.reason or 'follows FP32'}"
 
 
 def _print(found: PrecisionPlan, output: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""``halfguard presets``: the ready configurations, and what each looks like in a framework."""
+"""``halfguard presets``: list the presets, or print one as YAML or for a framework."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def presets(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Print this one; all are listed without.")
+        str | None,
+        typer.Argument(metavar="NAME", help="Preset to print; without it, all are listed."),
     ] = None,
     framework: Annotated[
         str | None,
         typer.Option(
             "--for",
             metavar="FRAMEWORK",
-            help="plain, lightning, transformers, accelerate or hydra: as a program or configuration for it.",
+            help="Print code for: plain, lightning, transformers, accelerate or hydra.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the presets, print one as YAML, or print it ready for a framework.
+    """List the presets, print one as YAML, or print one as code for a framework.
 
-    Exit code 0: printed; 2: a mistake in the call.
+    Exit code 0: printed; 2: usage error.
     """
     from halfguard.guard.config import GuardConfig, preset_names, preset_text  # noqa: PLC0415
     from halfguard.guard.presets import frameworks  # noqa: PLC0415
@@ -48,17 +49,19 @@ def presets(
         configs = {known: GuardConfig.load(known) for known in preset_names()}
         _list(configs, as_json=as_json)
         return
-    config = GuardConfig.load(frameworks.checked_preset(name))
+    config = GuardConfig.load(frameworks.check_preset(name))
     text = preset_text(name) if framework is None else frameworks.framework_text(name, framework)
     if not as_json:
         typer.echo(text, nl=False)
         return
-    said = _described(name, config) | {"for": framework, "text": text}
-    said["not_done"] = [] if framework is None else list(frameworks.limits(config, framework))
-    typer.echo(json.dumps(said))
+    result = _describe(name, config) | {"for": framework, "text": text}
+    result["not_done"] = (
+        [] if framework is None else list(frameworks.unsupported_settings(config, framework))
+    )
+    typer.echo(json.dumps(result))
 
 
-def _described(name: str, config: GuardConfig) -> dict[str, object]:
+def _describe(name: str, config: GuardConfig) -> dict[str, object]:
     from halfguard.guard.presets.frameworks import preset_purpose  # noqa: PLC0415
 
     values = config.model_dump(mode="json")
@@ -67,7 +70,7 @@ def _described(name: str, config: GuardConfig) -> dict[str, object]:
 
 def _list(configs: dict[str, GuardConfig], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([_described(name, config) for name, config in configs.items()]))
+        typer.echo(json.dumps([_describe(name, config) for name, config in configs.items()]))
         return
     from rich.console import Console  # noqa: PLC0415
 
@@ -76,7 +79,7 @@ def _list(configs: dict[str, GuardConfig], *, as_json: bool) -> None:
     console = Console(highlight=False, markup=False)
     console.print(_table(configs))
     console.print(
-        f"halfguard presets NAME prints one; --for {'|'.join(FRAMEWORKS)} as a program for it."
+        f"halfguard presets NAME prints one; --for {'|'.join(FRAMEWORKS)} prints code for a framework."
     )
 
 
@@ -96,19 +99,19 @@ def _table(configs: dict[str, GuardConfig]) -> Table:
 
 def _numbers(config: GuardConfig) -> str:
     skip, scale = config.skip, config.scale
-    said: list[str] = [config.precision]
+    parts: list[str] = [config.precision]
     if config.clip is not None:
-        said.append(f"clip {config.clip.max_norm:g}")
+        parts.append(f"clip {config.clip.max_norm:g}")
     if config.accumulate > 1:
-        said.append(f"accumulate {config.accumulate}")
-    said.append(f"scale {scale.init:.0f}, growth every {scale.growth_interval}")
+        parts.append(f"accumulate {config.accumulate}")
+    parts.append(f"scale {scale.init:.0f}, growth every {scale.growth_interval}")
     if skip.on_nonfinite == "retry_fp32":
-        said.append("retry in FP32")
+        parts.append("retry in FP32")
     if skip.max_grad_norm is not None:
-        said.append(f"skip gradient norms above {skip.max_grad_norm:g}")
+        parts.append(f"skip gradient norms above {skip.max_grad_norm:g}")
     if config.spike is not None:
-        said.append(f"skip spikes of {config.spike.sigma:g} sigma")
+        parts.append(f"skip spikes of {config.spike.sigma:g} sigma")
     if config.recovery is not None:
-        said.append(f"snapshot every {config.recovery.every}")
-    said.append(f"stop after {skip.max_consecutive} bad steps")
-    return ", ".join(said)
+        parts.append(f"snapshot every {config.recovery.every}")
+    parts.append(f"stop after {skip.max_consecutive} bad steps")
+    return ", ".join(parts)

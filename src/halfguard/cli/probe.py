@@ -1,4 +1,4 @@
-"""``halfguard probe``: the range of every layer, before training."""
+"""``halfguard probe``: measure the range of every layer before training."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ def probe(
     entry: Annotated[
         str, typer.Argument(metavar="ENTRY", help="file.py:function or module:function.")
     ],
-    steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 20,
-    precision: Annotated[str, typer.Option(help="fp32, or fp16-mixed to see it break.")] = "fp32",
-    scale: Annotated[float, typer.Option(help="The loss scale in use; a power of two.")] = 65536.0,
-    seed: Annotated[int, typer.Option(help="Passed to the function.")] = 0,
-    png: Annotated[Path | None, typer.Option(help="Save the heat map here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Save a page with everything here.")] = None,
+    steps: Annotated[int, typer.Option(help="Number of training steps.", min=1)] = 20,
+    precision: Annotated[
+        str, typer.Option(help="fp32, or fp16-mixed to see where it breaks.")
+    ] = "fp32",
+    scale: Annotated[float, typer.Option(help="Loss scale in use; a power of two.")] = 65536.0,
+    seed: Annotated[int, typer.Option(help="Seed, passed to the function.")] = 0,
+    png: Annotated[Path | None, typer.Option(help="Save the heat map as PNG.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Save all results as one HTML page.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Print every layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a few steps and show which layers leave the range of FP16.
 
-    Exit code 0: nothing found; 1: findings; 2: a mistake in the call.
+    Exit code 0: nothing found; 1: findings; 2: usage error.
     """
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
@@ -45,13 +47,14 @@ def probe(
         workload = load(entry, seed)
         report = run(workload, steps=steps, precision=precision, scale=scale, advance=bar.advance)
     if png is not None:
-        from halfguard.report.heat_map import save_png  # noqa: PLC0415
+        from halfguard.report.heat_map_png import save_png  # noqa: PLC0415
 
         save_png(report, png)
     if html is not None:
-        from halfguard.report.probe_page import save_html  # noqa: PLC0415
+        from halfguard.records import write_atomically  # noqa: PLC0415
+        from halfguard.report import probe_page, to_html  # noqa: PLC0415
 
-        save_html(report, html)
+        write_atomically(html, to_html(probe_page(report)))
     if as_json:
         typer.echo(report.to_json())
     else:
@@ -62,6 +65,8 @@ def probe(
 def _print(report: ProbeReport, *, every: bool) -> None:
     from rich.console import Console  # noqa: PLC0415
 
+    from halfguard.report.heat_map import least_headroom  # noqa: PLC0415
+
     console = Console(highlight=False, markup=False)
     window = report.window
     fits = f"{window.low:g} to {window.high:g}" if window else "none fits all layers"
@@ -71,16 +76,14 @@ def _print(report: ProbeReport, *, every: bool) -> None:
     )
     console.print(f"loss scale: {fits}; best {report.best_scale:g}, current {report.scale:g}")
     console.print("headroom in bits, and the share of gradients that vanish:")
-    ordered = sorted(report.layers, key=lambda layer: _tightest(layer, report))
+    ordered = sorted(report.layers, key=lambda layer: least_headroom(layer, report.best_scale))
     shown = ordered if every else ordered[:ROWS]
     console.print(_table(shown, report))
     if len(shown) < len(ordered):
-        console.print(f"{len(ordered) - len(shown)} layers with more headroom: --all shows them.")
+        console.print(
+            f"{len(ordered) - len(shown)} layers with more headroom are not shown; --all shows them."
+        )
     _print_findings(report, console)
-
-
-def _tightest(layer: LayerRange, report: ProbeReport) -> float:
-    return min(layer.forward_headroom, layer.backward_headroom(report.best_scale))
 
 
 def _table(layers: list[LayerRange], report: ProbeReport) -> Table:

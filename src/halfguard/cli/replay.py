@@ -1,4 +1,4 @@
-"""``halfguard replay``: repeat a bad step from its incident, and say what would have prevented it."""
+"""``halfguard replay``: repeat a bad step from its incident, and find what would have prevented it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ def replay(
     ],
     entry: Annotated[
         str | None,
-        typer.Option(metavar="ENTRY", help="file.py:function; by default what the incident names."),
+        typer.Option(metavar="ENTRY", help="file.py:function; default: the entry in the incident."),
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Save the page here as Markdown.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Save the page here, ranges drawn.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Save the report as Markdown.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Save the report as HTML, with drawings.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Repeat a bad step, name where it began, and try what would have prevented it.
+    """Repeat a bad step, find where it began, and try changes that could have prevented it.
 
-    Exit code 0: a cure was seen to work; 1: none was, or the step did not break again; 2: a mistake in
-    the call.
+    Exit code 0: a change makes the step good; 1: none does, or the step did not break again; 2: usage error.
     """
     for path, option in ((markdown, "--markdown"), (html, "--html")):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
     autopsy = _run(incident, entry)
     from halfguard.cli.pages import print_page  # noqa: PLC0415
-    from halfguard.records import write_whole  # noqa: PLC0415
+    from halfguard.records import write_atomically  # noqa: PLC0415
     from halfguard.report import autopsy_page, to_html, to_markdown  # noqa: PLC0415
 
     page = autopsy_page(autopsy)
     if markdown is not None:
-        write_whole(markdown, to_markdown(page))
+        write_atomically(markdown, to_markdown(page))
     if html is not None:
-        write_whole(html, to_html(page))
+        write_atomically(html, to_html(page))
     if as_json:
         typer.echo(autopsy.to_json())
     else:
@@ -60,7 +61,7 @@ def _run(incident: Path, entry: str | None) -> Autopsy:
     with progress("replay") as bar:
 
         def watch(doing: str) -> None:
-            bar.say(doing)
+            bar.describe(doing)
             bar.advance()
 
         return run(incident, entry, watch=watch)

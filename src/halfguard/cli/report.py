@@ -1,4 +1,4 @@
-"""``halfguard report``: what happened in a run, also while it goes on, or what a study has proved."""
+"""``halfguard report``: show what happened in a run, finished or not, or the verdict of a study."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-class _Found(NamedTuple):
-    page: Callable[[str], Page]  # given where the folder lies, seen from the page
+class _Report(NamedTuple):
+    page: Callable[[str], Page]  # takes the path from the page to the folder, for links
     json: str
     exit_code: int
 
@@ -26,31 +26,31 @@ def report(
     run_dir: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run, such as runs/exp1.")
     ],
-    html: Annotated[Path | None, typer.Option(help="Save the page here, curves drawn.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Save the report as HTML, with curves.")] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--md", "--markdown", help="Save the page here as Markdown.")
+        Path | None, typer.Option("--md", "--markdown", help="Save the report as Markdown.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what happened in a run: loss, gradient norm and scale, every unusual step with its cause.
+    """Show what happened in a run: loss, gradient norm, loss scale, and the cause of every unusual step.
 
-    For the folder of a study: its verdict, and what its sign-off is worth now.
+    For the folder of a study, show its verdict and whether its sign-off is still valid.
 
-    Exit code 0: read, and a study passes; 1: a part is damaged, or a study does not pass; 2: a mistake
-    in the call.
+    Exit code 0: the run was read, or the study passes; 1: a file is damaged, or the study does not pass;
+    2: usage error.
     """
     for path, option in ((markdown, "--md"), (html, "--html")):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
     from halfguard.cli.pages import print_page  # noqa: PLC0415
-    from halfguard.records import write_whole  # noqa: PLC0415
+    from halfguard.records import write_atomically  # noqa: PLC0415
     from halfguard.report import to_html, to_markdown  # noqa: PLC0415
 
     found = _study(run_dir) if (run_dir / "study.json").is_file() else _run(run_dir)
     if markdown is not None:
-        write_whole(markdown, to_markdown(found.page(_seen_from(markdown, run_dir))))
+        write_atomically(markdown, to_markdown(found.page(_link_base(markdown, run_dir))))
     if html is not None:
-        write_whole(html, to_html(found.page(_seen_from(html, run_dir))))
+        write_atomically(html, to_html(found.page(_link_base(html, run_dir))))
     if as_json:
         typer.echo(found.json)
     else:
@@ -58,26 +58,23 @@ def report(
     raise typer.Exit(found.exit_code)
 
 
-def _run(run_dir: Path) -> _Found:
-    from halfguard.cli.stories import read  # noqa: PLC0415
+def _run(run_dir: Path) -> _Report:
+    from halfguard.journal.run_folder import read_run  # noqa: PLC0415
     from halfguard.report import run_page  # noqa: PLC0415
 
-    story = read(run_dir)
-    return _Found(
-        lambda folder: run_page(story, folder), story.to_json(), 1 if story.problems else 0
-    )
+    run = read_run(run_dir)
+    return _Report(lambda folder: run_page(run, folder), run.to_json(), 1 if run.problems else 0)
 
 
-def _study(folder: Path) -> _Found:
-    from halfguard.records.study import Study  # noqa: PLC0415
+def _study(folder: Path) -> _Report:
     from halfguard.report import study_page  # noqa: PLC0415
-    from halfguard.validation.approval import read_verdict, standing  # noqa: PLC0415
+    from halfguard.validation.approval import check_sign_off  # noqa: PLC0415
+    from halfguard.validation.study_files import read_study, read_verdict  # noqa: PLC0415
 
-    study = Study.from_json((folder / "study.json").read_bytes())
     verdict = read_verdict(folder)
-    page = study_page(study, verdict, standing(folder))
-    return _Found(lambda _: page, verdict.to_json(), verdict.exit_code)
+    page = study_page(read_study(folder), verdict, check_sign_off(folder))
+    return _Report(lambda _: page, verdict.to_json(), verdict.exit_code)
 
 
-def _seen_from(page: Path, run_dir: Path) -> str:
+def _link_base(page: Path, run_dir: Path) -> str:
     return Path(os.path.relpath(run_dir.resolve(), page.resolve().parent)).as_posix()

@@ -1,4 +1,4 @@
-"""``halfguard rule``: the page of a lint rule."""
+"""``halfguard rule``: print the page of a lint rule."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def rule(
     code: Annotated[
-        str | None, typer.Argument(metavar="CODE", help="A code or a name: HG101, mask-constant.")
+        str | None,
+        typer.Argument(metavar="CODE", help="Code or name of a rule: HG101, mask-constant."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="List all rules.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what a lint rule finds, why it matters, and what to write instead."""
     from halfguard.errors import UsageError  # noqa: PLC0415
-    from halfguard.lint.pages import page  # noqa: PLC0415
+    from halfguard.lint.pages import rule_page  # noqa: PLC0415
     from halfguard.lint.registry import all_rules, find_rule  # noqa: PLC0415
 
     if every == (code is not None):
         raise UsageError(
-            "Name one rule, or ask for all of them.",
+            "Give one rule, or --all.",
             cure="Run: halfguard rule HG101, or halfguard rule --all",
         )
     rules = all_rules() if code is None else (find_rule(code),)
@@ -49,4 +50,4 @@ def rule(
             note = "".join((" [*]" if r.meta.fix == "safe" else "", " (preview)" * r.meta.preview))
             typer.echo(f"{r.code}  {r.meta.name:<28}{r.page.partition(chr(10))[0]}{note}")
     else:
-        typer.echo(page(rules[0]), nl=False)
+        typer.echo(rule_page(rules[0]), nl=False)

@@ -1,4 +1,4 @@
-"""A command that needs torch says so with the pip command, not with a traceback."""
+"""Commands that need torch: without it they print the pip command instead of a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MODULES = {"torch": ("torch",), "validate": ("torch", "numpy", "scipy")}
 
 @contextmanager
 def torch_needed(command: str, extra: str = "torch") -> Iterator[None]:
-    """Around the imports of a command's instrument; ``extra`` is what brings all that they need."""
+    """Turn a missing package into a ``MissingExtraError`` that names ``extra``."""
     try:
         yield
     except ModuleNotFoundError as error:

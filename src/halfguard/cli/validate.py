@@ -1,4 +1,4 @@
-"""``halfguard validate``: is 16 bits as good as 32, and who says so."""
+"""``halfguard validate``: compare 16-bit training with FP32, and sign off the result."""
 
 from __future__ import annotations
 
@@ -34,64 +34,62 @@ app = typer.Typer(
 
 @app.command()
 def run(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="What to compare: a YAML file.")],
+    spec: Annotated[
+        Path, typer.Argument(metavar="SPEC", help="YAML file that describes the study.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for every run and the report; else runs/NAME.")
+        Path | None, typer.Option(help="Folder for runs and reports; default: runs/NAME.")
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(help="local or ray, in place of the specification's.")
+        str | None, typer.Option(help="local or ray; replaces the one in SPEC.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Runs at a time.", min=1)] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of runs at the same time.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    """Run a study, or go on with it, and give the verdict on every candidate.
+    """Run or resume a study, and print the verdict on every candidate.
 
-    Exit code 0: every candidate passes; 1: one does not; 2: a mistake in the call.
+    Exit code 0: every candidate passes; 1: one does not; 2: usage error.
     """
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.pages import print_page  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
-    from halfguard.cli.verdicts import save_verdict  # noqa: PLC0415
 
     with torch_needed("halfguard validate", extra="validate"):
-        from halfguard.records.study import Study  # noqa: PLC0415
         from halfguard.validation.spec import Spec  # noqa: PLC0415
-        from halfguard.validation.study import make_executor, missing  # noqa: PLC0415
-        from halfguard.validation.validate import default_folder, validate  # noqa: PLC0415
+        from halfguard.validation.study import make_executor, missing_tasks  # noqa: PLC0415
+        from halfguard.validation.validate import default_folder, run_validation  # noqa: PLC0415
     checked = Spec.load(spec)
     folder = out or default_folder(checked)
     where = make_executor(_executor(checked, executor, workers))
     try:
-        with progress(checked.name, len(missing(checked, folder))) as bar:
-            telling = _telling(bar, checked)
-            verdict = validate(checked, folder=folder, executor=where, on_progress=telling)
+        with progress(checked.name, len(missing_tasks(checked, folder))) as bar:
+            verdict, page = run_validation(checked, folder, where, _show_progress(bar, checked))
     except KeyboardInterrupt:
-        said = f"Interrupted. Every finished run is kept in {folder}; the same command goes on."
-        typer.echo(said, err=True)
+        message = f"Interrupted. Every finished run is kept in {folder}; the same command resumes."
+        typer.echo(message, err=True)
         raise typer.Exit(130) from None
-    study = Study.from_json((folder / "study.json").read_bytes())
-    page = save_verdict(folder, study, verdict)
     if as_json:
         typer.echo(verdict.to_json())
     else:
         print_page(page)
-        typer.echo(f"\nThe whole report: {folder / 'report.html'}")
+        typer.echo(f"\nFull report: {folder / 'report.html'}")
     raise typer.Exit(verdict.exit_code)
 
 
 @app.command()
 def approve(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a study.")],
-    by: Annotated[str, typer.Option(help="Who has read the report.")],
+    by: Annotated[str, typer.Option(help="Name of the person who has read the report.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the sign-off as JSON.")] = False,
 ) -> None:
-    """Sign a study off; a file that changes afterwards makes the sign-off void."""
+    """Sign off a study. The sign-off becomes void if a file changes afterwards."""
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
-    from halfguard.cli.verdicts import sign  # noqa: PLC0415
+    from halfguard.validation.approval import approve as sign_off  # noqa: PLC0415
 
     with torch_needed("halfguard validate approve", extra="validate"):
-        from halfguard.validation.judgement import statistics  # noqa: F401, PLC0415
-    signed = sign(folder, by)
+        signed = sign_off(folder, by)
     if as_json:
         typer.echo(signed.to_json())
     else:
@@ -103,25 +101,25 @@ def approve(
 def _executor(spec: Spec, kind: str | None, workers: int | None) -> ExecutorSpec:
     from halfguard.validation.sections import ExecutorSpec  # noqa: PLC0415
 
-    given = {"kind": kind, "workers": workers}
     if kind not in (None, "local", "ray"):
         raise typer.BadParameter(f"{kind!r} is neither local nor ray", param_hint="--executor")
+    given = {"kind": kind, "workers": workers}
     changed = {key: value for key, value in given.items() if value is not None}
     return ExecutorSpec.model_validate(spec.executor.model_dump() | changed)
 
 
-def _telling(bar: Bar, spec: Spec) -> OnProgress:
-    def tell(progress: Progress) -> None:
+def _show_progress(bar: Bar, spec: Spec) -> OnProgress:
+    def show(progress: Progress) -> None:
         if progress.last is not None:
             bar.advance()
         left = progress.seconds_left
-        words = "" if left is None else f", about {_time(left)} left"
-        bar.say(f"{spec.name}: {progress.done} of {progress.total}{words}")
+        time_left = "" if left is None else f", about {_duration(left)} left"
+        bar.describe(f"{spec.name}: {progress.done} of {progress.total}{time_left}")
 
-    return tell
+    return show
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 2:
         return f"{seconds:.0f} s"

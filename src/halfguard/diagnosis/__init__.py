@@ -1,1 +1,1 @@
-"""What a machine, a configuration and a model will really do in 16 bits, told before training."""
+"""Find out, before training, what a machine, a configuration and a model do in 16 bits."""

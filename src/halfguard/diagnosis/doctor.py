@@ -1,7 +1,7 @@
-"""``doctor``: what a model and its training setup will really do, before an hour is lost on it.
+"""``doctor``: find out what a model and its training setup will do, before training starts.
 
-One forward pass is run and watched, on the model as it is in training; then every check looks at the
-setup. Nothing is updated: weights, gradients, attributes, the batch and random generators are as before.
+One forward pass is run and observed, with the model in its training state. Then every check looks at the
+setup. Nothing is updated: weights, gradients, attributes, the batch and random state are restored.
 """
 
 from __future__ import annotations
@@ -20,25 +20,21 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from halfguard.diagnosis.model import checks as folder
-from halfguard.diagnosis.model.arguments import (
-    checked_checkpoint,
-    checked_model,
-    checked_optimizers,
-)
-from halfguard.diagnosis.model.effective import seen_in
-from halfguard.diagnosis.model.forward import watch
+from halfguard.diagnosis.model.arguments import check_checkpoint, check_model, check_optimizers
+from halfguard.diagnosis.model.effective import add_observations
+from halfguard.diagnosis.model.forward import observe_forward
 from halfguard.diagnosis.model.frameworks import accelerate, lightning, plain, transformers
-from halfguard.diagnosis.model.frameworks.inputs import Given
-from halfguard.diagnosis.model.restore_model import kept, reshard
-from halfguard.diagnosis.model.subject import Subject
+from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs
+from halfguard.diagnosis.model.restore_model import reshard, restore_afterwards
+from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.errors import UsageError
 from halfguard.guard import GradScaler, Guard
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding
 from halfguard.workload import Workload
 
-Check = Callable[[Subject], Iterator[Finding]]
+Check = Callable[[TrainingSetup], Iterator[Finding]]
 
 
 def doctor(
@@ -52,52 +48,53 @@ def doctor(
     trainer: Any = None,
     checkpoint: Mapping[str, Any] | str | os.PathLike[str] | None = None,
 ) -> Diagnosis:
-    """Examine a training setup; give what is at hand, and the more the better.
+    """Examine a training setup. Every argument is optional; each one allows more checks.
 
-    ``precision`` is what was asked for, in our words or the framework's. With a ``batch``, one forward
-    pass is run as training runs it, ``loss(model, batch)``, and what it computes in is measured; without
-    a ``loss`` the model is called with the batch. In a loop of your own, call this where the forward pass
-    is called: under the same autocast. ``trainer`` is what trains the model otherwise: a Lightning
-    Trainer, a Trainer or TrainingArguments of transformers, an Accelerator, or a ``halfguard.Guard``.
-    ``checkpoint`` is what training is to be resumed from: a mapping, a file or a folder.
+    ``precision`` is the precision that you asked for, by halfguard's name or the framework's. With a
+    ``batch``, one forward pass runs as in training, ``loss(model, batch)``, and its precision is measured;
+    without a ``loss`` the model is called with the batch. In your own training loop, call this function
+    where you call the forward pass, under the same autocast. Otherwise pass as ``trainer`` the object that
+    trains the model: a Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator, or
+    a ``halfguard.Guard``. ``checkpoint`` is the checkpoint to resume from: a mapping, a file or a folder.
     """
-    given = Given(
-        model=checked_model(model),
-        optimizers=checked_optimizers(optimizer),
+    inputs = DoctorInputs(
+        model=check_model(model),
+        optimizers=check_optimizers(optimizer),
         scaler=scaler,
         precision=precision,
         loss=loss,
         batch=batch,
-        checkpoint=checked_checkpoint(checkpoint),
+        checkpoint=check_checkpoint(checkpoint),
     )
-    return examine(_subject(trainer, given))
+    return examine(_read_setup(trainer, inputs))
 
 
 def doctor_workload(workload: Workload, *, precision: Precision | str) -> Diagnosis:
     """Examine a workload as a ``halfguard.Guard`` would train it in ``precision``, with its scaler."""
     wanted, fresh = Precision(precision), workload.fresh()
     fresh.store_weights_as(wanted)
-    given = Given(
+    inputs = DoctorInputs(
         model=fresh.model,
         optimizers=(fresh.optimizer,),
         scaler=GradScaler(fresh.device.type) if wanted.needs_loss_scale else None,
         loss=fresh.loss,
         batch=next(fresh.take(1)),
     )
-    return examine(plain.in_precision(given, wanted))
+    return examine(plain.in_precision(inputs, wanted))
 
 
-def examine(subject: Subject) -> Diagnosis:
-    """Run the forward pass, if there is one to run, and every check."""
-    if subject.model is not None and subject.step is not None:
-        _refuse_without_weights(subject.model)
-    with nullcontext() if subject.model is None else kept(subject.model), subject.as_trained():
-        if subject.model is not None and subject.step is not None:
-            seen = watch(subject.model, subject.step, subject.device_type)
-            reshard(subject.model)
-            subject = seen_in(subject, seen)
-        findings = tuple(found for check in all_checks() for found in check(subject))
-    return Diagnosis(framework=subject.framework, effective=subject.effective, findings=findings)
+def examine(setup: TrainingSetup) -> Diagnosis:
+    """Run the forward pass, if there is a batch for it, and every check."""
+    if setup.model is not None and setup.run_forward is not None:
+        _refuse_without_weights(setup.model)
+    restored = nullcontext() if setup.model is None else restore_afterwards(setup.model)
+    with restored, setup.as_trained():
+        if setup.model is not None and setup.run_forward is not None:
+            observed = observe_forward(setup.model, setup.run_forward, setup.device_type)
+            reshard(setup.model)
+            setup = add_observations(setup, observed)
+        findings = tuple(found for check in all_checks() for found in check(setup))
+    return Diagnosis(framework=setup.framework, effective=setup.effective, findings=findings)
 
 
 def _refuse_without_weights(model: nn.Module) -> None:
@@ -105,33 +102,33 @@ def _refuse_without_weights(model: nn.Module) -> None:
         lazy = isinstance(parameter, UninitializedParameter)
         if lazy or parameter.is_meta:
             raise UsageError(
-                f"{name} has no numbers yet: it is {'lazy' if lazy else 'on the meta device'}.",
+                f"{name} has no values yet: it is {'lazy' if lazy else 'on the meta device'}.",
                 cure="Run one batch through the model first."
                 if lazy
-                else 'Give the model a device first: model.to_empty(device="cpu"), then its weights.',
+                else 'Move the model to a device first: model.to_empty(device="cpu"). Then load its weights.',
             )
 
 
 @functools.cache
 def all_checks() -> tuple[Check, ...]:
-    """Every check, by code."""
+    """Return the check of every ``checks/hd*.py``, sorted by code."""
     names = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name[:2] == "hd")
     return tuple(importlib.import_module(f"{folder.__name__}.{name}").check for name in names)
 
 
-def _subject(trainer: Any, given: Given) -> Subject:
+def _read_setup(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
     if trainer is None:
-        return plain.subject(given)
+        return plain.read_setup(inputs)
     if isinstance(trainer, Guard):
-        return plain.guarded(trainer, given)
+        return plain.read_guard(trainer, inputs)
     if lightning.recognise(trainer):
-        return lightning.subject(trainer, given)
+        return lightning.read_setup(trainer, inputs)
     if transformers.recognise(trainer):
-        return transformers.subject(trainer, given)
+        return transformers.read_setup(trainer, inputs)
     if accelerate.recognise(trainer):
-        return accelerate.subject(trainer, given)
+        return accelerate.read_setup(trainer, inputs)
     raise UsageError(
-        f"doctor(trainer=...) was given a {type(trainer).__name__}, which it does not know.",
+        f"doctor(trainer=...) was given a {type(trainer).__name__}, which it does not support.",
         cure="Pass a Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator "
-        "or a halfguard.Guard; for a loop of your own leave it out.",
+        "or a halfguard.Guard. For your own training loop, leave trainer out.",
     )

@@ -1,4 +1,4 @@
-"""What one rank must agree on with the others; the only room that imports torch.distributed.
+"""Everything that involves several ranks; the only package that imports torch.distributed.
 
-Everything here works the same for one process without a group, where there is nobody to agree with.
+All of it also works in a single process without a process group.
 """

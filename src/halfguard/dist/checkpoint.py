@@ -1,8 +1,8 @@
-"""Named tensors on disk: each rank writes what it holds, and any number of ranks reads it back.
+"""Save and load named tensors: each rank writes its own part, and any number of ranks can read it back.
 
-torch.distributed.checkpoint plans and cuts, in its safetensors form: its own form keeps a pickle beside the
-tensors, and nothing here is ever unpickled. Saving goes on in the background while training goes on in the
-foreground, so it speaks over a group of its own: two threads that share a group would mix up their messages.
+This uses torch.distributed.checkpoint with its safetensors format. Its default format contains a pickle, and
+halfguard never unpickles anything. Saving runs in the background while training continues, so it uses its own
+process group: if two threads shared a group, their messages would be mixed up.
 """
 
 from __future__ import annotations
@@ -22,81 +22,81 @@ from torch import Tensor
 
 from halfguard.dist.collectives import world_size
 from halfguard.errors import RecordError
-from halfguard.records.snapshot import FileSum
+from halfguard.records.snapshot import FileChecksum
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    from halfguard.dist.summing_writer import SummingWriter
+    from halfguard.dist.checksum_writer import ChecksumWriter
 
-Kind = tuple[torch.Size, torch.dtype]
+ShapeAndDtype = tuple[torch.Size, torch.dtype]
 
 
 @dataclass(frozen=True)
-class Saving:
-    """Tensors on their way to the disk."""
+class PendingSave:
+    """A save that runs in the background."""
 
     done: Future[Any]
-    writer: SummingWriter
+    writer: ChecksumWriter
 
 
 def _group() -> Any:
-    return _group_beside(dist.group.WORLD) if world_size() > 1 else None
+    return _make_group(dist.group.WORLD) if world_size() > 1 else None
 
 
 @lru_cache(maxsize=1)
-def _group_beside(_default: Any) -> Any:
-    """The group for saving and loading, over the hosts; made by all ranks at the first use."""
+def _make_group(_default: Any) -> Any:
+    """Make the process group for saving and loading, on the CPU; all ranks do so at the first use."""
     return dist.new_group(backend="gloo")
 
 
-def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> Saving:
-    """Copy tensors to the host, and write them to ``folder`` in the background. Every rank must call.
+def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> PendingSave:
+    """Copy tensors to the host, and write them to ``folder`` in the background. Every rank must call this.
 
-    A DTensor is written by the ranks that hold its parts, any other tensor by one of those that name it.
+    The ranks that hold a DTensor's shards write them; one of the ranks that name it writes any other tensor.
     """
-    # Imported where it is used: loading it takes longer than many a training step.
+    # Imported here because loading it takes longer than many training steps.
     from torch.distributed.checkpoint.state_dict_saver import async_save  # noqa: PLC0415
 
-    from halfguard.dist.summing_writer import SummingWriter  # noqa: PLC0415
+    from halfguard.dist.checksum_writer import ChecksumWriter  # noqa: PLC0415
 
-    _be_silent_about_being_alone()
-    writer = SummingWriter(folder)
+    _ignore_single_process_warning()
+    writer = ChecksumWriter(folder)
     done = async_save(
         {name: tensor.detach() for name, tensor in tensors.items()},
         storage_writer=writer,
         process_group=_group(),
         no_dist=world_size() == 1,
     )
-    return Saving(cast("Future[Any]", done), writer)
+    return PendingSave(cast("Future[Any]", done), writer)
 
 
-def wait_for(saving: Saving) -> dict[str, FileSum]:
-    """Wait until everything is on disk; the files that this rank wrote, as they were when it had.
+def wait_until_saved(saving: PendingSave) -> dict[str, FileChecksum]:
+    """Wait until everything is on disk; return the checksums of the files that this rank wrote.
 
-    An error of any rank is raised on all of them.
+    An error on any rank is raised on all of them.
     """
-    with _errors_of_torch("written"):
+    with _as_record_error("written"):
         saving.done.result()
-    return saving.writer.sums
+    return saving.writer.checksums
 
 
-def stored(folder: Path) -> dict[str, Kind]:
-    """Names, whole sizes and dtypes of the tensors in a folder."""
+def read_shapes(folder: Path) -> dict[str, ShapeAndDtype]:
+    """Return the full shape and dtype of each tensor in a folder, by name."""
     found: dict[str, Any] = _reader(folder).read_metadata().state_dict_metadata
     return {name: (entry.size, entry.properties.dtype) for name, entry in found.items()}
 
 
 def load_into(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read tensors in place, each as it is spread here now. Every rank must call.
+    """Read tensors in place, with their current sharding. Every rank must call this.
 
-    What no file in the folder covers is left as it is, without an error: who calls must know that all of
-    them are there.
+    Tensors that no file in the folder contains are left unchanged, without an error: the caller must check
+    that all files are present.
     """
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
-    _be_silent_about_being_alone()
-    with _errors_of_torch("read"):
+    _ignore_single_process_warning()
+    with _as_record_error("read"):
         load(
             dict(tensors),
             storage_reader=_reader(folder),
@@ -106,18 +106,18 @@ def load_into(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _errors_of_torch(what: str) -> Iterator[None]:
+def _as_record_error(action: str) -> Iterator[None]:
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
 
     try:
         yield
-    except CheckpointException as error:  # which is no Exception, and would pass every handler
+    except CheckpointException as error:  # not an Exception: other handlers would not catch it
         first = next(iter(error.failures.values()), (error,))[0]
-        raise RecordError(f"The tensors could not be {what}: {first!r}") from error
+        raise RecordError(f"The tensors could not be {action}: {first!r}") from error
 
 
-def _be_silent_about_being_alone() -> None:
-    # torch warns whoever saves from one process, in a thread that no warnings context reaches.
+def _ignore_single_process_warning() -> None:
+    # torch warns when a single process saves, in a thread that no warnings context reaches.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
 

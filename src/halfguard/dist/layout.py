@@ -1,13 +1,13 @@
-"""How parameters are spread over the ranks: who holds the same values, and whose gradients tell everybody.
+"""The distribution of parameters over ranks: the ranks that hold the same values of each parameter.
 
-Three kinds of parameters occur. A plain tensor in a DistributedDataParallel model is held by every rank of
-its group. A DTensor (FSDP2, HSDP, tensor parallelism) is held by those ranks of its mesh that differ only in
-dimensions along which it is replicated. Everything else is held by each rank for itself: an expert that DDP
+There are three kinds of parameters. A plain tensor in a DistributedDataParallel model is held by every rank
+of its group. A DTensor (FSDP2, HSDP, tensor parallelism) is held by those ranks of its mesh that differ only
+in dimensions along which it is replicated. Any other parameter is held by one rank alone: an expert that DDP
 was told to ignore, a pipeline stage. From this follow
 
-- the share of a rank in a global norm: its values count once, not once for each holder;
-- whether an overflow on one rank shows in the gradients of all: then nothing about it need be sent;
-- who must have bitwise the same values as whom, which ``guard.desync`` checks.
+- the share of a rank in a global norm: replicated values count once, not once per rank;
+- whether an overflow on one rank appears in the gradients of all ranks: then it need not be communicated;
+- the ranks that must have bitwise equal values, which ``guard.agreement.desync`` checks.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from halfguard.dist.collectives import rank, world_size
-from halfguard.dist.wrapping import is_spread
+from halfguard.dist.wrapping import is_dtensor
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor, Placement
+    from torch.distributed.tensor import Placement
 
 
 @dataclass(frozen=True)
 class Holders:
     """The ranks that hold the same values of a parameter, in order."""
 
-    ranks: tuple[int, ...] | None = None  # None: all of them, however many there are
+    ranks: tuple[int, ...] | None = None  # None: all ranks
 
     @property
     def count(self) -> int:
-        """How many hold it."""
         return world_size() if self.ranks is None else len(self.ranks)
 
     @property
     def position(self) -> int:
-        """Where this rank stands among them."""
+        """The index of this rank among them."""
         return rank() if self.ranks is None else self.ranks.index(rank())
 
 
@@ -51,38 +50,37 @@ ALL = Holders()
 
 @dataclass(frozen=True)
 class Layout:
-    """How the parameters of one model lie on the ranks."""
+    """The distribution of one model's parameters over the ranks."""
 
-    holders: tuple[Holders, ...]  # one a parameter
-    carried: bool  # whether gradients carry an overflow on any rank to every rank
-    replicated: bool  # whether every rank holds everything
+    holders: tuple[Holders, ...]  # one per parameter
+    overflow_reaches_all: bool  # True if gradients carry an overflow on any rank to every rank
+    replicated: bool  # True if every rank holds everything
 
     @property
     def shares(self) -> list[float]:
-        """What this rank's part of each parameter counts in a sum over all ranks."""
+        """The weight of this rank's part of each parameter in a sum over all ranks."""
         return [1 / holders.count for holders in self.holders]
 
 
-def layout_of(model: nn.Module, parameters: Sequence[Tensor]) -> Layout:
-    """Look at a model as it is wrapped; ``parameters`` are those that its optimizers update."""
+def find_layout(model: nn.Module, parameters: Sequence[Tensor]) -> Layout:
+    """Find the layout of a wrapped model; ``parameters`` are those that its optimizers update."""
     if world_size() == 1:
-        return Layout((Holders((0,)),) * len(parameters), carried=True, replicated=True)
-    in_ddp = _replicated_by_ddp(model)
-    alone = Holders((rank(),))
+        alone = (Holders((0,)),) * len(parameters)
+        return Layout(alone, overflow_reaches_all=True, replicated=True)
+    in_ddp = _find_ddp_holders(model)
     holders = tuple(
-        _holders_of(p) if is_spread(p) else in_ddp.get(id(p), alone) for p in parameters
+        _find_mesh_holders(p.device_mesh, p.placements)
+        if is_dtensor(p)
+        else in_ddp.get(id(p), Holders((rank(),)))
+        for p in parameters
     )
     replicated = all(held == ALL for held in holders)
-    return Layout(holders, replicated or _on_one_mesh(parameters), replicated)
-
-
-def _holders_of(parameter: DTensor) -> Holders:
-    return _holders_on_mesh(parameter.device_mesh, parameter.placements)
+    return Layout(holders, replicated or _share_one_mesh(parameters), replicated)
 
 
 @lru_cache(maxsize=64)
-def _holders_on_mesh(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Holders:
-    root, placed = _over_the_whole_mesh(mesh, placements)
+def _find_mesh_holders(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Holders:
+    root, placed = _extend_to_root_mesh(mesh, placements)
     here = root.get_coordinate()
     if here is None:
         return Holders((rank(),))
@@ -94,10 +92,10 @@ def _holders_on_mesh(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Hol
     return ALL if len(ranks) == world_size() else Holders(ranks)
 
 
-def _over_the_whole_mesh(
+def _extend_to_root_mesh(
     mesh: DeviceMesh, placements: tuple[Placement, ...]
 ) -> tuple[DeviceMesh, Sequence[Placement | None]]:
-    """The mesh that a part of it was cut from; along what was cut away, everybody holds the same."""
+    """Return the mesh that a submesh was sliced from; along the other dimensions values are replicated."""
     root = mesh._get_root_mesh()
     by_name = dict(zip(mesh.mesh_dim_names or (), placements, strict=False))
     names = root.mesh_dim_names or ()
@@ -106,14 +104,14 @@ def _over_the_whole_mesh(
     return root, [by_name.get(name) for name in names]
 
 
-def _on_one_mesh(parameters: Iterable[Tensor]) -> bool:
-    """Whether torch itself reduces found_inf and norms over all ranks: one mesh, one way of sharding."""
-    kinds = {(p.device_mesh, p.placements) if is_spread(p) else None for p in parameters}
+def _share_one_mesh(parameters: Iterable[Tensor]) -> bool:
+    """Return whether all have one mesh and one sharding: then torch reduces found_inf and norms itself."""
+    kinds = {(p.device_mesh, p.placements) if is_dtensor(p) else None for p in parameters}
     kind = kinds.pop() if len(kinds) == 1 else None
     return kind is not None and kind[0].size() == world_size()
 
 
-def _replicated_by_ddp(model: nn.Module) -> dict[int, Holders]:
+def _find_ddp_holders(model: nn.Module) -> dict[int, Holders]:
     found: dict[int, Holders] = {}
     for module in model.modules():
         if not isinstance(module, DistributedDataParallel):

@@ -1,11 +1,11 @@
-"""The wrappers of torch.distributed around a model: see through them, and hold their gradients back.
+"""Work with models wrapped by torch.distributed: unwrap them, and control when gradients are reduced.
 
-FSDP2 has no public way to run one step in another precision. The policy that ``fully_shard`` was given is
-kept in each module's state and read again at every unshard, so it is exchanged there for the length of one
-repeated step; ``tests/dist`` fails if a new torch keeps it elsewhere.
+FSDP2 has no public way to run one step in another precision. The policy passed to ``fully_shard`` is stored
+in each module's state and read at every unshard, so it is replaced there for one repeated step;
+``tests/dist`` fails if a new torch stores it elsewhere.
 
-Loading FSDP and DTensor takes longer than all of halfguard. A program that uses them has loaded them, so they
-are looked up among the loaded modules and never imported here.
+Importing FSDP and DTensor takes longer than importing all of halfguard. A program that uses them has already
+imported them, so they are looked up in ``sys.modules`` and never imported here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _WIDE = (torch.float32, torch.float64)
 
 
-def is_spread(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor, of which this rank may hold only a part."""
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether a tensor is a DTensor, of which this rank may hold only a shard."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """The modules of a model to which ``fully_shard`` was applied."""
+    """Return the modules of a model to which ``fully_shard`` was applied."""
     loaded = sys.modules.get("torch.distributed.fsdp")
     if loaded is None:
         return []
@@ -43,15 +43,15 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 def reduce_partial(parameter: Tensor) -> None:
-    """Add up a gradient that is still in parts, as sequence parallelism leaves it."""
+    """Sum a gradient that is still partial, as sequence parallelism leaves it."""
     grad = parameter.grad
-    if grad is not None and is_spread(grad) and any(p.is_partial() for p in grad.placements):
-        assert is_spread(parameter)  # noqa: S101 - a gradient lies where its parameter does
+    if grad is not None and is_dtensor(grad) and any(p.is_partial() for p in grad.placements):
+        assert is_dtensor(parameter)  # noqa: S101 - a gradient is placed like its parameter
         parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own model, whose parameters have the user's own names: neither DDP's nor torch.compile's."""
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Remove DDP and torch.compile wrappers, so that parameters have the names in the user's model."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -67,23 +67,23 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether this rank holds only a part of some parameter."""
-    return any(is_spread(parameter) for parameter in model.parameters())
+    """Return whether some parameter is a DTensor."""
+    return any(is_dtensor(parameter) for parameter in model.parameters())
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank, sharing its memory."""
-    return tensor.to_local() if is_spread(tensor) else tensor
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, sharing its memory, or the tensor itself."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that is spread over ranks, brought together; every rank must ask."""
-    return tensor.full_tensor() if is_spread(tensor) else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a DTensor from all ranks, or return the tensor itself. Every rank must call this."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A copy, on the host, of this rank's part of a DTensor, and how to make it one again."""
+    """A copy on the host of this rank's part of a DTensor, which can be made a DTensor again."""
 
     part: Tensor
     mesh: DeviceMesh
@@ -93,12 +93,11 @@ class Shard:
 
     @classmethod
     def of(cls, tensor: DTensor) -> Shard:
-        """Copy the part that lies here."""
         part = tensor.to_local().detach().to("cpu", copy=True)
         return cls(part, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
 
-    def spread(self) -> Tensor:
-        """Another copy, as a DTensor again."""
+    def to_dtensor(self) -> Tensor:
+        """Copy the part to the device, as a DTensor."""
         return sys.modules["torch.distributed.tensor"].DTensor.from_local(  # type: ignore[no-any-return]
             self.part.to(self.mesh.device_type, copy=True),
             self.mesh,
@@ -109,29 +108,29 @@ class Shard:
         )
 
 
-class Wrappers:
-    """The modules of a model that reduce gradients among ranks; what they are asked to do, all of them do."""
+class GradientSync:
+    """Controls all modules of a model that reduce gradients over ranks."""
 
     def __init__(self, model: nn.Module) -> None:
         self._replicated = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
         self._sharded = sharded_modules(model)
 
     @property
-    def joining(self) -> bool:
-        """Whether ranks that run out of data shadow the others (``with model.join():``)."""
+    def is_joining(self) -> bool:
+        """True inside ``with model.join():``, where ranks that run out of data shadow the others."""
         return any(module._join_config.enable for module in self._replicated)
 
-    def holding_gradients_back(self, hold: bool) -> AbstractContextManager[Any]:
-        """Keep the gradients of a forward and backward pass on each rank, to be reduced with later ones."""
+    def defer_gradient_sync(self, defer: bool) -> AbstractContextManager[Any]:
+        """Keep the gradients of a forward and backward pass on each rank, and reduce them with later ones."""
         for sharded in self._sharded:
-            sharded.set_requires_gradient_sync(not hold, recurse=False)
+            sharded.set_requires_gradient_sync(not defer, recurse=False)
         held = ExitStack()
-        for module in self._replicated if hold else ():
+        for module in self._replicated if defer else ():
             held.enter_context(module.no_sync())
         return held
 
-    def forget_gradients(self) -> None:
-        """Drop what FSDP2 has gathered of a step that is given up, and keeps where no optimizer looks."""
+    def drop_gradients(self) -> None:
+        """Drop the gradients of an abandoned step that FSDP2 keeps where no optimizer sees them."""
         for parameter in (p for sharded in self._sharded for p in _fsdp_parameters(sharded)):
             parameter.unsharded_accumulated_grad = None
             if hasattr(parameter, "_unsharded_param"):
@@ -148,22 +147,22 @@ def _fsdp_parameters(module: FSDPModule) -> list[Any]:
     return [parameter for group in _fsdp_groups(module) for parameter in group.fsdp_params]
 
 
-def widen(model: nn.Module) -> Callable[[], None]:
-    """Let FSDP2 gather and reduce parameters in their own dtype; returns what puts its policy back."""
+def disable_fsdp_mixed_precision(model: nn.Module) -> Callable[[], None]:
+    """Let FSDP2 gather and reduce parameters in their own dtype; return a function that undoes this."""
     modules = sharded_modules(model)
     before = [module._get_fsdp_state()._mp_policy for module in modules]
 
-    def put_back() -> None:
+    def restore() -> None:
         for module, policy in zip(modules, before, strict=True):
             _set_policy(module, policy)
 
     for module, policy in zip(modules, before, strict=True):
-        _set_policy(module, _widened(policy))
-    return put_back
+        _set_policy(module, _without_mixed_precision(policy))
+    return restore
 
 
-def _widened(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
-    # An output that was asked for in FP32 stays; one in half would overflow where the step did.
+def _without_mixed_precision(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
+    # A requested FP32 output dtype stays; a half one would overflow again, like the original step.
     output = policy.output_dtype if policy.output_dtype in _WIDE else None
     return replace(policy, param_dtype=None, reduce_dtype=None, output_dtype=output)
 
@@ -176,6 +175,6 @@ def _set_policy(module: FSDPModule, policy: MixedPrecisionPolicy) -> None:
         group.mp_policy = policy
         group._init_mp_dtypes()
         for parameter in group.fsdp_params:
-            # Room for the gathered parameter has its old dtype, and is made anew where there is none.
+            # Buffers for the gathered parameter have the old dtype; FSDP2 allocates missing ones anew.
             parameter.all_gather_outputs = []
             vars(parameter).pop("_unsharded_param", None)

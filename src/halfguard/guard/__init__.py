@@ -1,6 +1,6 @@
-"""The decision at every step: config, policy (pure), scaler, guard, recovery.
+"""Guard a training run: decide at every step, on the device, whether the update may be applied.
 
-A name is imported when it is first used: presets are text, and can be read where torch is not installed.
+Names are imported on first use: presets are text, and can be read where torch is not installed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a run is guarded: one frozen, checked configuration, from keywords, a YAML file or a preset.
+"""The configuration of a guard: frozen and checked, from keywords, a YAML file or a preset.
 
-A preset is a YAML file in ``presets/``; it states where its values come from and what was corrected.
-An unknown key or a value out of range is answered with the key, the value and what is allowed.
+A preset is a YAML file in ``presets/``. It states where its values come from and what was corrected.
+The error for an unknown key or a value out of range names the key, the value and the allowed ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from halfguard.errors import ConfigError
+from halfguard.precision_names import PrecisionName
 
-Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-weights"]
 Remedy = Literal["fp32", "lower_lr", "longer_growth_interval", "tighter_clip"]
 
 
@@ -47,11 +47,13 @@ class ClipConfig(_Section):
     """Gradient clipping by total norm, after unscaling."""
 
     max_norm: float = Field(gt=0)
-    norm_type: float = Field(default=2.0, gt=0, allow_inf_nan=True, description="inf: the largest")
+    norm_type: float = Field(
+        default=2.0, gt=0, allow_inf_nan=True, description="inf: largest value"
+    )
 
 
 class SkipConfig(_Section):
-    """What happens to a step that must not be applied."""
+    """The handling of a step that must not be applied."""
 
     on_nonfinite: Literal["skip", "retry_fp32", "raise"] = "skip"
     max_grad_norm: float | None = Field(default=None, gt=0, description="skip above it")
@@ -61,7 +63,7 @@ class SkipConfig(_Section):
 
 
 class SpikeConfig(_Section):
-    """Finite, but far outside what the last applied steps had."""
+    """Limits on finite losses and norms that are far above those of the last applied steps."""
 
     sigma: float = Field(default=6.0, gt=0)
     window: int = Field(default=128, ge=2)
@@ -77,7 +79,7 @@ class SpikeConfig(_Section):
 
 
 class RecoveryConfig(_Section):
-    """Snapshots to return to, and the remedies to try when returning is not enough."""
+    """Snapshots to roll back to, and the remedies to try when rolling back is not enough."""
 
     every: int = Field(default=500, ge=1, description="applied steps between snapshots")
     prove: int = Field(default=50, ge=1, description="applied steps after which one counts as good")
@@ -98,26 +100,28 @@ class RecoveryConfig(_Section):
 
 
 class DesyncConfig(_Section):
-    """Ranks that must be equal, compared bit by bit; a single rank has nothing to compare."""
+    """The bitwise comparison of ranks that must be equal. A single rank has nothing to compare."""
 
     every: int = Field(default=100, ge=1, description="steps between comparisons")
     action: Literal["halt", "resync"] = Field(
-        default="halt", description="resync: take over the bits of the majority, where there is one"
+        default="halt", description="resync: copy the tensors of the majority, if there is one"
     )
 
 
 class IncidentConfig(_Section):
-    """What is kept of bad steps in ``run_dir``, so that they can be repeated elsewhere."""
+    """The record of bad steps in ``run_dir``, from which they can be repeated elsewhere."""
 
-    keep: int = Field(default=4, ge=1, description="incidents of a run, the first ones")
-    max_bytes: int = Field(default=4 * 2**30, ge=1, description="of one incident")
-    weights: bool = Field(default=True, description="False if a checkpoint will be at hand")
+    keep: int = Field(
+        default=4, ge=1, description="how many incidents of a run to keep, the first ones"
+    )
+    max_bytes: int = Field(default=4 * 2**30, ge=1, description="largest size of one incident")
+    weights: bool = Field(default=True, description="False if you keep checkpoints yourself")
 
 
 class GuardConfig(_Section):
-    """Everything that ``Guard`` may be told. The defaults are those of the preset ``default``."""
+    """All settings of ``Guard``. The defaults are those of the preset ``default``."""
 
-    precision: Precision = "fp16-mixed"
+    precision: PrecisionName = "fp16-mixed"
     scale: ScaleConfig = ScaleConfig()
     clip: ClipConfig | None = None
     skip: SkipConfig = SkipConfig()
@@ -125,12 +129,14 @@ class GuardConfig(_Section):
     recovery: RecoveryConfig | None = None
     incidents: IncidentConfig | None = IncidentConfig()
     desync: DesyncConfig | None = DesyncConfig()
-    accumulate: int = Field(default=1, ge=1, description="micro-batches to a step")
+    accumulate: int = Field(default=1, ge=1, description="micro-batches per step")
     buffers: Literal["batchnorm", "all", "none"] = Field(
-        default="batchnorm", description="buffers that a skipped step leaves as they were"
+        default="batchnorm", description="buffers that a skipped step restores"
     )
-    plan: str | None = Field(default=None, description="file of FP32 islands, by halfguard plan")
-    ignore_index: int = Field(default=-100, description="label that a loss leaves out")
+    plan: str | None = Field(
+        default=None, description="file of FP32 islands, written by halfguard plan"
+    )
+    ignore_index: int = Field(default=-100, description="label that the loss ignores")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -143,7 +149,7 @@ class GuardConfig(_Section):
 
     @classmethod
     def load(cls, source: GuardConfig | Mapping[str, Any] | str | Path) -> GuardConfig:
-        """From a preset's name, a YAML file's path, a mapping, or a config that is one already."""
+        """Load a preset by name, a YAML file by path, or a mapping; return a GuardConfig unchanged."""
         if isinstance(source, GuardConfig):
             return source
         if isinstance(source, Mapping):
@@ -193,7 +199,7 @@ def _short(value: object) -> str:
 
 
 def _allowed(section: type[BaseModel], path: tuple[int | str, ...]) -> str:
-    """The keys of the section in which a problem lies."""
+    """Return a sentence with the allowed keys of the section that has the problem."""
     names: list[str] = []
     for part in path[:-1]:
         field = section.model_fields.get(str(part))
@@ -219,11 +225,11 @@ def _parse(text: str, where: str) -> Mapping[str, Any]:
 
 
 def preset_names() -> list[str]:
-    """The presets that come with the package."""
+    """Return the names of the presets that come with the package."""
     files = resources.files("halfguard.guard").joinpath("presets").iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
 
 
 def preset_text(name: str) -> str:
-    """A preset's YAML with its comments: where its values come from."""
+    """Return a preset's YAML, with the comments that say where its values come from."""
     return (resources.files("halfguard.guard") / "presets" / f"{name}.yaml").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The gradients of one step, measured: the norm of each parameter's and of all of them."""
+"""The measured gradients of one step: a norm per parameter, and the total norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from halfguard.dist.wrapping import local, whole
+from halfguard.dist.wrapping import full_tensor, local_tensor
 
 
 @dataclass(frozen=True)
@@ -19,25 +19,25 @@ class Gradients:
     """The unscaled gradients of one step with the norm of each; the names are the user's own."""
 
     names: list[str]
-    norms: Tensor  # one a parameter
+    norms: Tensor  # one per parameter
     total: Tensor
     overflow: Tensor | None = None  # 1.0 where one of them, on any rank, is not finite
 
     def worst(self, at_most: int) -> list[tuple[str, float]]:
-        """The parameters to blame with their norms: those that are not finite, else the largest.
+        """Return parameters with their norms: those that are not finite, or else the largest.
 
-        This reads the device, so it is for unusual steps.
+        This reads the device, so call it only for unusual steps.
         """
         named = list(zip(self.names, self.norms.tolist(), strict=True))
-        sick = [(name, norm) for name, norm in named if not math.isfinite(norm)]
-        ranked = sick or sorted(named, key=lambda pair: pair[::-1], reverse=True)
+        bad = [(name, norm) for name, norm in named if not math.isfinite(norm)]
+        ranked = bad or sorted(named, key=lambda pair: pair[::-1], reverse=True)
         return ranked[:at_most]
 
 
 def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Gradients:
-    """The norm of every gradient and of all of them, by the operations of ``clip_grad_norm_``.
+    """Compute the norm of every gradient and the total norm, with the operations of ``clip_grad_norm_``.
 
-    The total of DTensors is that of all ranks; the norms are those of the parts on this one.
+    The total of DTensors covers all ranks; the norms per parameter cover the parts on this rank.
     """
     grads = [grad.coalesce().values() if grad.is_sparse else grad for _, grad in named]
     first = grads[0].device
@@ -51,4 +51,6 @@ def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Grad
         order += positions
     stacked = torch.stack([norm.to(first, non_blocking=True) for norm in norms])
     total = torch.linalg.vector_norm(stacked, norm_type)
-    return Gradients([named[position][0] for position in order], local(stacked), whole(total))
+    return Gradients(
+        [named[position][0] for position in order], local_tensor(stacked), full_tensor(total)
+    )

@@ -1,4 +1,4 @@
-"""The last words of a run: what happened, where, why, and what to do next."""
+"""The error that ends a run: what happened, where, why, and what to do next."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _NEXT = {
     "learning rate that is too high.",
     Cause.GRADIENT_OVERFLOW: "The scale is at its floor, so the gradients themselves leave the range of "
     "half: keep the layers of these parameters in FP32, or lower the learning rate.",
-    Cause.BAD_BATCH: "Look at these samples in the data; skip or mend them there.",
+    Cause.BAD_BATCH: "Look at these samples in the data; remove or repair them there.",
     Cause.GRADIENT_SPIKE: "Lower the learning rate, warm it up for longer, or raise the limit if these "
     "norms are normal for the model.",
     Cause.LOSS_SPIKE: "Look at these samples; lower the learning rate, or raise spike.sigma if such "
     "losses are normal for the data.",
-    Cause.DESYNC: "Return to a checkpoint from before. One rank, once: suspect its memory. The same ranks "
+    Cause.DESYNC: "Return to an earlier checkpoint. One rank, once: suspect its memory. The same ranks "
     "again, or many: something is written or drawn on some ranks only; set desync.every to 1 to find the "
     "step. desync.action='resync' goes on with the majority's bits.",
 }
 
 
-def halted(row: StepRow, *, streak: int = 1) -> TrainingHaltedError:
-    """The error that ends a run at this step."""
+def halt_error(row: StepRow, *, streak: int = 1) -> TrainingHaltedError:
+    """Return the error that ends a run at this step."""
     assert row.cause is not None  # noqa: S101 - only a step with a cause is halted
-    parameters = ", ".join(row.culprits) or "none stands out"
+    parameters = ", ".join(row.culprits) or "none is larger than the others"
     ranks = ", ".join(map(str, row.ranks))
     in_a_row = f" ({streak} bad steps in a row)" if streak > 1 else ""
     lines = [
@@ -51,11 +51,11 @@ def halted(row: StepRow, *, streak: int = 1) -> TrainingHaltedError:
     return TrainingHaltedError("\n".join(lines), cure=_NEXT[row.cause])
 
 
-def tried(rollbacks: int, remedies: Sequence[str]) -> str:
-    """What recovery did before it gave up."""
+def describe_recovery(rollbacks: int, remedies: Sequence[str]) -> str:
+    """Return a sentence about what recovery tried before it gave up."""
     times = "1 time" if rollbacks == 1 else f"{rollbacks} times"
     ladder = f", then tried {', '.join(remedies)}" if remedies else ""
     return (
-        f"Recovery rolled back {times}{ladder}; none of it held. What is left is the operation that "
-        "overflows itself."
+        f"Recovery rolled back {times}{ladder}; the run still failed. Change the operation "
+        "that overflows."
     )

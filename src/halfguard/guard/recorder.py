@@ -1,4 +1,4 @@
-"""What happened, kept: counts, journal rows and incidents of the steps that the guard has judged."""
+"""The recorder of a run: counts, journal rows and incidents of the steps that the policy has decided."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import nn
 
 from halfguard.dist.collectives import rank, world_size
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.policy import Decision, Limits, Signals, calibrating
-from halfguard.guard.step_batches import Window
+from halfguard.guard.policy import Decision, Signals, StepLimits, is_scale_calibration
+from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.outcome import StepOutcome
-from halfguard.incident.capture import Incidents, Moment
-from halfguard.journal import Journal, Tally, environment, run_info
+from halfguard.incident.capture import BadStep, IncidentWriter
+from halfguard.journal import Journal, StepCounter, collect_environment, make_run_info
 from halfguard.records import Action, StepRow, Summary
 from halfguard.step.random_state import portable_random_state
 
@@ -25,19 +25,19 @@ logger = logging.getLogger("halfguard")
 
 
 @dataclass(frozen=True)
-class Report:
-    """What goes with a row to the host: all that is needed to judge the step later."""
+class StepReport:
+    """Everything that is needed to decide a step later, when its row has reached the host."""
 
     step: int
     epoch: int
     batch: int
-    limits: Limits
-    turn: frozenset[int]  # ids of the optimizers whose step it was
-    window: Window
+    limits: StepLimits
+    turn: frozenset[int]  # ids of the optimizers that were stepped
+    batches: StepBatches
     outcome: StepOutcome
 
     def row(self, decision: Decision, seen: Signals, note: str = "") -> StepRow:
-        """The step in full, for the journal."""
+        """Return the step in full, for the journal."""
         return StepRow(
             step=self.step,
             epoch=self.epoch,
@@ -48,16 +48,16 @@ class Report:
             grad_norm=seen.grad_norm,
             scale=seen.scale,
             culprits=self.outcome.culprits,
-            batches=self.window.descriptions(),
+            batches=self.batches.descriptions(),
             ranks=self.outcome.ranks,
             note=note,
         )
 
 
-class Chronicle:
-    """Counts every step, writes down the unusual ones, and keeps what is needed to repeat them.
+class Recorder:
+    """Counts every step, writes the unusual ones to the journal, and captures incidents.
 
-    All ranks count alike. The first one writes the journal, and incidents are kept where they arose.
+    All ranks count alike. Rank 0 writes the journal; an incident is written by the rank on which it arose.
     """
 
     def __init__(
@@ -67,39 +67,39 @@ class Chronicle:
         run_dir: str | os.PathLike[str] | None,
         entry: str,
     ) -> None:
-        self.tally = Tally()
+        self.tally = StepCounter()
         self.journal = Journal(run_dir if rank() == 0 else None)
-        self.journal.begin(run_info(config.model_dump(mode="json"), device))
-        self.incidents: Incidents | None = None
+        self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device))
+        self.incidents: IncidentWriter | None = None
         self._config = config
         self._device = device
         if run_dir is not None and config.incidents is not None:
-            self.incidents = Incidents(
+            self.incidents = IncidentWriter(
                 Path(run_dir) / "incidents",
                 keep=config.incidents.keep,
                 max_bytes=config.incidents.max_bytes,
                 weights=config.incidents.weights,
-                environment=environment(device),
+                environment=collect_environment(device),
                 rank=rank(),
                 world_size=world_size(),
                 entry=entry,
             )
 
     def note(
-        self, decision: Decision, seen: Signals, report: Report, note: str = ""
+        self, decision: Decision, seen: Signals, report: StepReport, note: str = ""
     ) -> StepRow | None:
-        """Count a step; an unusual one is written down and returned."""
+        """Count a step; write and return the row of an unusual one."""
         self.tally.add(decision.action, decision.cause, seen.grad_norm, seen.scale)
         if decision.cause is None:
-            self.journal.healthy(report.step, seen.loss, seen.grad_norm, seen.scale)
+            self.journal.add_healthy_step(report.step, seen.loss, seen.grad_norm, seen.scale)
             return None
         row = report.row(decision, seen, note)
-        self.journal.unusual(row)
-        # What was mended on the spot, or belongs to every healthy run, is nothing to warn of.
-        routine = decision.action is Action.RETRY or calibrating(seen, self._config)
+        self.journal.add_unusual_step(row)
+        # A retried step was repaired at once, and scale calibration is part of every healthy run: no warning.
+        routine = decision.action is Action.RETRY or is_scale_calibration(seen, self._config)
         level = logging.INFO if routine or rank() else logging.WARNING
-        blamed = ", ".join(row.culprits)
-        logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, blamed)
+        culprits = ", ".join(row.culprits)
+        logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, culprits)
         return row
 
     def capture(
@@ -108,25 +108,25 @@ class Chronicle:
         config: GuardConfig,
         decision: Decision,
         seen: Signals,
-        report: Report,
+        report: StepReport,
         *,
         exact: bool,
     ) -> None:
-        """Keep an incident, before anything that repeats or undoes the step touches the weights."""
-        # A scale that is finding its level is no incident; every healthy run begins with it.
-        if self.incidents is None or decision.cause is None or calibrating(seen, config):
+        """Capture an incident, before a retry or a rollback changes the weights."""
+        # Scale calibration is not an incident; every healthy run begins with it.
+        if self.incidents is None or decision.cause is None or is_scale_calibration(seen, config):
             return
         if rank() not in (report.outcome.ranks or (0,)):
             return
         alone = world_size() == 1
         gradients = report.outcome.gradients
-        # What can be repeated elsewhere is this rank's own loss; gradients were averaged over all.
-        mine = seen if alone else replace(seen, loss=report.window.own_loss)
-        moment = Moment(
+        # Only this rank's own loss can be repeated elsewhere; gradients were averaged over all ranks.
+        mine = seen if alone else replace(seen, loss=report.batches.local_loss)
+        moment = BadStep(
             step=report.row(decision, mine),
             micro_batches=[
                 (m.batch, portable_random_state(m.rng), m.about)
-                for m in report.window.micro_batches
+                for m in report.batches.micro_batches
             ],
             config=config.model_dump(mode="json"),
             precision=config.precision,
@@ -135,26 +135,26 @@ class Chronicle:
             if alone
             else {},
             exact=exact,
-            recent=[row.to_json() for row in self.journal.recent(20)],
+            recent=[row.to_json() for row in self.journal.recent_rows(20)],
         )
         self.incidents.capture(model, moment)
 
     def end_epoch(self, epoch: int) -> Summary:
-        """One line for the log and the journal, and a fresh count."""
+        """Write the counts of the epoch to log and journal, and reset them."""
         summary = self.tally.summary(epoch)
         logger.info("%s", summary)
-        self.journal.summary(summary)
+        self.journal.add_summary(summary)
         self.tally.next_epoch()
         return summary
 
     def close(self) -> Summary:
-        """The counts of the whole run, written down."""
+        """Write and return the counts of the whole run."""
         summary = self.tally.summary()
-        self.journal.summary(summary)
+        self.journal.add_summary(summary)
         self.journal.close()
         return summary
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts; what is written stays written."""
+        """Return the counts. Rows already written stay in the journal."""
         self.journal.flush()
         return self.tally.state_dict()

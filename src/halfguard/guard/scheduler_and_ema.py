@@ -1,7 +1,7 @@
-"""What follows an applied step: the learning-rate scheduler and the average of the weights.
+"""The learning-rate scheduler and the weight average, which advance only with applied steps.
 
-Where the host learns late that a step was skipped, the scheduler has been stepped already. It is not taken
-back; a later step of it is left out instead, so that it ends where the applied steps put it.
+If the host learns late that a step was skipped, the scheduler has already been stepped. That step is not
+undone. Instead a later scheduler step is left out, so that the schedule matches the applied steps again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from halfguard.errors import UsageError
-from halfguard.guard.protocols import Average, Scheduler
+from halfguard.guard.protocols import Scheduler, WeightAverage
 
 
-class Followers:
-    """Advances scheduler and average; with several optimizers, each with its own."""
+class SchedulerAndEma:
+    """Advances the scheduler and the EMA after an applied step of the optimizer that each belongs to."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
         scheduler: Scheduler | None,
-        ema: Average | None,
+        ema: WeightAverage | None,
     ) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise UsageError(
@@ -33,30 +33,32 @@ class Followers:
                 cure="Leave scheduler out, and call scheduler.step(metric) after each validation.",
             )
         self.scheduler, self.ema = scheduler, ema
-        self.held = 0  # scheduler steps that were taken too early and are still to be left out
+        self.early_steps = (
+            0  # scheduler steps taken for skipped optimizer steps, still to be left out
+        )
         self._model = model
         self._last = id(optimizers[-1])
 
     def advance(self, turn: frozenset[int]) -> None:
-        """The optimizers of these ids have made a step."""
-        if self.scheduler is not None and self._drives(turn):
-            if self.held:
-                self.held -= 1
+        """Advance after a step of the optimizers with these ids."""
+        if self.scheduler is not None and self._belongs_to(turn):
+            if self.early_steps:
+                self.early_steps -= 1
             else:
                 self.scheduler.step()
         if self.ema is not None and self._last in turn:
             self.ema.update_parameters(self._model)
 
-    def make_up_for(self, turn: frozenset[int]) -> None:
-        """They had not, as it turns out."""
-        if self._drives(turn):
-            self.held += 1
+    def undo_early_step(self, turn: frozenset[int]) -> None:
+        """Undo one early scheduler step: these optimizers skipped theirs."""
+        if self._belongs_to(turn):
+            self.early_steps += 1
 
-    def stateful(self) -> dict[str, Any]:
-        """Those of the two that can be saved, by name."""
+    def savable_parts(self) -> dict[str, Any]:
+        """Return scheduler and EMA by name, if they have a ``state_dict``."""
         named = {"scheduler": self.scheduler, "ema": self.ema}
         return {name: part for name, part in named.items() if hasattr(part, "state_dict")}
 
-    def _drives(self, turn: frozenset[int]) -> bool:
+    def _belongs_to(self, turn: frozenset[int]) -> bool:
         driven = getattr(self.scheduler, "optimizer", None)
         return self.scheduler is not None and (driven is None or id(driven) in turn)

@@ -1,8 +1,8 @@
-"""Taking an incident while the run goes on, and never in its way.
+"""Save an incident during training, without disturbing the run.
 
-A step that was refused left weights and buffers as they were, so the state at its start is simply the state
-now; only the batches and the random state had to be kept, by reference. Whatever fails here (a full disk, a
-batch that cannot be written) is noted and logged, and training goes on.
+A refused step did not change weights and buffers, so the state at its start is the current state. Only the
+batches and the random state had to be kept, by reference. Any failure here (a full disk, a batch that cannot
+be written) is recorded and logged, and training continues.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ logger = logging.getLogger("halfguard")
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What the guard knows of the bad step."""
+class BadStep:
+    """The guard's data on a bad step."""
 
     step: StepRow
-    micro_batches: Sequence[
-        tuple[Any, Any, Any]
-    ]  # batch, random state before it, what is said of it
+    micro_batches: Sequence[tuple[Any, Any, Any]]  # batch, random state before it, description
     config: Mapping[str, Any]
     precision: str
     device: str
@@ -41,7 +39,7 @@ class Moment:
     recent: Sequence[str] = ()
 
 
-class Incidents:
+class IncidentWriter:
     """Writes at most ``keep`` incidents into a folder, each at most ``max_bytes`` large."""
 
     def __init__(
@@ -58,44 +56,46 @@ class Incidents:
     ) -> None:
         self.folder = folder
         self.written: list[Path] = []
-        self.missed = 0  # bad steps that left no incident, and why the last one did not
+        self.missed = 0  # bad steps without an incident, and the reason for the last one
         self.why_missed = ""
         self._keep, self._max_bytes, self._weights = keep, max_bytes, weights
         self._environment, self._git = dict(environment), _git_state()
         self._rank, self._world_size, self._entry = rank, world_size, entry
 
-    def capture(self, model: nn.Module, moment: Moment) -> Path | None:
-        """Write the incident of a bad step; None, with the reason logged, if that is not possible."""
+    def capture(self, model: nn.Module, bad_step: BadStep) -> Path | None:
+        """Write the incident of a bad step and return its path; on failure log it and return None."""
         if len(self.written) >= self._keep:
-            self._miss(moment, f"{self._keep} incidents are kept, this run has them")
+            self._count_missed(bad_step, f"the limit of {self._keep} incidents is reached")
             return None
         try:
-            path = self._write(model, moment)
-        except Exception as error:  # noqa: BLE001 - a witness must not stop the run, whatever it meets
-            self._miss(moment, f"{type(error).__name__}: {error}")
+            path = self._write(model, bad_step)
+        except Exception as error:  # noqa: BLE001 - no error in saving may stop the run
+            self._count_missed(bad_step, f"{type(error).__name__}: {error}")
             return None
         self.written.append(path)
-        logger.warning("step %d: incident kept in %s", moment.step.step, path)
+        logger.warning("step %d: incident saved in %s", bad_step.step.step, path)
         return path
 
-    def _write(self, model: nn.Module, moment: Moment) -> Path:
-        record, tensors = self._gather(model, moment)
+    def _write(self, model: nn.Module, bad_step: BadStep) -> Path:
+        record, tensors = self._build(model, bad_step)
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if size > self._max_bytes:
             raise UsageError(
-                f"it would have {size} bytes, incidents.max_bytes is {self._max_bytes}"
+                f"it would have {size} bytes, but incidents.max_bytes is {self._max_bytes}"
             )
         return write_incident(
-            self.folder / f"{moment.step.step:06d}-r{self._rank}", record, tensors
+            self.folder / f"{bad_step.step.step:06d}-r{self._rank}", record, tensors
         )
 
-    def _miss(self, moment: Moment, why: str) -> None:
-        if why != self.why_missed:  # said once, not at every step of a bad streak
-            logger.warning("step %d left no incident: %s", moment.step.step, why)
+    def _count_missed(self, bad_step: BadStep, why: str) -> None:
+        if why != self.why_missed:  # log a reason once, not at every bad step in a row
+            logger.warning("step %d: no incident was saved: %s", bad_step.step.step, why)
         self.missed += 1
         self.why_missed = why
 
-    def _gather(self, model: nn.Module, moment: Moment) -> tuple[IncidentRecord, dict[str, Tensor]]:
+    def _build(
+        self, model: nn.Module, bad_step: BadStep
+    ) -> tuple[IncidentRecord, dict[str, Tensor]]:
         encoder = Encoder()
         micro_batches = [
             MicroBatchRecord(
@@ -103,7 +103,7 @@ class Incidents:
                 rng=encoder.encode(rng, f"rng.{index}"),
                 about="" if about is None else str(about),
             )
-            for index, (batch, rng, about) in enumerate(moment.micro_batches)
+            for index, (batch, rng, about) in enumerate(bad_step.micro_batches)
         ]
         weights = self._weights and not is_sharded(model)
         if weights:
@@ -113,32 +113,32 @@ class Incidents:
             encoder.problems.append(
                 "model: its weights are spread over ranks, and no rank has them all"
             )
-        tensors, aliases = _separate(encoder.tensors)
+        tensors, aliases = _find_aliases(encoder.tensors)
         record = IncidentRecord(
-            step=moment.step,
+            step=bad_step.step,
             rank=self._rank,
             world_size=self._world_size,
-            device=moment.device,
-            precision=moment.precision,
-            config=dict(moment.config),
-            scale=moment.step.scale,
+            device=bad_step.device,
+            precision=bad_step.precision,
+            config=dict(bad_step.config),
+            scale=bad_step.step.scale,
             micro_batches=tuple(micro_batches),
             evaluating=tuple(name for name, module in model.named_modules() if not module.training),
             weights=weights,
             aliases=aliases,
-            grad_norms=dict(moment.grad_norms),
-            exact=moment.exact,
+            grad_norms=dict(bad_step.grad_norms),
+            exact=bad_step.exact,
             problems=tuple(encoder.problems),
             environment=self._environment,
             git=self._git,
-            recent=tuple(moment.recent),
+            recent=tuple(bad_step.recent),
             entry=self._entry,
         )
         return record, tensors
 
 
-def _separate(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each piece of memory once; other names for it become aliases. safetensors takes no shared memory."""
+def _find_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Keep each tensor once, and turn other names for it into aliases: safetensors refuses shared memory."""
     kept: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
@@ -157,7 +157,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
 
 
 def _git_state() -> dict[str, str]:
-    """Revision of the user's code and whether it was changed since; empty outside a repository."""
+    """Return the revision of the user's code and whether it was changed; empty outside a repository."""
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]

@@ -1,8 +1,8 @@
-"""Nested structures as JSON and named tensors, and back, without running anything on the way.
+"""Convert nested structures to JSON and named tensors, and back, without running any code from them.
 
-A batch may be any nesting of dicts, lists, tuples and objects with tensors in it. What JSON cannot say is
-written as ``{"type": ...}``; a tensor becomes a name in the safetensors file. Reading an object back gives a
-namespace with the same fields, never an instance of the class it was: that class is code.
+A batch may nest dicts, lists, tuples and objects that contain tensors. Values that JSON cannot represent are
+written as ``{"type": ...}``; a tensor becomes a name in the safetensors file. An object is read back as a
+namespace with the same fields, never as an instance of its original class, since that class is code.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PLAIN = (str, bool, int, type(None))
 
 
 class Encoder:
-    """Collects the tensors of a structure under names, and says what it had to leave out."""
+    """Collects the tensors of a structure by name, and lists the values that it had to leave out."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.problems: list[str] = []
 
     def encode(self, value: Any, name: str, depth: int = 0) -> Any:
-        """The structure as JSON; tensors go to ``tensors`` under ``name`` and what follows it."""
+        """Return the structure as JSON; tensors go to ``tensors`` under names that start with ``name``."""
         if depth > _MAX_DEPTH:
             return self._left_out(name, "nested too deeply")
         if isinstance(value, _PLAIN):
@@ -79,13 +79,13 @@ class Encoder:
 
 
 def encode(value: Any, name: str) -> tuple[Any, dict[str, Tensor], list[str]]:
-    """A structure as JSON, its tensors by name, and what had to be left out."""
+    """Return a structure as JSON, its tensors by name, and the values that were left out."""
     encoder = Encoder()
     return encoder.encode(value, name), encoder.tensors, encoder.problems
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
-    """The structure again, with tensors from ``tensors``."""
+    """Rebuild the structure, with tensors from ``tensors``."""
     if depth > _MAX_DEPTH:
         raise RecordError("A structure in the incident is nested too deeply.")
     if isinstance(value, (*_PLAIN, float)):

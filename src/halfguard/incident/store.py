@@ -1,8 +1,8 @@
-"""An incident on disk: written whole or not at all, opened with suspicion.
+"""An incident on disk: written atomically, and not trusted when it is opened.
 
-Writing fills a hidden folder and renames it once everything in it has reached the disk, so a folder with an
-incident's name is complete. Opening trusts nothing: no links, two files of which sizes are checked before
-they are read, and every tensor that the record names must be in the file.
+Writing fills a hidden folder and renames it once everything in it is on disk, so a folder with an incident's
+name is complete. Opening trusts nothing: links are refused, the sizes of both files are checked before they
+are read, and every tensor that the record names must be in the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from halfguard.errors import RecordError
-from halfguard.records import IncidentRecord, write_whole
+from halfguard.records import IncidentRecord, write_atomically
 
 RECORD_FILE, TENSORS_FILE = "incident.json", "tensors.safetensors"
 MAX_RECORD_BYTES = 64 * 2**20
@@ -31,27 +31,27 @@ MAX_TENSORS = 1_000_000
 
 @dataclass(frozen=True)
 class Incident:
-    """An opened incident; tensors are read from the file when asked for."""
+    """An opened incident; tensors are read from the file on request."""
 
     folder: Path
     record: IncidentRecord
     names: frozenset[str]
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
-        """The tensors whose names start with ``prefix``, by what follows it; shared ones twice."""
+        """Return the tensors whose names start with ``prefix``, by the rest of the name; with aliases."""
         wanted = {name for name in self.names if name.startswith(prefix)}
         aliases = {a: b for a, b in self.record.aliases.items() if a.startswith(prefix)}
         try:
             with safe_open(self.folder / TENSORS_FILE, framework="pt") as file:
-                held = {name: file.get_tensor(name) for name in wanted | set(aliases.values())}
+                loaded = {name: file.get_tensor(name) for name in wanted | set(aliases.values())}
         except (SafetensorError, OSError, ValueError) as error:
             raise RecordError(f"The tensors of {self.folder} cannot be read: {error}.") from error
-        found = {name.removeprefix(prefix): held[name] for name in wanted}
-        return found | {alias.removeprefix(prefix): held[name] for alias, name in aliases.items()}
+        found = {name.removeprefix(prefix): loaded[name] for name in wanted}
+        return found | {alias.removeprefix(prefix): loaded[name] for alias, name in aliases.items()}
 
 
 def write_incident(folder: Path, record: IncidentRecord, tensors: Mapping[str, Tensor]) -> Path:
-    """Write an incident as ``folder``, or raise and leave nothing by that name."""
+    """Write an incident as ``folder``, or raise and create no folder of that name."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     hidden = folder.parent / f".{folder.name}.{secrets.token_hex(6)}.tmp"
     hidden.mkdir()
@@ -60,7 +60,7 @@ def write_incident(folder: Path, record: IncidentRecord, tensors: Mapping[str, T
         save_file(dict(tensors), path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        write_whole(hidden / RECORD_FILE, record.to_json())
+        write_atomically(hidden / RECORD_FILE, record.to_json())
         hidden.rename(folder)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -69,7 +69,7 @@ def write_incident(folder: Path, record: IncidentRecord, tensors: Mapping[str, T
 
 
 def open_incident(path: str | os.PathLike[str]) -> Incident:
-    """Open an incident that may come from a stranger; RecordError says what is wrong with it."""
+    """Open an incident from an untrusted source; RecordError says what is wrong with it."""
     folder = Path(path)
     record_size = _checked_size(folder, RECORD_FILE)
     tensors_size = _checked_size(folder, TENSORS_FILE)
@@ -79,10 +79,10 @@ def open_incident(path: str | os.PathLike[str]) -> Incident:
         )
     record = IncidentRecord.from_json((folder / RECORD_FILE).read_bytes())
     names = _tensor_names(folder / TENSORS_FILE, tensors_size)
-    lost = [name for name in record.aliases.values() if name not in names]
-    if lost:
+    missing = [name for name in record.aliases.values() if name not in names]
+    if missing:
         raise RecordError(
-            f"{folder} refers to tensors that it does not hold: {', '.join(lost[:5])}."
+            f"{folder} refers to tensors that it does not contain: {', '.join(missing[:5])}."
         )
     return Incident(folder, record, names)
 
@@ -98,17 +98,17 @@ def _checked_size(folder: Path, name: str) -> int:
         ) from error
     if not stat.S_ISREG(found.st_mode):
         raise RecordError(
-            f"{path} is not a regular file; an incident holds no links and no devices."
+            f"{path} is not a regular file; an incident must not contain links or devices."
         )
     return found.st_size
 
 
 def _tensor_names(path: Path, size: int) -> frozenset[str]:
-    """The names in a safetensors file, after a look at its header that needs little memory."""
+    """Return the names in a safetensors file, after checks of its header that need little memory."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(MAX_HEADER_BYTES, size):
-            raise RecordError(f"{path} has a header of {length} bytes, which cannot be.")
+            raise RecordError(f"{path} claims a header of {length} bytes, which is impossible.")
         raw = file.read(length)
     try:
         header = json.loads(raw)

@@ -1,8 +1,7 @@
-"""The record of a run as it happens: it grows with windows and unusual steps, never with steps.
+"""The journal of a run. Its size depends on the number of unusual steps, hardly on the number of steps.
 
-One idea: a healthy step touches a handful of floats. JSON and the disk come in only when a window of
-them is full, when something unusual happens, and at the end. And the journal is a witness, not a part
-of the run: no failure of the disk reaches the training loop.
+A healthy step only updates a few floats. JSON and the disk are used when a group of healthy steps is full,
+when a step is unusual, and at the end. No failure of the disk reaches the training loop.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from halfguard.errors import UsageError
-from halfguard.journal.lines import Lines
-from halfguard.journal.window import Window
-from halfguard.records import Row, RunInfo, StepRow, Summary, write_whole
+from halfguard.journal.healthy_steps import HealthySteps
+from halfguard.journal.jsonl import JsonlWriter
+from halfguard.records import JournalRow, RunInfo, StepRow, Summary, write_atomically
 
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
@@ -29,87 +28,88 @@ logger = logging.getLogger("halfguard")
 class Journal:
     """Writes ``run.json`` and ``steps.jsonl`` into ``run_dir``, or with None keeps the latest rows only.
 
-    ``window`` is the number of healthy steps that share a row, ``keep`` the number of rows that stay
-    in memory for ``recent``. An existing ``steps.jsonl`` is continued. One process writes a folder.
+    ``steps_per_row`` is the number of healthy steps that share a row, ``keep`` the number of rows that stay
+    in memory for ``recent_rows``. An existing ``steps.jsonl`` is continued, by one process at a time.
     """
 
     def __init__(
         self,
         run_dir: str | os.PathLike[str] | None,
         *,
-        window: int = 1000,
+        steps_per_row: int = 1000,
         keep: int = 100,
     ) -> None:
-        if window < 1 or keep < 1:
+        if steps_per_row < 1 or keep < 1:
             raise UsageError(
-                f"A journal needs a window and a memory of at least 1, not {window} and {keep}."
+                "A journal needs steps_per_row and keep of at least 1, "
+                f"not {steps_per_row} and {keep}."
             )
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self._size = window
-        self._recent: deque[Row] = deque(maxlen=keep)
-        self._window = Window()
-        self._lines = None if self.run_dir is None else Lines(self.run_dir / STEPS_FILE)
-        # Most loops never close anything. This writes their last window when the journal is dropped
-        # or the program ends; it holds the parts, not the journal, which it would keep alive.
-        self._finish = weakref.finalize(self, _finish, self._window, self._lines, os.getpid())
+        self._steps_per_row = steps_per_row
+        self._recent: deque[JournalRow] = deque(maxlen=keep)
+        self._healthy = HealthySteps()
+        self._file = None if self.run_dir is None else JsonlWriter(self.run_dir / STEPS_FILE)
+        # Most loops never call close. This writes the last group when the journal is garbage-collected or
+        # the program ends. It refers to the parts: a reference to the journal would keep it alive.
+        self._finish = weakref.finalize(self, _finish, self._healthy, self._file, os.getpid())
 
     @property
-    def lost(self) -> int:
-        """Rows that were meant for the disk and did not get there."""
-        return 0 if self._lines is None else self._lines.lost
+    def lost_rows(self) -> int:
+        """Number of rows that could not be written to disk."""
+        return 0 if self._file is None else self._file.lost
 
-    def begin(self, info: RunInfo) -> None:
-        """Write ``run.json``; a resumed run replaces it, so it describes the latest start."""
-        if self.run_dir is None or self._lines is None or not self._lines.working:
+    def write_run_info(self, info: RunInfo) -> None:
+        """Write ``run.json``. A resumed run replaces it, so it describes the latest start."""
+        if self.run_dir is None or self._file is None or not self._file.working:
             return
         text = info.to_json() + "\n"
         try:
-            write_whole(self.run_dir / RUN_FILE, text)
+            write_atomically(self.run_dir / RUN_FILE, text)
         except OSError as error:
-            # The rows may still succeed, and are worth more than what they belong to.
+            # The rows may still be written, and they matter more than this file.
             logger.warning(
                 "The journal cannot write %s: %s. Training goes on without it.",
                 self.run_dir / RUN_FILE,
                 error,
             )
 
-    def healthy(self, step: int, loss: float, grad_norm: float, scale: float) -> None:
-        """Note an ordinary step; a number that does not follow the last one opens a new window."""
-        window = self._window
-        if step != window.next_step:
-            self._close_window()
-        window.add(step, loss, grad_norm, scale)
-        if step - window.first_step + 1 >= self._size:
-            self._close_window()
+    def add_healthy_step(self, step: int, loss: float, grad_norm: float, scale: float) -> None:
+        """Add a healthy step; a gap in the step numbers starts a new group."""
+        group = self._healthy
+        if step != group.next_step:
+            self._close_group()
+        group.add(step, loss, grad_norm, scale)
+        if step - group.first_step + 1 >= self._steps_per_row:
+            self._close_group()
 
-    def unusual(self, row: StepRow) -> None:
-        """Write a step in full, after the healthy ones before it."""
-        self._close_window()
+    def add_unusual_step(self, row: StepRow) -> None:
+        """Write a step in full, after the healthy steps before it."""
+        self._close_group()
         self._write(row)
 
-    def summary(self, summary: Summary) -> None:
-        """Write the counts of an epoch or of the run, and bring everything to the disk."""
-        self._close_window()
+    def add_summary(self, summary: Summary) -> None:
+        """Write the counts of an epoch or of the run, and sync to disk."""
+        self._close_group()
         self._write(summary)
         self.flush()
 
-    def recent(self, count: int) -> list[Row]:
-        """The last ``count`` rows (at most ``keep``), oldest first, the open window included."""
+    def recent_rows(self, count: int) -> list[JournalRow]:
+        """Return the last ``count`` rows (at most ``keep``), oldest first, with the open group."""
         rows = list(self._recent)
-        open_window = self._window.row()
-        if open_window is not None:
-            rows.append(open_window)
+        open_group = self._healthy.to_row()
+        if open_group is not None:
+            rows.append(open_group)
         return rows[-count:] if count > 0 else []
 
     def flush(self) -> None:
-        """Close the open window and wait for the disk; call it whenever a checkpoint is taken."""
-        self._close_window()
-        if self._lines is not None:
-            self._lines.sync()
+        """Close the open group and wait for the disk. Call it whenever a checkpoint is taken."""
+        self._close_group()
+        if self._file is not None:
+            self._file.sync()
 
     def close(self) -> None:
-        """Write what is open and let go of the file; what comes later stays in memory."""
-        self._close_window()
+        """Write the open group and close the file; later rows stay in memory only."""
+        self._close_group()
         self._finish()
 
     def __enter__(self) -> Self:
@@ -123,23 +123,23 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _close_window(self) -> None:
-        row = self._window.row()
+    def _close_group(self) -> None:
+        row = self._healthy.to_row()
         if row is not None:
-            self._window.clear()
+            self._healthy.clear()
             self._write(row)
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: JournalRow) -> None:
         self._recent.append(row)
-        if self._lines is not None:
-            self._lines.append(row.to_json())
+        if self._file is not None:
+            self._file.append(row.to_json())
 
 
-def _finish(window: Window, lines: Lines | None, owner: int) -> None:
-    # A forked process inherits the open window, but the steps in it are its parent's to write.
-    if lines is None or os.getpid() != owner:
+def _finish(group: HealthySteps, file: JsonlWriter | None, owner: int) -> None:
+    # A forked process inherits the open group, but only its parent may write it.
+    if file is None or os.getpid() != owner:
         return
-    row = window.row()
+    row = group.to_row()
     if row is not None:
-        lines.append(row.to_json())
-    lines.close()
+        file.append(row.to_json())
+    file.close()

@@ -1,4 +1,4 @@
-"""Where a run took place: versions and hardware, the facts that change numbers. Never who or which host."""
+"""The environment of a run: versions and hardware, because they change numbers. No user or host names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from importlib import metadata
 from halfguard.records import RunInfo
 
 
-def environment(device: object = "cpu") -> dict[str, str]:
-    """Facts about this machine; ``device`` is the one trained on, as torch names it."""
+def collect_environment(device: object = "cpu") -> dict[str, str]:
+    """Return versions and hardware of this machine; ``device`` is the training device, as torch names it."""
     facts = {
         "halfguard": _own_version(),
         "python": platform.python_version(),
@@ -20,14 +20,14 @@ def environment(device: object = "cpu") -> dict[str, str]:
     }
     try:
         import torch  # noqa: PLC0415
-    except (ImportError, OSError):  # absent, or its libraries do not load
+    except (ImportError, OSError):  # not installed, or its libraries do not load
         return facts
     facts["torch"] = torch.__version__
     if torch.version.cuda is not None:
         facts["cuda"] = torch.version.cuda
     if torch.version.hip is not None:
         facts["hip"] = torch.version.hip
-    # Asked only for a CUDA device: the question itself starts CUDA in this process.
+    # Only for a CUDA device: the call itself initializes CUDA in this process.
     if torch.device(str(device)).type == "cuda" and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability(str(device))
         facts["device"] = f"{torch.cuda.get_device_name(str(device))} (sm_{major}{minor})"
@@ -35,17 +35,17 @@ def environment(device: object = "cpu") -> dict[str, str]:
 
 
 def _own_version() -> str:
-    # Not halfguard.__version__: the package itself names every room, and rooms import downward only.
+    # Not halfguard.__version__: the top package may import everything, so this package may not import it.
     try:
         return metadata.version("halfguard")
-    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+    except metadata.PackageNotFoundError:  # run from a source tree
         return "not installed"
 
 
-def run_info(config: Mapping[str, object], device: object = "cpu") -> RunInfo:
-    """What ``Journal.begin`` writes: this moment, this configuration, this machine."""
+def make_run_info(config: Mapping[str, object], device: object = "cpu") -> RunInfo:
+    """Return the content of ``run.json``: start time, configuration and environment."""
     return RunInfo(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         config=dict(config),
-        environment=environment(device),
+        environment=collect_environment(device),
     )

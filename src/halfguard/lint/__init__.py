@@ -1,1 +1,1 @@
-"""Source rules: find what breaks in half before it runs, and fix it. Runs without torch."""
+"""Lint rules: find and fix code and settings that fail in float16 training. Runs without torch."""

@@ -1,4 +1,4 @@
-"""Where autocast is on: blocks, decorated functions, and functions called from inside them."""
+"""Regions with autocast: blocks, decorated functions, and functions called only from inside them."""
 
 from __future__ import annotations
 
@@ -8,109 +8,104 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from halfguard.lint.module import Function, Module
-from halfguard.lint.names import argument, boolean, has_keyword, key, last_name, string
+from halfguard.lint.expressions import argument, boolean, called_name, has_keyword, name_of, string
+from halfguard.lint.syntax_tree import Function, SyntaxTree
 
-Dtype = Literal["float16", "bfloat16", "unknown"]
+AutocastDtype = Literal["float16", "bfloat16", "unknown"]
 
 
 @dataclass(frozen=True)
 class Autocast:
-    """One use of autocast: what it casts to, whether it is on, and the call that says so."""
+    """One call of autocast: its dtype, its device, and whether it is on."""
 
     call: ast.Call
-    dtype: Dtype
+    dtype: AutocastDtype
     device: str
-    enabled: bool | None  # None: decided at run time
+    enabled: bool | None  # None: decided at runtime
 
     @property
     def is_half(self) -> bool:
-        """Whether it surely casts to float16 when it is on at all."""
+        """True if it casts to float16 when it is on."""
         return self.dtype == "float16" and self.enabled is not False
 
 
-class Regions:
-    """The autocast regions of a module."""
+class AutocastRegions:
+    """Autocast regions of a file."""
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        # What callers pass, by function and parameter: filled by ``precision``, each once.
-        self.parameters: dict[tuple[Function, str], object] = {}
+    def __init__(self, tree: SyntaxTree) -> None:
+        self.tree = tree
 
     @cached_property
-    def all(self) -> dict[ast.AST, Autocast]:
-        """Every ``with autocast(...)`` and decorated function, with what it does."""
+    def by_node(self) -> dict[ast.AST, Autocast]:
+        """Every ``with autocast(...)`` block and decorated function, with its autocast call."""
         found: dict[ast.AST, Autocast] = {}
-        blocks: list[ast.With | ast.AsyncWith] = [*self.module.nodes(ast.With)]
-        for node in [*blocks, *self.module.nodes(ast.AsyncWith)]:
+        blocks: list[ast.With | ast.AsyncWith] = [*self.tree.nodes(ast.With)]
+        for node in [*blocks, *self.tree.nodes(ast.AsyncWith)]:
             for item in node.items:
-                if context := self._autocast(item.context_expr):
-                    found[node] = context
-        for function in self.module.functions:
+                if autocast := self._autocast(item.context_expr):
+                    found[node] = autocast
+        for function in self.tree.functions:
             for decorator in function.decorator_list:
-                if context := self._autocast(decorator):
-                    found[function] = context
+                if autocast := self._autocast(decorator):
+                    found[function] = autocast
         return found
 
     def _autocast(self, node: ast.expr) -> Autocast | None:
-        if not isinstance(node, ast.Call) or last_name(node) not in {"autocast", "amp_autocast"}:
+        if not isinstance(node, ast.Call) or called_name(node) not in {"autocast", "amp_autocast"}:
             return None
-        name = self.module.dotted(node.func)
+        name = self.tree.full_name(node.func)
         device = "cuda" if ".cuda." in name else "cpu" if ".cpu." in name else ""
         positions = ("enabled", "dtype") if device else ("device_type", "dtype", "enabled")
         given = {p: argument(node, i, p) for i, p in enumerate(positions)}
         if not device:
             device = string(given["device_type"]) or ""
+        # ``**kwargs`` or a wrapper of torch's autocast may set arguments that are not visible here.
         hidden = has_keyword(node, "") or not name.startswith("torch.")
         return Autocast(node, self._dtype(given["dtype"], device, hidden=hidden), device,
                         True if given["enabled"] is None and not hidden
                         else boolean(given["enabled"]))  # fmt: skip
 
-    def _dtype(self, node: ast.expr | None, device: str, *, hidden: bool) -> Dtype:
+    def _dtype(self, node: ast.expr | None, device: str, *, hidden: bool) -> AutocastDtype:
         if node is None:
-            defaults: dict[str, Dtype] = {"cuda": "float16", "cpu": "bfloat16"}
+            defaults: dict[str, AutocastDtype] = {"cuda": "float16", "cpu": "bfloat16"}
             return "unknown" if hidden else defaults.get(device.partition(":")[0], "unknown")
-        name = self.module.dotted(node)
+        name = self.tree.full_name(node)
         if name in {"torch.float16", "torch.half"}:
             return "float16"
         return "bfloat16" if name == "torch.bfloat16" else "unknown"
 
     def around(self, node: ast.AST) -> Autocast | None:
-        """The innermost autocast in force at a node, also through one call in the same module."""
+        """Return the innermost autocast at a node, or at the calls of the function it is in."""
         direct = self.directly_around(node)
         if direct is not None:
             return direct
-        function = self.module.function_of(node)
-        return self._callers.get(function) if function is not None else None
+        function = self.tree.function_of(node)
+        return self._by_callers.get(function) if function is not None else None
 
     def directly_around(self, node: ast.AST) -> Autocast | None:
-        """The innermost autocast that encloses a node in the source itself."""
-        for parent in self.module.ancestors(node):
-            if parent in self.all:
-                return self.all[parent]
+        """Return the innermost autocast that encloses a node in the source."""
+        for parent in self.tree.ancestors(node):
+            if parent in self.by_node:
+                return self.by_node[parent]
             if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 return None
         return None
 
     @cached_property
-    def _callers(self) -> dict[Function, Autocast]:
-        """Functions of this module that are called inside a region, and nowhere outside one."""
+    def _by_callers(self) -> dict[Function, Autocast]:
+        """Functions whose calls in this file are all inside autocast, with the autocast of the first."""
         found: dict[Function, Autocast] = {}
-        if not self.all:
+        if not self.by_node:
             return found
-        for name, functions in self._by_name.items():
-            contexts = [
+        by_name: dict[str, list[Function]] = defaultdict(list)
+        for function in self.tree.functions:
+            by_name[function.name].append(function)
+        for name, functions in by_name.items():
+            regions = [
                 self.directly_around(call)
-                for call in self.module.calls(name)
-                if key(call.func) in {name, f"self.{name}"}
+                for call in self.tree.calls(name)
+                if name_of(call.func) in {name, f"self.{name}"}
             ]
-            if contexts and contexts[0] is not None and None not in contexts:
-                found.update(dict.fromkeys(functions, contexts[0]))
-        return found
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[Function]]:
-        found: dict[str, list[Function]] = defaultdict(list)
-        for function in self.module.functions:
-            found[function.name].append(function)
+            if regions and regions[0] is not None and None not in regions:
+                found.update(dict.fromkeys(functions, regions[0]))
         return found

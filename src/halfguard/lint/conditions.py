@@ -1,12 +1,19 @@
-"""Conditions that ask whether a number is healthy: ``isnan(loss)``, ``grad_norm > 2``."""
+"""Conditions in a training loop: mixed precision, NaN checks, accumulation schedules."""
 
 from __future__ import annotations
 
 import ast
 import re
 
-from halfguard.lint.module import Module
+from halfguard.lint.syntax_tree import SyntaxTree
 
+Condition = tuple[str, bool]  # the text of a test, and the result that it must have
+AMP_IS_ON = "mixed precision is on"
+
+_AMP = re.compile(
+    r"(?<![a-z])(amp|fp16|float16|scaler|half|mixed|precision|autocast)(?![a-z])", re.I
+)
+_NOT_AMP = re.compile(r"isnan|isinf|isfinite|accum|%|norm|sync|step", re.I)
 _CHECKS = re.compile(r"isnan|isinf|isfinite|is_finite|is_nan|\bnan\b")
 _FLAGS = re.compile(
     r"(nan|inf|overflow|finite|bad_|skip|unstable|invalid|grad_?norm|total_norm)", re.I
@@ -14,34 +21,45 @@ _FLAGS = re.compile(
 _SCHEDULE = re.compile(r"%|accum|sync|epoch|resume|start|warm", re.I)
 
 
-def text_of(node: ast.AST) -> str:
-    """A condition as text."""
-    return ast.unparse(node)
+def condition_of(test: ast.expr) -> Condition:
+    """Return a test as a condition; every way to ask "is AMP on?" gives the same one."""
+    truth = True
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, truth = test.operand, not truth
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        is_falsy = isinstance(test.comparators[0], ast.Constant) and not test.comparators[0].value
+        if is_falsy and isinstance(test.ops[0], ast.Is | ast.Eq):
+            test, truth = test.left, not truth
+        elif is_falsy and isinstance(test.ops[0], ast.IsNot | ast.NotEq):
+            test = test.left
+    text = ast.unparse(test)
+    if _AMP.search(text) and not _NOT_AMP.search(text):
+        text = AMP_IS_ON
+    return text, truth
 
 
-def asks_health(module: Module, test: ast.expr) -> bool:
-    """Whether a condition is about NaN, infinity or the size of a gradient."""
-    text = text_of(test)
+def is_health_check(tree: SyntaxTree, test: ast.expr) -> bool:
+    """Return whether a test is about NaN, infinity or the size of a gradient."""
+    text = ast.unparse(test)
     if _SCHEDULE.search(text):
         return False
-    if _CHECKS.search(text):
-        return True
-    names = [test] if isinstance(test, ast.Name) else []
-    bound = module.latest(names[0]) if names else None
-    if bound and bound.value is not None and _CHECKS.search(text_of(bound.value)):
+    if _CHECKS.search(text) or _CHECKS.search(_assigned_text(tree, test)):
         return True
     return bool(_FLAGS.search(text))
 
 
-def asks_about_loss(module: Module, test: ast.expr) -> bool:
-    """Whether a health check is about a loss or an output, before any gradient exists."""
-    text = text_of(test)
-    if isinstance(test, ast.Name):
-        bound = module.latest(test)
-        text += text_of(bound.value) if bound and bound.value is not None else ""
-    return asks_health(module, test) and bool(re.search(r"loss", text, re.I))
+def is_loss_check(tree: SyntaxTree, test: ast.expr) -> bool:
+    """Return whether a health check is about a loss, before any gradient exists."""
+    text = ast.unparse(test) + _assigned_text(tree, test)
+    return is_health_check(tree, test) and bool(re.search(r"loss", text, re.I))
 
 
-def is_schedule(test: ast.expr) -> bool:
-    """Whether a condition is about accumulation: every n-th micro-batch."""
-    return bool(_SCHEDULE.search(text_of(test)))
+def _assigned_text(tree: SyntaxTree, test: ast.expr) -> str:
+    """Return the source of the value last assigned to a name; empty for other expressions."""
+    assigned = tree.last_assignment(test) if isinstance(test, ast.Name) else None
+    return ast.unparse(assigned.value) if assigned and assigned.value is not None else ""
+
+
+def is_schedule_check(test: ast.expr) -> bool:
+    """Return whether a test is about a schedule, such as every n-th micro-batch."""
+    return bool(_SCHEDULE.search(ast.unparse(test)))

@@ -1,4 +1,4 @@
-"""Which files to look at: those that were named, and what lies below the folders that were."""
+"""Find the files to check in the given files and folders."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SUFFIXES = (".py", ".pyi", ".yaml", ".yml")
 
 
 def find_files(paths: Iterable[Path], settings: Settings) -> list[Path]:
-    """Every file to lint, once, in a stable order.
+    """Return every file to check, once, in a stable order.
 
-    A folder that is named is searched, whatever it is called; only what lies below it can be
-    excluded by default. So ``lint .`` passes over site-packages, and ``lint .venv/.../torch`` does not.
+    The default excludes apply only below the given folders. So ``lint .`` skips site-packages, and
+    ``lint .venv/.../torch`` does not.
     """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found.update(dict.fromkeys(_below(path)))
+            found.update(dict.fromkeys(_files_below(path)))
         elif path.exists():
             found[path] = None
         else:
@@ -32,12 +32,12 @@ def find_files(paths: Iterable[Path], settings: Settings) -> list[Path]:
     return [path for path in found if not settings.excludes(path)]
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
+def _files_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not _is_excluded(name))
         for name in sorted(files):
             if name.endswith(SUFFIXES) and not name.startswith("."):
-                yield Path(place) / name
+                yield Path(parent) / name
 
 
 def _is_excluded(name: str) -> bool:

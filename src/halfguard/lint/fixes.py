@@ -1,7 +1,7 @@
-"""Fixes applied: edits that do not touch each other, pass after pass, until nothing is left to do.
+"""Apply fixes in passes of edits that do not touch each other, until no fix is left.
 
-One idea: a result that does not parse is never written. Edits keep every byte outside themselves, so
-comments and formatting stay; libcst, imported only here, puts missing imports where they belong.
+A result that does not parse is never written. Edits change no other byte, so comments and formatting stay.
+libcst, which only this file imports, adds missing imports in the right place.
 """
 
 from __future__ import annotations
@@ -18,63 +18,63 @@ from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
 
 _MAX_PASSES = 10
-_Place = tuple[int, int]
+_Range = tuple[tuple[int, int], tuple[int, int]]  # (line, column) of the start and of the end
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """A file after its fixes: the bytes, how many were applied, and what is still found."""
+class FixResult:
+    """A file after its fixes, with the number of fixes and the remaining findings."""
 
     data: bytes
     applied: int
-    left: list[Diagnostic]
+    remaining: list[Diagnostic]
 
 
 def fix_bytes(
     data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], kinds: tuple[FixKind, ...]
-) -> Fixed:
+) -> FixResult:
     """Apply every fix of these kinds to one file."""
     applied = 0
     found = lint_bytes(data, path, settings, rules)
     for _ in range(_MAX_PASSES):
-        fixes = _compatible(d.fix for d in found if d.fix and d.fix.kind in kinds)
+        fixes = _without_overlaps(d.fix for d in found if d.fix and d.fix.kind in kinds)
         changed = _apply(data, fixes) if fixes else None
         if changed is None or changed == data:
             break
         data, applied = changed, applied + len(fixes)
         found = lint_bytes(data, path, settings, rules)
-    return Fixed(data, applied, found)
+    return FixResult(data, applied, found)
 
 
-def _compatible(fixes: Iterable[Fix | None]) -> list[Fix]:
-    """The fixes that can be applied in one pass: none of whose edits touch."""
+def _without_overlaps(fixes: Iterable[Fix | None]) -> list[Fix]:
+    """Return the fixes for one pass: no two of their edits touch."""
     chosen: list[Fix] = []
-    taken: list[tuple[_Place, _Place]] = []
+    taken: list[_Range] = []
     for fix in fixes:
         if fix is None:
             continue
-        places = [
+        ranges = [
             ((e.span.line, e.span.column), (e.span.end_line, e.span.end_column)) for e in fix.edits
         ]
-        if all(_is_free(taken, place) for place in places):
+        if all(_is_free(taken, edited) for edited in ranges):
             chosen.append(fix)
-            for place in places:
-                insort(taken, place)
+            for edited in ranges:
+                insort(taken, edited)
     return chosen
 
 
-def _is_free(taken: list[tuple[_Place, _Place]], place: tuple[_Place, _Place]) -> bool:
-    """Whether a range touches none of those taken, which are sorted and do not touch each other."""
-    at = bisect_left(taken, place)
+def _is_free(taken: list[_Range], new: _Range) -> bool:
+    """Return whether a range touches no taken one; these are sorted and do not touch each other."""
+    at = bisect_left(taken, new)
     before, after = taken[max(0, at - 1) : at], taken[at : at + 1]
-    return all(end < place[0] for _, end in before) and all(begin > place[1] for begin, _ in after)
+    return all(end < new[0] for _, end in before) and all(start > new[1] for start, _ in after)
 
 
 def _apply(data: bytes, fixes: list[Fix]) -> bytes | None:
-    """The file after one pass, or None where the result would not be Python any more."""
+    """Return the file after one pass, or None if the result does not parse."""
     try:
         source = Source.decode(data)
-        text = source.edited([edit for fix in fixes for edit in fix.edits])
+        text = source.apply_edits([edit for fix in fixes for edit in fix.edits])
         body = parse(Source(text)).body
         needed = sorted({name for fix in fixes for name in fix.imports})
         missing = [name for name in needed if not _is_imported(body, name)]
@@ -87,7 +87,7 @@ def _apply(data: bytes, fixes: list[Fix]) -> bytes | None:
 
 
 def _is_imported(body: list[ast.stmt], name: str) -> bool:
-    """Whether ``import name`` stands at the top level, under that very name."""
+    """Return whether the file has ``import name`` at module level, without ``as``."""
     return any(
         isinstance(node, ast.Import)
         and any(a.name.partition(".")[0] == name and a.asname is None for a in node.names)
@@ -96,7 +96,7 @@ def _is_imported(body: list[ast.stmt], name: str) -> bool:
 
 
 def _with_imports(text: str, body: list[ast.stmt], names: list[str]) -> str:
-    """Add imports to the head of a file: libcst is thorough and slow, and never needs to see the rest."""
+    """Add imports; libcst is slow, so it gets only the lines up to the last import at the top."""
     import libcst  # noqa: PLC0415
     from libcst.codemod import CodemodContext  # noqa: PLC0415
     from libcst.codemod.visitors import AddImportsVisitor  # noqa: PLC0415
@@ -105,7 +105,7 @@ def _with_imports(text: str, body: list[ast.stmt], names: list[str]) -> str:
     for name in names:
         AddImportsVisitor.add_needed_import(context, name)
     source = Source(text)
-    split = _head(body)
+    split = _end_of_imports(body)
     head, rest = (b"".join(part).decode() for part in (source.lines[:split], source.lines[split:]))
     try:
         return AddImportsVisitor(context).transform_module(libcst.parse_module(head)).code + rest
@@ -113,8 +113,8 @@ def _with_imports(text: str, body: list[ast.stmt], names: list[str]) -> str:
         raise ValueError(str(error)) from error
 
 
-def _head(body: list[ast.stmt]) -> int:
-    """How many lines the comments, the docstring and the first imports take."""
+def _end_of_imports(body: list[ast.stmt]) -> int:
+    """Return the number of lines with comments, docstring and imports at the top of a file."""
     last = 0
     for node in body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

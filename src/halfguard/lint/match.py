@@ -1,7 +1,7 @@
-"""What a rule reports: a match at a place, with an optional fix.
+"""Results of a rule: matches, each with an optional fix.
 
-One idea: everything that leaves a rule is plain data (positions and text), so that it crosses process
-borders and the same match serves the terminal, an editor, SARIF and ``--fix``.
+They are plain data (positions and text), so that they can be sent between processes, and one match serves the
+terminal, an editor, SARIF and ``--fix``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FixKind = Literal["safe", "unsafe"]
 
 @dataclass(frozen=True)
 class Span:
-    """A range of source: lines count from 1, columns are UTF-8 bytes from 0, as in ``ast``."""
+    """A range of source: lines from 1, columns in UTF-8 bytes from 0, as in ``ast``."""
 
     line: int
     column: int
@@ -24,20 +24,26 @@ class Span:
 
     @classmethod
     def of(cls, node: ast.expr | ast.stmt | ast.excepthandler | ast.keyword) -> Span:
-        """The range of a syntax node."""
+        """Return the range of a syntax node."""
         return cls(
             node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0
         )
 
     @classmethod
     def before(cls, node: ast.expr | ast.stmt) -> Span:
-        """The empty range at which a node begins."""
+        """Return the empty range at the beginning of a node."""
         return cls(node.lineno, node.col_offset, node.lineno, node.col_offset)
+
+    @classmethod
+    def after(cls, node: ast.expr) -> Span:
+        """Return the empty range at the end of a node."""
+        line, column = node.end_lineno or 0, node.end_col_offset or 0
+        return cls(line, column, line, column)
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace a range by a text."""
+    """A range of source and the text that replaces it."""
 
     span: Span
     text: str
@@ -45,7 +51,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Fix:
-    """Edits that belong together, and the modules that their text needs imported."""
+    """Edits that belong together, and the modules that their text imports."""
 
     kind: FixKind
     edits: tuple[Edit, ...]
@@ -62,5 +68,5 @@ class Match:
 
 
 def match_at(node: ast.expr | ast.stmt, message: str, fix: Fix | None = None) -> Match:
-    """A match that covers a syntax node."""
+    """Return a match that covers a syntax node."""
     return Match(Span.of(node), message, fix)

@@ -1,4 +1,4 @@
-"""The page of a rule, made from its file; ``halfguard rule`` prints it and the docs hold it."""
+"""Pages of the rules, generated from their files for ``halfguard rule`` and the docs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ GROUPS = {
 }
 
 
-def page(rule: Rule) -> str:
-    """One rule as Markdown."""
+def rule_page(rule: Rule) -> str:
+    """Return the page of one rule as Markdown."""
     title, _, body = rule.page.partition("\n")
-    facts = [f"severity {rule.meta.severity}", _fix(rule)]
+    fix = f"{rule.meta.fix} fix" if rule.meta.fix else "no fix"
+    facts = [f"severity {rule.meta.severity}", fix]
     if rule.meta.preview:
         facts.append("preview: off unless `--preview` is given")
     return f"# {rule.code}: {rule.meta.name}\n\n{title}\n\n*{'; '.join(facts)}*\n{body}\n"
 
 
-def _fix(rule: Rule) -> str:
-    return f"{rule.meta.fix} fix" if rule.meta.fix else "no fix"
-
-
-def index() -> str:
-    """All rules as a table a group."""
+def rule_index() -> str:
+    """Return the index of all rules as Markdown, one table per group."""
     lines = [
         "# Lint rules",
         "",
-        "Made from the rule files by `scripts/rules_docs`. How to run them is in",
-        "[the guide to lint](../../how-to/lint.md).",
+        "Generated from the rule files by `scripts/rules_docs`.",
+        "[The guide to lint](../../how-to/lint.md) shows how to run them.",
     ]
     for prefix, title in GROUPS.items():
         rules = [rule for rule in all_rules() if rule.code.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""Rules register by being there: every ``rules/hgNNN_*.py`` is one rule, and no list names them."""
+"""Load the rules: every file ``rules/hgNNN_*.py`` is one rule, and no list of them is kept."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import inspect
 import pkgutil
 
 from halfguard.errors import UsageError
-from halfguard.lint import rules as folder
+from halfguard.lint import rules as rules_package
 from halfguard.lint.rule import Rule
 
 
 @functools.cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule, by code."""
-    names = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name[:2] == "hg")
-    return tuple(_load(name) for name in names)
+    """Return every rule, sorted by code."""
+    modules = pkgutil.iter_modules(rules_package.__path__)
+    return tuple(_load(name) for name in sorted(m.name for m in modules if m.name[:2] == "hg"))
 
 
 def _load(name: str) -> Rule:
-    module = importlib.import_module(f"{folder.__name__}.{name}")
+    module = importlib.import_module(f"{rules_package.__name__}.{name}")
     meta = module.META
     if not name.startswith(meta.code.lower()):
-        raise AssertionError(f"rules/{name}.py holds the rule {meta.code}")
+        raise AssertionError(f"rules/{name}.py contains the rule {meta.code}")
     is_yaml = meta.language == "yaml"
     return Rule(
         meta=meta,
         page=inspect.cleandoc(module.__doc__ or ""),
         check_python=None if is_yaml else module.check,
         check_yaml=module.check if is_yaml else None,
-        needles=tuple(word.encode() for word in meta.words),
-        also=tuple(word.encode() for word in meta.also),
+        contains=tuple(text.encode() for text in meta.contains),
+        also_contains=tuple(text.encode() for text in meta.also_contains),
     )
 
 
 def find_rule(code: str) -> Rule:
-    """The rule with this code or name, or a usage error that lists what there is."""
+    """Return the rule with this code or name; raise a usage error if there is none."""
     for rule in all_rules():
         if code.upper() == rule.code or code.lower() == rule.meta.name:
             return rule
@@ -47,11 +47,13 @@ def find_rule(code: str) -> Rule:
     )
 
 
-def select(chosen: tuple[str, ...], ignored: tuple[str, ...], *, preview: bool) -> tuple[Rule, ...]:
-    """The rules whose code begins with a chosen prefix and with no ignored one.
+def select_rules(
+    chosen: tuple[str, ...], ignored: tuple[str, ...], *, preview: bool
+) -> tuple[Rule, ...]:
+    """Return the rules whose code begins with a chosen prefix and with no ignored one.
 
-    A preview rule runs when previews are on, or when it is chosen by its full code. Where prefixes
-    disagree the longer one wins, so that ``select=["HG1"], ignore=["HG103"]`` means what it says.
+    A preview rule runs if ``preview`` is on, or if it is chosen by its full code. If a chosen and an ignored
+    prefix both match, the longer one wins: ``select=["HG1"], ignore=["HG103"]`` is HG1 without HG103.
     """
     for prefix in (*chosen, *ignored):
         _check_prefix(prefix)
@@ -66,11 +68,11 @@ def _check_prefix(prefix: str) -> None:
 def _is_on(rule: Rule, chosen: tuple[str, ...], ignored: tuple[str, ...], *, preview: bool) -> bool:
     if rule.meta.preview and not preview and rule.code not in chosen:
         return False
-    wanted = _longest(rule.code, chosen) if chosen else 0
-    return wanted >= 0 and wanted > _longest(rule.code, ignored)
+    length = _longest_prefix(rule.code, chosen) if chosen else 0
+    return length >= 0 and length > _longest_prefix(rule.code, ignored)
 
 
-def _longest(code: str, prefixes: tuple[str, ...]) -> int:
-    """Length of the longest prefix that fits; -1 where none does."""
-    fitting = [0 if p == "ALL" else len(p) for p in prefixes if p == "ALL" or code.startswith(p)]
-    return max(fitting, default=-1)
+def _longest_prefix(code: str, prefixes: tuple[str, ...]) -> int:
+    """Return the length of the longest prefix of a code, or -1 if there is none."""
+    lengths = [0 if p == "ALL" else len(p) for p in prefixes if p == "ALL" or code.startswith(p)]
+    return max(lengths, default=-1)

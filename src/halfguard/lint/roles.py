@@ -1,8 +1,8 @@
-"""Which names are scalers, optimizers, schedulers and models, judged by how they are made and used.
+"""Find the variables that hold scalers, optimizers and schedulers.
 
-One idea: a role belongs to a key (``scaler``, ``self.scaler``), so that what ``__init__`` makes is known
-in every other method. A constructor or an annotation proves a role; a telling name alone never makes a
-scaler, since scikit-learn's scalers are called that as well.
+A role belongs to a variable name (``scaler``, ``self.scaler``), so that an object made in ``__init__`` is
+known in every method. A constructor, an annotation or the way of use proves that a variable is a scaler. The
+name alone does not: scikit-learn has objects called scalers too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import ast
 import re
 from functools import cached_property
 
-from halfguard.lint.module import Function, Module
-from halfguard.lint.names import key, last_name, receiver
+from halfguard.lint.expressions import called_name, name_of, receiver
+from halfguard.lint.syntax_tree import Function, SyntaxTree
 
 SCALERS = {"GradScaler", "ShardedGradScaler"}
 _OPTIMIZER = re.compile(r"(^|[._])(optim|optimi[sz]er|opt)(s)?(_?[a-z0-9]{1,13})?$", re.IGNORECASE)
@@ -24,109 +24,101 @@ _DISTRIBUTED = re.compile(
 
 
 class Roles:
-    """The roles of one module's variables, found once."""
+    """Roles of the variables in one file."""
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
+    def __init__(self, tree: SyntaxTree) -> None:
+        self.tree = tree
 
-    def canonical(self, node: ast.AST | None) -> str:
-        """The key of a variable, with a local alias (``scaler = self.scaler``) followed."""
-        name = key(node) if node is not None else ""
-        if not name or "." in name:
-            return name
-        bound = self.module.latest(node) if node is not None else None
-        if bound and isinstance(bound.value, ast.Attribute):
-            return key(bound.value) or name
-        return name
+    def resolve_alias(self, node: ast.AST | None) -> str:
+        """Return the name of a variable, or of the attribute behind it after ``scaler = self.scaler``."""
+        name = name_of(node)
+        value = self.tree.assigned_value(node) if "." not in name else None
+        return name_of(value) or name if isinstance(value, ast.Attribute) else name
 
     @cached_property
     def constructed_scalers(self) -> list[ast.Call]:
-        """Every call that makes a scaler."""
-        return list(self.module.calls(*SCALERS))
+        """Every call that constructs a scaler."""
+        return list(self.tree.calls(*SCALERS))
 
     @cached_property
     def scalers(self) -> frozenset[str]:
-        """Keys that hold a gradient scaler."""
+        """Names of the variables that hold a gradient scaler."""
         found = {
             name
-            for name, bindings in self.module.bindings.items()
-            if any(b.value is not None and _makes_scaler(b.value) for b in bindings)
+            for name, assigned in self.tree.assignments.items()
+            if any(a.value is not None and _constructs_scaler(a.value) for a in assigned)
         }
-        for function in self.module.functions:
-            found |= {a.arg for a in _arguments(function) if _says_scaler(a.annotation)}
-        for call in self.module.calls("unscale_"):
-            found.add(key(receiver(call) or call))
-        for call in self.module.calls("backward"):
+        for function in self.tree.functions:
+            found |= {a.arg for a in _arguments(function) if _is_scaler_annotation(a.annotation)}
+        for call in self.tree.calls("unscale_"):
+            found.add(name_of(receiver(call) or call))
+        for call in self.tree.calls("backward"):
             scaled = receiver(call)
-            if isinstance(scaled, ast.Call) and last_name(scaled) == "scale":
-                found.add(key(receiver(scaled) or call))
+            if isinstance(scaled, ast.Call) and called_name(scaled) == "scale":
+                found.add(name_of(receiver(scaled) or call))
         return frozenset(found - {""}) | self._aliases(found)
 
     def _aliases(self, found: set[str]) -> frozenset[str]:
-        """Attributes that a scaler parameter was stored in: ``self.scaler = scaler``."""
+        """Return the variables that a scaler is assigned to: ``self.scaler = scaler``."""
         return frozenset(
             name
-            for name, bindings in self.module.bindings.items()
-            if any(b.value is not None and key(b.value) in found - {""} for b in bindings)
+            for name, assigned in self.tree.assignments.items()
+            if any(a.value is not None and name_of(a.value) in found - {""} for a in assigned)
         )
 
     @cached_property
     def has_scaler(self) -> bool:
-        """Whether this file makes or uses a gradient scaler at all."""
+        """True if this file constructs or uses a gradient scaler."""
         return bool(self.scalers or self.constructed_scalers)
 
     def is_scaler(self, node: ast.AST | None) -> bool:
-        """Whether an expression is a gradient scaler."""
-        return node is not None and (
-            key(node) in self.scalers or self.canonical(node) in self.scalers
-        )
+        return name_of(node) in self.scalers or self.resolve_alias(node) in self.scalers
 
     def is_optimizer(self, node: ast.AST | None) -> bool:
-        """Whether an expression is an optimizer: made by ``torch.optim``, or named like one."""
-        name = key(node) if node is not None else ""
+        """Return whether an expression comes from ``torch.optim`` or is named like an optimizer."""
+        name = name_of(node)
         if not name:
             return False
-        if any(self._is_optim_call(b.value) for b in self.module.bindings.get(name, ())):
+        if any(self._is_optim_call(a.value) for a in self.tree.assignments.get(name, ())):
             return True
         return bool(_OPTIMIZER.search(name)) and not self.is_scheduler(node)
 
     def _is_optim_call(self, value: ast.expr | None) -> bool:
         if not isinstance(value, ast.Call):
             return False
-        name = self.module.dotted(value.func)
+        name = self.tree.full_name(value.func)
         return name.startswith("torch.optim.") and "lr_scheduler" not in name
 
     def is_scheduler(self, node: ast.AST | None) -> bool:
-        """Whether an expression is a learning-rate scheduler."""
-        name = key(node) if node is not None else ""
+        name = name_of(node)
         made = any(
-            isinstance(b.value, ast.Call) and "lr_scheduler" in self.module.dotted(b.value.func)
-            for b in self.module.bindings.get(name, ())
+            isinstance(a.value, ast.Call) and "lr_scheduler" in self.tree.full_name(a.value.func)
+            for a in self.tree.assignments.get(name, ())
         )
         return made or bool(name and _SCHEDULER.search(name))
 
     @cached_property
     def may_be_distributed(self) -> bool:
-        """Whether this file runs, or is prepared to run, on several ranks."""
-        module = self.module
-        if module.imports("torch.distributed", "horovod", "deepspeed"):
+        """True if this file has code for several ranks."""
+        tree = self.tree
+        if tree.imports("torch.distributed", "horovod", "deepspeed"):
             return True
-        return bool(_DISTRIBUTED.search(module.source.text))
+        return bool(_DISTRIBUTED.search(tree.source.text))
 
     @cached_property
-    def has_framework(self) -> bool:
-        """Whether a trainer that brings its own scaling drives this file."""
-        return self.module.imports("accelerate", "deepspeed", "apex", "colossalai") or bool(
-            self.module.imports("lightning", "pytorch_lightning", "lightning_fabric")
+    def uses_scaling_framework(self) -> bool:
+        """True if this file imports a framework with its own loss scaling."""
+        return self.tree.imports("accelerate", "deepspeed", "apex", "colossalai") or bool(
+            self.tree.imports("lightning", "pytorch_lightning", "lightning_fabric")
         )
 
-    def is_torch_module(self, node: ast.AST) -> bool:
-        """Whether a node stands in a class that derives from ``nn.Module`` or a like name."""
-        owner = self.module.class_of(node)
+    def is_in_nn_module(self, node: ast.AST) -> bool:
+        """Return whether a node is in a class derived from ``nn.Module``, judged by the base's name."""
+        owner = self.tree.class_of(node)
         if owner is None:
             return False
         return any(
-            self.module.dotted(base).endswith(("Module", "Model", "Layer", "Loss", "Head"))
+            self.tree.full_name(base).endswith(("Module", "Model", "Layer", "Loss", "Head"))
             for base in owner.bases
         )
 
@@ -136,22 +128,22 @@ def _arguments(function: Function) -> list[ast.arg]:
     return [*a.posonlyargs, *a.args, *a.kwonlyargs]
 
 
-def _makes_scaler(value: ast.expr) -> bool:
-    """``GradScaler(...)``, also as one side of a condition."""
+def _constructs_scaler(value: ast.expr) -> bool:
+    """Return whether a value is ``GradScaler(...)``, or may be one: ``... if amp else None``."""
     if isinstance(value, ast.IfExp):
-        return _makes_scaler(value.body) or _makes_scaler(value.orelse)
+        return _constructs_scaler(value.body) or _constructs_scaler(value.orelse)
     if isinstance(value, ast.BoolOp):
-        return any(_makes_scaler(part) for part in value.values)
-    return isinstance(value, ast.Call) and last_name(value) in SCALERS
+        return any(_constructs_scaler(part) for part in value.values)
+    return isinstance(value, ast.Call) and called_name(value) in SCALERS
 
 
-def _says_scaler(annotation: ast.expr | None) -> bool:
+def _is_scaler_annotation(annotation: ast.expr | None) -> bool:
     if annotation is None:
         return False
     if isinstance(annotation, ast.Constant):
         return isinstance(annotation.value, str) and "GradScaler" in annotation.value
     if isinstance(annotation, ast.BinOp):
-        return _says_scaler(annotation.left) or _says_scaler(annotation.right)
+        return _is_scaler_annotation(annotation.left) or _is_scaler_annotation(annotation.right)
     if isinstance(annotation, ast.Subscript):
-        return _says_scaler(annotation.slice)
-    return key(annotation).endswith("GradScaler")
+        return _is_scaler_annotation(annotation.slice)
+    return name_of(annotation).endswith("GradScaler")

@@ -1,4 +1,4 @@
-"""What a rule is: its facts, its page, and the check that finds its matches."""
+"""A lint rule: its metadata, its page, and the check that finds its matches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from halfguard.lint.match import FixKind, Match
-from halfguard.lint.model import Model
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.python_file import PythonFile
+from halfguard.lint.yaml_file import YamlFile
 from halfguard.records import Severity
 
 Language = Literal["python", "yaml"]
@@ -16,58 +16,58 @@ Language = Literal["python", "yaml"]
 
 @dataclass(frozen=True)
 class Meta:
-    """The constant facts of a rule; the prose is the docstring of its file."""
+    """Metadata of a rule; the text of its page is the docstring of its file."""
 
     code: str
     name: str
     cure: str
-    # A file that holds none of these words is not looked at: most of a large tree is never parsed.
-    words: tuple[str, ...]
-    # ... nor one that holds none of these, where a rule needs two things to meet.
-    also: tuple[str, ...] = ()
+    # A file must contain one of these texts to be checked, so most files of a large tree are never parsed.
+    contains: tuple[str, ...]
+    # If this is given, it must contain one of these as well.
+    also_contains: tuple[str, ...] = ()
     severity: Severity = "warning"
     fix: FixKind | None = None
     preview: bool = False
     language: Language = "python"
 
 
-class Words:
-    """The bytes of a file, asked for words; rules share many, and each is looked for once."""
+class ByteSearch:
+    """Searches the bytes of a file; rules share many texts, and each is searched once."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._known: dict[bytes, bool] = {}
+        self._results: dict[bytes, bool] = {}
 
-    def has_any(self, needles: tuple[bytes, ...]) -> bool:
-        """Whether the file holds any of these."""
-        return any(self._has(needle) for needle in needles)
+    def contains_any(self, texts: tuple[bytes, ...]) -> bool:
+        return any(self._contains(text) for text in texts)
 
-    def _has(self, needle: bytes) -> bool:
-        if needle not in self._known:
-            self._known[needle] = needle in self._data
-        return self._known[needle]
+    def _contains(self, text: bytes) -> bool:
+        if text not in self._results:
+            self._results[text] = text in self._data
+        return self._results[text]
 
 
-PythonCheck = Callable[[Model], Iterator[Match]]
+PythonCheck = Callable[[PythonFile], Iterator[Match]]
 YamlCheck = Callable[[YamlFile], Iterator[Match]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule as the engine runs it."""
+    """A rule with its check."""
 
     meta: Meta
     page: str
     check_python: PythonCheck | None = None
     check_yaml: YamlCheck | None = None
-    needles: tuple[bytes, ...] = ()
-    also: tuple[bytes, ...] = ()
+    contains: tuple[bytes, ...] = ()
+    also_contains: tuple[bytes, ...] = ()
 
     @property
     def code(self) -> str:
-        """The stable code, such as HG101."""
         return self.meta.code
 
-    def wants(self, words: Words) -> bool:
-        """Whether a file with these words could hold a match."""
-        return words.has_any(self.needles) and (not self.also or words.has_any(self.also))
+    def could_match(self, search: ByteSearch) -> bool:
+        """Return whether a file contains the texts that this rule needs."""
+        return search.contains_any(self.contains) and (
+            not self.also_contains or search.contains_any(self.also_contains)
+        )

@@ -1,4 +1,4 @@
-"""Many files: in this process when they are few, over all cores when they are many."""
+"""Check many files: a few in this process, many on all cores."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from halfguard.lint.match import FixKind
 from halfguard.lint.rule import Rule
 from halfguard.lint.settings import Settings
 
-_FEW = 60  # below this, starting processes costs more than it saves
+_MIN_FILES_FOR_POOL = 60  # for fewer files, starting processes costs more than it saves
 _CHUNK = 40
 
 
 @dataclass(frozen=True)
 class FileResult:
-    """What came of one file; ``before`` and ``after`` are set where fixes changed it."""
+    """Findings of one file; ``before`` and ``after`` are its bytes if fixes were asked for."""
 
     path: str
     diagnostics: list[Diagnostic]
@@ -32,57 +32,57 @@ class FileResult:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What every file of a run has in common."""
+class Linter:
+    """Checks files with one set of rules, and fixes them if kinds of fixes are given."""
 
     settings: Settings
     kinds: tuple[FixKind, ...] = ()
 
-    def run(self, path: Path) -> FileResult:
-        """Look at one file, and fix it in memory when fixes are wanted."""
+    def check_file(self, path: Path) -> FileResult:
+        """Check one file, and fix it in memory."""
         try:
             data = path.read_bytes()
         except OSError:
             return FileResult(str(path), [])
-        return self.run_bytes(data, str(path))
+        return self.check_bytes(data, str(path))
 
-    def run_bytes(self, data: bytes, path: str) -> FileResult:
-        """The same for bytes that are already here."""
+    def check_bytes(self, data: bytes, path: str) -> FileResult:
+        """Check a file that is already in memory."""
         rules = _rules(self.settings)
         if not self.kinds:
             return FileResult(path, lint_bytes(data, path, self.settings, rules))
         fixed = fix_bytes(data, path, self.settings, rules, self.kinds)
-        return FileResult(path, fixed.left, fixed.applied, data, fixed.data)
+        return FileResult(path, fixed.remaining, fixed.applied, data, fixed.data)
 
 
-_chosen: dict[int, tuple[Rule, ...]] = {}
+_rules_of: dict[int, tuple[Rule, ...]] = {}
 
 
 def _rules(settings: Settings) -> tuple[Rule, ...]:
-    """The rules of a run, chosen once a process and not once a file."""
-    if id(settings) not in _chosen:
-        _chosen.clear()
-        _chosen[id(settings)] = settings.rules()
-    return _chosen[id(settings)]
+    """Return the rules of a run, selected once per process and not once per file."""
+    if id(settings) not in _rules_of:
+        _rules_of.clear()
+        _rules_of[id(settings)] = settings.rules()
+    return _rules_of[id(settings)]
 
 
-def _run_chunk(job: Job, paths: list[Path]) -> list[FileResult]:
-    return [job.run(path) for path in paths]
+def _check_chunk(linter: Linter, paths: list[Path]) -> list[FileResult]:
+    return [linter.check_file(path) for path in paths]
 
 
 def run_files(
-    job: Job, paths: list[Path], *, advance: Callable[[int], None] = lambda _: None
+    linter: Linter, paths: list[Path], *, advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[FileResult]:
-    """The result of every file, in the order given; ``advance`` hears how many are done."""
+    """Yield the result of every file, in order; call ``advance`` with the number of new results."""
     workers = min(len(os.sched_getaffinity(0)), 32) if hasattr(os, "sched_getaffinity") else 2
-    if len(paths) < _FEW or workers < 2:
+    if len(paths) < _MIN_FILES_FOR_POOL or workers < 2:
         for path in paths:
-            yield job.run(path)
+            yield linter.check_file(path)
             advance(1)
         return
     chunks = [paths[i : i + _CHUNK] for i in range(0, len(paths), _CHUNK)]
     with ProcessPoolExecutor(workers, mp_context=_context()) as pool:
-        futures = [pool.submit(_run_chunk, job, chunk) for chunk in chunks]
+        futures = [pool.submit(_check_chunk, linter, chunk) for chunk in chunks]
         with contextlib.ExitStack() as stack:
             stack.callback(pool.shutdown, wait=True, cancel_futures=True)
             for future, chunk in zip(futures, chunks, strict=True):
@@ -91,6 +91,6 @@ def run_files(
 
 
 def _context() -> multiprocessing.context.BaseContext:
-    # Workers that are forked have the rules imported already, and need no importable main module.
+    # Forked workers have already imported the rules, and do not import the main module again.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     return multiprocessing.get_context(method)

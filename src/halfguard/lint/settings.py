@@ -1,4 +1,4 @@
-"""The section ``[tool.halfguard.lint]`` of a ``pyproject.toml``, checked before it is used."""
+"""Read and validate the section ``[tool.halfguard.lint]`` of a ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from halfguard.errors import ConfigError
-from halfguard.lint.registry import select
+from halfguard.lint.registry import select_rules
 from halfguard.lint.rule import Rule
 
 DEFAULT_EXCLUDE = (
@@ -18,7 +18,7 @@ DEFAULT_EXCLUDE = (
 
 
 class Settings(BaseModel):
-    """What to look for, and where not to look."""
+    """Selected rules and excluded files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -32,20 +32,19 @@ class Settings(BaseModel):
     root: Path = Path()
 
     def rules(self) -> tuple[Rule, ...]:
-        """The rules that are on."""
-        return select(self.select, self.ignore, preview=self.preview)
+        return select_rules(self.select, self.ignore, preview=self.preview)
 
     def excludes(self, path: Path) -> bool:
-        """Whether the configuration leaves a file out, however it was named."""
-        return any(_fits(self._relative(path), pattern) for pattern in self.exclude)
+        """Return whether the settings exclude a file, even if it was named on the command line."""
+        return any(_matches(self._relative(path), pattern) for pattern in self.exclude)
 
     def ignored_in(self, path: str) -> tuple[str, ...]:
-        """The prefixes of codes that are ignored in one file."""
+        """Return the prefixes of the codes that are ignored in one file."""
         if not self.per_file_ignores:
             return ()
         relative = self._relative(Path(path))
-        fitting = (codes for p, codes in self.per_file_ignores.items() if _fits(relative, p))
-        return tuple(code for codes in fitting for code in codes)
+        ignores = self.per_file_ignores.items()
+        return tuple(c for pattern, codes in ignores if _matches(relative, pattern) for c in codes)
 
     def _relative(self, path: Path) -> str:
         try:
@@ -54,16 +53,16 @@ class Settings(BaseModel):
             return path.as_posix()
 
 
-def _fits(path: str, pattern: str) -> bool:
-    """Whether a pattern fits the path, its beginning, or one of its parts."""
+def _matches(path: str, pattern: str) -> bool:
+    """Return whether a pattern matches the path, its beginning, or one of its parts."""
     pattern = pattern.removeprefix("./").rstrip("/")
     parts = path.split("/")
     beginnings = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
     return any(fnmatch.fnmatchcase(p, pattern) for p in (*parts, *beginnings))
 
 
-def load(start: Path) -> Settings:
-    """The settings that hold at a path: those of the nearest ``pyproject.toml`` that has the section."""
+def load_settings(start: Path) -> Settings:
+    """Load the settings for a path from the nearest ``pyproject.toml`` that has the section."""
     start = start.resolve()
     for folder in (start, *start.parents):
         file = folder / "pyproject.toml"
@@ -92,8 +91,8 @@ def _validated(file: Path, section: dict[str, object]) -> Settings:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
-            f"{file}: [tool.halfguard.lint] is wrong at '{place}': {first['msg']}.",
+            f"{file}: [tool.halfguard.lint] is invalid at '{place}': {first['msg']}.",
             cure="Its keys are select, ignore, per-file-ignores, exclude and preview.",
         ) from error
-    settings.rules()  # an unknown code is a mistake to report now, not at the first file
+    settings.rules()  # reports an unknown code now, not at the first file
     return settings

@@ -1,8 +1,8 @@
-"""The text of a file: decoded as Python decodes it, and cut by the positions that ``ast`` gives.
+"""The text of a file, decoded as Python decodes it, and cut at the positions that ``ast`` gives.
 
-One idea: ``ast`` counts columns in UTF-8 bytes and ends lines at ``\\n``, ``\\r`` and ``\\r\\n`` only, so
-everything here works on bytes of lines split the same way. ``str.splitlines`` would also split at form
-feeds and shift every position after one.
+``ast`` counts columns in UTF-8 bytes and ends lines only at ``\\n``, ``\\r`` and ``\\r\\n``, so this module
+works on the bytes of lines that are split the same way. ``str.splitlines`` also splits at form feeds, which
+would shift every position after one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
 
 
 class UnreadableError(Exception):
-    """The file cannot be decoded; the text says why."""
+    """The file cannot be decoded; the message gives the reason."""
 
 
 class Source:
-    """The bytes of one file as UTF-8, with its lines."""
+    """The text of one file, with its lines as UTF-8 bytes."""
 
     def __init__(self, text: str, *, encoding: str = "utf-8", bom: bool = False) -> None:
         self.text = text
@@ -31,40 +31,40 @@ class Source:
 
     @classmethod
     def decode(cls, data: bytes) -> Source:
-        """Decode by byte-order mark or coding comment, as the interpreter does."""
+        """Decode a file by its byte-order mark or coding comment, as the interpreter does."""
         try:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
             text = data.decode(encoding)
         except (SyntaxError, UnicodeError, LookupError) as error:
-            raise UnreadableError(f"cannot be decoded: {error}") from error
+            raise UnreadableError(f"it cannot be decoded: {error}") from error
         bom = encoding == "utf-8-sig"
         return cls(text, encoding="utf-8" if bom else encoding, bom=bom)
 
     def encode(self, text: str) -> bytes:
-        """Bytes of a changed text in the encoding of the original."""
+        """Encode a changed text in the encoding of the original."""
         return text.encode("utf-8-sig" if self.bom else self.encoding)
 
     @cached_property
     def lines(self) -> list[bytes]:
-        """Lines as UTF-8, each with its end."""
-        # A lone surrogate cannot come from a file, but it can from a caller.
+        """Lines as UTF-8 bytes, each with its line ending."""
+        # A lone surrogate cannot come from a file, but a caller may pass one.
         found = _LINE.findall(self.text.encode("utf-8", "surrogatepass"))
         return found[:-1] if len(found) > 1 and not found[-1] else found
 
     def line(self, number: int) -> str:
-        """One line without its end; empty beyond the last."""
+        """Return a line without its line ending; empty if there is no such line."""
         if not 1 <= number <= len(self.lines):
             return ""
         return self.lines[number - 1].decode("utf-8", "replace").rstrip("\r\n")
 
-    def character(self, number: int, column: int) -> int:
-        """Turn a byte column from 0 into a character column from 1, as editors count."""
+    def character_column(self, number: int, column: int) -> int:
+        """Convert a byte column from 0 to a character column from 1, as editors count."""
         if not 1 <= number <= len(self.lines):
             return 1
         return len(self.lines[number - 1][:column].decode("utf-8", "replace")) + 1
 
-    def offset(self, line: int, column: int) -> int:
-        """Byte offset of a position in the UTF-8 text."""
+    def byte_offset(self, line: int, column: int) -> int:
+        """Return the byte offset of a position in the UTF-8 text."""
         return self._starts[min(line - 1, len(self._starts) - 1)] + column
 
     @cached_property
@@ -74,32 +74,32 @@ class Source:
             starts.append(starts[-1] + len(line))
         return starts
 
-    def segment(self, span: Span) -> str:
-        """The text of a range."""
+    def text_at(self, span: Span) -> str:
+        """Return the text of a range."""
         lines = self.lines[span.line - 1 : span.end_line]
         if len(lines) != span.end_line - span.line + 1:
             return ""
-        lines[-1] = lines[-1][: span.end_column]  # first, since both may be the same line
+        lines[-1] = lines[-1][: span.end_column]  # first, because both may be the same line
         lines[0] = lines[0][span.column :]
         return b"".join(lines).decode("utf-8", "replace")
 
     def indent(self, line: int) -> str:
-        """The white space that a line begins with."""
+        """Return the white space at the beginning of a line."""
         text = self.line(line)
         return text[: len(text) - len(text.lstrip())]
 
     @property
     def newline(self) -> str:
-        """How this file ends its lines."""
+        """Line ending of the first line."""
         first = self.lines[0] if self.lines else b""
         return next((end for end in ("\r\n", "\r") if first.endswith(end.encode())), "\n")
 
-    def edited(self, edits: list[Edit]) -> str:
-        """The text after edits that do not overlap."""
+    def apply_edits(self, edits: list[Edit]) -> str:
+        """Return the text after edits, which must not overlap."""
         data = self.text.encode("utf-8", "surrogatepass")
         parts, position = [], 0
         for edit in sorted(edits, key=lambda e: (e.span.line, e.span.column)):
-            begin = self.offset(edit.span.line, edit.span.column)
+            begin = self.byte_offset(edit.span.line, edit.span.column)
             parts += [data[position:begin], edit.text.encode()]
-            position = self.offset(edit.span.end_line, edit.span.end_column)
+            position = self.byte_offset(edit.span.end_line, edit.span.end_column)
         return b"".join((*parts, data[position:])).decode("utf-8", "surrogatepass")

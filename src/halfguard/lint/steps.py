@@ -1,7 +1,7 @@
-"""Training steps: the loops, or the functions, that run a backward pass and an optimizer step.
+"""Training steps: loops or functions that run a backward pass and an optimizer step.
 
-One idea: the step belongs to the innermost loop that holds both. An inner loop over micro-batches has
-the backward pass alone; what follows it belongs to the loop around.
+A step is the innermost loop that contains both. An inner loop over micro-batches contains only the backward
+pass, so the step is the loop around it.
 """
 
 from __future__ import annotations
@@ -10,52 +10,51 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from halfguard.lint.event import Event, Kind
-from halfguard.lint.events import Events
+from halfguard.lint.event import Event, EventKind
+from halfguard.lint.event_reader import EventReader
 
-_BACKWARD: tuple[Kind, ...] = ("backward", "scaled_backward")
-_STEPS: tuple[Kind, ...] = ("scaler_step", "optimizer_step")
+_BACKWARD: tuple[EventKind, ...] = ("backward", "scaled_backward")
+_STEPS: tuple[EventKind, ...] = ("scaler_step", "optimizer_step")
 
 
 @dataclass(frozen=True)
 class Step:
-    """The events of one training step in order; ``loop`` is None where a function is one step."""
+    """The events of one training step in order; ``loop`` is None if a whole function is one step."""
 
     loop: ast.stmt | None
     events: tuple[Event, ...]
 
-    def of(self, *kinds: Kind) -> list[Event]:
-        """The events of these kinds, in order."""
+    def find(self, *kinds: EventKind) -> list[Event]:
+        """Return the events of these kinds, in order."""
         return [event for event in self.events if event.kind in kinds]
 
-    def has(self, *kinds: Kind) -> bool:
-        """Whether any event is of these kinds."""
+    def has(self, *kinds: EventKind) -> bool:
         return any(event.kind in kinds for event in self.events)
 
     def between(self, first: Event, last: Event) -> Iterator[Event]:
-        """The events after one and before another that may happen in the same pass as both."""
+        """Yield the events between two others that can run in the same iteration as both."""
         begin, end = self.events.index(first), self.events.index(last)
         for event in self.events[begin + 1 : end]:
             if not (event.excludes(first) or event.excludes(last)):
                 yield event
 
-    def before(self, last: Event, *kinds: Kind) -> list[Event]:
-        """The events of these kinds that may have happened when an event happens, latest first."""
+    def before(self, last: Event, *kinds: EventKind) -> list[Event]:
+        """Return the events of these kinds that can run before an event, latest first."""
         earlier = self.events[: self.events.index(last)]
         return [e for e in reversed(earlier) if e.kind in kinds and not e.excludes(last)]
 
     def inner_loops(self, event: Event) -> tuple[ast.stmt, ...]:
-        """The loops between this step's own and an event."""
+        """Return the loops around an event that are inside the loop of this step."""
         if self.loop is None:
             return event.loops
         return event.loops[event.loops.index(self.loop) + 1 :]
 
 
-def find_steps(reader: Events) -> list[Step]:
-    """Every training step of a module, each once."""
+def find_steps(reader: EventReader) -> list[Step]:
+    """Return every training step of a file, each once."""
     found: dict[tuple[int, ...], Step] = {}
-    for root in reader.roots():
-        events = reader.of(root)
+    for function in reader.entry_points():
+        events = reader.read(function)
         for loop in _step_loops(events):
             inside = tuple(e for e in events if loop is None or loop in e.loops)
             if any(e.kind == "framework_backward" for e in inside):
@@ -65,16 +64,16 @@ def find_steps(reader: Events) -> list[Step]:
 
 
 def _step_loops(events: list[Event]) -> list[ast.stmt | None]:
-    """The loop of each step, found from its optimizer step and, without one, from its backward."""
+    """Return the loop of each optimizer step; without one, the loop of each backward pass."""
     backwards = [e for e in events if e.kind in _BACKWARD]
     steps = [e for e in events if e.kind in _STEPS]
     loops: list[ast.stmt | None] = []
     for event in steps or backwards:
-        holding = (
+        loops_with_both = (
             loop for loop in reversed(event.loops) if any(loop in b.loops for b in backwards)
         )
-        loop = next(holding, None)
+        loop = next(loops_with_both, None)
         if backwards and loop not in loops:
             loops.append(loop)
-    # A function that is one step is none where a loop of it already is.
+    # A whole function counts as a step only if none of its loops does.
     return [loop for loop in loops if loop is not None] or loops

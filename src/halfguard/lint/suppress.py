@@ -1,4 +1,4 @@
-"""``# halfguard: ignore[HG101]`` on a line of the finding, or ``# halfguard: ignore`` for all codes."""
+"""Ignore findings by comment: ``# halfguard: ignore[HG101]``, or ``# halfguard: ignore`` for all codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_LINES = 50
 
 
 def is_ignored(source: Source, code: str, match: Match) -> bool:
-    """Whether a comment on one of the lines of a match silences it."""
+    """Return whether a comment on one of the lines of a match ignores it."""
     last = min(match.span.end_line, match.span.line + _MAX_LINES)
     for number in range(match.span.line, last + 1):
         text = source.line(number)

@@ -1,4 +1,4 @@
-"""What a number becomes in 16 bits: formats, and the health of tensors.
+"""Pure functions that show what happens to numbers in 16 bits.
 
-``formats`` is pure Python and needs no torch; ``health`` and ``histogram`` work on tensors.
+``explain`` is pure Python and needs no torch; ``health``, ``histogram`` and ``checksum`` work on tensors.
 """

@@ -1,13 +1,13 @@
-"""Have two processes bitwise the same tensors? One 64-bit number a tensor, from its bits, on the device.
+"""Compare tensors of two processes bit by bit: one 64-bit checksum per tensor, computed on the device.
 
-The bits are taken as 64-bit words, whose upper half is folded into the lower one, and summed modulo 2**64:
-first within rows of 256 elements, then over rows, each word and each row multiplied by an odd number that
-depends on its position. Folding and odd factors can be undone, so a change of any one element always changes
-the sum; other changes cancel with a chance of about 2**-63. Without the fold two flipped signs would: of the
-topmost bit every odd factor makes the same. Sums of integers do not depend on their order, so that devices
-which add in another order agree. NaN equals NaN if their bits do.
+The bits are read as 64-bit words, whose upper half is folded into the lower one, and summed modulo 2**64:
+first within rows of 256 elements, then over rows. Each word and each row is multiplied by an odd number that
+depends on its position. Folding and odd factors are invertible, so a change of any one element always changes
+the sum; other changes cancel with a probability of about 2**-63. Without the fold, two flipped signs would
+cancel: 2**63 times any odd factor is 2**63 again. Sums of integers do not depend on their order, so devices
+that add in another order agree. Two NaNs are equal if their bits are.
 
-As in ``blocks``, many tensors cost the same number of operations as a few.
+As in ``tensor_rows``, many tensors cost the same number of operations as a few.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from halfguard.numerics.blocks import BLOCK, in_list_order, local, padded, passes
+from halfguard.numerics import tensor_rows
 
 _GOLDEN = -7046029254386353131  # 2**64 divided by the golden ratio, as a signed number; it is odd
 _LOWER_HALF = 0xFFFFFFFF
@@ -27,31 +27,32 @@ _LOWER_HALF = 0xFFFFFFFF
 
 @torch.no_grad()
 def checksums(tensors: Sequence[Tensor]) -> Tensor:
-    """One int64 a tensor, from that tensor alone; of a DTensor, that of the part which lies here."""
-    parts = [local(tensor) for tensor in tensors]
+    """Return one int64 per tensor, computed from that tensor alone; for a DTensor, from its local shard."""
+    parts = [tensor_rows.local_tensor(tensor) for tensor in tensors]
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for position, part in enumerate(parts):
         by_kind.setdefault((part.device, part.dtype), []).append(position)
     order: list[int] = []
     sums: list[Tensor] = []
     for positions in by_kind.values():
-        for some in passes(positions, parts):
-            order += some
-            sums.append(_sums([parts[position] for position in some]))
-    together = torch.cat([s.to(sums[0].device, non_blocking=True) for s in sums])
-    return in_list_order(order, together)
+        for one_pass in tensor_rows.iter_passes(positions, parts):
+            order += one_pass
+            sums.append(_sums([parts[position] for position in one_pass]))
+    all_sums = torch.cat([s.to(sums[0].device, non_blocking=True) for s in sums])
+    return tensor_rows.in_list_order(order, all_sums)
 
 
-def combined(sums: Tensor) -> Tensor:
-    """All checksums as one; it depends on their order too."""
+def combine(sums: Tensor) -> Tensor:
+    """Combine all checksums into one, which also depends on their order."""
     return (sums * _factors("tensors", len(sums), sums.device)).sum()
 
 
 def _sums(tensors: list[Tensor]) -> Tensor:
-    words = padded(tensors).view(torch.int64).view(-1, BLOCK * tensors[0].element_size() // 8)
+    words_per_row = tensor_rows.ROW_LENGTH * tensors[0].element_size() // 8
+    words = tensor_rows.join_padded(tensors).view(torch.int64).view(-1, words_per_row)
     folded = (words >> 32).bitwise_and_(_LOWER_HALF).bitwise_xor_(words)
-    rows = folded.mul_(_factors("words of a row", words.shape[1], words.device)).sum(1)
-    counts = torch.tensor([-(-tensor.numel() // BLOCK) for tensor in tensors])
+    rows = folded.mul_(_factors("words of a row", words_per_row, words.device)).sum(1)
+    counts = torch.tensor([-(-tensor.numel() // tensor_rows.ROW_LENGTH) for tensor in tensors])
     ends = counts.cumsum(0)
     on_device = torch.stack([counts, ends - counts]).to(rows.device, non_blocking=True)
     starts = on_device[1].repeat_interleave(on_device[0], output_size=len(rows))
@@ -67,6 +68,6 @@ def _factors(of: str, count: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _odd_numbers(of: str, count: int) -> list[int]:
-    """Drawn, so that no two products of factors are equal; the same in every process."""
-    draw = random.Random(of)  # noqa: S311 - nobody is to be kept out
-    return [draw.getrandbits(64) - 2**63 | 1 for _ in range(count)]
+    """Draw random factors, so that no two products of them are equal; the same in every process."""
+    generator = random.Random(of)  # noqa: S311 - this is not for security
+    return [generator.getrandbits(64) - 2**63 | 1 for _ in range(count)]

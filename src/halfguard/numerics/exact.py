@@ -1,9 +1,9 @@
-"""Arithmetic without rounding, for telling what rounding has cost.
+"""Arithmetic without rounding, to measure what rounding costs.
 
-A finite value is a ``Fraction``, or a float, which stands for exactly itself; infinity, NaN and
-the two zeros are floats and follow IEEE 754. Sums, products, quotients and whole powers are exact;
-irrational results are right to 100 decimal digits. Results too large or too small to be worth
-carrying, beyond about ``e**±10000``, come back as infinity or zero: no format here reaches so far.
+A finite value is a ``Fraction``, or a float taken at its exact value. Infinity, NaN and the two
+zeros are floats and follow IEEE 754. Sums, products, quotients and integer powers are exact;
+irrational results are correct to 100 decimal digits. Results beyond about ``e**±10000`` become
+infinity or zero: no format here reaches so far.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import sys
 from collections.abc import Callable
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
+from functools import partial
 
 Value = Fraction | float
 
-# The largest exponent that exp() works out, and the longest exact power in bits.
+# The largest exponent that exp() computes, and the longest exact power in bits.
 _LARGEST_EXP = 10_000
 _LARGEST_POWER_BITS = 40_000
 _DIGITS = Context(prec=100)
-# tanh of a small value cancels up to 60 digits; smaller ones than 1e-60 go by the series.
+# tanh of a small value cancels up to 60 digits; below 1e-60 the series is used.
 _WORKING_DIGITS = 190
 
 PI = Fraction(
@@ -31,49 +32,52 @@ PI = Fraction(
 
 
 def is_finite(x: Value) -> bool:
-    """Tell whether ``x`` is neither infinite nor NaN."""
+    """Return whether ``x`` is neither infinite nor NaN."""
     return isinstance(x, Fraction) or math.isfinite(x)
 
 
 def is_nan(x: Value) -> bool:
-    """Tell whether ``x`` is NaN, for fractions of any size too."""
+    """Return whether ``x`` is NaN; also works for fractions too large for a float."""
     return isinstance(x, float) and math.isnan(x)
 
 
-def add(a: Value, b: Value) -> Value:
-    """Return a + b."""
-    return _combine(operator.add, a, b)
+def _similar_float(x: Value) -> float:
+    """Return a float of the same sign and class (zero, finite, infinite), close to ``x``."""
+    if isinstance(x, float) or x == 0:
+        return float(x)
+    low, high = Fraction(sys.float_info.min), Fraction(sys.float_info.max)
+    magnitude = float(min(max(abs(x), low), high))
+    return magnitude if x > 0 else -magnitude
 
 
-def subtract(a: Value, b: Value) -> Value:
-    """Return a - b."""
-    return _combine(operator.sub, a, b)
+def _combine(operate: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:
+    """Operate exactly; if the result is zero or not finite, take its sign from IEEE floats."""
+    if is_finite(a) and is_finite(b):
+        result = operate(Fraction(a), Fraction(b))
+        if result != 0:
+            return result
+    return operate(_similar_float(a), _similar_float(b))
 
 
-def multiply(a: Value, b: Value) -> Value:
-    """Return a * b."""
-    return _combine(operator.mul, a, b)
+add = partial(_combine, operator.add)
+subtract = partial(_combine, operator.sub)
+multiply = partial(_combine, operator.mul)
 
 
 def divide(a: Value, b: Value) -> Value:
-    """Return a / b; a zero divisor gives infinity or NaN, as it does in a tensor."""
+    """Return a / b; a zero divisor gives infinity or NaN, as in a tensor."""
     if b == 0:
-        a = _stand_in(a)
+        a = _similar_float(a)
         if a == 0 or math.isnan(a):
             return math.nan
         return math.copysign(math.inf, a) * math.copysign(1.0, b)
     return _combine(operator.truediv, a, b)
 
 
-def negate(a: Value) -> Value:
-    """Return -a."""
-    return -a
-
-
 def power(a: Value, b: Value) -> Value:
-    """Return a ** b; a negative number to a broken power is NaN."""
+    """Return a ** b; a negative number to a fractional power is NaN."""
     if a == 0 or not is_finite(a) or not is_finite(b):
-        return _special_power(_stand_in(a), _stand_in(b))
+        return _special_power(_similar_float(a), _similar_float(b))
     base, exponent = Fraction(a), Fraction(b)
     whole = exponent.denominator == 1
     if base < 0 and not whole:
@@ -134,24 +138,6 @@ def tanh(x: Value) -> Value:
 def sigmoid(x: Value) -> Value:
     """Return 1 / (1 + exp(-x))."""
     return divide(1.0, add(1.0, exp(-x)))
-
-
-def _combine(operate: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:
-    """Operate exactly; where the answer is a zero or not finite, IEEE floats know its sign."""
-    if is_finite(a) and is_finite(b):
-        result = operate(Fraction(a), Fraction(b))
-        if result != 0:
-            return result
-    return operate(_stand_in(a), _stand_in(b))
-
-
-def _stand_in(x: Value) -> float:
-    """Return a float of the same sign and class (zero, finite, infinite), close to ``x``."""
-    if isinstance(x, float) or x == 0:
-        return float(x)
-    low, high = Fraction(sys.float_info.min), Fraction(sys.float_info.max)
-    magnitude = float(min(max(abs(x), low), high))
-    return magnitude if x > 0 else -magnitude
 
 
 def _special_power(a: float, b: float) -> float:

@@ -1,8 +1,8 @@
-"""What an expression becomes in each format, and what that means for training.
+"""Evaluate an expression in each format, and explain the effect on training.
 
-One row a format. ``stored`` is the exact value rounded once, as when a finished number is put into
-a tensor; ``computed`` is what comes out when each step is rounded, as in code that runs in the
-format. The two differ more often than people expect. Sentences are made by ``meaning``.
+There is one result per format. ``stored`` is the exact value rounded once, as when a finished
+number is put into a tensor. ``computed`` is the value when each step is rounded, as in code that
+runs in the format. The two differ more often than people expect. ``advice`` writes the sentences.
 """
 
 from __future__ import annotations
@@ -12,47 +12,46 @@ from fractions import Fraction
 
 from halfguard import formats
 from halfguard.formats import Format
-from halfguard.numerics import exact, expression, meaning
+from halfguard.numerics import advice, exact, expression
 from halfguard.numerics.exact import Value
-from halfguard.numerics.explanation import Explanation, Row, State
+from halfguard.numerics.explanation import Explanation, FormatResult, Rounding
 from halfguard.numerics.expression import Node
 
 
 def explain(text: str) -> Explanation:
-    """Explain an expression such as ``1e-8`` or ``(1+1e-4)-1``; ``UsageError`` if it is none."""
+    """Explain an expression such as ``1e-8`` or ``(1+1e-4)-1``; ``UsageError`` if it is invalid."""
     node = expression.parse(text)
     value = expression.evaluate_exactly(node)
-    rows = tuple(_row(node, value, each) for each in formats.ALL)
-    facts = Explanation(text.strip(), node, value, rows)
-    return Explanation(facts.text, node, value, rows, tuple(meaning.sentences(facts)))
+    results = tuple(_evaluate(node, value, each) for each in formats.ALL)
+    facts = Explanation(text.strip(), node, value, results)
+    return Explanation(facts.text, node, value, results, tuple(advice.find_advice(facts)))
 
 
-def _row(node: Node, value: Value, format: Format) -> Row:  # noqa: A002
+def _evaluate(node: Node, value: Value, format: Format) -> FormatResult:  # noqa: A002
     stored = format.round(value)
-    if node.is_literal or not format.has_arithmetic:
-        return Row(
-            format, stored, None, _relative_error(stored, value), _state(stored, value, format)
-        )
-    computed, steps = expression.evaluate_in(node, format)
-    state = _state(computed, value, format)
-    if state is State.UNDERFLOW and stored != 0:
-        state = State.LOST
-    return Row(format, stored, computed, _relative_error(computed, value), state, tuple(steps))
+    is_computed = format.has_arithmetic and not node.is_literal
+    computed, steps = expression.evaluate_in(node, format) if is_computed else (None, [])
+    result = stored if computed is None else computed
+    error, state = _relative_error(result, value), _classify(result, value, format)
+    if state is Rounding.UNDERFLOW and stored != 0:
+        state = Rounding.LOST
+    return FormatResult(format, stored, computed, error, state, tuple(steps))
 
 
-def _state(result: float, value: Value, format: Format) -> State:  # noqa: A002
+def _classify(result: float, value: Value, format: Format) -> Rounding:  # noqa: A002
+    if exact.is_nan(value):
+        return Rounding.NAN
     if not exact.is_finite(value):
-        same = result == value or (math.isnan(result) and exact.is_nan(value))
-        return State.NAN if exact.is_nan(value) else State.EXACT if same else State.OVERFLOW
+        return Rounding.EXACT if result == value else Rounding.OVERFLOW
     if math.isnan(result):
-        return State.NAN if format.has_infinity else State.OVERFLOW
+        return Rounding.NAN if format.has_infinity else Rounding.OVERFLOW
     if math.isinf(result):
-        return State.OVERFLOW
+        return Rounding.OVERFLOW
     if result == value:
-        return State.EXACT
+        return Rounding.EXACT
     if result == 0:
-        return State.UNDERFLOW
-    return State.SUBNORMAL if abs(result) < format.smallest_normal else State.ROUNDED
+        return Rounding.UNDERFLOW
+    return Rounding.SUBNORMAL if abs(result) < format.smallest_normal else Rounding.ROUNDED
 
 
 def _relative_error(result: float, value: Value) -> float | None:

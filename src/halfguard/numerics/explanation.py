@@ -1,4 +1,4 @@
-"""An expression and its fate in every format, as plain data, and how its numbers are written."""
+"""The value of an expression in every format, as plain data, and functions that write numbers."""
 
 from __future__ import annotations
 
@@ -11,61 +11,60 @@ from fractions import Fraction
 from halfguard.formats import Format
 from halfguard.numerics import exact
 from halfguard.numerics.exact import Value
-from halfguard.numerics.expression import Node, Step
+from halfguard.numerics.expression import Node, RoundedStep
 
 
-class State(StrEnum):
-    """What has become of a value."""
+class Rounding(StrEnum):
+    """The effect of a format on a value."""
 
     EXACT = "exact"
     ROUNDED = "rounded"
     SUBNORMAL = "subnormal"
-    """Too small for all its bits: rounded to a multiple of the smallest value."""
+    """Below the smallest normal value: rounded to a multiple of the smallest subnormal."""
     UNDERFLOW = "underflow"
-    """Too small for the format: zero."""
+    """Too small for the format: it becomes zero."""
     OVERFLOW = "overflow"
-    """Too large, in the end or on the way: infinite, or NaN where there is no infinity."""
+    """The result or a step is too large: infinite, or NaN where there is no infinity."""
     LOST = "lost"
-    """Zero, although the format could hold the value: a step on the way has lost it."""
+    """Zero, although the format could hold the value: it was lost in a step."""
     NAN = "nan"
 
 
 @dataclass(frozen=True)
-class Row:
-    """The fate of the expression in one format."""
+class FormatResult:
+    """The value of an expression in one format."""
 
     format: Format
     stored: float
     computed: float | None
-    """None for a number, which needs no computing, and for a format without arithmetic."""
+    """None for a plain number, which is not computed, and for a format without arithmetic."""
     relative_error: float | None
-    """Of ``computed``, else of ``stored``; None where the exact value is zero or not finite."""
-    state: State
-    steps: tuple[Step, ...] = ()
+    """Error of ``computed``, else of ``stored``; None if the exact value is zero or not finite."""
+    state: Rounding
+    steps: tuple[RoundedStep, ...] = ()
 
     @property
-    def result(self) -> float:
-        """What the format ends up with."""
+    def value(self) -> float:
+        """The computed value, or the stored one if nothing is computed."""
         return self.stored if self.computed is None else self.computed
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """An expression, its exact value, its fate in every format, and what follows from that."""
+    """An expression, its exact value, its value in every format, and advice for training."""
 
     text: str
     node: Node
     value: Value
-    rows: tuple[Row, ...]
+    results: tuple[FormatResult, ...]
     sentences: tuple[str, ...] = ()
 
-    def row(self, format: Format) -> Row:  # noqa: A002
-        """Return the row of one format."""
-        return next(row for row in self.rows if row.format is format)
+    def result_in(self, format: Format) -> FormatResult:  # noqa: A002
+        return next(result for result in self.results if result.format is format)
 
 
-def show(x: Value, digits: int = 9) -> str:
-    """Return ``x`` with at most so many significant digits, whatever its size."""
+def show_number(x: Value, digits: int = 9) -> str:
+    """Return ``x`` as text with at most ``digits`` significant digits."""
     if not exact.is_finite(x):
         return str(x)
     n, d = Fraction(x).as_integer_ratio()
@@ -75,7 +74,7 @@ def show(x: Value, digits: int = 9) -> str:
 
 
 def percent(error: float | None) -> str:
-    """Return a relative error as a person reads it; nothing where there is none to speak of."""
+    """Return a relative error as a percentage; empty if it is None or infinite."""
     if error is None or math.isinf(error):
         return ""
     return f"{100 * error:.0f}%" if error > 0.1 else f"{100 * error:.2g}%"

@@ -1,15 +1,16 @@
-"""Arithmetic as a person types it, evaluated exactly and as a format would compute it.
+"""Parse typed arithmetic, and evaluate it exactly and as a format would compute it.
 
-The text is read by Python's own parser, and only the numbers, names and operations listed here are
-built into a tree; nothing is ever executed. Literals keep their exact decimal value: ``1e-8`` is
-10**-8, not the float64 next to it. The same tree is then evaluated twice: exactly, and with every
-literal and every result rounded into a format. That is why ``(1+1e-4)-1`` is 1e-4 and, in FP16, 0.
+Python's own parser reads the text, and only the numbers, names and operations listed here become
+part of the tree; nothing is executed. Literals keep their exact decimal value: ``1e-8`` is 10**-8,
+not the nearest float64. The same tree is then evaluated twice: exactly, and with every literal and
+every result rounded to a format. So ``(1+1e-4)-1`` is exactly 1e-4, and 0 in FP16.
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import operator
 import re
 import warnings
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from halfguard.formats import Format
 from halfguard.numerics import exact
 from halfguard.numerics.exact import Value
 
-# What bounds the work of an expression from a stranger.
+# Limits on the work that an untrusted expression can cause.
 _LONGEST_TEXT = 200
 _DEEPEST_TREE = 40
 _LARGEST_DECIMAL_EXPONENT = 1000
@@ -33,7 +34,7 @@ _OPERATORS: dict[type[ast.AST], tuple[str, Callable[..., Value]]] = {
     ast.Mult: ("*", exact.multiply),
     ast.Div: ("/", exact.divide),
     ast.Pow: ("**", exact.power),
-    ast.USub: ("negate", exact.negate),
+    ast.USub: ("negate", operator.neg),
 }
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "sqrt": exact.sqrt,
@@ -54,25 +55,25 @@ ALLOWED = f"Allowed: numbers, + - * / **, parentheses, {', '.join([*_NAMES, *_FU
 
 @dataclass(frozen=True)
 class Node:
-    """One literal or operation; ``text`` is how it was typed."""
+    """One literal or operation; ``text`` is its source text."""
 
     kind: str
-    """``"literal"``, an operator's sign, ``"negate"``, or the name of a function."""
+    """``"literal"``, an operator such as ``"+"``, ``"negate"``, or the name of a function."""
     text: str
     operate: Callable[..., Value]
     operands: tuple[Node, ...] = ()
 
     @property
     def is_literal(self) -> bool:
-        """Whether it is a number, with or without a sign: nothing is computed."""
+        """True for a number, with or without a sign: nothing is computed."""
         if self.kind == "negate":
             return self.operands[0].is_literal
         return self.kind == "literal"
 
 
 @dataclass(frozen=True)
-class Step:
-    """One operation as a format computes it: the operands are rounded already."""
+class RoundedStep:
+    """One operation as a format computes it: the operands are already rounded."""
 
     text: str
     before_rounding: Value
@@ -80,21 +81,21 @@ class Step:
 
 
 def parse(text: str) -> Node:
-    """Read an expression; a ``UsageError`` says what is wrong, where, and what is allowed."""
+    """Parse an expression; a ``UsageError`` says what is wrong, where, and what is allowed."""
     text = text.strip()
     if not text:
-        raise UsageError("there is no expression to explain.", cure=ALLOWED)
+        raise UsageError("the expression is empty.", cure=ALLOWED)
     if len(text) > _LONGEST_TEXT:
         raise UsageError(
-            f"the expression has {len(text)} characters; at most {_LONGEST_TEXT} are read."
+            f"the expression has {len(text)} characters; at most {_LONGEST_TEXT} are allowed."
         )
-    stranger = re.search(r"[^\w\s.+\-*/()]|[^\x20-\x7e]", text)
-    if stranger:
-        hint = "A power is written **. " if stranger[0] == "^" else ""
-        raise _error(text, stranger.start(), f"{stranger[0]!r} has no meaning here", hint)
+    invalid = re.search(r"[^\w\s.+\-*/()]|[^\x20-\x7e]", text)
+    if invalid:
+        hint = "A power is written **. " if invalid[0] == "^" else ""
+        raise _error(text, invalid.start(), f"{invalid[0]!r} is not allowed", hint)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "1or 2" earns a SyntaxWarning before it is refused
+            warnings.simplefilter("ignore")  # "1or 2" causes a SyntaxWarning before it is refused
             body = ast.parse(text, mode="eval").body
     except (SyntaxError, MemoryError, RecursionError) as error:
         column = (getattr(error, "offset", None) or 1) - 1
@@ -103,29 +104,29 @@ def parse(text: str) -> Node:
 
 
 def evaluate_exactly(node: Node) -> Value:
-    """Return the value of the expression without any rounding."""
+    """Return the value of the expression without rounding."""
     operands = [evaluate_exactly(operand) for operand in node.operands]
     value = node.operate(*operands)
     if all(exact.is_finite(x) and x != 0 for x in operands) and _is_out_of_range(node.kind, value):
         raise UsageError(
-            f"{node.text} is too large or too small to be worked out exactly.",
-            cure=f"Values stay within 2**±{_RANGE_BITS}; the largest format ends below 2**128.",
+            f"{node.text} is too large or too small to be computed exactly.",
+            cure=f"Values must stay within 2**±{_RANGE_BITS}; the largest format ends below 2**128.",
         )
     return value
 
 
-def evaluate_in(node: Node, format: Format) -> tuple[float, list[Step]]:  # noqa: A002
-    """Return what code that runs in ``format`` computes, with the steps on the way.
+def evaluate_in(node: Node, format: Format) -> tuple[float, list[RoundedStep]]:  # noqa: A002
+    """Return the value that code running in ``format`` computes, and its steps.
 
-    Every literal is rounded first; every operation is exact on its rounded operands, then rounded.
+    Every literal is rounded first. Every operation is exact on its rounded operands, then rounded.
     """
-    steps: list[Step] = []
+    steps: list[RoundedStep] = []
 
     def compute(node: Node) -> float:
         value = node.operate(*[compute(operand) for operand in node.operands])
         result = format.round(value)
         if not node.is_literal:
-            steps.append(Step(node.text, value, result))
+            steps.append(RoundedStep(node.text, value, result))
         return result
 
     return compute(node), steps
@@ -168,7 +169,7 @@ def _literal(own: str, text: str, column: int) -> Fraction:
 
 def _is_out_of_range(kind: str, value: Value) -> bool:
     if not exact.is_finite(value) or value == 0:
-        # From finite operands that are not zero only these end at infinity or zero: by giving up.
+        # For finite, non-zero operands only these return infinity or zero, beyond their limits.
         return kind in ("exp", "**", "sigmoid") and not math.isnan(value)
     n, d = value.as_integer_ratio()
     return abs(n.bit_length() - d.bit_length()) > _RANGE_BITS

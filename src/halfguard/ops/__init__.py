@@ -1,8 +1,7 @@
-"""Stable operations for half precision: float32 inside, rounded once, true gradients.
+"""Stable operations for half precision: computed in float32, rounded once, with true gradients.
 
-One family a file, functions first, modules as thin wrappers, each operation beside its float64
-reference. ``halfguard.ops.accuracy`` measures the unary ones over every value that a half dtype
-has.
+Each file holds one family of functions, each with its float64 reference; ``modules`` wraps them.
+``halfguard.ops.accuracy`` measures the unary operations on every value of a half dtype.
 """
 
 from __future__ import annotations

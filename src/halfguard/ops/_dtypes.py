@@ -1,8 +1,8 @@
-"""How wide an operation computes and how low its floor lies: both follow from the input's dtype.
+"""The dtype in which an operation computes, and the limits of a dtype.
 
 A half value is widened to float32, computed there, and rounded once at the end. Autograd mirrors
 the two casts, so the gradient is also a float32 product that is rounded once. float32 and float64
-are computed as they are: nothing here ever needs float64, which some devices lack.
+inputs keep their dtype: nothing here converts to float64, which some devices lack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FULL_DTYPES = (torch.float32, torch.float64)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which an input of ``dtype`` is computed."""
+    """Return the dtype in which an input of ``dtype`` is computed."""
     if dtype in HALF_DTYPES:
         return torch.float32
     if dtype in FULL_DTYPES:
@@ -29,22 +29,22 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def widen(x: Tensor) -> Tensor:
-    """The same values in the dtype in which they are computed."""
+    """Cast a tensor to the dtype in which it is computed."""
     return x.to(working_dtype(x.dtype))
 
 
 def broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both tensors expanded to their common shape; gradients are summed in the dtype they have."""
+    """Expand both tensors to their common shape; gradients are summed in the tensors' own dtype."""
     shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     return a.expand(shape), b.expand(shape)
 
 
 def smallest_subnormal(dtype: torch.dtype) -> float:
-    """The smallest positive number that ``dtype`` can hold."""
+    """Return the smallest positive number that ``dtype`` can hold."""
     info = torch.finfo(dtype)
     return info.smallest_normal * info.eps
 
 
 def largest_finite(dtype: torch.dtype) -> float:
-    """The largest finite number that ``dtype`` can hold."""
+    """Return the largest finite number that ``dtype`` can hold."""
     return torch.finfo(dtype).max

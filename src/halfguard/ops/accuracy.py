@@ -1,15 +1,14 @@
-"""How far an operation is from the truth, in ulp, over every value that a half dtype has.
+"""Measure the error of an operation, in ulp, over every value of a half dtype.
 
     error = |result - exact| / ulp(exact)
 
-``exact`` is the float64 reference, never rounded, so a correctly rounded result scores at most 0.5
-and the contract of halfguard.ops is 1. ulp(exact) is the spacing of the dtype where ``exact`` lies:
-constant among subnormals, so that a lost subnormal counts as fully as any other. Beyond the largest
-finite value the scale goes on to the next power of two, for which inf stands: an exact value past
-it demands inf.
+``exact`` is the float64 reference, not rounded, so a correctly rounded result has an error of at
+most 0.5. halfguard.ops promises at most 1. ulp(exact) is the spacing of the dtype at ``exact``. It is
+constant among subnormals, so a lost subnormal counts in full. Beyond the largest finite value, inf
+stands for the next power of two: exact values above that must give inf.
 
-It lives here and not among the tests because the answer depends on the machine: a GPU has other
-exponentials than a CPU. ``measure(op, all_finite(dtype, device="cuda"))`` asks yours.
+This is not part of the tests because the result depends on the machine: a GPU computes exponentials
+differently from a CPU. Use ``measure(op, all_finite(dtype, device="cuda"))`` to measure yours.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ UNARY: tuple[UnaryOp, ...] = (*elementary.UNARY, *ranking.UNARY, *capping.UNARY)
 
 
 @dataclass(frozen=True)
-class Worst:
+class LargestError:
     """The largest error in ulp, and the input at which it occurs."""
 
     error: float
@@ -40,32 +39,32 @@ class Worst:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What one operation costs in accuracy, in its value and in its gradient."""
+    """The largest errors of one operation, in its value and in its gradient."""
 
-    forward: Worst
-    gradient: Worst
+    forward: LargestError
+    gradient: LargestError
 
 
 def all_values(dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Every bit pattern of a 16-bit dtype: NaNs, infinities, subnormals and both zeros included."""
+    """Return every bit pattern of a 16-bit dtype, with NaNs, infinities, subnormals and both zeros."""
     return torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(dtype)
 
 
 def all_finite(dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Every finite value of a 16-bit dtype, in ascending order."""
+    """Return every finite value of a 16-bit dtype, in ascending order."""
     values = all_values(dtype, device)
     return values[values.isfinite()].sort().values
 
 
 def spacing(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance between neighbouring values of ``dtype`` around ``exact`` (float64)."""
+    """Return the distance between neighbouring values of ``dtype`` at ``exact`` (float64)."""
     exponent = exact.abs().clamp(max=largest_finite(dtype)).frexp().exponent
     ulp = torch.ldexp(torch.full_like(exact, torch.finfo(dtype).eps), exponent - 1)
     return ulp.clamp(min=smallest_subnormal(dtype))
 
 
 def ulp_error(result: Tensor, exact: Tensor) -> Tensor:
-    """The error of ``result`` in ulp of its own dtype; infinite where it is NaN."""
+    """Return the error of ``result`` in ulp of its own dtype; infinite where it is NaN."""
     ceiling = math.ldexp(1.0, math.frexp(largest_finite(result.dtype))[1])
     distance = result.double().clamp(-ceiling, ceiling) - exact.clamp(-ceiling, ceiling)
     error = distance.abs() / spacing(exact, result.dtype)
@@ -73,22 +72,21 @@ def ulp_error(result: Tensor, exact: Tensor) -> Tensor:
 
 
 def gradient(unary: UnaryOp, x: Tensor, upstream: float = 1.0) -> Tensor:
-    """The gradient that autograd finds, for a constant gradient from above."""
+    """Return the gradient that autograd computes for a constant upstream gradient."""
     leaf = x.detach().clone().requires_grad_()
     result = unary.op(leaf)
-    (found,) = torch.autograd.grad(result, leaf, torch.full_like(result, upstream))
-    return found
+    return torch.autograd.grad(result, leaf, torch.full_like(result, upstream))[0]
 
 
 def measure(unary: UnaryOp, x: Tensor, upstream: float = 1.0) -> Accuracy:
-    """The worst value and the worst gradient of an operation over the inputs ``x``."""
+    """Find the largest error of the value and of the gradient over the inputs ``x``."""
     slope = unary.derivative(x) * upstream
     return Accuracy(
-        forward=_worst(ulp_error(unary.op(x), unary.reference(x)), x),
-        gradient=_worst(ulp_error(gradient(unary, x, upstream), slope), x),
+        forward=_largest_error(ulp_error(unary.op(x), unary.reference(x)), x),
+        gradient=_largest_error(ulp_error(gradient(unary, x, upstream), slope), x),
     )
 
 
-def _worst(error: Tensor, x: Tensor) -> Worst:
+def _largest_error(error: Tensor, x: Tensor) -> LargestError:
     index = error.argmax()
-    return Worst(float(error[index]), float(x[index]))
+    return LargestError(float(error[index]), float(x[index]))

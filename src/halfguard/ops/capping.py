@@ -1,12 +1,12 @@
-"""A bound on activations or logits that keeps their gradient alive.
+"""A smooth bound on activations or logits that keeps their gradient non-zero.
 
     soft_cap(x) = cap * tanh(x / cap)
     d/dx        = sech²(u) = 4z / (1 + z)²,  u = x / cap, z = e^(-2|u|)
 
 A hard clamp at ±cap zeroes the gradient of exactly those values that need correction. tanh keeps
-it, if it is computed well. torch's 1 - tanh² is 0 in float32 from |u| = 9.1 on, since tanh has
-rounded to 1. The true slope is 5e-8 there, which a loss scale of 1024 lifts well into float16, and
-it stays within bfloat16 up to |u| = 47.
+it, if it is computed carefully. torch's 1 - tanh² is 0 in float32 from |u| = 9.1 up, since tanh is
+rounded to 1. The true slope is 5e-8 there, which a loss scale of 1024 brings well into the range
+of float16; bfloat16 can represent it up to |u| = 47.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _SoftCap(torch.autograd.Function):
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap): nearly x where |x| is well below ``cap``, and never beyond ±cap."""
+    """Return cap * tanh(x / cap): close to x where |x| is well below ``cap``, never beyond ±cap."""
     if not (math.isfinite(cap) and smallest_subnormal(x.dtype) <= cap <= largest_finite(x.dtype)):
         raise UsageError(
             f"soft_cap needs a cap between 0 and {largest_finite(x.dtype):g}, the largest finite "
@@ -57,17 +57,17 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 def soft_cap_reference(x: Tensor, cap: float) -> Tensor:
-    """soft_cap in float64."""
+    """Compute soft_cap in float64."""
     return cap * (x.double() / cap).tanh()
 
 
 def soft_cap_derivative(x: Tensor, cap: float) -> Tensor:
-    """1 / cosh²(x / cap)."""
+    """Return 1 / cosh²(x / cap)."""
     return (x.double() / cap).cosh() ** -2
 
 
-def soft_cap_at(cap: float) -> UnaryOp:
-    """soft_cap with its cap chosen: a unary operation."""
+def soft_cap_op(cap: float) -> UnaryOp:
+    """Return soft_cap with a fixed cap, as a unary operation."""
     return UnaryOp(
         f"soft_cap({cap:g})",
         partial(soft_cap, cap=cap),
@@ -77,4 +77,4 @@ def soft_cap_at(cap: float) -> UnaryOp:
     )
 
 
-UNARY = (soft_cap_at(30.0),)
+UNARY = (soft_cap_op(30.0),)

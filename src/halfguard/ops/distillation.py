@@ -1,17 +1,16 @@
-"""A student learns from a teacher's logits and from the labels, and survives a teacher that fails.
+"""Distillation: learn from a teacher's logits and from labels, even if the teacher's logits overflow.
 
     kd    = T² · mean_counted KL(softmax(teacher / T) ‖ softmax(student / T))
     ce    = mean_counted -log softmax(student)[target]
     total = kd_weight · kd + ce_weight · ce,   or ce_weight · ce alone if kd is not finite
 
-T² keeps the gradient of kd at the size of ce's whatever the temperature. Positions whose label is
-ignored count in neither term. Everything is float32, from log-softmax: no logit is clamped.
+T² keeps the gradient of kd at the size of ce's at any temperature. Positions whose label is ignored
+count in neither term. Everything is computed in float32, from log-softmax: no logit is clamped.
 
-The fallback is decided on the device. Choosing the finite total afterwards would not be enough: a
-gradient of 0 into a NaN is NaN. So what is not finite is replaced *before* the KL is computed, and
-its result is discarded after. The CE term keeps its weight in the fallback, so its gradient does
-not jump. Student logits that are not finite at a counted label make CE itself
-non-finite, and that is not hidden.
+The fallback is decided on the device. Choosing the finite total afterwards is not enough: in the
+backward pass 0 * NaN is NaN. So non-finite logits are replaced *before* the KL is computed, and its
+result is discarded afterwards. The CE term keeps its weight in the fallback, so its gradient does not
+jump. Student logits that are not finite at a counted label make CE non-finite, and that is not hidden.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from halfguard.ops.losses import cross_entropy, cross_entropy_reference
 
 
 class Distillation(NamedTuple):
-    """The parts of a distillation loss: scalars on the device of the logits, unread."""
+    """The parts of a distillation loss, as scalars on the device of the logits."""
 
     total: Tensor
     kd: Tensor  # 0 where it was not used
@@ -46,20 +45,20 @@ def distillation_loss(
     ce_weight: float,
     ignore_index: int = -100,
 ) -> Distillation:
-    """KL to the teacher at a temperature plus cross-entropy; CE alone when the KL is not finite.
+    """Compute KL to the teacher plus cross-entropy; cross-entropy alone if the KL is not finite.
 
     Logits have the classes last, ``(..., classes)``, and ``target`` the shape before them. No
     gradient reaches the teacher.
     """
-    _check(student_logits, teacher_logits, target, temperature)
+    _check_inputs(student_logits, teacher_logits, target, temperature)
     classes = student_logits.shape[-1]
-    # Widened once for both terms: their gradients then meet in float32, and are rounded together.
+    # Cast once for both terms, so that their gradients are added in float32 and rounded once.
     student = widen(student_logits).reshape(-1, classes)
     teacher = widen(teacher_logits).detach().reshape(-1, classes)
     counted = (target != ignore_index).reshape(-1, 1)
 
-    soft_student, student_finite = _soften(student, counted, temperature)
-    soft_teacher, teacher_finite = _soften(teacher, counted, temperature)
+    soft_student, student_finite = _log_softmax(student, counted, temperature)
+    soft_teacher, teacher_finite = _log_softmax(teacher, counted, temperature)
     divergence = (soft_teacher.exp() * (soft_teacher - soft_student)).masked_fill(~counted, 0.0)
     kd = temperature**2 * divergence.sum() / counted.sum().clamp(min=1)
     kd_used = student_finite & teacher_finite & kd.isfinite()
@@ -69,20 +68,20 @@ def distillation_loss(
     return Distillation(kd_weight * kd + ce_weight * ce, kd, ce, kd_used)
 
 
-def _soften(logits: Tensor, counted: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """log-softmax(logits / T) with the broken and ignored replaced, and whether none broke."""
+def _log_softmax(logits: Tensor, counted: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return log-softmax(logits / T), bad and ignored logits set to 0, and whether none was bad."""
     scaled = (logits / temperature).masked_fill(~counted, 0.0)
-    broken = ~scaled.isfinite()
-    return scaled.masked_fill(broken, 0.0).log_softmax(-1), ~broken.any()
+    bad = ~scaled.isfinite()
+    return scaled.masked_fill(bad, 0.0).log_softmax(-1), ~bad.any()
 
 
-def _check(student: Tensor, teacher: Tensor, target: Tensor, temperature: float) -> None:
+def _check_inputs(student: Tensor, teacher: Tensor, target: Tensor, temperature: float) -> None:
     if student.shape != teacher.shape or student.shape[:-1] != target.shape:
         raise UsageError(
             "distillation_loss needs student and teacher logits of one shape (..., classes) and "
             f"targets of shape (...); it was given {tuple(student.shape)}, {tuple(teacher.shape)} "
             f"and {tuple(target.shape)}.",
-            cure="Two tokenizers: map the teacher's logits to the student's vocabulary first.",
+            cure="If they use two tokenizers, map the teacher's logits to the student's vocabulary.",
         )
     if not (math.isfinite(temperature) and temperature > 0):
         raise UsageError(
@@ -101,7 +100,7 @@ def distillation_loss_reference(
     ce_weight: float,
     ignore_index: int = -100,
 ) -> Tensor:
-    """The total of distillation_loss in float64, for finite logits."""
+    """Compute the total of distillation_loss in float64, for finite logits."""
     counted = target != ignore_index
     student = student_logits.double()[counted]
     teacher = teacher_logits.detach().double()[counted]

@@ -1,9 +1,9 @@
 """log, sqrt, rsqrt, exp and division that stay finite on every finite input.
 
-Each function has a place where its value or slope leaves every format: log and rsqrt at 0, sqrt's
-slope at 0, exp beyond log(largest), a/b around b = 0. The usual remedy, an added eps, shifts every
-result to protect one, and does not even do that in half: 1e-8 is 0.0 there. Here the cap lies at
-the edge of what the input's dtype can express, so that *every* value inside is left as it is:
+Each function has a point where its value or slope leaves every format: log and rsqrt at 0, sqrt's
+slope at 0, exp beyond log(largest), a/b around b = 0. The usual remedy is to add an eps. It shifts
+every result to protect one, and has no effect in half, where 1e-8 is 0.0. Here the cap is at the
+edge of what the input's dtype can express, so *every* value inside keeps its exact result:
 
     log(x)    x ≤ 0:            log(t), t the smallest subnormal of the dtype
     sqrt(x)   x ≤ 0:            0
@@ -11,13 +11,13 @@ the edge of what the input's dtype can express, so that *every* value inside is 
     exp(x)    x > log(largest): largest
     a / b     b = 0, or |a / b| > largest:  a / ±t, limited to ±largest; 0 / 0 = 0
 
-Beyond a cap the result is a constant and its gradient is 0. Inside, the gradient is the true one;
-if that exceeds the dtype it becomes inf, which is the loss scale's business, and never NaN. The
-caps are for finite inputs: NaN stays NaN, and exp(inf) and inf / b stay infinite; only
--inf counts as x ≤ 0.
+Beyond a cap the result is a constant and its gradient is 0. Inside, the gradient is the true one.
+If that exceeds the dtype it becomes inf, so that the loss scaler sees it, and never NaN. The caps
+are for finite inputs: NaN stays NaN, and exp(inf) and inf / b stay infinite; only -inf counts as
+x ≤ 0.
 
-A cap replaces the *input* of the dangerous function before it replaces the output. Doing only the
-latter leaves 0 * inf = NaN in the backward pass.
+A cap replaces the *input* of the function as well as the output. Replacing only the output would
+leave 0 * inf = NaN in the backward pass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from halfguard.ops.unary import UnaryOp
 
 
 def log(x: Tensor) -> Tensor:
-    """Natural logarithm, exact for every positive value; log(smallest subnormal) for x ≤ 0."""
+    """Return the natural logarithm; log(smallest subnormal) for x ≤ 0."""
     wide = widen(x)
     capped = wide <= 0
     result = wide.masked_fill(capped, 1.0).log()
@@ -47,36 +47,36 @@ def log(x: Tensor) -> Tensor:
 
 
 def log_reference(x: Tensor) -> Tensor:
-    """log in float64."""
+    """Compute log in float64."""
     return x.double().clamp(min=smallest_subnormal(x.dtype)).log()
 
 
 def log_derivative(x: Tensor) -> Tensor:
-    """1/x, and 0 below the cap."""
+    """Return 1/x, and 0 below the cap."""
     return torch.where(x > 0, 1 / x.double(), 0.0)
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Square root; 0 with gradient 0, rather than inf or NaN, for x ≤ 0."""
+    """Return the square root; 0 for x ≤ 0, with gradient 0 rather than inf or NaN."""
     wide = widen(x)
     capped = wide <= 0
     return wide.masked_fill(capped, 1.0).sqrt().masked_fill(capped, 0.0).to(x.dtype)
 
 
 def sqrt_reference(x: Tensor) -> Tensor:
-    """Sqrt in float64."""
+    """Compute sqrt in float64."""
     return x.double().clamp(min=0).sqrt()
 
 
 def sqrt_derivative(x: Tensor) -> Tensor:
-    """1/(2 sqrt(x)), and 0 below the cap."""
+    """Return 1/(2 sqrt(x)), and 0 below the cap."""
     return torch.where(x > 0, 0.5 / x.double().sqrt(), 0.0)
 
 
 class _RSqrt(torch.autograd.Function):
-    """x^(-1/2) with -r³/2 multiplied into the gradient factor by factor.
+    """x^(-1/2), whose backward pass multiplies the gradient by -r³/2 one factor at a time.
 
-    torch forms r³ first: it is infinite for a bfloat16 x below 1e-26, and 0 * inf = NaN.
+    torch computes r³ first, which is infinite for a bfloat16 x below 1e-26, and 0 * inf = NaN.
     """
 
     generate_vmap_rule = True
@@ -96,7 +96,7 @@ class _RSqrt(torch.autograd.Function):
 
 
 def rsqrt(x: Tensor) -> Tensor:
-    """1/sqrt(x), exact for every positive value; 1/sqrt(smallest subnormal) for x ≤ 0."""
+    """Return 1/sqrt(x); 1/sqrt(smallest subnormal) for x ≤ 0."""
     wide = widen(x)
     capped = wide <= 0
     result: Tensor = _RSqrt.apply(wide.masked_fill(capped, 1.0))  # type: ignore[no-untyped-call]
@@ -104,22 +104,22 @@ def rsqrt(x: Tensor) -> Tensor:
 
 
 def rsqrt_reference(x: Tensor) -> Tensor:
-    """Rsqrt in float64."""
+    """Compute rsqrt in float64."""
     return x.double().clamp(min=smallest_subnormal(x.dtype)).rsqrt()
 
 
 def rsqrt_derivative(x: Tensor) -> Tensor:
-    """-x^(-3/2)/2, and 0 below the cap."""
+    """Return -x^(-3/2)/2, and 0 below the cap."""
     return torch.where(x > 0, -0.5 * x.double() ** -1.5, 0.0)
 
 
 def _exp_limit(dtype: torch.dtype) -> float:
-    # One spacing short of log(largest): float32 would round log(3.4e38) up, to where exp is inf.
+    # One spacing below log(largest): float32 would round log(3.4e38) up, and exp of that is inf.
     return math.log(largest_finite(dtype)) * (1 - torch.finfo(working_dtype(dtype)).eps)
 
 
 def exp(x: Tensor) -> Tensor:
-    """Exponential; the largest finite value, with gradient 0, where it would overflow."""
+    """Return e^x; where it would overflow, the largest finite value with gradient 0."""
     wide = widen(x)
     capped = (wide > _exp_limit(x.dtype)) & wide.isfinite()
     result = wide.masked_fill(capped, 0.0).exp()
@@ -127,19 +127,19 @@ def exp(x: Tensor) -> Tensor:
 
 
 def exp_reference(x: Tensor) -> Tensor:
-    """Exp in float64."""
+    """Compute exp in float64."""
     wide = x.double()
     return torch.where(x.isfinite(), wide.exp().clamp(max=largest_finite(x.dtype)), wide.exp())
 
 
 def exp_derivative(x: Tensor) -> Tensor:
-    """exp(x), and 0 beyond the cap."""
+    """Return exp(x), and 0 beyond the cap."""
     slope = x.double().exp()
     return torch.where((slope > largest_finite(x.dtype)) & x.isfinite(), 0.0, slope)
 
 
 class _Quotient(torch.autograd.Function):
-    """a/b for b ≠ 0, with a gradient in b that cannot meet inf * 0 on its way."""
+    """a/b for b ≠ 0; the computation of its gradient in b never contains inf * 0."""
 
     generate_vmap_rule = True
 
@@ -155,13 +155,13 @@ class _Quotient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         quotient: Tensor = _Quotient.apply(a, b)  # type: ignore[no-untyped-call]
-        # Divide first only when that shrinks: no intermediate then exceeds the result.
+        # Divide first only if that makes it smaller: then no intermediate exceeds the result.
         slope = torch.where(b.abs() > 1, (grad / b) * quotient, (grad * quotient) / b)
         return grad / b, -slope
 
 
 def div(a: Tensor, b: Tensor) -> Tensor:
-    """a / b limited to ±largest; b = 0 counts as ± the smallest subnormal, so 0 / 0 = 0.
+    """Return a / b limited to ±largest; b = 0 counts as ± the smallest subnormal, so 0 / 0 = 0.
 
     Where the limit is reached, or b is 0, both gradients are 0.
     """
@@ -179,7 +179,7 @@ def div(a: Tensor, b: Tensor) -> Tensor:
 
 
 def div_reference(a: Tensor, b: Tensor) -> Tensor:
-    """Div in float64; autograd gives its gradient, 0 at the caps."""
+    """Compute div in float64; autograd gives its gradient, 0 at the caps."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     wide_a, wide_b = broadcast(a.double(), b.double())
     largest, zero = largest_finite(dtype), wide_b == 0

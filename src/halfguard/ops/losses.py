@@ -3,18 +3,17 @@
     cross_entropy        = -Σ_counted log softmax(logits)[target] / n,  0 if no label counts (n = 0)
     binary_cross_entropy = -mean(t log p + (1 - t) log(1 - p))
 
-The mean over no labels is 0/0 elsewhere and poisons the weights; here such a batch contributes
-nothing.
+Other implementations return 0/0 = NaN as the mean over no labels, which makes all weights NaN. Here
+such a batch contributes nothing.
 
-A probability of exactly 0 or 1 stands for everything that rounds to it, and there the true slope is
-infinite. The loss there is finite and its slope is ±4/eps (4096 in float16, 512 in bfloat16), which
-is 1 / (the farthest from 1 that still rounds to 1): finite, and it points back into (0, 1). At p =
-0:
+A probability of exactly 0 or 1 stands for all values that round to it, and the true slope there is
+infinite. Here the loss is finite and its slope is ±4/eps (4096 in float16, 512 in bfloat16). That is
+1 / (the largest distance from 1 that still rounds to 1), and it points back into (0, 1). At p = 0:
 
     log p ≈ log(t) + p · 4/eps,        t the smallest subnormal of the dtype
 
-and in the same way at p = 1 with 1 - p in the place of p and eps/4 in the place of t. Outside [0,
-1] the two lines simply go on. Every other p, subnormals included, has its true value and gradient.
+The same holds at p = 1, with 1 - p in place of p and eps/4 in place of t. Outside [0, 1] the two
+lines continue. Every other p, subnormals included, has its true value and gradient.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from halfguard.ops._dtypes import smallest_subnormal, widen
 def cross_entropy(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Mean cross-entropy over the labels that are not ``ignore_index``; 0 if there are none.
+    """Compute the mean cross-entropy over labels that are not ``ignore_index``; 0 if there are none.
 
     Shapes are those of ``torch.nn.functional.cross_entropy``: classes in dimension 1, or 0 for a
-    single sample. Logits at ignored labels take no part, not even if they are not finite.
+    single sample. Logits at ignored labels have no effect, even if they are not finite.
     """
     if target.is_floating_point():
         raise UsageError(
-            f"cross_entropy takes class indices, and was given a target of {target.dtype}.",
+            f"cross_entropy takes class indices; it was given a target of {target.dtype}.",
             cure="For class probabilities use torch.nn.functional.cross_entropy(logits.float(), target).",
         )
     counted = target != ignore_index
@@ -57,7 +56,7 @@ def cross_entropy(
 def cross_entropy_reference(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> Tensor:
-    """cross_entropy in float64."""
+    """Compute cross_entropy in float64."""
     wide = logits.double() if target.ndim == 0 else logits.double().movedim(1, -1)
     log_probabilities = wide - wide.logsumexp(-1, keepdim=True)
     counted = target != ignore_index
@@ -69,12 +68,13 @@ def cross_entropy_reference(
 
 
 def binary_cross_entropy(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Mean binary cross-entropy from probabilities, finite at 0 and 1; targets may be soft."""
+    """Compute the mean binary cross-entropy of probabilities; finite at 0 and 1; soft targets work."""
     if probabilities.shape != target.shape:
         raise UsageError(
             f"binary_cross_entropy needs a target for each probability; got {list(target.shape)} for "
             f"{list(probabilities.shape)}.",
-            cure="A model's last dimension of size 1 is the usual cause: probabilities.squeeze(-1).",
+            cure="Usually the model's output has a last dimension of size 1: use "
+            "probabilities.squeeze(-1).",
         )
     p = widen(probabilities)
     t = target.to(p.dtype)
@@ -92,6 +92,6 @@ def binary_cross_entropy(probabilities: Tensor, target: Tensor) -> Tensor:
 
 
 def binary_cross_entropy_reference(probabilities: Tensor, target: Tensor) -> Tensor:
-    """binary_cross_entropy in float64, for probabilities strictly between 0 and 1."""
+    """Compute binary_cross_entropy in float64, for probabilities strictly between 0 and 1."""
     p, t = probabilities.double(), target.double()
     return -(t * p.log() + (1 - t) * (-p).log1p()).mean()

@@ -1,4 +1,4 @@
-"""The operations that belong in a model definition, as modules that only hold their options."""
+"""Modules for use in a model definition: each calls one operation with fixed options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SoftCap(nn.Module):
         return soft_cap(x, self.cap)
 
     def extra_repr(self) -> str:
-        """The cap, for print(model)."""
+        """Return the cap, for print(model)."""
         return f"cap={self.cap:g}"
 
 
@@ -41,7 +41,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """Size and eps, for print(model)."""
+        """Return size and eps, for print(model)."""
         return f"{self.weight.numel()}, eps={self.eps}"
 
 
@@ -49,7 +49,7 @@ class BPRLoss(nn.Module):
     """``bpr_loss``."""
 
     def forward(self, positive_scores: Tensor, negative_scores: Tensor) -> Tensor:
-        """The mean ranking loss."""
+        """Compute the mean ranking loss."""
         return bpr_loss(positive_scores, negative_scores)
 
 
@@ -62,7 +62,7 @@ class CrossEntropyLoss(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The mean loss over the labels that count."""
+        """Compute the mean loss over the labels that are not ignored."""
         return cross_entropy(logits, target, self.ignore_index, self.label_smoothing)
 
 
@@ -70,7 +70,7 @@ class BCELoss(nn.Module):
     """``binary_cross_entropy``; allowed under autocast on every device, unlike ``nn.BCELoss``."""
 
     def forward(self, probabilities: Tensor, target: Tensor) -> Tensor:
-        """The mean loss."""
+        """Compute the mean loss."""
         return binary_cross_entropy(probabilities, target)
 
 
@@ -89,7 +89,7 @@ class DistillationLoss(nn.Module):
     def forward(
         self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor
     ) -> Distillation:
-        """The parts of the loss; call backward on ``total``."""
+        """Compute the parts of the loss; call backward on ``total``."""
         return distillation_loss(
             student_logits,
             teacher_logits,

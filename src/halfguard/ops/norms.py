@@ -1,17 +1,17 @@
-"""Vectors divided by their length, for vectors of any length.
+"""Normalization of vectors by their length, for vectors of any length.
 
     normalize(x)           = x / |x|
     cosine_similarity(a,b) = (a / |a|) · (b / |b|)
     rms_norm(x)            = x / sqrt(mean(x²) + eps) * weight
 
-The squares are the danger: they overflow float16 at 256 and underflow it at 2e-4, and float32 and
+Squares are the problem: they overflow in float16 at 256 and underflow at 2e-4, and in float32 and
 bfloat16 at 1e19 and 1e-19. So the vector is first divided by its largest magnitude s,
 
     |x| = s * |x / s|,   with entries of x / s within ±1 and at least one of them ±1,
 
-which changes nothing mathematically for any s: s may be treated as a constant in the backward pass,
-and autograd still finds the exact gradient. No eps is needed to protect a short vector, only the
-zero vector: it is normalised to zero, with gradient 0.
+which holds for any s: s can be treated as a constant in the backward pass, and autograd still finds
+the exact gradient. Short vectors need no eps. Only the zero vector is a special case: it is
+normalized to zero, with gradient 0.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from halfguard.errors import UsageError
 from halfguard.ops._dtypes import smallest_subnormal, widen, working_dtype
 
 
-def _length(wide: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x / s, |x / s| and s; the zero vector answers 0, 1 and 0, so that nothing divides by 0."""
+def _scaled_length(wide: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x / s, |x / s| and s; 0, 1 and 0 for the zero vector, to avoid a division by 0."""
     scale = wide.detach().abs().amax(dim, keepdim=True)
     zero = scale == 0
     scaled = wide / scale.masked_fill(zero, 1.0)
@@ -34,40 +34,40 @@ def _length(wide: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     return scaled, squares.masked_fill(zero, 1.0).sqrt(), scale
 
 
-def _unit(wide: Tensor, dim: int) -> Tensor:
-    scaled, length, scale = _length(wide, dim)
+def _unit_vectors(wide: Tensor, dim: int) -> Tensor:
+    scaled, length, scale = _scaled_length(wide, dim)
     return (scaled / length).masked_fill(scale == 0, 0.0)
 
 
 def normalize(x: Tensor, dim: int = -1) -> Tensor:
-    """``x`` divided by its Euclidean length along ``dim``; zero vectors stay zero."""
-    return _unit(widen(x), dim).to(x.dtype)
+    """Divide ``x`` by its Euclidean length along ``dim``; zero vectors stay zero."""
+    return _unit_vectors(widen(x), dim).to(x.dtype)
 
 
 def normalize_reference(x: Tensor, dim: int = -1) -> Tensor:
-    """Normalize in float64, for vectors that are not zero."""
+    """Compute normalize in float64, for vectors that are not zero."""
     wide = x.double()
     return wide / wide.square().sum(dim, keepdim=True).sqrt()
 
 
 def cosine_similarity(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
-    """Cosine of the angle between ``a`` and ``b`` along ``dim``; 0 if either is the zero vector."""
+    """Return the cosine of the angle between ``a`` and ``b`` along ``dim``; 0 if one is zero."""
     dtype = torch.promote_types(a.dtype, b.dtype)
-    unit_a, unit_b = (_unit(x.to(working_dtype(dtype)), dim) for x in (a, b))
+    unit_a, unit_b = (_unit_vectors(x.to(working_dtype(dtype)), dim) for x in (a, b))
     return (unit_a * unit_b).sum(dim).to(dtype)
 
 
 def cosine_similarity_reference(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
-    """cosine_similarity in float64, for vectors that are not zero."""
+    """Compute cosine_similarity in float64, for vectors that are not zero."""
     return (normalize_reference(a, dim) * normalize_reference(b, dim)).sum(dim)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """``x`` divided by its root mean square along the last dimension, times ``weight``.
+    """Divide ``x`` by its root mean square along the last dimension, and multiply by ``weight``.
 
-    ``eps`` is by default the smallest subnormal of the dtype: 6e-8 in float16, less than the 1e-6
-    that models are commonly trained with; pass theirs to reproduce them. It bounds the gradient at
-    a zero vector to 1/sqrt(eps), 4096 in float16.
+    By default ``eps`` is the smallest subnormal of the dtype: 6e-8 in float16. Models are commonly
+    trained with 1e-6; pass the model's own eps to reproduce it. It bounds the gradient at a zero
+    vector to 1/sqrt(eps), 4096 in float16.
     """
     if eps is None:
         eps = smallest_subnormal(x.dtype)
@@ -77,9 +77,9 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
             cure="Leave eps out: the default follows the dtype.",
         )
     wide = widen(x)
-    _, length, scale = _length(wide, -1)
+    _, length, scale = _scaled_length(wide, -1)
     rms = scale * (length / math.sqrt(x.shape[-1]))
-    # hypot(rms, sqrt(eps)) is sqrt(rms² + eps) without the square that overflows.
+    # hypot(rms, sqrt(eps)) is sqrt(rms² + eps) without a square that can overflow.
     result = wide / rms.hypot(torch.full_like(rms, math.sqrt(eps)))
     if weight is not None:
         result = result * weight.to(result.dtype)
@@ -87,7 +87,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """rms_norm in float64."""
+    """Compute rms_norm in float64."""
     wide = x.double()
     floor = smallest_subnormal(x.dtype) if eps is None else eps
     result = wide * (wide.square().mean(-1, keepdim=True) + floor).rsqrt()

@@ -1,7 +1,7 @@
-"""What a family file says about its one-argument operations, so that nobody lists them twice.
+"""The description of a one-argument operation, from which tests and documentation are made.
 
-A half dtype has 65,536 values, so a unary operation can be checked on every one of them. The check
-needs the operation, its exact value and its exact slope (both in float64), and the documented cap.
+A half dtype has 65,536 values, so a unary operation can be checked on all of them. The check needs
+the operation, its exact value and its exact slope (both in float64), and the documented cap.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ TensorMap = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class UnaryOp:
-    """One operation beside its truth.
+    """One operation with its exact value and slope.
 
     ``reference`` and ``derivative`` take the same tensor as ``op``, whose dtype sets the cap, and
-    answer in float64. The slope has a formula of its own: autograd of a float64 reference cancels
-    in the tails, where a gradient is easiest to lose.
+    return float64. The slope has its own formula: autograd of a float64 reference cancels in the
+    tails, where a gradient is lost most easily.
     """
 
     name: str

@@ -1,13 +1,13 @@
-"""CUDA's autocast as kernels for CPU tensors, installed where CPU autocast has its own.
+"""CUDA's autocast rules as kernels for CPU tensors, registered in place of CPU autocast's own.
 
-Autocast is a key of torch's dispatcher that lies above autograd. A kernel registered there sees every
-operation, also those that a composite operation calls in C++, and its casts are part of the graph. So one
-Python kernel an operation, under the key AutocastCPU, is all that it takes: it asks whether CUDA's
-autocast is switched on for this thread. If so it applies CUDA's rule, otherwise it calls the kernel that
-stood there before. Nothing else about CPU autocast changes.
+Autocast is a key of torch's dispatcher, above autograd. A kernel registered there sees every operation,
+also those that a composite operation calls in C++, and its casts are part of the graph. So one Python
+kernel per operation, under the key AutocastCPU, is enough. It checks whether CUDA's autocast is enabled
+in this thread. If so, it applies CUDA's rule; otherwise it calls the previous kernel. Nothing else about
+CPU autocast changes.
 
-Casts of FP32 parameters are remembered until the outermost autocast region ends, as torch does. That is
-visible in numbers: all uses of a weight share one half copy, and their gradients are summed in half.
+Casts of FP32 parameters are cached until the outermost autocast region ends, as in torch. This affects
+results: all uses of a weight share one half copy, and their gradients are summed in half.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ import torch
 from torch import Tensor
 
 from halfguard.errors import UsageError
-from halfguard.precision.autocast_ops import CUDNN_RNN, RULES, Rule
+from halfguard.precision.autocast_ops import CUDNN_RNN, RULES, AutocastRule
 
 _KEY = "AutocastCPU"
 _KEYSET = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _BANNED = (
     "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA refuses "
-    "them, since their gradient need not fit into half. "
+    "them, since their gradient may not fit into half. "
     "Use binary_cross_entropy_with_logits, or BCEWithLogitsLoss."
 )
 
 Apply = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-class _Casts(threading.local):
-    """Half copies of parameters, by identity, for the current outermost region of one thread."""
+class _CastCache(threading.local):
+    """Half copies of parameters by id, for the current outermost autocast region of one thread."""
 
     def __init__(self) -> None:
-        self.of: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self.copies: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
     def get(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        source, copy = self.of.get(id(tensor), (None, None))
+        source, copy = self.copies.get(id(tensor), (None, None))
         if source is None or copy is None or source() is not tensor or copy.dtype is not dtype:
             copy = tensor.to(dtype)
-            self.of[id(tensor)] = weakref.ref(tensor), copy
+            self.copies[id(tensor)] = weakref.ref(tensor), copy
         return copy
 
 
-_casts = _Casts()
+_cast_cache = _CastCache()
 
 
-def forget_casts() -> None:
-    """Drop the half copies of this thread: its outermost autocast region has ended."""
-    _casts.of.clear()
+def clear_cast_cache() -> None:
+    """Drop the half copies of this thread when its outermost autocast region ends."""
+    _cast_cache.copies.clear()
 
 
 @cache
 def install() -> None:
-    """Register the kernels, once a process; without CUDA's autocast switched on they change nothing."""
+    """Register the kernels, once per process; they change nothing unless CUDA's autocast is enabled."""
     if not hasattr(torch.library, "get_kernel"):
         raise UsageError(
             f"emulate_autocast needs torch.library.get_kernel, which torch {torch.__version__} lacks.",
@@ -70,21 +70,21 @@ def install() -> None:
     known = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)
     cpu = {name.removeprefix("aten::") for name in known if name.startswith("aten::")}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells about every kernel that is replaced
+        warnings.simplefilter("ignore")  # torch warns about every kernel that is replaced
         for name in sorted(cpu | RULES.keys() | CUDNN_RNN):
             kernel = _kernel(name, replaces=name in cpu)
             library.impl(name, kernel, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
-    _kept.append(library)
+    _libraries.append(library)
 
 
-_kept: list[torch.library.Library] = []  # a library that is collected takes its kernels with it
+_libraries: list[torch.library.Library] = []  # keeps the kernels registered
 
 
 def _kernel(name: str, *, replaces: bool) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
     previous = torch.library.get_kernel(f"aten::{name}", _KEY) if replaces else None
-    rule = Rule.LOWER if name in CUDNN_RNN else RULES.get(name)
+    rule = AutocastRule.LOWER if name in CUDNN_RNN else RULES.get(name)
     apply = None if rule is None else _APPLY[rule]
 
     def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def _kernel(name: str, *, replaces: bool) -> Callable[..., Any]:
                 return apply(operation, args, kwargs)
         if previous is not None and not emulating:
             return previous.call_boxed(keyset, *args, **kwargs)
-        # No rule: what a composite operation calls in turn may have one, so only this key is passed by.
+        # No rule for this operation, but the operations it calls may have one: skip only this key.
         return operation.redispatch(
             keyset.remove(torch._C.DispatchKey.AutocastCPU), *args, **kwargs
         )
@@ -144,13 +144,13 @@ def _banned(*_: object) -> Any:
     raise RuntimeError(_BANNED)  # RuntimeError, as CUDA's
 
 
-_APPLY: dict[Rule, Apply] = {
-    Rule.LOWER: _lower,
-    Rule.FP32: _fp32,
-    Rule.FP32_ACCUMULATE: _fp32_accumulate,
-    Rule.FP32_NORM: _fp32_norm,
-    Rule.WIDEST: _widest,
-    Rule.BANNED: _banned,
+_APPLY: dict[AutocastRule, Apply] = {
+    AutocastRule.LOWER: _lower,
+    AutocastRule.FP32: _fp32,
+    AutocastRule.FP32_ACCUMULATE: _fp32_accumulate,
+    AutocastRule.FP32_NORM: _fp32_norm,
+    AutocastRule.WIDEST: _widest,
+    AutocastRule.BANNED: _banned,
 }
 
 
@@ -168,9 +168,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return value
     is_parameter = value.requires_grad and value.is_leaf and not value._is_view()
     lowered = value.dtype is torch.float32 and dtype is not torch.float32
-    # A copy made without gradients must not serve a later use that needs them.
+    # A copy made without gradients must not be reused where gradients are needed.
     if is_parameter and lowered and torch.is_grad_enabled() and torch.is_autocast_cache_enabled():
-        return _casts.get(value, dtype)
+        return _cast_cache.get(value, dtype)
     return value.to(dtype)
 
 

@@ -1,10 +1,10 @@
-"""Which dtype CUDA's autocast gives to which operation: the lists, as data.
+"""The dtype that CUDA's autocast uses for each operation: the lists, as data.
 
-PyTorch documents the lists by the names that people call, under "CUDA Op-Specific Behavior":
-https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior. Here they stand by the names of
-the dispatcher, as torch 2.13 registers them (ATen/autocast_mode.h), which is how one entry covers a
-function, a method and a module alike. A test compares both: the documented names by calling each of
-them, the dispatcher's names with those of the installed torch.
+PyTorch documents the lists by public function names, under "CUDA Op-Specific Behavior":
+https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior. Here they use the names of the
+dispatcher, as torch 2.13 registers them (ATen/autocast_mode.h), so one entry covers a function, a method
+and a module. A test checks both: it calls each documented name, and compares the dispatcher's names with
+those of the installed torch.
 
 An operation that is not listed runs in the dtype of its inputs.
 """
@@ -14,19 +14,19 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Rule(StrEnum):
-    """What autocast does with the floating-point arguments of an operation."""
+class AutocastRule(StrEnum):
+    """The treatment of an operation's floating-point arguments by autocast."""
 
     LOWER = "lower"  # cast to the autocast dtype
     FP32 = "fp32"  # cast to float32
-    FP32_ACCUMULATE = "fp32_accumulate"  # dtype=float32, unless the call says another dtype
+    FP32_ACCUMULATE = "fp32_accumulate"  # dtype=float32, unless the call gives another dtype
     FP32_NORM = "fp32_norm"  # the same, for the overloads of norm that have no dtype argument
     WIDEST = "widest"  # cast to float32 if one argument is float32
     BANNED = "banned"  # raise
 
 
-_LISTS: dict[Rule, str] = {
-    Rule.LOWER: """
+_LISTS: dict[AutocastRule, str] = {
+    AutocastRule.LOWER: """
         _convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d
         conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution
         cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
@@ -34,7 +34,7 @@ _LISTS: dict[Rule, str] = {
         gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
         scaled_dot_product_attention
     """,
-    Rule.FP32: """
+    AutocastRule.FP32: """
         acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
         pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm
         frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
@@ -46,21 +46,21 @@ _LISTS: dict[Rule, str] = {
         upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
         _upsample_bicubic2d_aa
     """,
-    Rule.FP32_ACCUMULATE: """
+    AutocastRule.FP32_ACCUMULATE: """
         prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
         linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
     """,
-    Rule.FP32_NORM: "norm.Scalar norm.ScalarOpt_dim",
-    Rule.WIDEST: """
+    AutocastRule.FP32_NORM: "norm.Scalar norm.ScalarOpt_dim",
+    AutocastRule.WIDEST: """
         addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
     """,
-    Rule.BANNED: "binary_cross_entropy",
+    AutocastRule.BANNED: "binary_cross_entropy",
 }
 
-RULES: dict[str, Rule] = {op: rule for rule, ops in _LISTS.items() for op in ops.split()}
+RULES: dict[str, AutocastRule] = {op: rule for rule, ops in _LISTS.items() for op in ops.split()}
 
-# On a GPU these run in cuDNN, whose autocast lowers inputs, states and weights alike. A CPU runs them as
-# other operations, so they are named here although the dispatcher has no rule for them.
+# On a GPU these run in cuDNN, and autocast lowers inputs, states and weights. On a CPU they run as other
+# operations, so they are listed here although the dispatcher has no rule for them.
 CUDNN_RNN = frozenset(
     f"{name}.{overload}"
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")

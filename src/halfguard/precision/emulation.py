@@ -1,15 +1,15 @@
-"""CUDA's autocast rules on a CPU, so that what a laptop sees is what the GPU will see.
+"""CUDA's autocast rules on a CPU, so that a laptop computes in the same dtypes as the GPU.
 
-CPU autocast has rules of its own: in float16 it leaves softmax, norms, exp, log, pow and sum in half,
-where CUDA computes them in float32. A range measured under it is not the GPU's, and neither is a failure.
-``emulate_autocast`` switches the flags of both devices on and lets ``autocast_kernels`` apply CUDA's rules
-to CPU tensors.
+CPU autocast has its own rules: in float16 it leaves softmax, norms, exp, log, pow and sum in half, where
+CUDA computes them in float32. So ranges and failures measured under CPU autocast are not the GPU's.
+``emulate_autocast`` enables the flags of both devices, and ``autocast_kernels`` applies CUDA's rules to
+CPU tensors.
 
-The flags are torch's own, and that is what makes the rest work: a region ``torch.autocast(...,
-enabled=False)`` for either device clears them, and gradient checkpointing saves and restores them when it
-recomputes a block, even after the region has ended. The one thing to add is that on a machine without
-CUDA ``torch.autocast("cuda")`` must mean something: inside an emulated region, and while a backward pass
-recomputes one, it sets the flags of both devices instead of warning that there is no CUDA.
+Because the flags are torch's own, the rest works without changes: ``torch.autocast(..., enabled=False)``
+for either device clears them, and gradient checkpointing saves and restores them when it recomputes a
+block, even after the region has ended. Only ``torch.autocast("cuda")`` on a machine without CUDA needs a
+patch: inside an emulated region, and while a backward pass recomputes one, it sets the flags of both
+devices instead of warning that CUDA is missing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from torch.utils.checkpoint import DefaultDeviceType
 
 from halfguard.errors import UsageError
 from halfguard.precision import autocast_kernels
-from halfguard.precision.modes import Precision, autocast
+from halfguard.precision.modes import autocast, autocast_dtype
+from halfguard.precision_names import Precision
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
-class _Depth(threading.local):
-    regions = 0
+class _Emulation(threading.local):
+    depth = 0  # nested emulate_autocast regions
 
 
-_depth = _Depth()
+_emulation = _Emulation()
 
 
 @contextmanager
@@ -43,25 +44,25 @@ def emulate_autocast(
 ) -> Iterator[None]:
     """Run a forward pass on a CPU in the dtypes that ``torch.autocast(device_type)`` would choose.
 
-    Tensors on a GPU follow the real rules meanwhile. Where the CPU has no half kernel for an operation
-    that the GPU runs in half, torch raises as it does without autocast.
+    Tensors on a GPU follow the real rules. If the CPU has no half kernel for an operation that the GPU
+    runs in half, torch raises an error, as it does without autocast.
     """
     if device_type != "cuda":
         raise UsageError(
-            f"emulate_autocast({device_type!r}): only the rules of 'cuda' are known.",
+            f"emulate_autocast({device_type!r}): only 'cuda' can be emulated.",
             cure="For the CPU's own rules use torch.autocast('cpu').",
         )
     if dtype not in _DTYPES:
         raise UsageError(
-            f"emulate_autocast(dtype={dtype}): autocast lowers to a 16-bit dtype.",
+            f"emulate_autocast(dtype={dtype}): only a 16-bit dtype works.",
             cure=f"Allowed: {', '.join(map(str, _DTYPES))}.",
         )
     autocast_kernels.install()
-    _teach_autocast()
+    _patch_autocast()
     before = [(device, _flags(device)) for device in ("cuda", "cpu")]
-    _depth.regions += 1
+    _emulation.depth += 1
     torch.autocast_increment_nesting()
-    _forget_casts_at(nesting=1)
+    _clear_casts_at(nesting=1)
     try:
         for device, _ in before:
             _set_flags(device, (True, dtype))
@@ -69,16 +70,17 @@ def emulate_autocast(
     finally:
         for device, flags in before:
             _set_flags(device, flags)
-        _depth.regions -= 1
+        _emulation.depth -= 1
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
-            autocast_kernels.forget_casts()
+            autocast_kernels.clear_cast_cache()
 
 
-def as_on_cuda(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """The context of a forward pass in ``precision``, with CUDA's rules also on a CPU."""
-    if precision.autocast_dtype is not None and device.type == "cpu":
-        return emulate_autocast("cuda", dtype=precision.autocast_dtype)
+def autocast_like_cuda(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context of a forward pass in ``precision``, with CUDA's rules also on a CPU."""
+    dtype = autocast_dtype(precision)
+    if dtype is not None and device.type == "cpu":
+        return emulate_autocast("cuda", dtype=dtype)
     return autocast(precision, device.type)
 
 
@@ -93,22 +95,22 @@ def _set_flags(device: str, flags: tuple[bool, torch.dtype]) -> None:
 
 
 def _recomputing() -> bool:
-    # Inside a backward pass a region is entered by checkpointing and by custom_bwd, which restore the
-    # flags of the forward pass: CUDA's can have been on without CUDA only in an emulated one.
+    # In a backward pass, checkpointing and custom_bwd enter regions to restore the flags of the forward
+    # pass. On a machine without CUDA, CUDA's flag can only have been set by an emulated region.
     return torch._C._current_graph_task_id() != -1 and not torch.cuda.is_available()
 
 
-def _forget_casts_at(*, nesting: int) -> None:
-    # Also where an outermost region begins: one that was entered before autocast was taught leaves by
-    # the method that it had looked up then, and what was cast in it would serve the next step.
+def _clear_casts_at(*, nesting: int) -> None:
+    # Also called when an outermost region begins: a region entered before the patch leaves by the
+    # original method, which does not clear our cache, and its casts would be used in the next step.
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() == nesting:
-        autocast_kernels.forget_casts()
+        autocast_kernels.clear_cast_cache()
 
 
 @cache
-def _teach_autocast() -> None:
-    """Make ``torch.autocast("cuda")`` inside an emulated region set both devices' flags."""
+def _patch_autocast() -> None:
+    """Patch ``torch.autocast("cuda")`` to set the flags of both devices inside an emulated region."""
     autocast = torch.amp.autocast_mode.autocast
     init: Any = autocast.__init__
     enter: Any = autocast.__enter__
@@ -121,19 +123,19 @@ def _teach_autocast() -> None:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        emulated = device_type == "cuda" and (_depth.regions > 0 or _recomputing())
+        emulated = device_type == "cuda" and (_emulation.depth > 0 or _recomputing())
         init(self, device_type, dtype, enabled and not emulated, cache_enabled)
         if emulated:
-            self._enabled = enabled  # not disabled for want of a GPU
+            self._enabled = enabled  # torch would disable it without a GPU
 
     def __enter__(self: Any) -> Any:  # noqa: N807
         was_on = self.device == "cuda" and torch.is_autocast_enabled("cuda")
         mirrored = self.device == "cuda" and (
-            _depth.regions > 0 or (_recomputing() and (was_on or self._enabled))
+            _emulation.depth > 0 or (_recomputing() and (was_on or self._enabled))
         )
         self._halfguard_cpu = _flags("cpu") if mirrored else None
         enter(self)
-        _forget_casts_at(nesting=1)
+        _clear_casts_at(nesting=1)
         if mirrored:
             _set_flags("cpu", (self._enabled, self.fast_dtype))
         return self
@@ -142,11 +144,11 @@ def _teach_autocast() -> None:
         result = leave(self, *error)
         if (before := getattr(self, "_halfguard_cpu", None)) is not None:
             _set_flags("cpu", before)
-        _forget_casts_at(nesting=0)
+        _clear_casts_at(nesting=0)
         return result
 
-    # Checkpointing restores the flags of the CPU and of one other device, which must be CUDA.
+    # Checkpointing restores the flags of the CPU and of one other device, which must be CUDA here.
     DefaultDeviceType.set_device_type("cuda")
-    # setattr: the methods of a class cannot be assigned in a typed way.
+    # setattr, because type checkers refuse assignments to methods.
     for method in (__init__, __enter__, __exit__):
         setattr(autocast, method.__name__, method)

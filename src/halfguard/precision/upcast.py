@@ -1,8 +1,8 @@
-"""Half where nothing is trained, FP32 where something is: adapters over a frozen half base.
+"""Frozen parameters in half, trainable ones in FP32: adapters over a frozen half base model.
 
-A frozen weight receives no update, so half loses nothing there; a trained one loses every update
-below half the spacing of its values (see ``master_weights``). Where few parameters are trained,
-keeping those in FP32 is the simplest cure, and the one that torch's GradScaler asks for when it says
+A frozen weight gets no updates, so half loses nothing. A trained half weight loses every update
+below half the spacing of its values (see ``master_weights``). If only few parameters are trained,
+keeping those in FP32 is the simplest solution, and also removes the error of torch's GradScaler,
 "Attempting to unscale FP16 gradients."
 """
 
@@ -21,12 +21,12 @@ from halfguard.precision.modes import HALF_DTYPES
 
 @torch.no_grad()
 def upcast_trainable(model: nn.Module) -> list[str]:
-    """Make every trainable half parameter FP32 in place; return the names of those changed.
+    """Convert every trainable half parameter to FP32 in place; return the names of those changed.
 
-    The parameters stay the same objects, so an optimizer that was built before still holds them. Has
-    it stepped, its state is half: ``optimizer.load_state_dict(optimizer.state_dict())`` casts it.
-    Call this before the model is wrapped in DDP, and run the model under ``torch.autocast``: half
-    base and FP32 adapters meet there without a cast by hand.
+    The parameters stay the same objects, so an optimizer that was built before still holds them. If it
+    has already stepped, its state is half: ``optimizer.load_state_dict(optimizer.state_dict())`` casts
+    it. Call this before the model is wrapped in DDP, and run the model under ``torch.autocast``, which
+    does the casts between the half base and the FP32 adapters.
     """
     changed = []
     for name, param in model.named_parameters():
@@ -41,28 +41,28 @@ def upcast_trainable(model: nn.Module) -> list[str]:
 def half_state_dict(model: nn.Module) -> dict[str, Any]:
     """Return ``model.state_dict()`` for evaluation: floating-point tensors as float16 on the CPU.
 
-    Nothing poisoned gets in: a value that is NaN or infinite, or would become so in float16, is an
-    error that names the tensor. Parameters that are tied stay one tensor.
+    A value that is NaN or infinite, or would be in float16, raises an error that names the tensor.
+    Tied parameters stay one tensor.
     """
-    state = model.state_dict(keep_vars=True)  # the very parameters, so that ties can be seen
+    state = model.state_dict(keep_vars=True)  # the parameters themselves, to recognize tied ones
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    _refuse_poison({n: t.detach() for n, t in tensors.items() if t.is_floating_point()})
+    _refuse_nonfinite({n: t.detach() for n, t in tensors.items() if t.is_floating_point()})
     saved: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
         if id(tensor) not in saved:
             dtype = torch.float16 if tensor.is_floating_point() else tensor.dtype
-            # A copy in any case: the result must not change when training goes on.
+            # Always a copy: the result must not change when training continues.
             saved[id(tensor)] = tensor.detach().to(dtype, copy=True).cpu()
         state[name] = saved[id(tensor)]
     return state
 
 
-def _refuse_poison(tensors: dict[str, Tensor]) -> None:
+def _refuse_nonfinite(tensors: dict[str, Tensor]) -> None:
     if not tensors:
         return
     rows = health(list(tensors.values()), target=FP16).rows()
     bad = [
-        f"{name} ({_count(row)})"
+        f"{name} ({_describe_counts(row)})"
         for name, row in zip(tensors, rows, strict=True)
         if row["nan"] or row["posinf"] or row["neginf"] or row["overflow"]
     ]
@@ -70,12 +70,12 @@ def _refuse_poison(tensors: dict[str, Tensor]) -> None:
         raise UsageError(
             f"half_state_dict() would save values that are not finite in float16, in {len(bad)} of "
             f"{len(tensors)} tensors: {', '.join(bad)}. Nothing was returned.",
-            cure="NaN or infinity: go back to an earlier checkpoint. Beyond 65504: save FP32 with "
-            "model.state_dict(). An intended mask of -inf: register it with persistent=False.",
+            cure="NaN or infinity: use an earlier checkpoint. Beyond 65504: save FP32 with "
+            "model.state_dict(). Intended -inf, as in a mask: register it with persistent=False.",
         )
 
 
-def _count(row: dict[str, float]) -> str:
+def _describe_counts(row: dict[str, float]) -> str:
     kinds = {
         "NaN": row["nan"],
         "infinite": row["posinf"] + row["neginf"],

@@ -1,1 +1,1 @@
-"""Before training: the range of every layer, what will break in 16 bits, and the plan that prevents it."""
+"""Checks before training: the range of every layer, what fails in 16 bits, and the plan that prevents it."""

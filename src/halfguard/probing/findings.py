@@ -1,22 +1,22 @@
-"""What the numbers of a probe mean, as findings: what, where, why, and the cure."""
+"""Findings from the numbers of a probe: what is wrong, where, why, and the cure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from halfguard.probing.parameter_checks import LARGE, Stray
+from halfguard.probing.parameter_checks import MAX_GAIN, UnregisteredTensor
 from halfguard.probing.training import Failure
 from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import Forecast, LayerRange, module_label
 
-NARROW = 1.0  # bits of forward headroom below which a layer is one doubling from overflow
+LOW_HEADROOM = 1.0  # bits of forward headroom; a layer with less overflows when its outputs double
 _PLAN = "Find the modules that must stay in FP32: halfguard plan ENTRY -o plan.yaml"
 
 
 def of_failure(failure: Failure | None, precision: str) -> Iterator[Finding]:
-    """HG600: the run itself did not get through."""
+    """Yield HG600: the run itself failed."""
     if failure is not None:
         culprit = failure.culprit
         place = "" if culprit is None else f"; {str(culprit).splitlines()[0]}"
@@ -25,16 +25,16 @@ def of_failure(failure: Failure | None, precision: str) -> Iterator[Finding]:
             severity="error",
             message=f"the {precision} run ended at step {failure.step}: {failure.message}{place}.",
             subject=None if culprit is None else culprit.module,
-            why="What comes after is not known.",
+            why="The steps after it were not run.",
             cure=_PLAN,
         )
 
 
 def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
-    """HG601 and HG602: outputs beyond FP16, or close to it; HG603: gradients that no scale fits."""
+    """Yield HG601 and HG602: outputs beyond FP16, or close to it; HG603: gradients that no scale fits."""
     for layer in layers:
         room = layer.forward_headroom
-        # Where a number is not finite, the run broke: HG600 has named the one that made the first.
+        # A number that is not finite ended the run: HG600 names the operation that made it.
         if -math.inf < room < 0:
             yield Finding(
                 code="HG601",
@@ -44,7 +44,7 @@ def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
                 why=f"FP16 ends at 65504, {-room:.1f} bits below. No loss scale changes that.",
                 cure=_PLAN,
             )
-        elif 0 <= room < NARROW:
+        elif 0 <= room < LOW_HEADROOM:
             yield Finding(
                 code="HG602",
                 message=f"{module_label(layer.module)}: outputs reach {max(layer.forward):.3g}.",
@@ -64,8 +64,8 @@ def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
             )
 
 
-def of_window(window: ScaleRange | None, layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
-    """HG604: each layer has a scale, but there is none for all of them."""
+def of_scale_window(window: ScaleRange | None, layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
+    """Yield HG604: each layer has a scale, but no scale fits all layers."""
     if window is not None:
         return
     lows = [layer for layer in layers if layer.scale_low is not None and layer.fits]
@@ -86,57 +86,53 @@ def of_window(window: ScaleRange | None, layers: tuple[LayerRange, ...]) -> Iter
     )
 
 
-def of_strays(found: list[Stray]) -> Iterator[Finding]:
-    """HG605: meant to be a parameter."""
-    for stray in found:
-        made = (
-            "" if stray.leaf else ", and is the result of an operation, so it can never be updated"
-        )
-        lost = "saved by state_dict() nor moved by to()"
-        fate = (
-            f"is trained, but neither {lost}" if stray.optimized else f"is neither trained, {lost}"
-        )
+def of_unregistered(found: list[UnregisteredTensor]) -> Iterator[Finding]:
+    """Yield HG605: probably meant to be a parameter."""
+    for tensor in found:
+        computed = ", and is the result of an operation, so it can never be updated"
+        missing = "saved by state_dict() nor moved by to()"
+        state = "trained, but neither" if tensor.optimized else "neither trained,"
         yield Finding(
             code="HG605",
-            severity="note" if stray.optimized else "error",
-            message=f"{stray.path} looks like a forgotten parameter.",
-            subject=stray.path,
-            why=f"It requires a gradient but is not registered: it {fate}{made}.",
+            severity="note" if tensor.optimized else "error",
+            message=f"{tensor.path} looks like a forgotten parameter.",
+            subject=tensor.path,
+            why="It requires a gradient but is not registered: it is "
+            f"{state} {missing}{'' if tensor.is_leaf else computed}.",
             cure="Wrap it in torch.nn.Parameter."
-            if stray.what == "tensor"
+            if tensor.kind == "tensor"
             else "Keep modules in torch.nn.ModuleList or ModuleDict, not in a plain list or dict.",
         )
 
 
 def of_untrained(names: list[str]) -> Iterator[Finding]:
-    """HG606: a parameter that the optimizer does not hold."""
+    """Yield HG606: a parameter that is not in the optimizer."""
     for name in names:
         yield Finding(
             code="HG606",
             message=f"{name} requires a gradient and is not in the optimizer.",
             subject=name,
-            why="Its gradient is computed at every step, and never used.",
+            why="Its gradient is computed at every step and never used.",
             cure=f"Pass it to the optimizer, or freeze it: {name}.requires_grad_(False).",
         )
 
 
 def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
-    """HG607: an initialisation that makes signals grow or vanish."""
+    """Yield HG607: an initialisation that makes signals grow or vanish."""
     for name, gain in gains.items():
-        grows = gain > LARGE
         yield Finding(
             code="HG607",
             message=f"{name} is badly scaled: it multiplies a signal by about {gain:.3g}.",
             subject=name,
             why="Each such layer costs bits of headroom."
-            if grows
-            else "What passes through it vanishes, and so do its gradients.",
+            if gain > MAX_GAIN
+            else "Signals that pass through it vanish, and so do its gradients.",
             cure="Draw it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
         )
 
 
 def of_forecasts(forecasts: tuple[Forecast, ...]) -> Iterator[Finding]:
-    """HG608: an overflow that is coming."""
+    """Yield HG608: an overflow that the trend predicts."""
     for one in forecasts:
         yield Finding(
             code="HG608",

@@ -1,8 +1,8 @@
-"""``probe``: run a job for some steps and say what its layers would do in FP16.
+"""``probe``: train a job for some steps and report what its layers would do in FP16.
 
-The run is in FP32 by default, where nothing overflows and every range is true; the questions about FP16
-are then answered from the ranges. In a 16-bit precision it shows what really happens, under CUDA's rules
-also on a CPU, until it breaks.
+The run is in FP32 by default, where nothing overflows and every range is exact; FP16's behaviour is then
+computed from the ranges. In a 16-bit precision the run shows what really happens, up to the first failure.
+On a CPU it follows CUDA's autocast rules.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from __future__ import annotations
 import math
 
 from halfguard.errors import UsageError
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
 from halfguard.probing import findings
 from halfguard.probing.forecast import forecast
-from halfguard.probing.parameter_checks import bad_gains, strays, untrained
-from halfguard.probing.ranges import as_scale_range, gather, layer_ranges, window_of, without_echoes
-from halfguard.probing.training import CEILING, FLOOR, Advance, Run, Setting, train
+from halfguard.probing.parameter_checks import find_bad_gains, find_unregistered, find_untrained
+from halfguard.probing.ranges import (
+    find_scale_window,
+    make_layer_ranges,
+    to_scale_range,
+    total_by_module,
+    without_repeated_outputs,
+)
+from halfguard.probing.training import MAX_SCALE, MIN_SCALE, Advance, RunSetting, TrainingRun, train
 from halfguard.records.finding import Finding
 from halfguard.records.ranges import Forecast, LayerRange, ProbeReport
 from halfguard.workload import Workload
@@ -33,30 +39,30 @@ def probe(
     """Train a copy of ``workload`` for ``steps`` steps and report the range of every layer.
 
     ``scale`` is the loss scale in use; ``allowed`` is the share of a layer's gradients that may vanish
-    before a scale counts as too low; ``advance`` is called after every step. The workload itself is
-    left as it was.
+    before a scale counts as too low; ``advance`` is called after every step. The workload itself is not
+    changed.
     """
     if steps < 1:
         raise UsageError(f"probe(steps={steps}): at least one step is needed.")
-    if not FLOOR <= scale <= CEILING or math.log2(scale) % 1:
+    if not MIN_SCALE <= scale <= MAX_SCALE or math.log2(scale) % 1:
         raise UsageError(
             f"probe(scale={scale:g}): a loss scale is a power of two between 1 and 2**24.",
             cure="torch.amp.GradScaler starts with 65536.",
         )
     fresh = workload.fresh()
-    first = [
-        *findings.of_strays(strays(fresh.model, fresh.optimizer)),
-        *findings.of_untrained(untrained(fresh.model, fresh.optimizer)),
-        *findings.of_gains(bad_gains(fresh.model)),
+    static = [  # known before the first step
+        *findings.of_unregistered(find_unregistered(fresh.model, fresh.optimizer)),
+        *findings.of_untrained(find_untrained(fresh.model, fresh.optimizer)),
+        *findings.of_gains(find_bad_gains(fresh.model)),
     ]
-    setting = Setting(Precision(precision), scale=scale)
+    setting = RunSetting(Precision(precision), scale=scale)
     run = train(fresh, setting, steps, detail="range", diagnose=True, advance=advance)
-    refuse_broken(run)
-    return _report(workload, setting, run, allowed, first)
+    raise_user_failure(run)
+    return _report(workload, setting, run, allowed, static)
 
 
-def refuse_broken(run: Run) -> None:
-    """A model that raises has no ranges; that is its author's to cure."""
+def raise_user_failure(run: TrainingRun) -> None:
+    """Raise a UsageError if the user's own code raised: such a run has no ranges."""
     if run.failure is not None and run.failure.kind == "raised":
         raise UsageError(
             f"The workload raised at step {run.failure.step}: {run.failure.message}",
@@ -65,19 +71,19 @@ def refuse_broken(run: Run) -> None:
 
 
 def _report(
-    workload: Workload, setting: Setting, run: Run, allowed: float, first: list[Finding]
+    workload: Workload, setting: RunSetting, run: TrainingRun, allowed: float, static: list[Finding]
 ) -> ProbeReport:
-    sums = without_echoes(gather(run.trace, run.scales))
-    window = window_of(sums, allowed)
-    layers = layer_ranges(sums, workload.model, window, setting.scale, allowed)
+    totals = without_repeated_outputs(total_by_module(run.trace, run.scales))
+    window = find_scale_window(totals, allowed)
+    layers = make_layer_ranges(totals, workload.model, window, setting.scale, allowed)
     forecasts = tuple(_forecasts(layers))
-    scale_range = as_scale_range(window)
+    scale_range = to_scale_range(window)
     found = [
         *findings.of_failure(run.failure, setting.precision),
         *findings.of_layers(layers),
-        *findings.of_window(scale_range, layers),
+        *findings.of_scale_window(scale_range, layers),
         *findings.of_forecasts(forecasts),
-        *first,
+        *static,
     ]
     return ProbeReport(
         precision=setting.precision,
@@ -93,11 +99,10 @@ def _report(
 
 
 def _forecasts(layers: tuple[LayerRange, ...]) -> list[Forecast]:
-    """The announced overflows, soonest first."""
+    """Return the predicted overflows, soonest first."""
     found = []
     for layer in layers:
-        ahead = forecast(layer.forward)
-        if ahead is not None:
-            values = {"steps": ahead.steps, "low": ahead.low, "high": ahead.high}
-            found.append(Forecast(module=layer.module, doubling=ahead.doubling, **values))
+        overflow = forecast(layer.forward)
+        if overflow is not None:
+            found.append(Forecast(module=layer.module, **vars(overflow)))
     return sorted(found, key=lambda one: one.steps)

@@ -1,4 +1,4 @@
-"""From a trace to the range of every layer: largest magnitudes by step, and which loss scales fit it."""
+"""The range of every layer from a trace: its largest magnitude per step, and the loss scales that fit it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from halfguard.probing.scales import (
-    Window,
-    added,
-    binades,
+    ScaleWindow,
+    add_counts,
+    binade_counts,
     highest_exponent,
     lost_share,
     lowest_exponent,
-    weighty,
+    significant_values,
 )
+from halfguard.probing.shrink import is_inside
 from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import LayerRange
 from halfguard.records.trace import LayerStats, TraceStep
@@ -25,24 +26,27 @@ _GRADIENTS = ("grad_output", "param_grad")
 
 
 @dataclass
-class Sums:
-    """One module over all steps: magnitudes by step, and counts by binade."""
+class ModuleTotals:
+    """One module over all steps: its largest magnitude per step, and counts of values per binade."""
 
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
     outputs: dict[int, int] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
-    weighty: dict[int, int] = field(default_factory=dict)  # the gradients that a scale must keep
+    significant: dict[int, int] = field(default_factory=dict)  # gradients that a scale must keep
 
     @property
-    def top(self) -> float:
+    def largest_gradient(self) -> float:
         """The largest finite gradient of all steps."""
         return max((value for value in self.backward if math.isfinite(value)), default=0.0)
 
 
-def gather(trace: Sequence[TraceStep], scales: Sequence[float]) -> dict[str, Sums]:
-    """Sum the trace up by module, in the order in which modules ran; gradients without the loss scale."""
-    sums: dict[str, Sums] = {}
+Totals = Mapping[str, ModuleTotals]
+
+
+def total_by_module(trace: Sequence[TraceStep], scales: Sequence[float]) -> dict[str, ModuleTotals]:
+    """Return totals by module, in the order in which modules ran; gradients without the loss scale."""
+    totals: dict[str, ModuleTotals] = {}
     for step, scale in zip(trace, scales, strict=False):
         shift = round(math.log2(scale))
         by_module: dict[str, list[LayerStats]] = {}
@@ -51,14 +55,14 @@ def gather(trace: Sequence[TraceStep], scales: Sequence[float]) -> dict[str, Sum
         for module, rows in by_module.items():
             outputs = [row for row in rows if row.place == "output"]
             grads = [row for row in rows if row.place in _GRADIENTS]
-            one = sums.setdefault(module, Sums())
+            one = totals.setdefault(module, ModuleTotals())
             one.forward.append(_largest(outputs))
             one.backward.append(_largest(grads) / scale)
-            one.outputs = added([one.outputs, *(binades(row.bins) for row in outputs)])
-            counts = [binades(row.bins, shift) for row in grads]
-            one.gradients = added([one.gradients, *counts])
-            one.weighty = added([one.weighty, *map(weighty, counts)])
-    return sums
+            one.outputs = add_counts([one.outputs, *(binade_counts(row.bins) for row in outputs)])
+            counts = [binade_counts(row.bins, shift) for row in grads]
+            one.gradients = add_counts([one.gradients, *counts])
+            one.significant = add_counts([one.significant, *map(significant_values, counts)])
+    return totals
 
 
 def _largest(rows: Sequence[LayerStats]) -> float:
@@ -66,48 +70,46 @@ def _largest(rows: Sequence[LayerStats]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
-def without_echoes(sums: Mapping[str, Sums]) -> dict[str, Sums]:
-    """Leave out a container that returns what its last child returned: one row says it all."""
+def without_repeated_outputs(totals: Totals) -> dict[str, ModuleTotals]:
+    """Return the totals without containers that return the output of a child: one row is enough."""
     kept = {}
-    for module, one in sums.items():
-        prefix = f"{module}." if module else ""
-        inner = [
-            other for path, other in sums.items() if path != module and path.startswith(prefix)
-        ]
-        if not any(_same(one, other) for other in inner):
+    for module, one in totals.items():
+        inner = [other for path, other in totals.items() if is_inside(path, module)]
+        if not any(_has_same_outputs(one, other) for other in inner):
             kept[module] = one
     return kept
 
 
-def _same(a: Sums, b: Sums) -> bool:
-    # repr: NaN is equal to itself there.
+def _has_same_outputs(a: ModuleTotals, b: ModuleTotals) -> bool:
+    # As text, because NaN is not equal to itself.
     return a.outputs == b.outputs and repr(a.forward) == repr(b.forward)
 
 
-def window_of(sums: Mapping[str, Sums], allowed: float) -> Window:
-    """The loss scales at which every layer fits."""
-    lows = [lowest_exponent(one.weighty, allowed) for one in sums.values()]
-    highs = [highest_exponent(one.top) for one in sums.values()]
-    return Window.of(lows, highs)
+def find_scale_window(totals: Totals, allowed: float) -> ScaleWindow:
+    """Return the loss scales at which every layer fits."""
+    lows = [lowest_exponent(one.significant, allowed) for one in totals.values()]
+    highs = [highest_exponent(one.largest_gradient) for one in totals.values()]
+    return ScaleWindow.of(lows, highs)
 
 
-def as_scale_range(window: Window) -> ScaleRange | None:
-    """The window as a record, or None if it is empty."""
+def to_scale_range(window: ScaleWindow) -> ScaleRange | None:
+    """Return the window as a record, or None if it is empty."""
     if window.empty:
         return None
     best = max(window.best, window.low)
     return ScaleRange(low=2.0**window.low, high=2.0**window.high, best=2.0**best)
 
 
-def layer_ranges(
-    sums: Mapping[str, Sums], model: nn.Module, window: Window, scale: float, allowed: float
+def make_layer_ranges(
+    totals: Totals, model: nn.Module, window: ScaleWindow, scale: float, allowed: float
 ) -> tuple[LayerRange, ...]:
-    """One record a layer."""
+    """Return one record per layer."""
     kinds = {path: type(module).__name__ for path, module in model.named_modules()}
     now = round(math.log2(scale))
     ranges = []
-    for module, one in sums.items():
-        low, high = lowest_exponent(one.weighty, allowed), highest_exponent(one.top)
+    for module, one in totals.items():
+        low = lowest_exponent(one.significant, allowed)
+        high = highest_exponent(one.largest_gradient)
         ranges.append(
             LayerRange(
                 module=module,

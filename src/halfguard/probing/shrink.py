@@ -1,9 +1,9 @@
-"""Delta debugging on an ordered list: drop what is not needed, most doubtful first, in few trials.
+"""Delta debugging on an ordered list: drop what is not needed, in few trials.
 
-The end of the list holds what is least likely needed. From there pieces are taken off, twice as large after
-each success, half as large after each failure; a single element whose removal fails is needed, and stays.
-A list in which everything is needed costs one trial an element, and each of these trials is at the same
-time the proof. One needed element among n costs about 2 log2(n).
+The list is sorted: items that are least likely needed are at its end. Pieces are dropped from there, twice as
+large after each success, half as large after each failure. A single item whose removal fails is needed and
+stays. A list in which every item is needed costs one trial per item, and these trials are also the proof.
+One needed item among n costs about 2 log2(n) trials.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Passes = Callable[[Sequence[str]], bool]
 
 
 def shrink(items: Sequence[str], passes: Passes, *, always: Sequence[str] = ()) -> list[str]:
-    """The needed ones among ``items``, in their order; ``always`` is in every trial.
+    """Return the needed ones among ``items``, in their order; ``always`` is part of every trial.
 
-    ``passes([*always, *items])`` is taken for granted. The result passes as well, and no single item can
-    be dropped from it, if a superset of what passes always passes; ``irreducible`` checks that.
+    ``passes([*always, *items])`` must be true. If every superset of a passing list passes, the result passes
+    and no single item can be dropped from it; ``drop_unneeded`` checks that.
     """
     rest, needed, size = list(items), list[str](), 1
     while rest:
@@ -32,8 +32,8 @@ def shrink(items: Sequence[str], passes: Passes, *, always: Sequence[str] = ()) 
     return needed
 
 
-def irreducible(items: Sequence[str], passes: Passes) -> list[str]:
-    """Drop single items until dropping any of them fails: every one that stays has been tried."""
+def drop_unneeded(items: Sequence[str], passes: Passes) -> list[str]:
+    """Drop single items until no more can be dropped: each remaining item was tried without success."""
     kept = list(items)
     while True:
         spare = next((i for i in kept if passes([k for k in kept if k != i])), None)
@@ -43,11 +43,11 @@ def irreducible(items: Sequence[str], passes: Passes) -> list[str]:
 
 
 def outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Modules that lie in no other of ``paths``: what is inside an island is FP32 already."""
+    """Return the modules that are inside no other of ``paths``: an island includes all of its children."""
     unique = list(dict.fromkeys(paths))
-    return tuple(path for path in unique if not any(inside(path, other) for other in unique))
+    return tuple(path for path in unique if not any(is_inside(path, other) for other in unique))
 
 
-def inside(path: str, other: str) -> bool:
-    """Whether a module lies in another one, and is not that one."""
+def is_inside(path: str, other: str) -> bool:
+    """Return whether a module is inside another one; no module is inside itself."""
     return path != other and (not other or path.startswith(f"{other}."))

@@ -1,41 +1,42 @@
 """A short training run that can be compared with another one: same seed, same batches, same updates.
 
-In 16 bits a gradient overflow must not skip a batch, or the run would no longer be the FP32 one's twin: the
-step is repeated at half the loss scale, from the same random state and the same buffers, until it fits. So
-a run ends in one of two ways: it follows, or it fails at a step, for a reason that no loss scale cures.
+In 16 bits a gradient overflow must not skip a batch, or the run cannot be compared with the FP32 run. The
+step is repeated at half the loss scale, from the same random state and the same buffers, until its gradients
+are finite. So a run has two outcomes: every step was applied, or a step failed for a reason that no loss
+scale cures.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from halfguard.errors import HalfguardError, UsageError
-from halfguard.precision.emulation import as_on_cuda
-from halfguard.precision.modes import Precision
 from halfguard.precision.plans import apply_plan
+from halfguard.precision_names import Precision
+from halfguard.probing.scales import MAX_EXPONENT, MIN_EXPONENT
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.trace import TraceStep
+from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.tracing.rows import Detail
 from halfguard.tracing.tracer import Tracer
-from halfguard.workload import Workload, final_loss, seeded
-from halfguard.workload.user_error import told
+from halfguard.workload import TrainingStep, Workload, final_loss
+from halfguard.workload.user_error import describe_error
 
-FLOOR, CEILING = 1.0, 2.0**24
+MIN_SCALE, MAX_SCALE = 2.0**MIN_EXPONENT, 2.0**MAX_EXPONENT
 Advance = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How a run computes: the precision, the islands in it, and the loss scale to begin with."""
+class RunSetting:
+    """The precision of a run, its FP32 islands, and its first loss scale."""
 
     precision: Precision = Precision.FP32
     islands: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run ended early: what was not finite, or what was raised."""
+    """The reason why a run ended early: a number that is not finite, or an exception."""
 
     step: int
     kind: Literal["forward", "gradient", "raised"]
@@ -53,8 +54,8 @@ class Failure:
 
 
 @dataclass
-class Run:
-    """What came of it."""
+class TrainingRun:
+    """The losses and loss scales of all steps, and the failure that ended the run, if any."""
 
     losses: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
@@ -62,39 +63,40 @@ class Run:
     failure: Failure | None = None
 
     def final_loss(self) -> float:
-        """The mean over the last fifth of the steps; NaN if the run failed."""
+        """Return the mean over the last fifth of the steps; NaN if the run failed."""
         return math.nan if self.failure is not None else final_loss(self.losses)
 
 
 def train(
     workload: Workload,
-    setting: Setting,
+    setting: RunSetting,
     steps: int,
     *,
     detail: Detail | None = None,
     diagnose: bool = False,
     advance: Advance | None = None,
-) -> Run:
-    """Train ``workload``, which is used up; a failure ends the run and is told in it.
+) -> TrainingRun:
+    """Train ``workload`` itself, not a copy; a failure ends the run and is part of the result.
 
     ``detail`` traces every step; ``diagnose`` finds the operation that made the first bad number.
     """
-    # Nobody asked for a plan's precision here: the names are checked, and the islands made.
+    # A plan without a precision: only the islands are applied, and their names checked.
     islands = tuple(Island(module=name) for name in setting.islands)
     apply_plan(workload.model, PrecisionPlan(islands=islands))
     workload.model.train()
-    run, scale = Run(), setting.scale if setting.precision.needs_loss_scale else 1.0
-    with _Traced(workload, detail) as tracer, seeded(workload.seed):
+    run, step = TrainingRun(), TrainingStep(workload, setting.precision, init_scale=setting.scale)
+    tracing = Tracer(workload.model, detail=detail, keep=1_000_000) if detail else nullcontext()
+    with tracing as tracer, seeded(workload.seed):
         for index, batch in enumerate(workload.take(steps)):
-            step = _Step(workload, setting, batch, scale)
-            failure = step.run(index)
+            loss, failure = _train_on(step, batch, index)
             if tracer is not None:
                 tracer.step()
-            run.losses.append(step.loss)
-            run.scales.append(scale := step.scale)
+            run.losses.append(loss)
+            run.scales.append(step.scaler.get_scale())
             if failure is not None:
-                culprit = step.diagnose() if diagnose and failure.kind != "raised" else None
-                run.failure = Failure(index, failure.kind, failure.message, culprit)
+                if diagnose and failure.kind != "raised":
+                    failure = replace(failure, culprit=_find_culprit(step, batch))
+                run.failure = failure
                 break
             if advance is not None:
                 advance()
@@ -102,84 +104,63 @@ def train(
     return run
 
 
-class _Step:
-    """One batch: forward, backward, and the update, at the highest scale that fits."""
-
-    def __init__(self, workload: Workload, setting: Setting, batch: Any, scale: float) -> None:
-        self.workload, self.setting, self.batch = workload, setting, batch
-        self.scale, self.loss = scale, math.nan
-
-    def run(self, index: int) -> Failure | None:
-        optimizer = self.workload.optimizer
-        before = _Before(self.workload)
-        while True:
-            optimizer.zero_grad(set_to_none=True)
-            try:
-                loss = self._forward()
-                self.loss = loss.item()
-                if math.isfinite(self.loss):
-                    (loss * self.scale).backward()  # type: ignore[no-untyped-call]
-            except HalfguardError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the user's model may raise anything
-                return Failure(index, "raised", told(error))
-            if not math.isfinite(self.loss):
-                before.restore()
-                return Failure(index, "forward", f"the loss was {self.loss:g}")
-            grads = [grad for p in _trained(self.workload) if (grad := p.grad) is not None]
-            if not grads:
-                raise UsageError(
-                    "No gradient reached the optimizer's parameters.",
-                    cure="Does the loss depend on the model that it is given? A loss that uses another "
-                    "copy of the model trains nothing.",
-                )
-            if all(bool(torch.isfinite(grad).all()) for grad in grads):
-                break
-            before.restore()
-            if self.scale <= FLOOR or not self.setting.precision.needs_loss_scale:
-                return Failure(index, "gradient", f"gradients not finite at scale {self.scale:g}")
-            self.scale /= 2
-        if self.scale != 1.0:
-            for grad in grads:
-                grad.mul_(1 / self.scale)
-        optimizer.step()
-        return None
-
-    def diagnose(self) -> Culprit | None:
-        """The operation that broke this step, found by running it once more."""
-        return find_first_nonfinite(lambda: self._forward() * self.scale, self.workload.model)
-
-    def _forward(self) -> Tensor:
-        with as_on_cuda(self.setting.precision, self.workload.device):
-            return self.workload.loss_of(self.batch)
+def _train_on(step: TrainingStep, batch: Any, index: int) -> tuple[float, Failure | None]:
+    """Train on one batch at the highest loss scale that fits; return the loss, and the failure or None."""
+    start, loss_value = _StepStart(step.workload), math.nan
+    while True:
+        try:
+            loss = step.forward(batch)
+            loss_value = loss.item()
+            if math.isfinite(loss_value):
+                step.backward(loss)
+        except HalfguardError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's model may raise anything
+            return loss_value, Failure(index, "raised", describe_error(error))
+        if not math.isfinite(loss_value):
+            start.restore()
+            return loss_value, Failure(index, "forward", f"the loss was {loss_value:g}")
+        grads, scale = step.gradients(), step.scaler.get_scale()
+        if not grads:
+            raise UsageError(
+                "No gradient reached the optimizer's parameters.",
+                cure="Does the loss depend on the model that it is given? A loss that uses another "
+                "copy of the model trains nothing.",
+            )
+        if all(bool(torch.isfinite(grad).all()) for grad in grads):
+            break
+        start.restore()
+        if scale <= MIN_SCALE or not step.precision.needs_loss_scale:
+            message = f"gradients not finite at scale {scale:g}"
+            return loss_value, Failure(index, "gradient", message)
+        step.scaler.update(scale / 2)
+    if scale != 1.0:
+        # Not by torch's scaler, which refuses the FP16 gradients of a model that is half by itself.
+        for grad in grads:
+            grad.mul_(1 / scale)
+    step.workload.optimizer.step()
+    return loss_value, None
 
 
-class _Before:
-    """Buffers and random state before a step, so that it can be repeated as if for the first time."""
+def _find_culprit(step: TrainingStep, batch: Any) -> Culprit | None:
+    """Run a failed step once more and return the operation that made its first bad number."""
+    scale = step.scaler.get_scale()
+    return find_first_nonfinite(lambda: step.loss_of(batch) * scale, step.workload.model)
+
+
+class _StepStart:
+    """Buffers and random state before a step, to repeat the step exactly."""
 
     def __init__(self, workload: Workload) -> None:
         self.buffers = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
-        self.device = workload.device if workload.device.type == "cuda" else None
-        self.rng = torch.get_rng_state()
-        self.device_rng = torch.cuda.get_rng_state(self.device) if self.device else None
+        # The random state of a GPU is that of the current one, which need not be the workload's.
+        self.gpu = torch.cuda.device(workload.device if workload.device.type == "cuda" else -1)
+        with self.gpu:
+            self.random_state = capture_random_state()
 
     def restore(self) -> None:
-        torch.set_rng_state(self.rng)
-        if self.device and self.device_rng is not None:
-            torch.cuda.set_rng_state(self.device_rng, self.device)
+        with self.gpu:
+            restore_random_state(self.random_state)
         with torch.no_grad():
             for buffer, saved in self.buffers:
                 buffer.copy_(saved)
-
-
-def _trained(workload: Workload) -> Iterator[Tensor]:
-    return (p for group in workload.optimizer.param_groups for p in group["params"])
-
-
-@contextmanager
-def _Traced(workload: Workload, detail: Detail | None) -> Iterator[Tracer | None]:  # noqa: N802
-    if detail is None:
-        yield None
-        return
-    with Tracer(workload.model, detail=detail, keep=1_000_000) as tracer:
-        yield tracer

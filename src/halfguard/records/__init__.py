@@ -1,31 +1,31 @@
-"""Plain frozen data that the instruments exchange: versioned JSON in and out."""
+"""Plain frozen data that the tools exchange, read and written as versioned JSON."""
 
+from halfguard.records.atomic_write import write_atomically
 from halfguard.records.base import Record
 from halfguard.records.culprit import Culprit, TensorRange
-from halfguard.records.files import write_whole
 from halfguard.records.finding import Finding, Severity
 from halfguard.records.incident import IncidentRecord, MicroBatchRecord
-from halfguard.records.rows import Row, row_from_json
+from halfguard.records.journal_rows import JournalRow, parse_journal_row
 from halfguard.records.snapshot import RankSnapshotRecord, SnapshotRecord
-from halfguard.records.step import Action, Cause, RunInfo, StepRow, Summary, WindowRow
+from halfguard.records.step import Action, Cause, HealthyStepsRow, RunInfo, StepRow, Summary
 
 __all__ = [
     "Action",
     "Cause",
     "Culprit",
     "Finding",
+    "HealthyStepsRow",
     "IncidentRecord",
+    "JournalRow",
     "MicroBatchRecord",
     "RankSnapshotRecord",
     "Record",
-    "Row",
     "RunInfo",
     "Severity",
     "SnapshotRecord",
     "StepRow",
     "Summary",
     "TensorRange",
-    "WindowRow",
-    "row_from_json",
-    "write_whole",
+    "parse_journal_row",
+    "write_atomically",
 ]

@@ -1,4 +1,4 @@
-"""What a replayed incident says: did it happen again, where it began, which change was seen to cure it."""
+"""The result of replaying an incident: whether it was reproduced, where it began, what prevents it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Reproduced = Literal["bitwise", "same fault", "no"]
 CureKind = Literal["data", "weights", "operation", "island", "scale", "precision"]
 
 
-class Trial(Record):
-    """One change, really run: would the step have been applied with it?"""
+class ReplayTrial(Record):
+    """The incident's step, run again with one change."""
 
     kind: ClassVar[str] = "trial"
 
-    name: str = Field(description="what was changed, in a few words")
-    good: bool = Field(description="finite, and after a spike within what healthy steps had")
+    name: str = Field(description="the change, in a few words")
+    good: bool = Field(description="finite; after a spike, also within the range of healthy steps")
     loss: float = float("nan")
     grad_norm: float = float("nan")
     note: str = ""
 
 
 class Cure(Record):
-    """The change to make, with the trial that showed it to work."""
+    """The recommended change, and the trial that showed that it works."""
 
     kind: ClassVar[str] = "cure"
 
@@ -38,7 +38,7 @@ class Cure(Record):
 
 
 class Autopsy(Record):
-    """The cause of death, as far as it was seen; nothing in it is guessed."""
+    """The findings of a replay; everything in it was observed, nothing is guessed."""
 
     kind: ClassVar[str] = "autopsy"
 
@@ -46,18 +46,16 @@ class Autopsy(Record):
     step: StepRow
     cause: Cause | None
     reproduced: Reproduced
-    how: str = Field(description="what the step was run with")
+    how: str = Field(description="precision, loss scale and device of the repeated step")
     differences: tuple[str, ...] = Field(
-        default=(), description="what is not as it was when the step broke"
+        default=(), description="differences from the original run"
     )
     culprit: Culprit | None = None
-    way: tuple[str, ...] = Field(default=(), description="modules that carried it on, in order")
-    samples: tuple[int, ...] = Field(
-        default=(), description="samples of the batch that bring it about"
-    )
+    way: tuple[str, ...] = Field(default=(), description="modules that passed it on, in order")
+    samples: tuple[int, ...] = Field(default=(), description="samples of the batch that cause it")
     micro_batch: int = 0
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[ReplayTrial, ...] = ()
     cure: Cure | None = None
     suspects: tuple[str, ...] = Field(
-        default=(), description="where to look if it did not happen again"
+        default=(), description="possible causes if it was not reproduced"
     )

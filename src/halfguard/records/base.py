@@ -1,8 +1,8 @@
-"""The base of every record that reaches a disk: frozen, versioned, and without a field too many.
+"""Base class of every record on disk: frozen, versioned, and without unknown fields.
 
-One idea: a record's JSON begins with its ``kind`` and ``schema_version``. An older version is brought
-forward one step at a time by the functions in ``migrations``; a newer one is refused by name rather
-than read wrongly. Float fields that JSON cannot say (NaN, infinity) are written as strings and read back.
+A record's JSON begins with its ``kind`` and ``schema_version``. The functions in ``migrations`` convert
+an older version one step at a time. A newer version is refused with a clear message rather than misread.
+Floats that JSON cannot represent (NaN, infinity) are written as strings and read back.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Record(BaseModel):
-    """Frozen data with a kind and a version; subclasses add fields and, in time, migrations."""
+    """Frozen data with a kind and a version; subclasses add fields and migrations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     kind: ClassVar[str]
     schema_version: ClassVar[int] = 1
-    # version n -> how to turn the fields of version n into those of n + 1
+    # version n -> a function that converts the fields of version n to those of n + 1
     migrations: ClassVar[Mapping[int, Migration]] = {}
 
     def to_json(self) -> str:
-        """One line of JSON that ``from_json`` of this class, now or later, can read."""
+        """Return one line of JSON that ``from_json`` of this and later versions can read."""
         head = json.dumps({"kind": self.kind, "schema_version": self.schema_version})
         body = self.model_dump_json()
         return head if body == "{}" else f"{head[:-1]}, {body[1:]}"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read a record, migrating it from an older version where needed."""
+        """Read a record, and migrate it if it has an older version."""
         try:
             body = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -44,7 +44,7 @@ class Record(BaseModel):
                 f"This is not a {cls.kind} record: it is not JSON ({error})."
             ) from error
         if not isinstance(body, dict) or body.pop("kind", None) != cls.kind:
-            raise RecordError(f"This is not a {cls.kind} record: its 'kind' is missing or another.")
+            raise RecordError(f"This is not a {cls.kind} record: its 'kind' is missing or wrong.")
         return cls._validate(cls._migrate(body))
 
     @classmethod
@@ -72,3 +72,15 @@ class Record(BaseModel):
             raise RecordError(
                 f"This {cls.kind} record is damaged at {place}: {first['msg']}."
             ) from error
+
+
+class RecordPart(BaseModel):
+    """Frozen data inside a record, without a kind and version of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FloatRecordPart(RecordPart):
+    """A part whose floats may be NaN or infinite; like a record's own, they are written as strings."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")

@@ -1,21 +1,17 @@
-"""What a precision costs: seconds and bytes of one training step, and what follows from them."""
+"""The cost of a precision: time and memory of one training step, and ways to reduce them."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from halfguard.records.base import Record
+from halfguard.records.base import Record, RecordPart
 from halfguard.records.finding import Finding
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MemoryParts(_Part):
-    """Bytes by what they are kept for; a storage belongs to one part only."""
+class MemoryParts(RecordPart):
+    """Bytes by purpose; each storage is counted once."""
 
     weights: int = 0
     gradients: int = 0
@@ -25,69 +21,69 @@ class MemoryParts(_Part):
     )
     weight_copies: int = Field(default=0, description="weights that autocast cast to half")
     buffers: int = 0
-    other: int = Field(default=0, description="the batch, and what lives within one operation")
+    other: int = Field(default=0, description="the batch, and temporary tensors of operations")
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all parts."""
         return sum(getattr(self, name) for name in type(self).model_fields)
 
     @property
-    def standing(self) -> int:
-        """What a step finds and leaves: it does not depend on the batch."""
+    def persistent(self) -> int:
+        """Bytes that stay allocated between steps; they do not depend on the batch."""
         return self.weights + self.optimizer + self.buffers
 
 
-class StepMemory(_Part):
-    """The memory of one step, at the two moments that can be its peak.
+class StepMemory(RecordPart):
+    """The memory of one step, at the two points that can be its peak.
 
-    In the pass, activations are there and gradients come one by one; in the update, activations are gone
-    and all gradients, all weights and all state are there at once.
+    In the forward and backward pass, activations are held and gradients arrive one by one. In the update,
+    activations are freed, and all gradients, weights and optimizer state are held at once.
     """
 
-    largest: MemoryParts = Field(description="each part at its own largest moment")
-    in_pass: MemoryParts = Field(description="when most was alive in forward and backward")
-    in_update: MemoryParts = Field(description="when most was alive in the optimizer's step")
+    largest: MemoryParts = Field(description="each part at its own maximum")
+    in_pass: MemoryParts = Field(description="at the peak of forward and backward")
+    in_update: MemoryParts = Field(description="at the peak of the optimizer's step")
     allocator_peak: int | None = Field(default=None, description="what CUDA's allocator counted")
 
     @property
     def at_peak(self) -> MemoryParts:
-        """The parts at the moment when their sum was largest."""
+        """The parts when their sum was largest."""
         return max(self.in_pass, self.in_update, key=lambda parts: parts.total)
 
     @property
     def peak(self) -> int:
-        """The most that was alive at once, in tensors."""
+        """The largest number of bytes in tensors at the same time."""
         return self.at_peak.total
 
 
-class TimeRatio(_Part):
-    """A time over another one: the median of interleaved rounds, and the quartiles."""
+class TimeRatio(RecordPart):
+    """A ratio of two times: the median of interleaved rounds, and the quartiles."""
 
     median: float
     low: float
     high: float
 
 
-class PrecisionCost(_Part):
-    """One precision on one machine."""
+class PrecisionCost(RecordPart):
+    """The cost of one precision on one machine."""
 
     precision: str
     memory: StepMemory = Field(description="up to the failure, if there was one")
-    seconds: float | None = Field(default=None, description="of a step, the median")
+    seconds: float | None = Field(default=None, description="median time of a step")
     ratio: TimeRatio | None = Field(default=None, description="its time over the baseline's")
     operations: int = Field(default=0, description="tensor operations in a step")
-    casts: int = Field(default=0, description="those among them that only change a dtype")
+    casts: int = Field(default=0, description="operations that only change a dtype")
     flops: int = Field(default=0, description="in matrix products and convolutions of a step")
     matmul_ratio: float | None = Field(
-        default=None, description="time of a large matrix product here over that of FP32"
+        default=None, description="time of a large matrix product over that of FP32"
     )
-    failure: str = Field(default="", description="what was raised, if the step did not pass")
+    failure: str = Field(default="", description="the error, if the step failed")
     out_of_memory: bool = False
 
 
-class MissedShape(_Part):
-    """A dimension that is no multiple of what tensor cores take at once."""
+class UnalignedDimension(RecordPart):
+    """A dimension that is not a multiple of the size that tensor cores need."""
 
     module: str
     kind: str
@@ -97,37 +93,37 @@ class MissedShape(_Part):
     share: float = Field(description="of the weights in matrix products and convolutions")
 
 
-class Saving(_Part):
-    """One change that makes a step smaller, with its effect computed from the step's parts."""
+class MemorySaving(RecordPart):
+    """A change that reduces the memory of a step; its effect is computed from the step's parts."""
 
     change: str
     how: str
     saves: int = Field(description="bytes at the peak, by this change alone")
-    peak: int = Field(description="the peak with this change and all before it")
-    same_result: bool = Field(description="whether training computes the same as before")
+    peak: int = Field(description="the peak with this change and all earlier ones")
+    same_result: bool = Field(description="True if training computes the same as before")
 
 
 class Cost(Record):
-    """Time and memory of a training step in each precision, and why they are what they are."""
+    """Time and memory of a training step in each precision, with explanations."""
 
     kind: ClassVar[str] = "cost"
 
     device: str
     rounds: int
     product_flops: float | None = Field(
-        default=None, description="a second, in a large FP32 matrix product here"
+        default=None, description="FLOP per second in a large FP32 matrix product"
     )
-    fp32_products: str = Field(description="what FP32 matrix products run in: highest is FP32")
+    fp32_products: str = Field(description="torch's float32_matmul_precision: highest is FP32")
     costs: tuple[PrecisionCost, ...]
-    shapes: tuple[MissedShape, ...] = ()
+    shapes: tuple[UnalignedDimension, ...] = ()
     savings_for: str = Field(default="", description="the precision that the savings refer to")
-    savings: tuple[Saving, ...] = ()
+    savings: tuple[MemorySaving, ...] = ()
     budget: int | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
     def baseline(self) -> PrecisionCost | None:
-        """The first precision that passed; the others are compared with it."""
+        """The first precision that ran; the others are compared with it."""
         return next((cost for cost in self.costs if not cost.failure), None)
 
     @property

@@ -1,4 +1,4 @@
-"""The operation that made the first bad number: what ``find_first_nonfinite`` answers."""
+"""The operation that produced the first non-finite number: the result of ``find_first_nonfinite``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Literal
 
-Kind = Literal["op", "parameter", "buffer", "input"]
+CulpritKind = Literal["op", "parameter", "buffer", "input"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRange:
-    """What went into an operation, or came out of it."""
+    """The range of values of one input or output of an operation."""
 
     name: str  # the argument's name in the operation, or "output"
     shape: tuple[int, ...]
@@ -32,22 +32,20 @@ class TensorRange:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Where the first number that is not finite came from.
+    """The source of the first non-finite number.
 
-    An operation with finite inputs (``kind="op"``), or a tensor that was already bad when the step began:
-    then ``name`` says which, and the place is where it was first used.
+    It is an operation with finite inputs (``kind="op"``), or a tensor that was already non-finite when the
+    step began. Then ``name`` is the name of that tensor, and ``place`` is where it was first used.
     """
 
-    kind: Kind
+    kind: CulpritKind
     op: str  # the operation as the forward pass called it, such as "exp"
     phase: Literal["forward", "backward"]
-    module: str | None  # path in the model, empty for the model itself; None outside of it
+    module: str | None  # path in the model, empty for the model itself; None outside the model
     file: str  # the user's own line; empty if it could not be found
     line: int
     code: str
-    kernel: str = (
-        ""  # what torch really ran, such as "aten.div.Tensor" in the backward pass of a sqrt
-    )
+    kernel: str = ""  # what torch ran, such as "aten.div.Tensor" in the backward pass of sqrt
     name: str = ""
     dtype: str = ""
     inputs: tuple[TensorRange, ...] = ()
@@ -57,7 +55,7 @@ class Culprit:
 
     @property
     def place(self) -> str:
-        """``file:line``, the way an editor opens it."""
+        """The source line as ``file:line``, as editors open it."""
         return f"{self.file}:{self.line}" if self.file else "unknown place"
 
     def __str__(self) -> str:

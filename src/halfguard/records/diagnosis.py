@@ -1,28 +1,26 @@
-"""What ``halfguard.doctor`` answers about a model and its training setup: what it will really do."""
+"""The result of ``halfguard.doctor``: the effective precision of a model, and problems in its setup."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from halfguard.records.base import Record
+from halfguard.records.base import Record, RecordPart
 from halfguard.records.finding import Finding
 
 
-class Effective(BaseModel):
-    """The precision of the forward pass: what was asked for, and what was measured."""
+class EffectivePrecision(RecordPart):
+    """The requested and the measured precision of the forward pass."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    asked: str | None = Field(description="None if it is not known")
+    asked: str | None = Field(description="None if it is unknown")
     got: str = Field(description="such as fp16-mixed; 'unknown' if no matrix product was seen")
-    why: str = Field(default="", description="why the two differ, or why one is not known")
-    evidence: tuple[str, ...] = Field(default=(), description="what was seen in the forward pass")
+    why: str = Field(default="", description="why the two differ, or why one is unknown")
+    evidence: tuple[str, ...] = Field(default=(), description="observations in the forward pass")
 
     @property
     def as_asked(self) -> bool:
-        """Whether the forward pass ran in the precision that was asked for."""
+        """True if the forward pass ran in the requested precision."""
         return self.asked is None or self.got in (self.asked, "unknown")
 
     def __str__(self) -> str:
@@ -32,12 +30,12 @@ class Effective(BaseModel):
 
 
 class Diagnosis(Record):
-    """The findings on a model and its setup; ``effective`` is None where no forward pass was run."""
+    """Findings on a model and its setup; ``effective`` is None if no forward pass was run."""
 
     kind: ClassVar[str] = "diagnosis"
 
     framework: str = "plain"
-    effective: Effective | None = None
+    effective: EffectivePrecision | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -47,16 +45,16 @@ class Diagnosis(Record):
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to mend."""
+        """True if there are no errors or warnings."""
         return not self.problems
 
     def __str__(self) -> str:
         parts = [] if self.effective is None else [str(self.effective)]
-        parts += [_described(found) for found in self.findings] or ["nothing found"]
+        parts += [_describe(found) for found in self.findings] or ["nothing found"]
         return "\n".join(parts)
 
 
-def _described(finding: Finding) -> str:
+def _describe(finding: Finding) -> str:
     lines = [f"{finding.code} {finding.severity}: {finding.message}"]
     if finding.why:
         lines.append(f"  why: {finding.why}")

@@ -1,4 +1,4 @@
-"""One problem found by lint, doctor or probe: what, where, why, and the cure."""
+"""A problem found by lint, doctor or probe: what, where, why, and the cure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding(Record):
 
     @property
     def place(self) -> str:
-        """Where it is, the way an editor or a person would write it."""
+        """The location as ``path:line:column``, or the subject."""
         if self.path is None:
             return self.subject or ""
         return ":".join(str(part) for part in (self.path, self.line, self.column) if part)

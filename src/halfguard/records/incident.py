@@ -1,4 +1,4 @@
-"""One bad step, in words and numbers; its tensors lie beside it in a safetensors file."""
+"""The record of one bad step; its tensors are in a safetensors file in the same folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halfguard.records.step import StepRow
 
 
 class MicroBatchRecord(Record):
-    """One micro-batch: its content and the random state before its forward pass, as encoded structures."""
+    """A micro-batch and the random state before its forward pass, as encoded structures."""
 
     kind: ClassVar[str] = "micro_batch"
 
@@ -21,7 +21,7 @@ class MicroBatchRecord(Record):
 
 
 class IncidentRecord(Record):
-    """What is needed, beside the tensors and the user's code, to repeat a step elsewhere."""
+    """All data needed to repeat a step elsewhere, except the tensors and the user's code."""
 
     kind: ClassVar[str] = "incident"
 
@@ -34,18 +34,18 @@ class IncidentRecord(Record):
     scale: float = Field(gt=0, description="loss scale of the step")
     micro_batches: tuple[MicroBatchRecord, ...]
     evaluating: tuple[str, ...] = Field(default=(), description="modules that were in eval mode")
-    weights: bool = Field(default=True, description="whether the tensors hold the model's state")
+    weights: bool = Field(default=True, description="True if the tensors hold the model's state")
     aliases: dict[str, str] = Field(
         default_factory=dict,
-        description="tensors that share memory: name to the name it is stored under",
+        description="tensors that share memory: name to the name in the file",
     )
     grad_norms: dict[str, float] = Field(default_factory=dict)
     exact: bool = Field(
         default=True,
-        description="False if weights are those of a later step, read where the host lags",
+        description="False if the weights are from a later step, because the host lags behind",
     )
-    problems: tuple[str, ...] = Field(default=(), description="what could not be kept, and why")
+    problems: tuple[str, ...] = Field(default=(), description="what could not be saved, and why")
     environment: dict[str, str] = Field(default_factory=dict)
     git: dict[str, str] = Field(default_factory=dict)
     recent: tuple[str, ...] = Field(default=(), description="the last rows of the journal, as JSON")
-    entry: str = Field(default="", description="ENTRY that describes the job, if it was named")
+    entry: str = Field(default="", description="ENTRY that describes the job, if given")

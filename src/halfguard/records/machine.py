@@ -1,27 +1,23 @@
-"""What ``halfguard doctor`` knows about a machine: what was read, what it can do, and what to choose.
+"""The result of ``halfguard doctor`` for a machine: its facts, its abilities, and the precision to choose.
 
-``Machine`` holds facts and no opinion; ``Hardware`` is what a table or a flag says about one device. Both
-are plain data, so that the judgement of a machine is tested on records of machines that are elsewhere.
+``Machine`` holds facts without judgement; ``Hardware`` describes one device, from a table or a flag. Both
+are plain data, so tests can judge records of machines that are not present.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from halfguard.records.base import Record
+from halfguard.precision_names import MixedPrecisionName
+from halfguard.records.base import FloatRecordPart, Record
 from halfguard.records.finding import Finding
 
-Precision = Literal["fp32", "fp16-mixed", "bf16-mixed"]
 Support = Literal["native", "slow", "emulated", "faulty", "unknown"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-class Device(_Part):
+class Device(FloatRecordPart):
     """An accelerator, as torch names it."""
 
     kind: Literal["cuda", "rocm", "mps", "xpu"]
@@ -32,12 +28,12 @@ class Device(_Part):
 
     @property
     def torch_type(self) -> str:
-        """What ``torch.device`` calls it: ROCm goes by the name of CUDA."""
+        """The type for ``torch.device``; torch calls ROCm devices "cuda"."""
         return "cuda" if self.kind == "rocm" else self.kind
 
 
-class Processor(_Part):
-    """The CPU; of its features only those that matter for 16 bits."""
+class Processor(FloatRecordPart):
+    """The CPU, with the features that matter for 16 bits."""
 
     name: str
     cores: int
@@ -45,18 +41,18 @@ class Processor(_Part):
     features: tuple[str, ...] = ()
 
 
-class TorchBuild(_Part):
-    """The torch that is installed here."""
+class TorchBuild(FloatRecordPart):
+    """The installed build of torch."""
 
     version: str
     cuda: str | None = None
     hip: str | None = None
     architectures: tuple[str, ...] = Field(default=(), description="GPUs it has kernels for")
-    default_scaler: bool = Field(description="whether GradScaler() without a device stays on")
+    default_scaler: bool = Field(description="True if GradScaler() without a device stays enabled")
 
 
 class Machine(Record):
-    """Facts about a machine, read without judging them."""
+    """Facts about a machine, without judgement."""
 
     kind: ClassVar[str] = "machine"
 
@@ -67,8 +63,8 @@ class Machine(Record):
     devices: tuple[Device, ...] = ()
 
 
-class Hardware(_Part):
-    """What one device can do in 16 bits, and the document that says so."""
+class Hardware(FloatRecordPart):
+    """The abilities of one device in 16 bits, and the document that states them."""
 
     name: str
     kind: Literal["gpu", "processor"] = "gpu"
@@ -88,40 +84,40 @@ class Hardware(_Part):
     source: str
 
 
-class Ability(_Part):
-    """One precision on one device: what really happens, and its speed over FP32."""
+class Ability(FloatRecordPart):
+    """The support for one precision on one device, and its speed relative to FP32."""
 
-    precision: Precision
+    precision: MixedPrecisionName
     how: str
     speed: float | None = Field(default=None, description="matrix products, over FP32")
     basis: Literal["measured", "published"] | None = None
 
 
-class Choice(_Part):
-    """The precision to take, and why."""
+class Choice(FloatRecordPart):
+    """The recommended precision, with reasons."""
 
-    precision: Precision
+    precision: MixedPrecisionName
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
 
-class ParityRow(_Part):
-    """One operation in one format against float64, in units of what rounding may do."""
+class ParityRow(FloatRecordPart):
+    """One operation in one format compared with float64, in units of the allowed rounding error."""
 
     operation: str
     precision: str
     size: str
-    error: float = Field(description="largest error over its bound: at most 1 is right")
+    error: float = Field(description="largest error over its bound: at most 1 is correct")
     detail: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether every element is finite and within its bound; NaN is not."""
+        """True if every element is within its bound; False for NaN."""
         return self.error <= 1
 
 
 class MachineReport(Record):
-    """The whole answer about one device; ``machine`` is None for a card named by hand."""
+    """The report on one device; ``machine`` is None for a card given by name."""
 
     kind: ClassVar[str] = "machine-report"
 

@@ -1,8 +1,7 @@
-"""Which modules stay in FP32 inside a 16-bit model, and why: a small YAML file that people read and edit.
+"""A precision plan: the modules that stay in FP32 inside a 16-bit model, as a YAML file people can edit.
 
-It is written by ``halfguard plan``, checked in beside the training config, and applied by
-``halfguard.apply_plan`` or by the guard. Every island carries its reason, so that whoever finds the file
-a year later can judge whether it still holds.
+``halfguard plan`` writes it, you commit it next to the training config, and ``halfguard.apply_plan`` or the
+guard applies it. Every island has a reason, so that a reader can check later whether it still applies.
 """
 
 from __future__ import annotations
@@ -12,25 +11,21 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from halfguard.errors import RecordError
-from halfguard.records.base import Record
-from halfguard.records.files import write_whole
+from halfguard.records.atomic_write import write_atomically
+from halfguard.records.base import Record, RecordPart
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Island(_Part):
+class Island(RecordPart):
     """A module that runs in FP32."""
 
     module: str = Field(description="path as in named_modules(); empty for the whole model")
     reason: str = ""
 
 
-class ScaleRange(_Part):
+class ScaleRange(RecordPart):
     """The loss scales at which every gradient fits into the format."""
 
     low: float = Field(gt=0)
@@ -38,37 +33,37 @@ class ScaleRange(_Part):
     best: float = Field(gt=0)
 
 
-class Evidence(_Part):
-    """What was run to find the plan."""
+class PlanEvidence(RecordPart):
+    """The training runs that led to the plan."""
 
     steps: int = Field(ge=1)
-    trials: int = Field(ge=0, description="training runs in 16 bits, all of them counted")
-    modules: int = Field(ge=1, description="modules that ran, each of them a possible island")
+    trials: int = Field(ge=0, description="number of training runs in 16 bits")
+    modules: int = Field(ge=1, description="modules that ran; each is a possible island")
     loss_fp32: float = Field(description="mean over the last fifth of the steps")
     loss: float = Field(description="the same with the plan")
 
     @property
     def deviation(self) -> float:
-        """By how much the loss differs from that of FP32, as a fraction of it."""
+        """The relative difference of the loss from that of FP32."""
         return abs(self.loss - self.loss_fp32) / max(abs(self.loss_fp32), 1e-12)
 
 
 class PrecisionPlan(Record):
-    """Islands with their reasons, the loss-scale range, and what was run to find them."""
+    """Islands with their reasons, the loss-scale range, and the runs that led to them."""
 
     kind: ClassVar[str] = "plan"
 
     precision: str = "fp16-mixed"
     islands: tuple[Island, ...] = ()
     loss_scale: ScaleRange | None = None
-    evidence: Evidence | None = None
+    evidence: PlanEvidence | None = None
 
     @model_validator(mode="after")
-    def _once(self) -> Self:
+    def _refuse_duplicates(self) -> Self:
         names = self.modules
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise ValueError(f"islands name {', '.join(sorted(twice))} more than once")
+        duplicates = {name for name in names if names.count(name) > 1}
+        if duplicates:
+            raise ValueError(f"islands name {', '.join(sorted(duplicates))} more than once")
         return self
 
     @property
@@ -77,7 +72,7 @@ class PrecisionPlan(Record):
         return tuple(island.module for island in self.islands)
 
     def to_yaml(self) -> str:
-        """The file's text, kind and version first."""
+        """Return the text of the file, with kind and version first."""
         head = {"kind": self.kind, "schema_version": self.schema_version}
         body = self.model_dump(mode="json", exclude_none=True)
         text: str = yaml.safe_dump(head | body, sort_keys=False, allow_unicode=True, width=100)
@@ -85,7 +80,7 @@ class PrecisionPlan(Record):
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
-        """Read a plan; nothing in the file is ever executed."""
+        """Read a plan; nothing in the file is executed."""
         try:
             body = yaml.safe_load(text)
         except yaml.YAMLError as error:
@@ -95,12 +90,12 @@ class PrecisionPlan(Record):
         return cls._validate(cls._migrate(body))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file whole, or leave what was there."""
-        write_whole(path, self.to_yaml())
+        """Write the file atomically: on an error, an existing file stays unchanged."""
+        write_atomically(path, self.to_yaml())
 
     @classmethod
     def load(cls, source: PrecisionPlan | dict[str, Any] | str | os.PathLike[str]) -> PrecisionPlan:
-        """From a file's path, a mapping of the same keys, or a plan that is one already."""
+        """Load a plan from a file, a mapping with the same keys, or another plan."""
         if isinstance(source, PrecisionPlan):
             return source
         if isinstance(source, dict):

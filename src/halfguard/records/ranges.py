@@ -1,29 +1,24 @@
-"""What ``halfguard probe`` answers: the range of every layer, the loss scales that fit, and a forecast."""
+"""The result of ``halfguard probe``: the range of every layer, the loss scales that fit, and a forecast."""
 
 from __future__ import annotations
 
 from math import inf, isfinite, log2
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from halfguard.records.base import Record
+from halfguard.formats import FP16
+from halfguard.records.base import FloatRecordPart, Record
 from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange
 
-LARGEST = 65504.0  # of FP16, to which every headroom here refers
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-class LayerRange(_Part):
-    """One module: the largest magnitude of its outputs and of their gradients at every step."""
+class LayerRange(FloatRecordPart):
+    """The largest magnitude of a module's outputs and of their gradients at every step."""
 
     module: str
     kind: str = Field(description="the module's class")
-    forward: tuple[float, ...] = Field(description="of the outputs; one entry a step")
+    forward: tuple[float, ...] = Field(description="of the outputs; one entry per step")
     backward: tuple[float, ...] = Field(description="of the gradients, without the loss scale")
     forward_underflow: float = Field(description="share of non-zero outputs that become 0 in FP16")
     underflow_now: float = Field(description="share of gradients lost at the current loss scale")
@@ -37,19 +32,19 @@ class LayerRange(_Part):
         return min((headroom(value) for value in self.forward), default=inf)
 
     def backward_headroom(self, scale: float) -> float:
-        """Doublings until a gradient overflows at a loss scale, at the worst step."""
+        """Return the doublings until a gradient overflows at a loss scale, at the worst step."""
         return min((headroom(value * scale) for value in self.backward), default=inf)
 
     @property
     def fits(self) -> bool:
-        """Whether there is a loss scale for this layer alone."""
+        """True if some loss scale fits this layer."""
         if self.scale_low is None or self.scale_high is None:
             return True
         return self.scale_low <= self.scale_high
 
     @property
     def scales(self) -> str:
-        """The scales that fit, as people read them: ``2^-5..16``."""
+        """The scales that fit, as text such as ``2^-5..16``."""
         if self.scale_low is None or self.scale_high is None:
             return "any"
         if not self.fits:
@@ -57,18 +52,18 @@ class LayerRange(_Part):
         return f"2^{round(log2(self.scale_low))}..{round(log2(self.scale_high))}"
 
 
-class Forecast(_Part):
-    """When a layer's outputs will overflow if their trend goes on; made only on strong evidence."""
+class Forecast(FloatRecordPart):
+    """The step at which a layer's outputs will overflow if their trend continues; only on strong evidence."""
 
     module: str
     doubling: float = Field(description="steps in which the largest magnitude doubles")
     steps: float = Field(description="steps from the last one seen until it passes 65504")
-    low: float = Field(description="the interval's lower end")
-    high: float = Field(description="and its upper end")
+    low: float = Field(description="lower end of the interval")
+    high: float = Field(description="upper end of the interval")
 
 
 class ProbeReport(Record):
-    """The ranges of all layers over a short run, and what follows from them."""
+    """The ranges of all layers over a short run, with forecasts and findings."""
 
     kind: ClassVar[str] = "probe"
 
@@ -89,12 +84,12 @@ class ProbeReport(Record):
 
 
 def headroom(absmax: float) -> float:
-    """Doublings from a magnitude to the largest of FP16, in bits; minus infinity if it is not finite."""
+    """Return how often a magnitude can double before FP16 overflows, in bits; -inf if it is not finite."""
     if not isfinite(absmax):
         return -inf
-    return log2(LARGEST / absmax) if absmax else inf
+    return log2(FP16.largest / absmax) if absmax else inf
 
 
 def module_label(path: str) -> str:
-    """Return a module's path for people; the root has none."""
+    """Return a module's path as text; the root module's path is empty."""
     return path or "the model itself"

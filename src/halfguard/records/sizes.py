@@ -1,4 +1,4 @@
-"""Bytes as people write them: ``2GB`` is 2,000,000,000 of them, ``2GiB`` 2,147,483,648."""
+"""Sizes in bytes as text: ``2GB`` is 2,000,000,000 bytes, ``2GiB`` is 2,147,483,648."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def bytes_of(text: str) -> int:
-    """The number of bytes that ``text`` names: ``"2GB"``, ``"512 MiB"``, ``"1.5g"``, ``"4096"``."""
+def parse_bytes(text: str) -> int:
+    """Parse a size in bytes: ``"2GB"``, ``"512 MiB"``, ``"1.5g"``, ``"4096"``."""
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise UsageError(
@@ -22,8 +22,8 @@ def bytes_of(text: str) -> int:
     return round(float(number) * float(base**power))
 
 
-def size_text(count: float) -> str:
-    """``1.6 GB``: three digits at most, in the unit that needs the fewest."""
+def format_bytes(count: float) -> str:
+    """Return a size as text such as ``1.6 GB``, with at most three digits."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 999.5:
             return f"{count:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What happened in a run: one row for every unusual step, one for a window of healthy ones."""
+"""The rows of a run's journal: one for every unusual step, one for consecutive healthy steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halfguard.records.base import Record
 
 
 class Cause(StrEnum):
-    """Why a step was not an ordinary one."""
+    """The reason why a step was unusual."""
 
     FORWARD_OVERFLOW = "forward_overflow"  # the loss was not finite before it was scaled
     GRADIENT_OVERFLOW = "gradient_overflow"  # the loss was finite, the gradients were not
@@ -22,18 +22,18 @@ class Cause(StrEnum):
 
 
 class Action(StrEnum):
-    """What was done about it."""
+    """The guard's decision about a step."""
 
-    ACCUMULATE = "accumulate"  # more micro-batches are to come before this step is decided
+    ACCUMULATE = "accumulate"  # more micro-batches follow before this step is decided
     APPLY = "apply"
     SKIP = "skip"
-    RETRY = "retry_fp32"  # repeated in FP32, and applied from there
+    RETRY = "retry_fp32"  # repeated in FP32, and applied with those gradients
     ROLL_BACK = "roll_back"
     HALT = "halt"
 
 
 class StepRow(Record):
-    """One unusual step in full."""
+    """One unusual step, with all details."""
 
     kind: ClassVar[str] = "step"
 
@@ -46,13 +46,13 @@ class StepRow(Record):
     grad_norm: float
     scale: float
     culprits: tuple[str, ...] = Field(default=(), description="parameters, worst first")
-    batches: tuple[str, ...] = Field(default=(), description="what the batches say of themselves")
-    ranks: tuple[int, ...] = Field(default=(), description="where it arose, if that is known")
+    batches: tuple[str, ...] = Field(default=(), description="descriptions of the batches")
+    ranks: tuple[int, ...] = Field(default=(), description="ranks where it began, if known")
     note: str = ""
 
 
-class WindowRow(Record):
-    """A run of consecutive healthy steps as one row."""
+class HealthyStepsRow(Record):
+    """Consecutive healthy steps, summarized in one row."""
 
     kind: ClassVar[str] = "window"
 
@@ -100,7 +100,7 @@ class Summary(Record):
 
 
 class RunInfo(Record):
-    """What ``run.json`` holds: how the run was configured, and where it ran."""
+    """The content of ``run.json``: the run's configuration and environment."""
 
     kind: ClassVar[str] = "run"
 

@@ -1,7 +1,7 @@
-"""A study: the runs that compare 16 bits with 32, and how fast each of them stepped.
+"""A study: the runs that compare 16 bits with 32 bits, and their speed.
 
-The runs are the evidence and nothing else is: a verdict is a function of a ``Study``, and a sign-off is
-bound to its ``digest``. A run that did not finish is part of the evidence too; it says why in ``failure``.
+The runs are the only evidence: a verdict is a function of a ``Study``, and a sign-off is bound to its
+``digest``. A run that did not finish is part of the evidence too; ``failure`` says why.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ import hashlib
 import json
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from halfguard.records.base import Record
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+from halfguard.records.base import FloatRecordPart, Record
 
 
-class Curve(_Part):
-    """Training as it went, one entry a step; empty where the script does not tell."""
+class Curve(FloatRecordPart):
+    """Values of every training step; empty if the script does not report them."""
 
     steps: tuple[int, ...] = ()
     loss: tuple[float, ...] = ()
@@ -30,19 +26,19 @@ class Curve(_Part):
     )
 
     @model_validator(mode="after")
-    def _level(self) -> Self:
+    def _check_lengths(self) -> Self:
         lengths = {len(self.steps), len(self.loss), len(self.grad_norm), len(self.scale)}
         if len(lengths) > 1:
-            raise ValueError("steps, loss, grad_norm and scale must be equally long")
+            raise ValueError("steps, loss, grad_norm and scale must have the same length")
         return self
 
 
 class RunResult(Record):
-    """One training run: a candidate, or the baseline, with one seed."""
+    """One training run: a candidate or the baseline, with one seed."""
 
     kind: ClassVar[str] = "run-result"
 
-    candidate: str = Field(description="its name in the spec; the baseline's too")
+    candidate: str = Field(description="name in the spec; the baseline has one too")
     precision: str
     seed: int
     metrics: dict[str, float]
@@ -55,23 +51,21 @@ class RunResult(Record):
     failure: str | None = Field(default=None, description="why it did not finish")
     cause: Literal["budget", "metric"] | None = Field(
         default=None,
-        description="what ended it, if not itself: the budget of time; or its metric is missing",
+        description="why it failed, if not in training: out of time, or the metric is missing",
     )
-    attempt: int = Field(default=1, ge=1, description="1, or more if workers died before")
+    attempt: int = Field(default=1, ge=1, description="more than 1 if earlier workers died")
     environment: dict[str, str] = Field(default_factory=dict)
     initial_weights: str | None = Field(default=None, description="digest, before the first step")
-    batch_order: str | None = Field(
-        default=None, description="digest of the batches in their order"
-    )
+    batch_order: str | None = Field(default=None, description="digest of the batches in order")
 
     @property
     def lost(self) -> bool:
-        """Whether the machine failed, or the time ran out: nothing was shown about the candidate."""
+        """True if the machine failed or time ran out, so the candidate was not tested."""
         return self.failure is not None and self.steps == 0 and not self.environment
 
 
 class Speed(Record):
-    """Step time of the baseline over that of a candidate, measured in turns; above 1 is faster."""
+    """Step time of the baseline over a candidate's, measured alternately; above 1 is faster."""
 
     kind: ClassVar[str] = "speed"
 
@@ -83,22 +77,22 @@ class Speed(Record):
 
     @property
     def lost(self) -> bool:
-        """Whether it was the machine that failed, so that nothing was measured."""
+        """True if nothing was measured because the machine failed."""
         return self.pairs == 0
 
 
 class Study(Record):
-    """All runs of a spec, in its order: candidates as listed, seeds ascending within them."""
+    """All runs of a spec, in its order: by candidate, then by ascending seed."""
 
     kind: ClassVar[str] = "study"
 
     name: str
-    spec: dict[str, Any] = Field(description="as it was validated")
+    spec: dict[str, Any] = Field(description="the validated spec")
     runs: tuple[RunResult, ...]
     speeds: tuple[Speed, ...] = ()
 
     def digest(self) -> str:
-        """SHA-256 of the study in canonical JSON: what a sign-off is bound to."""
+        """Return the SHA-256 of the study in canonical JSON, to which a sign-off is bound."""
         body = json.loads(self.to_json())
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()

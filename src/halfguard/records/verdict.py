@@ -1,48 +1,44 @@
-"""What a study proves, candidate by candidate, and who signed it off."""
+"""The verdict on a study, candidate by candidate, and its sign-off."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from halfguard.records.base import Record
+from halfguard.records.base import FloatRecordPart, Record
 
-Answer = Literal["yes", "no", "unknown", "person"]
+ChecklistAnswer = Literal["yes", "no", "unknown", "person"]
 NAN = float("nan")
 
 
-class Word(StrEnum):
-    """The verdict in one word; every one but the last is a claim that is wrong at most one time in 40."""
+class VerdictLabel(StrEnum):
+    """The result of a comparison. All but INCONCLUSIVE are claims; each is wrong at most 1 time in 40."""
 
     PASS = "PASS"  # noqa: S105 - the loss of quality is below the first threshold
-    MARGINAL = "MARGINAL"  # it is above the first threshold, and below the second
-    FAIL = "FAIL"  # it is above the second threshold, or a run broke that FP32 finished
-    INCONCLUSIVE = "INCONCLUSIVE"  # the seeds do not tell
+    MARGINAL = "MARGINAL"  # it is above the first threshold and below the second
+    FAIL = "FAIL"  # it is above the second threshold, or a run failed that FP32 finished
+    INCONCLUSIVE = "INCONCLUSIVE"  # the seeds do not suffice
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-class Comparison(_Part):
-    """One candidate against the baseline. Losses are shares of the baseline's mean; negative is better."""
+class Comparison(FloatRecordPart):
+    """A candidate compared with the baseline. Losses are relative to its mean; negative is better."""
 
     candidate: str
     precision: str
-    word: Word
-    reason: str = Field(description="why, in one sentence with its numbers")
+    word: VerdictLabel
+    reason: str = Field(description="why, in one sentence with numbers")
     pairs: int = Field(ge=0, description="seeds that both finished")
     seeds: tuple[int, ...] = Field(default=(), description="of the pairs")
-    losses: tuple[float, ...] = Field(default=(), description="of the pairs, in their order")
+    losses: tuple[float, ...] = Field(default=(), description="of the pairs, in the same order")
     baseline_mean: float = NAN
     candidate_mean: float = NAN
-    loss: float = Field(default=NAN, description="of quality, on average")
+    loss: float = Field(default=NAN, description="mean loss of quality")
     low: float = Field(default=-float("inf"), description="95% interval of the loss")
     high: float = float("inf")
     joint_low: float = Field(
-        default=-float("inf"), description="interval that holds for all candidates at once"
+        default=-float("inf"), description="interval for all candidates together"
     )
     joint_high: float = float("inf")
     noise: float = Field(default=NAN, description="standard deviation of the paired losses")
@@ -50,26 +46,26 @@ class Comparison(_Part):
     p_marginal: float = 1.0
     p_fail: float = 1.0
     further_seeds: int | None = Field(
-        default=None, description="until an answer can be expected; None where none can"
+        default=None, description="seeds until an answer is likely; None if none is"
     )
     broken: tuple[int, ...] = Field(
-        default=(), description="seeds that broke while the baseline finished"
+        default=(), description="seeds that failed while the baseline finished"
     )
 
 
-class Effort(_Part):
-    """What 16 bits brought and what it took: speed, memory, steps, gradients against the baseline's."""
+class TrainingStats(FloatRecordPart):
+    """Speed, memory, steps and gradients of a candidate, compared with the baseline's."""
 
     candidate: str
-    speed: float | None = Field(default=None, description="step time of the baseline over its own")
+    speed: float | None = Field(default=None, description="baseline's step time over its own")
     speed_low: float | None = None
     speed_high: float | None = None
     peak_bytes: int | None = Field(default=None, description="largest of its runs")
-    memory: float | None = Field(default=None, description="peak over that of the baseline")
+    memory: float | None = Field(default=None, description="peak over the baseline's")
     steps: int = 0
     skipped: int = 0
     retried: int = 0
-    nonfinite: int = Field(default=0, description="steps with a loss or a norm that is not finite")
+    nonfinite: int = Field(default=0, description="steps with a non-finite loss or norm")
     norm_ratio: float | None = Field(
         default=None, description="median gradient norm over the baseline's, same step and seed"
     )
@@ -79,17 +75,17 @@ class Effort(_Part):
     scale_high: float | None = None
 
 
-class CheckItem(_Part):
-    """One line of the checklist; a person answers what no evidence can."""
+class CheckItem(FloatRecordPart):
+    """One line of the checklist; a person answers what the evidence does not."""
 
     code: str
     item: str
-    answer: Answer
+    answer: ChecklistAnswer
     evidence: str = ""
 
 
 class Verdict(Record):
-    """A function of the study and of nothing else."""
+    """The judgement of a study; it depends on the study alone."""
 
     kind: ClassVar[str] = "verdict"
 
@@ -100,51 +96,51 @@ class Verdict(Record):
     baseline: str
     passing: float
     marginal: float
-    level: float = Field(description="chance of each wrong claim that was allowed")
+    level: float = Field(description="allowed probability of each wrong claim")
     sequential: bool = False
     planned: int = Field(default=0, description="seeds in the specification")
     comparisons: tuple[Comparison, ...]
-    efforts: tuple[Effort, ...] = Field(description="the baseline's first, then the candidates'")
+    efforts: tuple[TrainingStats, ...] = Field(
+        description="the baseline's first, then the candidates'"
+    )
     checklist: tuple[CheckItem, ...] = ()
     way_back: tuple[str, ...] = Field(default=(), description="how to return to FP32")
-    notes: tuple[str, ...] = Field(default=(), description="what a reader must know besides")
+    notes: tuple[str, ...] = Field(default=(), description="what else a reader must know")
 
     @property
-    def word(self) -> Word:
-        """Of the study as a whole: PASS only if every candidate does."""
+    def word(self) -> VerdictLabel:
+        """The verdict on the whole study: PASS only if every candidate passes."""
         words = {comparison.word for comparison in self.comparisons}
-        order = (Word.FAIL, Word.INCONCLUSIVE, Word.MARGINAL)
-        return next((word for word in order if word in words), Word.PASS)
+        order = (VerdictLabel.FAIL, VerdictLabel.INCONCLUSIVE, VerdictLabel.MARGINAL)
+        return next((word for word in order if word in words), VerdictLabel.PASS)
 
     @property
     def exit_code(self) -> int:
         """0 if every candidate passes, else 1."""
-        return 0 if self.word is Word.PASS else 1
+        return 0 if self.word is VerdictLabel.PASS else 1
 
 
 class Approval(Record):
-    """A sign-off: a name under the digests of everything that was there to be read."""
+    """A sign-off: a name, with the digests of all files that were signed."""
 
     kind: ClassVar[str] = "approval"
 
     by: str = Field(min_length=1)
     at: str = Field(description="ISO 8601, UTC")
-    word: Word = Field(description="the verdict that was signed")
+    word: VerdictLabel = Field(description="the verdict that was signed")
     evidence: str = Field(description="digest of the study")
     files: dict[str, str] = Field(
         default_factory=dict, description="SHA-256 of every file of the study, by its path"
     )
 
 
-class Standing(_Part):
-    """What a sign-off is worth now."""
+class SignOffStatus(FloatRecordPart):
+    """A study's sign-off, and the files that have changed since."""
 
     approval: Approval | None = None
-    changed: tuple[str, ...] = Field(
-        default=(), description="files that are not as they were signed"
-    )
+    changed: tuple[str, ...] = Field(default=(), description="files that changed since")
 
     @property
     def valid(self) -> bool:
-        """Signed, and nothing has changed since."""
+        """True if the study is signed and nothing has changed since."""
         return self.approval is not None and not self.changed

@@ -1,4 +1,4 @@
-"""After a bad step: repeat it, find where it began, and try what would have prevented it."""
+"""Replay a bad step: repeat it, find the operation where it began, and try possible cures."""
 
 from halfguard.replaying.autopsy import replay
 from halfguard.replaying.replayed_step import ReplayedStep, Result, Variation

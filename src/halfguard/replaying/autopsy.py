@@ -1,7 +1,7 @@
-"""``replay``: repeat a bad step, name where it began, and recommend a change that was seen to work.
+"""``replay``: repeat a bad step, find where it began, and recommend a change that was run and worked.
 
-Nothing is guessed. If the step does not break again, that is the answer, with what to suspect; no cause is
-invented for it. A cure is recommended only if the step was run with it and was good.
+Nothing is guessed. If the step does not fail again, the answer says so and lists what to suspect; it names no
+cause. A cure is recommended only if the step was run with it and was good.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from torch import nn
 from halfguard.incident import Incident, open_incident
 from halfguard.records.autopsy import Autopsy, Reproduced
 from halfguard.records.culprit import Culprit
-from halfguard.replaying.cures import choose
-from halfguard.replaying.entry import workload_of
-from halfguard.replaying.producer import first_bad_number
+from halfguard.replaying.cures import choose_cure
+from halfguard.replaying.entry import find_workload
 from halfguard.replaying.replayed_step import ReplayedStep, Result
-from halfguard.replaying.restore import bare
-from halfguard.replaying.suspects import SUSPECTS, differences
-from halfguard.replaying.trials import Trials
-from halfguard.tracing.nesting import tensors_in
-from halfguard.workload import Workload, seeded
+from halfguard.replaying.trials import Trials, find_first_bad_number
+from halfguard.step.names import without_wrappers
+from halfguard.step.nested import floating_tensors
+from halfguard.step.random_state import seeded
+from halfguard.workload import Workload
+
+_SUSPECTS = (
+    "hardware: a flipped bit in memory or a faulty core; run the same step on that machine a few times",
+    "operations that are not deterministic on the device, such as atomic sums",
+    "a race between the data loader and the step, or a tensor that was changed in place during the step",
+    "state outside the model: hooks, global variables, files, a loss function that keeps its own counters",
+)
 
 
 def replay(
@@ -33,64 +39,65 @@ def replay(
     *,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Autopsy:
-    """Repeat the step of an incident and say what killed it; ``entry`` is needed if the incident has none.
+    """Repeat the step of an incident and find its cause; ``entry`` is needed if the incident names none.
 
-    A ``Workload`` that is passed gets the weights of the incident. ``watch`` is told what is run next.
+    The weights of the incident are loaded into a ``Workload`` that is passed. ``watch`` is called with a
+    description before each run.
     """
     incident = incident if isinstance(incident, Incident) else open_incident(incident)
-    workload = workload_of(entry, incident)
-    with seeded(workload.seed):  # the caller's generators stay as they are
+    workload = find_workload(entry, incident)
+    with seeded(workload.seed):  # the caller's generators are not changed
         return _autopsy(ReplayedStep(incident, workload), watch)
 
 
 def _autopsy(step: ReplayedStep, watch: Callable[[str], None]) -> Autopsy:
-    watch("the step as it was")
+    watch("the original step")
     result = step.original()
     reproduced = _reproduced(step, result)
     if reproduced == "no":
-        return _report(step, reproduced, suspects=SUSPECTS)
+        return _report(step, reproduced, suspects=_SUSPECTS)
     watch("the first bad number")
-    culprit = None if result.finite else first_bad_number(step)
+    culprit = None if result.finite else find_first_bad_number(step)
     trials = Trials(step, watch)
-    cure, apple = choose(step, trials, culprit)
+    cure, bad = choose_cure(step, trials, culprit)
     return _report(
         step,
         reproduced,
         culprit=culprit,
         way=_way(step, culprit),
-        samples=() if apple is None else apple.samples,
-        micro_batch=0 if apple is None else apple.micro_batch,
+        samples=() if bad is None else bad.samples,
+        micro_batch=0 if bad is None else bad.micro_batch,
         trials=tuple(trials.done),
         cure=cure,
     )
 
 
 def _reproduced(step: ReplayedStep, result: Result) -> Reproduced:
-    if step.equals_the_original(result):
+    if step.matches_incident(result):
         return "bitwise"
-    return "no" if result.within(step.limits) else "same fault"
+    return "no" if result.is_good(step.limits) else "same fault"
 
 
 def _way(step: ReplayedStep, culprit: Culprit | None) -> tuple[str, ...]:
-    """The modules whose outputs were not finite, in the order in which they finished."""
+    """Return the modules whose outputs were not finite, in the order in which they finished."""
     if culprit is None or culprit.phase == "backward" or culprit.module is None:
         return ()
     model, carried = step.copy(), dict[str, None]()
 
     def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if any(not bool(value.isfinite().all()) for _, value in tensors_in(output)):
+            if any(not bool(value.isfinite().all()) for _, value in floating_tensors(output)):
                 carried.setdefault(name)
 
         return hook
 
     for name, module in model.named_modules():
-        module.register_forward_hook(note(bare(name)))
-    with torch.compiler.set_stance("force_eager"):  # hooks that look at numbers cannot be compiled
+        module.register_forward_hook(note(without_wrappers(name)))
+    with torch.compiler.set_stance("force_eager"):  # hooks that read numbers cannot be compiled
         for index in range(len(step.batches)):
             step.part(model, index, step.batch(index))
     names = list(carried)
-    # What came before the culprit holds infinities that are meant, such as masks.
+    # Modules before the culprit hold intended infinities, such as masks.
     start = names.index(culprit.module) if culprit.module in names else 0
     return tuple(name or "the model" for name in names[start:])
 
@@ -105,6 +112,26 @@ def _report(step: ReplayedStep, reproduced: Reproduced, **found: Any) -> Autopsy
         cause=step.record.step.cause,
         reproduced=reproduced,
         how=how,
-        differences=differences(step),
+        differences=_differences(step),
         **found,
     )
+
+
+def _differences(step: ReplayedStep) -> tuple[str, ...]:
+    """Return the differences between this run and the one in which the step failed."""
+    record = step.record
+    then = record.environment.get("torch", torch.__version__)
+    ranks = record.world_size
+    facts = {
+        "weights: they were saved some steps after the fault; the host reads late": not record.exact,
+        "weights: the incident holds none, those of the ENTRY were used": not record.weights,
+        f"torch: {then} then, {torch.__version__} now": then != torch.__version__,
+        f"device: {record.device} then, {step.device.type} now": record.device != step.device.type,
+        "code: it had uncommitted changes": record.git.get("dirty") == "True",
+        "random numbers: guard.backward() saves no random state": None in step.rng,
+        f"other ranks: {ranks} took part, and their gradients are not in this incident; see theirs": (
+            ranks > 1
+        ),
+        **{f"batch: {problem}": True for problem in record.problems},
+    }
+    return tuple(text for text, holds in facts.items() if holds)

@@ -1,48 +1,48 @@
-"""From trials to advice: the smallest change that was seen to work and that keeps the mathematics.
+"""From trials to a cure: the smallest change that worked in a trial and keeps the mathematics.
 
-The order: what came in bad is mended where it came from; an operation that computes the same in float32
-comes before a module in FP32, and that before an operation that limits its result; then the loss scale,
-another 16-bit format, FP32 everywhere. Leaving samples out comes last, since others like them will come.
+The order of preference: bad weights or data are repaired at their source; an operation that computes the same
+in float32; a module in FP32; an operation that limits its result; a lower loss scale; another 16-bit format;
+FP32 everywhere. Removing samples comes last, since similar ones will follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
 from halfguard.records import Cause
-from halfguard.records.autopsy import Cure, Trial
+from halfguard.records.autopsy import Cure, ReplayTrial
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.replaying.replayed_step import ReplayedStep
-from halfguard.replaying.rewrite import patched
-from halfguard.replaying.substitute import Place, Stable
-from halfguard.replaying.trials import Apple, Trials, named
+from halfguard.replaying.rewrite import make_patch
+from halfguard.replaying.substitution import Place, StableForm
+from halfguard.replaying.trials import BadSamples, Trials, describe_samples
 
 
-def choose(
+def choose_cure(
     step: ReplayedStep, trials: Trials, culprit: Culprit | None
-) -> tuple[Cure | None, Apple | None]:
-    """Run the trials that make sense; the cure, and the samples to blame."""
+) -> tuple[Cure | None, BadSamples | None]:
+    """Run the trials; return the best cure, and the samples that cause the fault, if any."""
     full = trials.precision(Precision.FP32)
-    brain = trials.precision(Precision.BF16_MIXED)
-    apple = trials.apple()
-    cures = list(_cures(step, trials, culprit, full, brain, apple))
-    return next((cure for cure in cures if cure is not None), None), apple
+    bf16 = trials.precision(Precision.BF16_MIXED)
+    bad = trials.bad_samples()
+    cures = list(_cures(step, trials, culprit, full, bf16, bad))
+    return next((cure for cure in cures if cure is not None), None), bad
 
 
 def _cures(
     step: ReplayedStep,
     trials: Trials,
     culprit: Culprit | None,
-    full: Trial | None,
-    brain: Trial | None,
-    apple: Apple | None,
+    full: ReplayTrial | None,
+    bf16: ReplayTrial | None,
+    bad: BadSamples | None,
 ) -> Iterator[Cure | None]:
     if culprit is not None and culprit.kind in ("parameter", "buffer"):
         yield _weights(trials, culprit)
     if _came_in_bad(step, culprit):
-        yield _data(step, apple)
+        yield _data(step, bad)
     operation = None if culprit is None else trials.stable_operations(culprit)
     if operation is not None and _exact(operation[1]):
         yield _operation(*operation)
@@ -52,11 +52,11 @@ def _cures(
         yield _operation(*operation)
     if step.record.step.cause is Cause.GRADIENT_OVERFLOW and full is not None and full.good:
         yield _scale(step, trials)
-    yield _precision(brain, "BF16 has the range of FP32, with three bits less of precision")
+    yield _precision(bf16, "BF16 has the range of FP32, but 8 significant bits where FP16 has 11")
     yield _precision(full, "nothing smaller helped")
     if operation is not None:
         yield _operation(*operation)
-    yield _data(step, apple)
+    yield _data(step, bad)
 
 
 def _came_in_bad(step: ReplayedStep, culprit: Culprit | None) -> bool:
@@ -65,37 +65,37 @@ def _came_in_bad(step: ReplayedStep, culprit: Culprit | None) -> bool:
 
 
 def _weights(trials: Trials, culprit: Culprit) -> Cure | None:
-    trial = trials.mended(culprit.name)
+    trial = trials.zeroed(culprit.name)
     if not trial.good:
         return None
     return Cure(
         what="weights",
         sentence=f"The {culprit.kind} {culprit.name} was not finite before the step began: an earlier step "
-        "did it. Go back to a snapshot from before; with its bad numbers set to 0 this step is finite.",
+        "caused it. Return to an earlier snapshot. With its bad numbers set to 0 this step is finite.",
         trial=trial.name,
         patch=f"with torch.no_grad():\n    model.state_dict()[{culprit.name!r}].nan_to_num_(0.0, 0.0, 0.0)",
     )
 
 
-def _data(step: ReplayedStep, apple: Apple | None) -> Cure | None:
-    if apple is None or not apple.without.good:
+def _data(step: ReplayedStep, bad: BadSamples | None) -> Cure | None:
+    if bad is None or not bad.without.good:
         return None
-    about = step.record.micro_batches[apple.micro_batch].about
-    place = f" of micro-batch {apple.micro_batch}" if len(step.batches) > 1 else " of the batch"
-    verb = "brings" if len(apple.samples) == 1 else "bring"
+    about = step.record.micro_batches[bad.micro_batch].about
+    place = f" of micro-batch {bad.micro_batch}" if len(step.batches) > 1 else " of the batch"
+    verb = "causes" if len(bad.samples) == 1 else "cause"
     return Cure(
         what="data",
-        sentence=f"{named(apple.samples).capitalize()}{place}{f' ({about})' if about else ''} {verb} it "
-        "about; without, the step is good. Mend or drop it in the data.",
-        trial=apple.without.name,
+        sentence=f"{describe_samples(bad.samples).capitalize()}{place}{f' ({about})' if about else ''} "
+        f"{verb} the fault; without, the step is good. Repair or remove it in the data.",
+        trial=bad.without.name,
     )
 
 
-def _exact(used: Mapping[Place, set[Stable]]) -> bool:
+def _exact(used: Mapping[Place, set[StableForm]]) -> bool:
     return all(stable.exact for forms in used.values() for stable in forms)
 
 
-def _operation(trial: Trial, used: Mapping[Place, set[Stable]]) -> Cure | None:
+def _operation(trial: ReplayTrial, used: Mapping[Place, set[StableForm]]) -> Cure | None:
     if not trial.good:
         return None
     names = {place: {stable.name for stable in forms} for place, forms in used.items()}
@@ -103,11 +103,11 @@ def _operation(trial: Trial, used: Mapping[Place, set[Stable]]) -> Cure | None:
         f"{', '.join(f'halfguard.ops.{name}' for name in sorted(forms))} at {file}:{line}"
         for (file, line), forms in names.items()
     )
-    limit = "" if _exact(used) else " It limits its result to what the dtype holds."
+    limit = "" if _exact(used) else " It limits its result to the range of the dtype."
     if not trial.grad_norm:
-        limit += " All gradients of this step are 0 then: finite, but nothing is learnt from it."
+        limit += " All gradients of this step are then 0: finite, but nothing is learnt from it."
     return Cure(
-        what="operation", sentence=f"Use {shown}.{limit}", trial=trial.name, patch=patched(names)
+        what="operation", sentence=f"Use {shown}.{limit}", trial=trial.name, patch=make_patch(names)
     )
 
 
@@ -137,13 +137,13 @@ def _scale(step: ReplayedStep, trials: Trials) -> Cure | None:
     return Cure(
         what="scale",
         sentence=f"The gradients fit at a loss scale of {scale:g}, not at {step.record.scale:g}: let the "
-        "scale fall that far.",
+        "scale fall to it.",
         trial=trial.name,
         patch=f"scale:\n  floor: {scale!r}\n  init: {scale!r}",
     )
 
 
-def _precision(trial: Trial | None, why: str) -> Cure | None:
+def _precision(trial: ReplayTrial | None, why: str) -> Cure | None:
     if trial is None or not trial.good:
         return None
     name = trial.name.rpartition(" ")[2]

@@ -1,8 +1,8 @@
-"""The code that an incident belongs to. It is run, so who names it matters.
+"""Find the code that an incident belongs to. The code is executed, so it must be the reader's own.
 
-An incident may come from a stranger, and nothing in its folder is ever executed. The ENTRY that it records
-is taken as a hint to the reader's own code: a file that arrived together with the incident is refused, and
-must be named by the reader.
+An incident may come from a stranger, and nothing in its folder is ever executed. The ENTRY that it records is
+only a hint to the reader's own code. A file that arrived together with the incident is refused, unless the
+reader names it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from halfguard.incident import Incident
 from halfguard.workload import Workload, load
 
 
-def workload_of(entry: Workload | str | None, incident: Incident) -> Workload:
-    """The workload that the caller named, or else the one that the incident does."""
+def find_workload(entry: Workload | str | None, incident: Incident) -> Workload:
+    """Return the workload that the caller named, or else the one that the incident names."""
     if isinstance(entry, Workload):
         return entry
     if entry:
@@ -29,17 +29,17 @@ def workload_of(entry: Workload | str | None, incident: Incident) -> Workload:
         )
     if _came_with_it(recorded, incident.folder):
         raise UsageError(
-            f"{incident.folder} names {recorded!r}, a file that lies with it; nothing that comes with an "
-            "incident is run unasked.",
+            f"{incident.folder} names {recorded!r}, a file that came with it; code that comes with an "
+            "incident is not run unless you ask for it.",
             cure=f"Look at that file first. {cure}",
         )
     return load(recorded)
 
 
 def _came_with_it(entry: str, folder: Path) -> bool:
-    """Whether the code lies in the incident, or in the run that it is part of."""
+    """Return whether the code is in the folder of the incident or of its run."""
     place = entry.rpartition(":")[0]
-    # A module's name leads to a file as well, and more ways than one lead into a folder.
+    # A module's name leads to a file as well, and a path may go through links.
     file = place if place.endswith(".py") else place.replace(".", "/")
     code, folder, here = Path(file).resolve(), folder.resolve(), Path.cwd().resolve()
     run = folder.parents[1] if folder.parent.name == "incidents" else folder

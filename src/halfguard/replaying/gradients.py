@@ -1,4 +1,4 @@
-"""Gradients as the scaler leaves them: by its own operations, so that the bits are the same."""
+"""Gradients of a replayed step, computed with the scaler's own operations, so that the bits are equal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from halfguard.precision.modes import HALF_DTYPES
 
 
-def scaled(loss: Tensor, scale: float) -> Tensor:
-    """A loss times the loss scale, as the scaler does it: in float32, also if the loss is half."""
+def scale_loss(loss: Tensor, scale: float) -> Tensor:
+    """Return the loss times the scale, as the scaler computes it: in float32, also for a half loss."""
     return loss * torch.full((), scale, dtype=torch.float32, device=loss.device)
 
 
-def collect(model: nn.Module, grads: dict[str, Tensor]) -> None:
-    """Move gradients of half parameters to float32 sums, as master weights do; note the others."""
+def collect_gradients(model: nn.Module, grads: dict[str, Tensor]) -> None:
+    """Move gradients of half parameters into float32 sums, as master weights do; keep the others."""
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
             continue
@@ -25,8 +25,8 @@ def collect(model: nn.Module, grads: dict[str, Tensor]) -> None:
         grads[name] = grads[name].add_(grad) if name in grads else grad
 
 
-def unscale(grads: list[Tensor], scale: float) -> None:
-    """Divide by the scale with the operations of the scaler, so that the bits are the same."""
+def unscale_gradients(grads: list[Tensor], scale: float) -> None:
+    """Divide by the scale with the operations of the scaler, so that the bits are equal."""
     inverse = torch.full((), scale, dtype=torch.float32).double().reciprocal().float()
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in grads:

@@ -1,8 +1,8 @@
-"""The bad step again: same weights, batches, random numbers and loss scale, with at most one thing changed.
+"""A bad step run again: same weights, batches, random numbers and loss scale, with at most one thing changed.
 
-The incident brings the state, the workload brings the code. Each run starts from a fresh copy of the model,
-so that no run leaves anything to the next. An incident from a GPU is repeated on a CPU under CUDA's own
-autocast rules, which are not the CPU's.
+The state comes from the incident, the code from the workload. Each run starts from a fresh copy of the model,
+so that runs are independent. An incident from a GPU is repeated on a CPU under CUDA's autocast rules, which
+differ from the CPU's.
 """
 
 from __future__ import annotations
@@ -17,38 +17,40 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import HalfguardError, UsageError
-from halfguard.guard.step_batches import loss_of
+from halfguard.guard.step_batches import trainable_loss
 from halfguard.incident import Incident
-from halfguard.precision.emulation import as_on_cuda
+from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision.islands import fp32_island
-from halfguard.precision.modes import Precision, autocast
-from halfguard.replaying.gradients import collect, scaled, unscale
-from halfguard.replaying.limits import Limits, limits_of
-from halfguard.replaying.restore import bare, load_batches, load_model, restore_rng
-from halfguard.replaying.samples import mapped, select
+from halfguard.precision.modes import autocast
+from halfguard.precision_names import Precision
+from halfguard.replaying.gradients import collect_gradients, scale_loss, unscale_gradients
+from halfguard.replaying.limits import GoodStepLimits, good_step_limits
+from halfguard.replaying.restore import load_batches, load_model, restore_generators
+from halfguard.replaying.samples import map_tensors, select
+from halfguard.step.names import without_wrappers
 from halfguard.workload import Workload
-from halfguard.workload.user_error import told
+from halfguard.workload.user_error import describe_error
 
 
 @dataclass(frozen=True)
 class Variation:
-    """What is different in a run of the step; by default nothing."""
+    """The changes in a run of the step; by default none."""
 
     precision: Precision | None = None
     scale: float | None = None
     islands: tuple[str, ...] = ()
-    mended: tuple[str, ...] = ()  # tensors of the model whose bad numbers are set to 0
+    zeroed: tuple[str, ...] = ()  # tensors of the model whose non-finite numbers are set to 0
     micro_batches: tuple[int, ...] | None = None  # which of them take part
     samples: tuple[int, ...] | None = None  # which samples of each take part
-    within: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    context: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
 
-NOTHING = Variation()
+UNCHANGED = Variation()
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of a run; gradients are unscaled, those of half parameters in float32."""
+    """The result of a run; gradients are unscaled, those of half parameters in float32."""
 
     loss: Tensor
     grads: dict[str, Tensor]
@@ -57,19 +59,19 @@ class Result:
 
     @property
     def finite(self) -> bool:
-        """Whether the loss and every gradient are finite."""
+        """True if the loss and every gradient are finite."""
         return bool(self.loss.isfinite()) and all(
             bool(grad.isfinite().all()) for grad in self.grads.values()
         )
 
-    def within(self, limits: Limits) -> bool:
-        """Whether the step would have been applied."""
+    def is_good(self, limits: GoodStepLimits) -> bool:
+        """Return whether the step would have been applied."""
         loss_fits = self.loss.item() <= limits.loss
         return self.finite and loss_fits and self.grad_norm <= limits.grad_norm
 
 
 class ReplayedStep:
-    """A step of an incident, ready to be run as often as wanted."""
+    """The step of an incident, ready to be run any number of times."""
 
     def __init__(self, incident: Incident, workload: Workload) -> None:
         self.incident, self.record = incident, incident.record
@@ -78,7 +80,7 @@ class ReplayedStep:
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self.batches, self.rng = load_batches(incident, self.device)
         self.precision = Precision(self.record.precision)
-        self.limits = limits_of(self.record)
+        self.limits = good_step_limits(self.record)
         self.scale = self.record.scale
         clip = self.record.config.get("clip") or {}
         self._norm_type = float(clip.get("norm_type", 2.0)) if isinstance(clip, dict) else 2.0
@@ -87,7 +89,7 @@ class ReplayedStep:
 
     @property
     def scale_floor(self) -> float:
-        """How far the loss scale of the run could fall."""
+        """The lowest loss scale that the run could reach."""
         scale = self.record.config.get("scale")
         floor = scale.get("floor") if isinstance(scale, dict) else None
         is_dynamic = (
@@ -97,73 +99,73 @@ class ReplayedStep:
 
     @property
     def emulated(self) -> bool:
-        """Whether CUDA's rules are emulated on this machine."""
+        """True if CUDA's autocast rules are emulated on this machine."""
         return self.record.device == "cuda" and self.device.type == "cpu"
 
     def original(self) -> Result:
-        """The step as it was; what the user's code raises on the way is told with its line."""
+        """Run the step unchanged; an exception of the user's code becomes a UsageError with its line."""
         try:
             return self.run()
         except HalfguardError:
             raise
         except Exception as error:
             raise UsageError(
-                f"The step cannot be run: {told(error)}",
+                f"The step cannot be run: {describe_error(error)}",
                 cure="The loss of the ENTRY must take the batches of the incident: tensors in dicts, "
                 "lists and tuples as they were, other objects as namespaces with their fields.",
             ) from error
 
-    def run(self, variation: Variation = NOTHING) -> Result:
+    def run(self, variation: Variation = UNCHANGED) -> Result:
         """Run the step on a fresh copy of the model."""
         model = self.copy(variation)
         scale = self.scale if variation.scale is None else variation.scale
         grads: dict[str, Tensor] = {}
         total: Tensor | None = None
-        with variation.within:
+        with variation.context:
             for index in variation.micro_batches or range(len(self.batches)):
                 part = self.part(model, index, self.batch(index, variation), variation)
-                scaled(part, scale).backward()  # type: ignore[no-untyped-call]
-                collect(model, grads)
+                scale_loss(part, scale).backward()  # type: ignore[no-untyped-call]
+                collect_gradients(model, grads)
                 total = part.detach() if total is None else total + part.detach()
         if total is None:
             raise UsageError(f"{self.incident.folder} holds no batch.")
-        unscale(list(grads.values()), scale)
+        unscale_gradients(list(grads.values()), scale)
         norms = {name: self._norm([grad]) for name, grad in grads.items()}
         return Result(total.float(), grads, norms, self._norm(list(grads.values())))
 
-    def copy(self, variation: Variation = NOTHING) -> nn.Module:
-        """A copy of the model, changed as the variation says."""
+    def copy(self, variation: Variation = UNCHANGED) -> nn.Module:
+        """Return a copy of the model with the changes of the variation."""
         model = copy.deepcopy(self.model)
         if variation.precision is not None and not variation.precision.needs_master_weights:
             model = model.float()
         for name in variation.islands:
             fp32_island(model.get_submodule(name))
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        for name in variation.mended:
+        for name in variation.zeroed:
             state[name].data.nan_to_num_(0.0, 0.0, 0.0)
         return model
 
-    def batch(self, index: int, variation: Variation = NOTHING) -> Any:
-        """A copy of a micro-batch, since the user's code may write into it."""
-        batch = mapped(self.batches[index], torch.clone)
+    def batch(self, index: int, variation: Variation = UNCHANGED) -> Any:
+        """Return a copy of a micro-batch, since the user's code may write to it."""
+        batch = map_tensors(self.batches[index], torch.clone)
         return batch if variation.samples is None else select(batch, variation.samples)
 
     def part(
-        self, model: nn.Module, index: int, batch: Any, variation: Variation = NOTHING
+        self, model: nn.Module, index: int, batch: Any, variation: Variation = UNCHANGED
     ) -> Tensor:
-        """What one micro-batch adds to the loss of the step, in the precision of the variation."""
-        restore_rng(self.rng[index])
+        """Return one micro-batch's part of the loss, in the precision of the variation."""
+        restore_generators(self.rng[index])
         with self._autocast(variation.precision or self.precision):
-            loss = loss_of(self.workload.loss(model, batch))
+            loss = trainable_loss(self.workload.loss(model, batch))
         return loss if self._parts == 1 else loss / self._parts
 
     def _autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         if self.emulated:
-            return as_on_cuda(precision, self.device)
+            return autocast_like_cuda(precision, self.device)
         return autocast(precision, self.device.type)
 
     def _norm(self, grads: list[Tensor]) -> float:
-        # By the operations of the guard, so that the bits are the same.
+        # With the operations of the guard, so that the bits are equal.
         if not grads:
             return 0.0
         norms = torch._foreach_norm(grads, self._norm_type)
@@ -171,10 +173,10 @@ class ReplayedStep:
             return float(norms[0])
         return float(torch.linalg.vector_norm(torch.stack(list(norms)), self._norm_type))
 
-    def equals_the_original(self, result: Result) -> bool:
-        """Whether loss and gradient norms are, bit for bit, those that the incident holds."""
-        recorded = {bare(name): norm for name, norm in self.record.grad_norms.items()}
-        norms = {bare(name): norm for name, norm in result.norms.items()}
+    def matches_incident(self, result: Result) -> bool:
+        """Return whether loss and gradient norms equal those of the incident, bit for bit."""
+        recorded = {without_wrappers(name): norm for name, norm in self.record.grad_norms.items()}
+        norms = {without_wrappers(name): norm for name, norm in result.norms.items()}
         return (
             bool(recorded)
             and recorded.keys() <= norms.keys()

@@ -1,4 +1,4 @@
-"""The state of an incident, put back into the model and the generators of a workload."""
+"""Load the state of an incident into the model and the random generators of a workload."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ from torch import Tensor, nn
 from halfguard.errors import HalfguardError, RecordError, UsageError
 from halfguard.incident import Incident, decode
 from halfguard.precision.plans import apply_plan
-from halfguard.replaying.samples import mapped
+from halfguard.replaying.samples import map_tensors
+from halfguard.step.names import without_wrappers
 from halfguard.step.random_state import restore_random_state
 from halfguard.workload import Workload
 
 _MAX_PLAN_BYTES = 2**20
-# Wrappers that were around the model when it trained, and are not around that of the ENTRY.
-_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-
-
-def bare(name: str) -> str:
-    """A name in the model without the levels that DDP, FSDP and torch.compile put in between."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def load_model(workload: Workload, incident: Incident) -> nn.Module:
-    """The workload's model with plan, modes and weights of the incident, on its type of device."""
+    """Return the workload's model with plan, modes and weights of the incident, on its device type."""
     record = incident.record
     model = workload.model.to("cpu") if record.device == "cpu" else workload.model
     plan = record.config.get("plan")
@@ -34,9 +28,9 @@ def load_model(workload: Workload, incident: Incident) -> nn.Module:
         _apply_plan(model, plan)
     if record.weights:
         _load_weights(model, incident)
-    evaluating = {bare(name) for name in record.evaluating}
+    evaluating = {without_wrappers(name) for name in record.evaluating}
     for name, module in model.named_modules():
-        module.training = bare(name) not in evaluating
+        module.training = without_wrappers(name) not in evaluating
     return model
 
 
@@ -48,12 +42,12 @@ def _apply_plan(model: nn.Module, plan: str) -> None:
     except HalfguardError as error:
         raise UsageError(
             f"The step was run with the plan {plan!r}, which cannot be applied: {error.message}.",
-            cure="Run replay where that file is, by the same path.",
+            cure="Run replay on the machine that has that file, at the same path.",
         ) from error
 
 
 def _is_small_file(path: Path) -> bool:
-    # The path is the incident's, so a stranger's: it may lead to a device without an end.
+    # The path may come from a stranger: it may lead to an endless device file.
     try:
         return path.is_file() and path.stat().st_size < _MAX_PLAN_BYTES
     except (OSError, ValueError):
@@ -62,8 +56,8 @@ def _is_small_file(path: Path) -> bool:
 
 def _load_weights(model: nn.Module, incident: Incident) -> None:
     held = incident.tensors("model.")
-    names = {bare(name): name for name in model.state_dict()}
-    state = {names.get(bare(name), name): tensor for name, tensor in held.items()}
+    names = {without_wrappers(name): name for name in model.state_dict()}
+    state = {names.get(without_wrappers(name), name): tensor for name, tensor in held.items()}
     parameters = dict(model.named_parameters())
     for name, tensor in state.items():
         if name in parameters and parameters[name].dtype != tensor.dtype:
@@ -86,34 +80,34 @@ def _shortened(text: str, length: int = 600) -> str:
 
 
 def load_batches(incident: Incident, device: torch.device) -> tuple[list[Any], list[Any]]:
-    """The micro-batches, on the device, and the random state before each."""
+    """Return the micro-batches, on the device, and the random state before each."""
     tensors = {f"batch.{name}": tensor for name, tensor in incident.tensors("batch.").items()}
     tensors |= {f"rng.{name}": tensor for name, tensor in incident.tensors("rng.").items()}
     micro_batches = incident.record.micro_batches
     if not micro_batches or all(m.batch is None and m.rng is None for m in micro_batches):
         raise UsageError(
-            f"{incident.folder} holds no batch, so that its step cannot be repeated.",
-            cure="Use guard.step(loss_fn, batch), or name the batch: guard.backward(loss, "
-            "batch=batch). The incident still tells cause, scale and gradient norms.",
+            f"{incident.folder} holds no batch, so its step cannot be repeated.",
+            cure="Use guard.step(loss_fn, batch), or pass the batch: guard.backward(loss, "
+            "batch=batch). The incident still has cause, scale and gradient norms.",
         )
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device)
 
-    batches = [mapped(decode(micro.batch, tensors), move) for micro in micro_batches]
+    batches = [map_tensors(decode(micro.batch, tensors), move) for micro in micro_batches]
     states = [decode(micro.rng, tensors) for micro in micro_batches]
     return batches, [_usable(state) for state in states]
 
 
 def _usable(state: Any) -> Any:
-    """A random state that this machine can take; that of a GPU only where there is one."""
+    """Return the random state without that of an accelerator if there is none here."""
     if isinstance(state, dict) and not torch.accelerator.is_available():
         return {key: value for key, value in state.items() if key != "accelerator"}
     return state
 
 
-def restore_rng(state: Any) -> None:
-    """Put the generators where they were before a micro-batch."""
+def restore_generators(state: Any) -> None:
+    """Restore the generators to the state before a micro-batch."""
     if state is None:
         return
     try:

@@ -1,7 +1,7 @@
-"""A source line with stable operations written into it, as a patch that can be applied.
+"""Rewrite source lines to use stable operations, as a patch.
 
-Only what is certain is rewritten: a call of torch's function or method, a quotient, a root. What is called in
-a way that this file does not know is left alone, and then there is no patch.
+Only certain cases are rewritten: a call of torch's function or method, a quotient, a root. If a line is
+written in another way, there is no patch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SAME_ARGUMENTS = ("cross_entropy", "binary_cross_entropy")
 _ROUNDS = 8  # operations on one line
 
 
-def patched(names: Mapping[tuple[str, int], set[str]]) -> str:
-    """A unified diff that puts these operations of halfguard.ops into lines; empty if not certain.
+def make_patch(names: Mapping[tuple[str, int], set[str]]) -> str:
+    """Return a unified diff that writes operations of halfguard.ops into lines; empty if not certain.
 
-    ``names`` has, for a file and a line in it, the operations that are to stand there.
+    ``names`` maps a file and a line to the operations that the line should use.
     """
     files = {file: {} for file, _ in names}  # type: dict[str, dict[int, set[str]]]
     for (file, line), wanted in names.items():
@@ -34,7 +34,7 @@ def _diff(file: str, wanted: Mapping[int, set[str]]) -> str:
         before = after = Path(file).read_text("utf-8")
         for line, names in sorted(
             wanted.items(), reverse=True
-        ):  # from below: a statement may shrink
+        ):  # from the end: a statement may become shorter
             changed = _rewritten(after, line, names)
             if changed == after:
                 return ""

@@ -1,58 +1,44 @@
-"""Some samples of a batch, and the search for those that are to blame.
+"""Select samples of a batch, and search for those that cause the fault.
 
-A sample is a row that all tensors of a batch share. Samples are blamed by leaving them out: the search puts
-back as many as it can, halving what it cannot put back at once, and what remains outside brings the fault
-about. It never looks at a sample alone if it can help it, since a batch of one may break for its own reasons.
+A sample is a row that all tensors of a batch share. The search leaves samples out: it puts back as many as
+possible, halving the parts that cannot be put back at once. The samples that stay out cause the fault. Single
+samples are tried only within a larger batch, since a batch of one may fail for other reasons.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-MOST = 8  # samples; if more are needed, the fault is not that of single ones
+from halfguard.step.nested import batch_leaves, map_leaves
+
+MAX_BAD_SAMPLES = 8  # if more are needed, single samples are not the cause
 
 
-def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        return {key: mapped(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(mapped(value, change) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(mapped(value, change) for value in batch)
-    if isinstance(batch, SimpleNamespace):
-        return SimpleNamespace(**mapped(vars(batch), change))
-    return batch
+def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a copy of the batch with every tensor changed."""
+    return map_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def batch_size(batch: Any) -> int | None:
-    """How many samples a batch has, or None if its tensors do not agree."""
-    sizes: set[int] = set()
-
-    def note(tensor: Tensor) -> Tensor:
-        sizes.update(tensor.shape[:1])
-        return tensor
-
-    mapped(batch, note)
+    """Return the number of samples, or None if the tensors of the batch do not agree."""
+    tensors = [leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor)]
+    sizes = {size for tensor in tensors for size in tensor.shape[:1]}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def select(batch: Any, samples: tuple[int, ...]) -> Any:
-    """The same structure with these samples only."""
-    return mapped(batch, lambda tensor: tensor[list(samples)] if tensor.dim() else tensor)
+    """Return the batch with these samples only."""
+    return map_tensors(batch, lambda tensor: tensor[list(samples)] if tensor.dim() else tensor)
 
 
-def to_blame(size: int, is_good: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
-    """The samples without which the batch is good; empty if there are none such, or too many.
+def find_bad_samples(size: int, is_good: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
+    """Return the samples without which the batch is good; empty if there are none, or too many.
 
-    The widest parts come first, so that small ones are tried in good company.
+    Large parts come first, so that small ones are tried together with good samples.
     """
     kept: set[int] = set()
     outside: list[int] = []
@@ -65,10 +51,10 @@ def to_blame(size: int, is_good: Callable[[tuple[int, ...]], bool]) -> tuple[int
             parts.extend(_halves(part))
         else:
             outside += part
-            if len(outside) > min(MOST, size // 2):
+            if len(outside) > min(MAX_BAD_SAMPLES, size // 2):
                 return ()
-    # A fault of the whole, such as a sum over the batch, goes away with any samples that are left out. So
-    # these, with as many of the others as make up the size that was good, must be bad.
+    # A fault of the whole batch, such as a sum over it, disappears with any samples that are left out. So
+    # these samples must also fail in a batch of the size that was good.
     others = sorted(kept)[: size - 2 * len(outside)]
     return () if is_good(tuple(sorted([*others, *outside]))) else tuple(sorted(outside))
 

@@ -1,4 +1,7 @@
-"""What would have prevented it? Each change is made alone, and the step is really run with it."""
+"""Trials of possible cures: each change is made alone, and the step is run with it.
+
+This also finds the operation that made the first bad number of a step, unchanged or varied.
+"""
 
 from __future__ import annotations
 
@@ -6,86 +9,95 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from halfguard.precision.modes import Precision
-from halfguard.records.autopsy import Trial
-from halfguard.records.culprit import Culprit
-from halfguard.replaying.producer import first_bad_number
-from halfguard.replaying.replayed_step import ReplayedStep, Variation
-from halfguard.replaying.samples import batch_size, to_blame
-from halfguard.replaying.substitute import Place, Stable, Substitute
+from torch import Tensor
 
-_DOUBLINGS = 24  # how far down loss scales are looked for
-_CHANGES = 4  # lines or modules that are changed together
+from halfguard.precision_names import Precision
+from halfguard.records.autopsy import ReplayTrial
+from halfguard.records.culprit import Culprit
+from halfguard.replaying.gradients import scale_loss
+from halfguard.replaying.replayed_step import UNCHANGED, ReplayedStep, Variation
+from halfguard.replaying.samples import batch_size, find_bad_samples
+from halfguard.replaying.substitution import Place, StableForm, StableSubstitution
+from halfguard.tracing.first_nonfinite import find_first_nonfinite
+
+_DOUBLINGS = 24  # range of the search for a lower loss scale
+_CHANGES = 4  # largest number of lines or modules changed together
 
 
 @dataclass(frozen=True)
-class Apple:
-    """The samples that bring the fault about: which micro-batch, which rows, and the step without."""
+class BadSamples:
+    """The samples that cause the fault: their micro-batch, their rows, and the trial without them."""
 
     micro_batch: int
     samples: tuple[int, ...]
-    without: Trial
+    without: ReplayTrial
 
 
 class Trials:
-    """Runs variations of a step and writes down how each went."""
+    """Runs variations of a step and records the results."""
 
     def __init__(self, step: ReplayedStep, watch: Callable[[str], None] = lambda _: None) -> None:
         self.step = step
-        self.done: list[Trial] = []
+        self.done: list[ReplayTrial] = []
         self._watch = watch
 
-    def attempt(self, name: str, variation: Variation, note: str = "") -> Trial:
-        """Run one variation and write it down."""
+    def record_trial(self, name: str, variation: Variation, note: str = "") -> ReplayTrial:
+        """Run one variation and record the result."""
         trial = self.run(name, variation, note)
         self.done.append(trial)
         return trial
 
-    def run(self, name: str, variation: Variation, note: str = "") -> Trial:
-        """Run one variation; an error in it is a step that was not good, with its message."""
+    def run(self, name: str, variation: Variation, note: str = "") -> ReplayTrial:
+        """Run one variation; an exception makes it a bad trial with the message as note."""
         trial = self._run(name, variation, note)
         floor = self.step.scale_floor
         if trial.good or not isfinite(trial.loss) or variation.scale or floor >= self.step.scale:
             return trial
-        # The loss is cured and the gradients are not: that is where a dynamic loss scale falls by itself.
+        # The loss is finite and the gradients are not: a dynamic loss scale would fall by itself.
         lower = replace(variation, scale=floor)
-        again = self._run(name, lower, f"at loss scale {floor:g}, where a dynamic scale would go")
+        again = self._run(
+            name, lower, f"at loss scale {floor:g}, which a dynamic scale would reach"
+        )
         return again if again.good else trial
 
-    def _run(self, name: str, variation: Variation, note: str) -> Trial:
+    def _run(self, name: str, variation: Variation, note: str) -> ReplayTrial:
         self._watch(name)
         try:
             result = self.step.run(variation)
-        except Exception as error:  # noqa: BLE001 - the user's code, under a condition it never met
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            return Trial(name=name, good=False, note=said)
+        except Exception as error:  # noqa: BLE001 - the user's code, under changed conditions
+            message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            return ReplayTrial(name=name, good=False, note=message)
         if result.grad_norm == 0 and not note:
             note = "all gradients are 0: finite, but nothing is learnt"
-        return Trial(
+        return ReplayTrial(
             name=name,
-            good=result.within(self.step.limits),
+            good=result.is_good(self.step.limits),
             loss=result.loss.item(),
             grad_norm=result.grad_norm,
             note=note,
         )
 
-    # -- the counterfactuals
+    # -- one trial per kind of cure
 
-    def stable_operations(self, culprit: Culprit) -> tuple[Trial, dict[Place, set[Stable]]] | None:
-        """Stable forms on the culprit's line, then also where the next bad number is made.
+    def stable_operations(
+        self, culprit: Culprit
+    ) -> tuple[ReplayTrial, dict[Place, set[StableForm]]] | None:
+        """Try stable forms on the culprit's line, then also on the line of the next bad number.
 
-        None if there is no form for what stands on the first line.
+        Return None if the first line has no operation with a stable form.
         """
         culprits, best = [culprit], None
         while len(culprits) <= _CHANGES:
             places = [(c.file, c.line) for c in culprits]
-            substitute = Substitute(places)
+            substitute = StableSubstitution(places)
             name = f"stable operations for {', '.join(c.op for c in culprits)}"
-            trial = self.run(name, Variation(within=substitute))
-            if len(substitute.used) < len(set(places)):  # the last has no form: it changed nothing
+            trial = self.run(name, Variation(context=substitute))
+            if len(substitute.used) < len(set(places)):  # the last line has no stable form
                 break
             best = trial, substitute.used
-            found = None if trial.good else self._next(Variation(within=Substitute(places)))
+            found = (
+                None if trial.good else self._next(Variation(context=StableSubstitution(places)))
+            )
             if found is None or not found.file or (found.file, found.line) in places:
                 break
             culprits.append(found)
@@ -93,8 +105,8 @@ class Trials:
             self.done.append(best[0])
         return best
 
-    def islands(self, culprit: Culprit) -> tuple[Trial, tuple[str, ...]] | None:
-        """The culprit's module in FP32, with those that break next; else what surrounds it."""
+    def islands(self, culprit: Culprit) -> tuple[ReplayTrial, tuple[str, ...]] | None:
+        """Try the culprit's module in FP32, with those that fail next; else the modules around it."""
         paths: tuple[str, ...] = ()
         following: Culprit | None = culprit
         while following is not None and following.module and len(paths) < _CHANGES:
@@ -105,28 +117,30 @@ class Trials:
             if trial.good:
                 return trial, paths
             following = self._next(Variation(islands=paths))
-        for path in _outward(culprit.module or ""):
+        for path in _enclosing_modules(culprit.module or ""):
             trial = self._in_fp32((path,))
             if trial.good:
                 return trial, (path,)
         return None
 
-    def _in_fp32(self, paths: tuple[str, ...]) -> Trial:
-        return self.attempt(f"{' and '.join(map(repr, paths))} in FP32", Variation(islands=paths))
+    def _in_fp32(self, paths: tuple[str, ...]) -> ReplayTrial:
+        return self.record_trial(
+            f"{' and '.join(map(repr, paths))} in FP32", Variation(islands=paths)
+        )
 
     def _next(self, variation: Variation) -> Culprit | None:
-        """What breaks although something was changed, at the loss scale where a dynamic one would be."""
+        """Find the next culprit after a change, at the loss scale that a dynamic one would reach."""
         try:
-            return first_bad_number(self.step, replace(variation, scale=self.step.scale_floor))
-        except Exception:  # noqa: BLE001 - the user's code, under a condition it never met
+            return find_first_bad_number(self.step, replace(variation, scale=self.step.scale_floor))
+        except Exception:  # noqa: BLE001 - the user's code, under changed conditions
             return None
 
-    def lower_scale(self) -> tuple[Trial, float] | None:
-        """The largest loss scale below the step's own at which it is good."""
+    def lower_scale(self) -> tuple[ReplayTrial, float] | None:
+        """Find the largest lower loss scale at which the step is good."""
         lowest = _DOUBLINGS
         if not self._at(lowest).good:
             return None
-        failed = 0  # doublings below the step's scale: one that is not good, and one that is
+        failed = 0  # halvings of the step's scale: too few, and enough
         while lowest - failed > 1:
             middle = (lowest + failed) // 2
             failed, lowest = (failed, middle) if self._at(middle).good else (middle, lowest)
@@ -134,24 +148,22 @@ class Trials:
         self.done.append(trial)
         return trial, self.step.scale / 2.0**lowest
 
-    def _at(self, doublings: int) -> Trial:
+    def _at(self, doublings: int) -> ReplayTrial:
         scale = self.step.scale / 2.0**doublings
         return self.run(f"loss scale {scale:g}", Variation(scale=scale))
 
-    def precision(self, precision: Precision) -> Trial | None:
-        """The whole step in another precision; None if it is the one that it was run in."""
+    def precision(self, precision: Precision) -> ReplayTrial | None:
+        """Try the whole step in another precision; None if it is the step's own."""
         if precision is self.step.precision:
             return None
-        return self.attempt(f"the whole step in {precision}", Variation(precision=precision))
+        return self.record_trial(f"the whole step in {precision}", Variation(precision=precision))
 
-    def mended(self, name: str) -> Trial:
-        """The step with the bad numbers of one parameter or buffer set to 0."""
-        return self.attempt(f"{name} with its bad numbers set to 0", Variation(mended=(name,)))
+    def zeroed(self, name: str) -> ReplayTrial:
+        """Try the step with the non-finite numbers of one parameter or buffer set to 0."""
+        return self.record_trial(f"{name} with its bad numbers set to 0", Variation(zeroed=(name,)))
 
-    # -- the bad apple
-
-    def apple(self) -> Apple | None:
-        """The samples without which the step is good; None if single ones are not to blame."""
+    def bad_samples(self) -> BadSamples | None:
+        """Find the samples without which the step is good; None if single samples are not the cause."""
         for index, batch in enumerate(self.step.batches):
             size = batch_size(batch)
             alone = Variation(micro_batches=(index,))
@@ -162,25 +174,46 @@ class Trials:
                 name = f"{len(samples)} samples"
                 return bool(samples) and self.run(name, replace(alone, samples=samples)).good
 
-            samples = to_blame(size, is_good)
+            samples = find_bad_samples(size, is_good)
             if not samples:
                 return None
             rest = tuple(i for i in range(size) if i not in samples)
-            without = self.attempt(
-                f"the batch without {named(samples)}", replace(alone, samples=rest)
+            without = self.record_trial(
+                f"the batch without {describe_samples(samples)}", replace(alone, samples=rest)
             )
-            return Apple(index, samples, without)
+            return BadSamples(index, samples, without)
         return None
 
 
-def _outward(path: str) -> Iterator[str]:
-    """The modules around a module, innermost first; the whole model is no island."""
+def _enclosing_modules(path: str) -> Iterator[str]:
+    """Yield the modules around a module, innermost first, without the whole model."""
     while path := path.rpartition(".")[0]:
         yield path
 
 
-def named(samples: tuple[int, ...]) -> str:
-    """``sample 3``, ``samples 3 and 7``."""
+def describe_samples(samples: tuple[int, ...]) -> str:
+    """Return ``sample 3``, or ``samples 3 and 7``."""
     if len(samples) == 1:
         return f"sample {samples[0]}"
     return f"samples {', '.join(map(str, samples[:-1]))} and {samples[-1]}"
+
+
+def find_first_bad_number(step: ReplayedStep, variation: Variation = UNCHANGED) -> Culprit | None:
+    """Find the operation that made it, one micro-batch after the other; None if all are finite."""
+    with variation.context:
+        for index in range(len(step.batches)):
+            found = _in_micro_batch(step, index, variation)
+            if found is not None:
+                return found
+    return None
+
+
+def _in_micro_batch(step: ReplayedStep, index: int, variation: Variation) -> Culprit | None:
+    # Copy model and batch before watching: a copy of a bad number is not its origin.
+    model, batch = step.copy(variation), step.batch(index, variation)
+    scale = step.scale if variation.scale is None else variation.scale
+
+    def loss() -> Tensor:
+        return scale_loss(step.part(model, index, batch, variation), scale)
+
+    return find_first_nonfinite(loss, model)

@@ -1,15 +1,15 @@
-"""An autopsy as a page: what happened, where it began, what was tried, and what to do."""
+"""A replayed incident as a page: what happened, where it began, what was tried, and what to do."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from halfguard.records.autopsy import Autopsy, Trial
+from halfguard.records.autopsy import Autopsy, ReplayTrial
 from halfguard.records.culprit import Culprit, TensorRange
 from halfguard.records.step import Action, Cause
 from halfguard.report.blocks import Block, Code, Figure, Heading, Listing, Mono, Page, Table, Text
-from halfguard.report.ranges import draw
+from halfguard.report.ranges import draw_ranges
 
 _CAUSES = {
     Cause.FORWARD_OVERFLOW: "the loss was not finite",
@@ -20,36 +20,38 @@ _CAUSES = {
 }
 _ACTIONS = {
     Action.SKIP: "was skipped",
-    Action.RETRY: "was to be repeated in FP32",
+    Action.RETRY: "had to be repeated in FP32",
     Action.ROLL_BACK: "made the run go back to a snapshot",
     Action.HALT: "stopped the run",
 }
 _LANGUAGES = {"operation": "diff", "weights": "python"}
-_STOPS = 8  # modules of a way that are shown; the middle of a longer one is left out
+_SHOWN_MODULES = 8  # on the way to the loss; the middle of a longer way is left out
 
 
 def autopsy_page(autopsy: Autopsy) -> Page:
-    """All of it, ending in the recommendation."""
+    """Return the page of an autopsy; it ends with the recommendation."""
     cause = _CAUSES[autopsy.cause] if autopsy.cause else "of no known cause"
-    blocks: list[Block] = [*_in_short(autopsy), *_what_happened(autopsy), *_repeated(autopsy)]
+    blocks: list[Block] = [*_summary(autopsy), *_what_happened(autopsy), *_repeated(autopsy)]
     if autopsy.culprit is not None:
-        blocks += _culprit(autopsy.culprit, autopsy.way)
+        blocks += _origin(autopsy.culprit, autopsy.way)
     if autopsy.trials:
         blocks += _trials(autopsy)
     blocks += _recommendation(autopsy)
     return Page(f"Step {autopsy.step.step}: {cause}", blocks)
 
 
-def _in_short(autopsy: Autopsy) -> Iterator[Block]:
+def _summary(autopsy: Autopsy) -> Iterator[Block]:
     culprit, cure = autopsy.culprit, autopsy.cure
     if autopsy.reproduced == "no":
-        yield Text(["In short: run again, the step is good. What broke it did not come with it."])
+        yield Text(
+            ["In short: the repeated step is good. The incident does not contain the cause."]
+        )
     elif culprit is not None:
         subject = culprit.op if culprit.kind == "op" else culprit.name
-        did = "made the first bad number" if culprit.kind == "op" else "was bad already"
-        cured = f"Cured by: {cure.trial}." if cure else "Nothing that was tried cures it."
+        did = "made the first bad number" if culprit.kind == "op" else "was bad before the step"
+        fixed = f"Fixed by: {cure.trial}." if cure else "No change that was tried fixes it."
         yield Text(
-            ["In short: ", Mono(subject), f" {did}, ", *_module(culprit.module), f". {cured}"]
+            ["In short: ", Mono(subject), f" {did}, ", *_module(culprit.module), f". {fixed}"]
         )
 
 
@@ -66,54 +68,48 @@ def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
         ]
     )
     if step.culprits:
-        first = "not finite" if not math.isfinite(step.grad_norm) else "largest"
-        yield Text(
-            [
-                f"Gradients that were {first}: ",
-                *_joined([Mono(c) for c in step.culprits], ", "),
-                ".",
-            ]
-        )
+        which = "Largest" if math.isfinite(step.grad_norm) else "Nonfinite"
+        yield Text([f"{which} gradients: ", *_join([Mono(c) for c in step.culprits], ", "), "."])
     if step.batches:
-        yield Text(["The batch: ", *_joined(step.batches, "; "), "."])
+        yield Text(["The batch: ", *_join(step.batches, "; "), "."])
 
 
 def _repeated(autopsy: Autopsy) -> Iterator[Block]:
     yield Heading("Repeated")
-    said = {
-        "bitwise": "It broke again, the same way: the loss and the norm of every gradient are the recorded "
-        "ones, bit for bit.",
-        "same fault": "It broke again, though not bit for bit.",
-        "no": "It did not break again.",
+    result = {
+        "bitwise": "The step broke in the same way: loss and gradient norms are equal bit for bit.",
+        "same fault": "The step broke again, but not bit for bit.",
+        "no": "The step did not break again.",
     }
-    yield Text([f"Run in {autopsy.how}. {said[autopsy.reproduced]}"])
+    yield Text([f"Run in {autopsy.how}. {result[autopsy.reproduced]}"])
     if autopsy.differences:
-        yield Text(["What may differ from then:"])
+        yield Text(["Differences from the original run:"])
         yield Listing(autopsy.differences)
 
 
-def _culprit(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
+def _origin(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
     yield Heading("Where it began")
     where = _module(culprit.module)
     if culprit.kind == "op":
         ran = [" (torch ran ", Mono(culprit.kernel), ")"] if culprit.kernel else []
-        told = f" made the first bad number, in the {culprit.phase} pass"
-        yield Text([Mono(culprit.op), told, *ran, ", ", *where, "."])
+        phase = f" made the first bad number, in the {culprit.phase} pass"
+        yield Text([Mono(culprit.op), phase, *ran, ", ", *where, "."])
     else:
         kind = {"input": "The input"}.get(culprit.kind, f"The {culprit.kind}")
-        text = f" was not finite when the step began; first used {culprit.phase} by "
+        text = f" was not finite when the step began; first used in the {culprit.phase} pass by "
         yield Text([f"{kind} ", Mono(culprit.name), text, Mono(culprit.op), ", ", *where, "."])
     yield Code(f"{culprit.place}\n    {culprit.code}")
     ranges = [*culprit.inputs, *culprit.outputs]
     if ranges:
         heads = ("tensor", "shape", "dtype", "smallest", "largest", "not finite")
         yield Table(heads, [_range(part) for part in ranges])
-        caption = "Magnitudes of the finite numbers, on an axis of powers of two. Blue went in, red came out."
-        yield Figure(draw(culprit.inputs, culprit.outputs), caption)
+        caption = "Magnitudes of the finite values on a log2 axis. Blue: inputs. Red: outputs."
+        yield Figure(draw_ranges(culprit.inputs, culprit.outputs), caption)
     if way:
-        stops = [*way[: _STOPS // 2], "…", *way[-_STOPS // 2 :]] if len(way) > _STOPS else way
+        half = _SHOWN_MODULES // 2
+        stops = [*way[:half], "…", *way[-half:]] if len(way) > _SHOWN_MODULES else way
         named = [Mono(stop) if stop in way else stop for stop in stops]
-        yield Text(["From there it went through ", *_joined(named, " → "), " → the loss."])
+        yield Text(["It reached the loss through ", *_join(named, " → "), " → the loss."])
 
 
 def _module(module: str | None) -> list[str]:
@@ -131,7 +127,7 @@ def _range(part: TensorRange) -> list[str]:
 
 def _trials(autopsy: Autopsy) -> Iterator[Block]:
     yield Heading("What would have prevented it")
-    yield Text(["Each change alone, the step really run with it:"])
+    yield Text(["Each change was applied alone and the step was run again:"])
     yield Table(
         ("change", "step", "loss", "gradient norm", ""),
         [_trial(trial) for trial in autopsy.trials],
@@ -141,11 +137,11 @@ def _trials(autopsy: Autopsy) -> Iterator[Block]:
         shown = ", ".join(map(str, autopsy.samples))
         one = len(autopsy.samples) == 1
         text = f"Sample{'' if one else 's'} {shown} (counted from 0) of micro-batch {autopsy.micro_batch}"
-        yield Text([f"{text} {'brings' if one else 'bring'} it about."])
+        yield Text([f"{text} {'causes' if one else 'cause'} it."])
 
 
-def _trial(trial: Trial) -> list[str]:
-    # Without a run there are no numbers; a run with bad ones shows them.
+def _trial(trial: ReplayTrial) -> list[str]:
+    # A trial that did not run has no numbers. A trial that ran shows them, also if they are bad.
     failed = ":" in trial.note and math.isnan(trial.loss) and not trial.good
     numbers = ["", ""] if failed else [f"{trial.loss:.6g}", f"{trial.grad_norm:.6g}"]
     return [trial.name, "good" if trial.good else "bad", *numbers, trial.note]
@@ -153,19 +149,19 @@ def _trial(trial: Trial) -> list[str]:
 
 def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
     if autopsy.reproduced == "no":
-        yield Heading("What to suspect")
-        yield Text(["No cause is named, since none was seen. It may have been:"])
+        yield Heading("Possible causes")
+        yield Text(["No cause was seen. It may have been:"])
         yield Listing(autopsy.suspects)
         return
     yield Heading("Recommendation")
     if autopsy.cure is None:
-        yield Text(["Nothing that was tried makes this step good."], "bad")
+        yield Text(["No change that was tried makes this step good."], "bad")
         yield Text(
-            ["Change the computation where it began; the ranges above say what it cannot take."]
+            ["Change the computation where it began. The ranges above show what does not fit."]
         )
         return
     yield Text([autopsy.cure.sentence], "good")
-    yield Text(["Seen to work: ", autopsy.cure.trial, "."])
+    yield Text(["Tested: ", autopsy.cure.trial, "."])
     if autopsy.cure.patch:
         yield Code(autopsy.cure.patch, _LANGUAGES.get(autopsy.cure.what, "yaml"))
 
@@ -174,7 +170,7 @@ def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
-def _joined(parts: list[Mono] | list[str] | tuple[str, ...], between: str) -> list[str]:
+def _join(parts: list[Mono] | list[str] | tuple[str, ...], between: str) -> list[str]:
     joined: list[str] = []
     for part in parts:
         joined += [between, part] if joined else [part]

@@ -1,4 +1,4 @@
-"""What a page is made of. Text is plain here; how it is set off and escaped is each writer's business."""
+"""The blocks of a page. They hold plain text; each writer formats and escapes it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Mono(str):
 
 
 class Link(str):
-    """A path, as seen from the page, such as ``incidents/000123-r0``."""
+    """A path relative to the page, such as ``incidents/000123-r0``."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of what follows."""
+    """A section title."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; the parts are set one after the other."""
+    """A paragraph; its parts are joined without spaces."""
 
     parts: Sequence[str]
     tone: Tone = ""
@@ -38,14 +38,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Listing:
-    """Points, one below the other."""
+    """A bulleted list."""
 
     items: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under heads; ``tones`` has one entry a row."""
+    """A table; ``tones`` has one entry per row."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -62,7 +62,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing as SVG, made by this room alone, and what it shows for those who do not see it."""
+    """An SVG drawing with its caption. It is not escaped, so only this package may make one."""
 
     svg: str
     caption: str
@@ -73,14 +73,14 @@ Block = Heading | Text | Listing | Table | Code | Figure
 
 @dataclass(frozen=True)
 class Page:
-    """A title and what stands under it."""
+    """A title and blocks."""
 
     title: str
     blocks: Sequence[Block]
 
 
 def without_figures(blocks: Sequence[Block]) -> list[Block]:
-    """For writers that cannot draw: the drawings are left out, and titles that only stood over drawings."""
+    """Return ``blocks`` without drawings, and without headings that only had drawings under them."""
     kept: list[Block] = []
     for block in blocks:
         if isinstance(block, Figure):
@@ -92,6 +92,6 @@ def without_figures(blocks: Sequence[Block]) -> list[Block]:
 
 
 def clean(text: str) -> str:
-    """Text without characters that steer a terminal or a parser; an incident may be a stranger's."""
+    """Replace characters that control a terminal or a parser: an incident may come from somebody else."""
     kept = (c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return "".join(kept)

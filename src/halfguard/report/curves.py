@@ -1,8 +1,8 @@
-"""Curves over steps as SVG: a line a candidate, the spread of its seeds behind it, bad numbers marked.
+"""Curves over steps as SVG: one line per candidate, a band for the spread of its seeds.
 
-However long a run was, a curve is drawn from a few hundred columns, each with the mean, the lowest and the
-highest of its steps: the page stays small, and a spike of one step stays visible. A number that is not finite
-breaks the line and is marked at the upper edge.
+A curve of any length is drawn from a few hundred columns, each with the mean, the lowest and the highest of
+its steps. So the page stays small, and a spike of one step stays visible. A value that is not finite breaks
+the line and is marked at the upper edge.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from halfguard.report.axes import Axis, covering, plain, spans_decades
+from halfguard.report.axes import Axis, fit_axis, number_label, suits_log_axis
 from halfguard.report.blocks import clean
 
-COLUMNS = 320  # of a drawing; more could not be told apart
-COLOURS = 6
+COLUMNS = 320  # per drawing; a screen cannot show more
+LINE_COLOURS = 6
 _WIDTH, _HEIGHT = 720, 272
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 706, 52, 228
 
 
 @dataclass(frozen=True)
 class Column:
-    """Some neighbouring steps: where they lie, and what their numbers were."""
+    """Neighbouring steps: their position and their values."""
 
     step: float
     mean: float
     low: float
     high: float
-    bad: int = 0  # numbers that were not finite
+    nonfinite: int = 0  # number of values that were not finite
 
 
-Run = tuple[Sequence[float], Sequence[float]]  # steps, and a number for each
+Series = tuple[Sequence[float], Sequence[float]]  # steps, and one value for each
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; ``colour`` is its place in the palette."""
+    """One curve; ``colour`` is its index in the palette."""
 
     name: str
     columns: Sequence[Column]
@@ -47,17 +47,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a step: a tick at the lower edge, with its words as a tooltip."""
+    """An event at a step: a tick at the lower edge, with ``text`` as its tooltip."""
 
     step: float
     text: str
     bad: bool = True
 
 
-def columns(runs: Sequence[Run], count: int = COLUMNS) -> list[Column]:
-    """Several runs over their steps, ascending, gathered into at most ``count`` columns for all of them.
+def gather_columns(runs: Sequence[Series], count: int = COLUMNS) -> list[Column]:
+    """Gather several runs, each with ascending steps, into at most ``count`` columns.
 
-    Millions of numbers pass through here, so whole slices are looked at, never single numbers.
+    There may be millions of values, so this works on slices, not on single values.
     """
     runs = [run for run in runs if run[0]]
     if not runs:
@@ -73,38 +73,38 @@ def columns(runs: Sequence[Run], count: int = COLUMNS) -> list[Column]:
             if end > start
         ]
         if slices:
-            found.append(_gathered(slices))
+            found.append(_gather(slices))
         starts = ends
     return found
 
 
-def _gathered(slices: Sequence[Run]) -> Column:
+def _gather(slices: Sequence[Series]) -> Column:
     step = sum((steps[0] + steps[-1]) / 2 for steps, _ in slices) / len(slices)
-    good = [value for _, values in slices for value in _finite(values)]
-    bad = sum(len(values) for _, values in slices) - len(good)
+    good = [value for _, values in slices for value in _finite_values(values)]
+    nonfinite = sum(len(values) for _, values in slices) - len(good)
     if not good:
-        return Column(step, math.nan, math.nan, math.nan, bad)
-    return Column(step, _mean(good), min(good), max(good), bad)
+        return Column(step, math.nan, math.nan, math.nan, nonfinite)
+    return Column(step, _mean(good), min(good), max(good), nonfinite)
 
 
-def _finite(values: Sequence[float]) -> Sequence[float]:
+def _finite_values(values: Sequence[float]) -> Sequence[float]:
     try:
-        sane = math.isfinite(math.fsum(values))
-    except (OverflowError, ValueError):  # beyond the largest number, or infinities of both signs
-        sane = False
-    return values if sane else [value for value in values if math.isfinite(value)]
+        finite = math.isfinite(math.fsum(values))
+    except (OverflowError, ValueError):  # the sum overflows, or has infinities of both signs
+        finite = False
+    return values if finite else [value for value in values if math.isfinite(value)]
 
 
 def _mean(values: Sequence[float]) -> float:
     try:
         return math.fsum(values) / len(values)
-    except OverflowError:  # the sum is beyond the largest number, the mean is not
+    except OverflowError:  # the sum overflows, the mean does not
         largest = max(map(abs, values))
         return math.fsum(value / largest for value in values) / len(values) * largest
 
 
-def thinned(given: Sequence[Column], count: int = COLUMNS) -> list[Column]:
-    """At most ``count`` columns, of equal width, in the order of their steps."""
+def thin_columns(given: Sequence[Column], count: int = COLUMNS) -> list[Column]:
+    """Merge columns into at most ``count`` of equal width, in the order of their steps."""
     if not given:
         return []
     first, last = min(c.step for c in given), max(c.step for c in given)
@@ -112,46 +112,46 @@ def thinned(given: Sequence[Column], count: int = COLUMNS) -> list[Column]:
     gathered: dict[int, list[Column]] = {}
     for column in given:
         gathered.setdefault(int((column.step - first) // width), []).append(column)
-    return [_merged(part) for _, part in sorted(gathered.items())]
+    return [_merge(part) for _, part in sorted(gathered.items())]
 
 
-def point(step: float, value: float) -> Column:
-    """One number at one step."""
+def single_value(step: float, value: float) -> Column:
+    """Return a column for one value at one step."""
     if math.isfinite(value):
         return Column(step, value, value, value)
     return Column(step, math.nan, math.nan, math.nan, 1)
 
 
-def _merged(parts: list[Column]) -> Column:
+def _merge(parts: list[Column]) -> Column:
     if len(parts) == 1:
         return parts[0]
     step = sum(part.step for part in parts) / len(parts)
-    bad = sum(part.bad for part in parts)
+    nonfinite = sum(part.nonfinite for part in parts)
     good = [part for part in parts if not math.isnan(part.mean)]
     if not good:
-        return Column(step, math.nan, math.nan, math.nan, bad)
+        return Column(step, math.nan, math.nan, math.nan, nonfinite)
     mean = _mean([part.mean for part in good])
-    return Column(step, mean, min(p.low for p in good), max(p.high for p in good), bad)
+    return Column(step, mean, min(p.low for p in good), max(p.high for p in good), nonfinite)
 
 
-def draw(
+def draw_curves(
     lines: Sequence[Line],
     *,
     label: str,
     log: bool | None = None,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """The drawing; ``log`` is chosen by the numbers unless it is given."""
+    """Return the drawing; with ``log=None`` the values decide whether the axis is logarithmic."""
     numbers = [value for line in lines for c in line.columns for value in (c.low, c.high, c.mean)]
-    x = covering([c.step for line in lines for c in line.columns], _LEFT, _RIGHT)
-    logarithmic = spans_decades(numbers) if log is None else log
-    y = covering(numbers, _BOTTOM, _TOP, log=logarithmic)
+    x = fit_axis([c.step for line in lines for c in line.columns], _LEFT, _RIGHT)
+    logarithmic = suits_log_axis(numbers) if log is None else log
+    y = fit_axis(numbers, _BOTTOM, _TOP, log=logarithmic)
     shown = [line for line in lines if line.columns]
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(clean(label))}">',
         *_frame(x, y, label),
         *(piece for line in shown for piece in _band(line, x, y)),
-        # The first line, the baseline, is dashed and on top: what follows it exactly shows through.
+        # The first line, the baseline, is dashed and on top: a line that equals it stays visible in the gaps.
         *(piece for line in (*shown[1:], *shown[:1]) for piece in _line(line, x, y)),
         *(_mark(mark, x) for mark in marks),
         *_legend(shown),
@@ -164,51 +164,51 @@ def _frame(x: Axis, y: Axis, label: str) -> Iterator[str]:
     for value in y.ticks():
         place = y.at(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>'
-        yield f'<text class="soft end" x="{_LEFT - 7}" y="{place + 4:.1f}">{plain(value)}</text>'
+        yield f'<text class="soft end" x="{_LEFT - 7}" y="{place + 4:.1f}">{number_label(value)}</text>'
     for value in x.ticks(8):
         place = x.at(value)
         yield f'<line x1="{place:.1f}" x2="{place:.1f}" y1="{_BOTTOM}" y2="{_BOTTOM + 4}"/>'
-        yield f'<text class="soft mid" x="{place:.1f}" y="{_BOTTOM + 17}">{plain(value)}</text>'
+        yield f'<text class="soft mid" x="{place:.1f}" y="{_BOTTOM + 17}">{number_label(value)}</text>'
     yield f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>'
     yield f'<text class="soft mid" x="{(_LEFT + _RIGHT) / 2}" y="{_HEIGHT - 8}">step</text>'
-    told = f"{clean(label)}{', logarithmic' if y.log else ''}"
-    yield f'<text class="strong" x="4" y="14">{escape(told)}</text>'
+    title = f"{clean(label)}{', logarithmic' if y.log else ''}"
+    yield f'<text class="strong" x="4" y="14">{escape(title)}</text>'
 
 
-def _runs(line: Line) -> Iterator[list[Column]]:
-    """The stretches of a line between columns without any number."""
-    stretch: list[Column] = []
+def _unbroken_parts(line: Line) -> Iterator[list[Column]]:
+    """Yield the parts of a line between columns without a finite value."""
+    part: list[Column] = []
     for column in line.columns:
         if math.isnan(column.mean):
-            if stretch:
-                yield stretch
-            stretch = []
+            if part:
+                yield part
+            part = []
         else:
-            stretch.append(column)
-    if stretch:
-        yield stretch
+            part.append(column)
+    if part:
+        yield part
 
 
 def _band(line: Line, x: Axis, y: Axis) -> Iterator[str]:
-    for stretch in _runs(line):
-        if all(c.low == c.high for c in stretch):
+    for part in _unbroken_parts(line):
+        if all(c.low == c.high for c in part):
             continue
-        upper = [f"{x.at(c.step):.1f} {y.at(c.high):.1f}" for c in stretch]
-        lower = [f"{x.at(c.step):.1f} {y.at(c.low):.1f}" for c in reversed(stretch)]
-        yield f'<path class="band c{line.colour % COLOURS}" d="M{"L".join(upper + lower)}Z"/>'
+        upper = [f"{x.at(c.step):.1f} {y.at(c.high):.1f}" for c in part]
+        lower = [f"{x.at(c.step):.1f} {y.at(c.low):.1f}" for c in reversed(part)]
+        yield f'<path class="band c{line.colour % LINE_COLOURS}" d="M{"L".join(upper + lower)}Z"/>'
 
 
 def _line(line: Line, x: Axis, y: Axis) -> Iterator[str]:
-    colour = f"c{line.colour % COLOURS}"
-    for stretch in _runs(line):
-        places = [f"{x.at(c.step):.1f} {y.at(c.mean):.1f}" for c in stretch]
+    colour = f"c{line.colour % LINE_COLOURS}"
+    for part in _unbroken_parts(line):
+        places = [f"{x.at(c.step):.1f} {y.at(c.mean):.1f}" for c in part]
         if len(places) == 1:
-            where = x.at(stretch[0].step), y.at(stretch[0].mean)
+            where = x.at(part[0].step), y.at(part[0].mean)
             yield f'<circle class="dot {colour}" cx="{where[0]:.1f}" cy="{where[1]:.1f}" r="2.5"/>'
         else:
             yield f'<path class="curve {colour}" d="M{"L".join(places)}"/>'
     for column in line.columns:
-        if column.bad:
+        if column.nonfinite:
             place = x.at(column.step)
             yield f'<path class="dot {colour}" d="M{place - 3.5:.1f} {_TOP - 7}h7l-3.5 6z">'
             yield f"<title>{escape(clean(line.name))}, step {column.step:.0f}: not finite</title></path>"
@@ -225,11 +225,11 @@ def _mark(mark: Mark, x: Axis) -> str:
 def _legend(lines: Sequence[Line]) -> Iterator[str]:
     if len(lines) < 2:
         return
-    most = int((_RIGHT / len(lines) - 34) / 6.4)  # letters that fit, all names on one row
+    most = int((_RIGHT / len(lines) - 34) / 6.4)  # letters per name, so that all fit on one row
     place = 6.0
     for line in lines:
         name = clean(line.name).replace("\n", " ")
         name = name if len(name) <= max(most, 3) else f"{name[: max(most, 3) - 1]}…"
-        yield f'<path class="curve c{line.colour % COLOURS}" d="M{place:.1f} 28h16"/>'
+        yield f'<path class="curve c{line.colour % LINE_COLOURS}" d="M{place:.1f} 28h16"/>'
         yield f'<text x="{place + 20:.1f}" y="32">{escape(name)}</text>'
         place += 34 + 6.4 * len(name)

@@ -1,102 +1,113 @@
-"""The heat map as a PNG: a row a layer, a column a step, coloured by the bits of headroom.
+"""The heat map of a probe: one row per layer, one column per step, coloured by the bits of headroom.
 
-Rows are as tall as their names are, whatever the number of layers: the picture grows, the names do not
-shrink. Beyond ``ROWS`` layers those with the least headroom are shown.
+The page shows it as SVG, which needs no library: names are text that can be searched, and a cell shows its
+numbers when the mouse is over it. ``heat_map_png`` draws the same map with matplotlib, in the same colours.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
 
-from halfguard.errors import MissingExtraError
-from halfguard.records.files import write_whole
 from halfguard.records.ranges import LayerRange, ProbeReport, headroom
+from halfguard.report.axes import LETTER, Axis, display_width, shorten
+from halfguard.report.blocks import clean
 
-ROWS = 200
-WIDEST = 16.0  # bits: the colour of everything that has more
-_ROW, _NAME = 0.165, 0.075  # inches: the height of a row, the width of a character of its name
+ROWS = 200  # layers that are shown: the ones with the least headroom
+# Each colour stands for less headroom than its limit. All are visible on white and on dark backgrounds.
+HEADROOM_COLOURS = (
+    (0, "#c51b8a"), (1, "#a50026"), (2, "#d73027"), (3, "#f46d43"), (4, "#fdae61"),
+    (6, "#fee090"), (8, "#e0f3f8"), (12, "#abd9e9"), (math.inf, "#4575b4"),
+)  # fmt: skip
+_WIDTH, _TOP, _ROW, _GAP = 720, 56, 15, 18
+_NAME = 32  # letters of a layer's name
 
 
 def shown_layers(report: ProbeReport, rows: int = ROWS) -> list[LayerRange]:
-    """The layers in the order in which they ran; the tightest ones if there are too many."""
-    tight = sorted(report.layers, key=lambda layer: tightest(layer, report.best_scale))[:rows]
+    """Return at most ``rows`` layers, those with the least headroom, in the order in which they ran."""
+    tight = sorted(report.layers, key=lambda layer: least_headroom(layer, report.best_scale))[:rows]
     chosen = {layer.module for layer in tight}
     return [layer for layer in report.layers if layer.module in chosen]
 
 
-def tightest(layer: LayerRange, scale: float) -> float:
-    """The least headroom of a layer, forward or backward."""
+def least_headroom(layer: LayerRange, scale: float) -> float:
+    """Return the least headroom of a layer, forward or backward."""
     return min(layer.forward_headroom, layer.backward_headroom(scale))
 
 
-def save_png(report: ProbeReport, path: str | os.PathLike[str]) -> None:
-    """Draw the heat map; needs the extra ``report``."""
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("The heat map", "report") from error
-    layers = shown_layers(report)
-    names = [layer.module or "(model)" for layer in layers]
-    margin = 0.3 + _NAME * max(map(len, names), default=0)
-    panel = min(max(0.14 * report.steps, 2.4), 6.0)
-    above, below = 0.75, 1.05
-    height = above + below + _ROW * len(layers)
-    width = margin + 2 * panel + 0.35
-    figure = Figure(figsize=(width, height), dpi=120)
-    for column, (title, values) in enumerate(_panels(report, layers)):
-        left = (margin + column * (panel + 0.2)) / width
-        body = figure.add_axes((left, below / height, panel / width, 1 - (above + below) / height))
-        image = _draw(body, title, values, names if column == 0 else None)
-    bar = figure.add_axes((margin / width, 0.42 / height, 2 * panel / width, 0.12 / height))
-    colours = figure.colorbar(image, cax=bar, orientation="horizontal", extend="both")
-    colours.set_label("headroom in bits: doublings until FP16 overflows", fontsize=8)
-    bar.tick_params(labelsize=8)
-    figure.suptitle(_title(report), fontsize=10, y=1 - 0.12 / height, va="top")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    write_whole(path, buffer.getvalue())
-
-
-def _title(report: ProbeReport) -> str:
-    worst = min((layer.forward_headroom for layer in report.layers), default=math.inf)
-    steps = f"{report.steps} step{'s' * (report.steps != 1)}"
-    return f"Headroom over {steps} in {report.precision}; least forward: {worst:.1f} bits"
-
-
-def _panels(
+def panels(
     report: ProbeReport, layers: Sequence[LayerRange]
 ) -> list[tuple[str, list[list[float]]]]:
-    forward = [[headroom(value) for value in layer.forward] for layer in layers]
+    """Return the title of each half of the map, and its headroom by layer and step."""
     scale = report.best_scale
+    forward = [[headroom(value) for value in layer.forward] for layer in layers]
     backward = [[headroom(value * scale) for value in layer.backward] for layer in layers]
-    exponent = round(math.log2(scale))
-    return [("forward", forward), (f"backward at loss scale 2^{exponent}", backward)]
+    title = f"backward at loss scale 2^{round(math.log2(scale))}"
+    return [("forward", forward), (title, backward)]
 
 
-def _shown(bits: float) -> float:
-    """Within the colours; a gap where all values are zero, or none came: a backward pass that never was."""
-    return math.nan if bits == math.inf else min(max(bits, -1.0), WIDEST)
+def draw_heat_map(report: ProbeReport) -> str:
+    """Return the drawing as SVG, with its legend."""
+    layers = shown_layers(report)
+    names = [clean(layer.module or "(model)").replace("\n", " ") for layer in layers]
+    shown = [shorten(name, _NAME) for name in names]
+    left = 12 + LETTER * max(map(display_width, shown), default=0)
+    width = (_WIDTH - left - _GAP) / 2
+    bottom = _TOP + _ROW * len(layers)
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {bottom + 36}" role="img" aria-label="headroom of every layer">',
+        *_legend(),
+    ]
+    for row, (name, short) in enumerate(zip(names, shown, strict=True)):
+        full = f"<title>{escape(name)}</title>" if short != name else ""
+        place = f'x="{left - 8:.1f}" y="{_TOP + _ROW * row + 11}"'
+        parts.append(f'<text class="mono end" {place}>{full}{escape(short)}</text>')
+    for index, (title, values) in enumerate(panels(report, layers)):
+        start = left + index * (width + _GAP)
+        axis = Axis(0, max(report.steps, 1), start, start + width)
+        parts.append(f'<text class="strong" x="{start:.1f}" y="{_TOP - 8}">{title}</text>')
+        parts += [piece for row, bits in enumerate(values) for piece in _cells(bits, row, axis)]
+        parts += _steps(axis, bottom)
+    return "".join([*parts, "</svg>"])
 
 
-def _draw(axes: Any, title: str, values: list[list[float]], names: list[str] | None) -> Any:
-    from matplotlib import colormaps  # noqa: PLC0415
-    from matplotlib.colors import TwoSlopeNorm  # noqa: PLC0415
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+def _legend() -> Iterator[str]:
+    limits = [f"< {limit}" for limit, _ in HEADROOM_COLOURS[1:-1]]
+    labels = ["overflow", *limits, f"≥ {HEADROOM_COLOURS[-2][0]} bits", "no values"]
+    fills = [*(f'fill="{colour}"' for _, colour in HEADROOM_COLOURS), 'class="zero"']
+    place = 2.0
+    for fill, label in zip(fills, labels, strict=True):
+        yield f'<rect {fill} x="{place:.1f}" y="4" width="14" height="12"/>'
+        yield f'<text x="{place + 19:.1f}" y="14">{escape(label)}</text>'
+        place += 33 + 6.6 * len(label)
 
-    steps = max(map(len, values), default=0)
-    padded = [[_shown(bits) for bits in row] + [math.nan] * (steps - len(row)) for row in values]
-    colours = colormaps["RdYlBu"].with_extremes(under="black", bad="0.9")
-    norm = TwoSlopeNorm(vmin=0.0, vcenter=3.0, vmax=WIDEST)
-    image = axes.imshow(padded, aspect="auto", interpolation="nearest", cmap=colours, norm=norm)
-    axes.set_title(title, fontsize=9)
-    axes.set_xlabel("step", fontsize=8, labelpad=2)
-    axes.tick_params(labelsize=8, length=2)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
-    axes.set_yticks(range(len(values)), names or [""] * len(values), fontsize=8, family="monospace")
-    if names is None:
-        axes.tick_params(axis="y", length=0)
-    return image
+
+def _cells(values: Sequence[float], row: int, axis: Axis) -> Iterator[str]:
+    """Yield one rectangle for each series of steps of one colour, so that long runs stay small."""
+    for fill, cells in groupby(enumerate(values), key=lambda cell: _fill(cell[1])):
+        series = list(cells)
+        first, last, least = series[0][0], series[-1][0], min(bits for _, bits in series)
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        found = "no values" if least == math.inf else f"at least {least:.1f} bits"
+        x, width = axis.at(first), axis.at(last + 1) - axis.at(first)
+        place = f'x="{x:.2f}" y="{_TOP + _ROW * row}" width="{width:.2f}" height="{_ROW - 1}"'
+        yield f'<rect {fill} {place} shape-rendering="crispEdges">'
+        yield f"<title>{steps}: {'not finite' if least == -math.inf else found}</title></rect>"
+
+
+def _fill(bits: float) -> str:
+    # Headroom is infinite where all values are zero, or none came, as without a backward pass.
+    colour = next((colour for limit, colour in HEADROOM_COLOURS if bits < limit), None)
+    return f'fill="{colour}"' if colour else 'class="zero"'
+
+
+def _steps(axis: Axis, bottom: int) -> Iterator[str]:
+    for step in axis.ticks(5):
+        if step == int(step) and step < axis.high:
+            x = axis.at(step + 0.5)
+            yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
+            yield f'<text class="soft mid" x="{x:.1f}" y="{bottom + 17}">{step:.0f}</text>'
+    middle = (axis.start + axis.end) / 2
+    yield f'<text class="soft mid" x="{middle:.1f}" y="{bottom + 32}">step</text>'

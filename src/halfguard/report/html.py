@@ -1,4 +1,4 @@
-"""A page as one HTML file: no script, no font, no picture from elsewhere, readable in light and in dark."""
+"""A page as one self-contained HTML file: no scripts, nothing loaded, light and dark mode."""
 
 from __future__ import annotations
 
@@ -50,23 +50,21 @@ stroke-linejoin:round}svg .band{opacity:.18}svg .bar{stroke:var(--ink)}svg .poin
 svg .seed{fill:var(--soft)}svg .mark{stroke-width:2}svg .mark.bad{stroke:var(--bad)}
 svg .mark.mild{stroke:var(--mild)}svg .curve.c0{stroke-dasharray:5 3}a{color:var(--in)}
 """
-# One palette for lines and their bands; the first colour is the baseline's.
+# One palette for lines and their bands; the baseline has the first colour.
 STYLE += "".join(
     f"svg .curve.c{i}{{stroke:var(--c{i})}}svg .band.c{i},svg .dot.c{i}{{fill:var(--c{i})}}"
     for i in range(6)
 )
-
-
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def to_html(page: Page) -> str:
-    """The whole page as text."""
+    """Return the page as HTML text."""
     title = _text(page.title)
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
-        # Names come from strangers. They are escaped; and were one not, a browser would still run nothing.
+        # Names may come from somebody else. They are escaped; this header is a second defence.
         f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
         f"<title>{title}</title><style>{STYLE}</style></head><body>",
         f"<h1>{title}</h1>",
@@ -82,7 +80,7 @@ def _text(text: str) -> str:
 
 def _inline(text: str) -> str:
     if isinstance(text, Link):
-        # "./" and quoting: whatever the folder is called, this is a path and never a scheme.
+        # "./" and quoting make any folder name a path; it can never be read as a URL scheme.
         return f'<a href="./{quote(clean(text))}">{_text(text)}</a>'
     return f"<code>{_text(text)}</code>" if isinstance(text, Mono) else _text(text)
 

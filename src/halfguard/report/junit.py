@@ -1,17 +1,17 @@
-"""A verdict as JUnit XML: one test a candidate, so that any CI shows which of them fails and why."""
+"""A verdict as JUnit XML: one test per candidate, so that any CI system shows which one fails and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
 
-from halfguard.records.verdict import Comparison, Verdict, Word
+from halfguard.records.verdict import Comparison, Verdict, VerdictLabel
 from halfguard.report.blocks import clean
 
 
 def to_junit(verdict: Verdict) -> str:
-    """The whole file; every verdict but PASS is a failure, as it is for the exit code."""
-    failures = sum(comparison.word is not Word.PASS for comparison in verdict.comparisons)
+    """Return the file as text; every verdict other than PASS is a failure, as for the exit code."""
+    failures = sum(comparison.word is not VerdictLabel.PASS for comparison in verdict.comparisons)
     counts = f'tests="{len(verdict.comparisons)}" failures="{failures}" errors="0"'
     parts = [
         '<?xml version="1.0" encoding="UTF-8"?>',
@@ -27,11 +27,11 @@ def to_junit(verdict: Verdict) -> str:
 
 def _case(verdict: Verdict, row: Comparison) -> Iterator[str]:
     name = f'classname="{_text(verdict.study)}" name="{_text(row.candidate)}"'
-    if row.word is Word.PASS:
+    if row.word is VerdictLabel.PASS:
         yield f"<testcase {name}><system-out>{_text(row.reason)}</system-out></testcase>"
         return
-    told = f'type="{row.word}" message="{_text(f"{row.word}: {row.reason}")}"'
-    yield f"<testcase {name}><failure {told}>{_text(row.reason)}</failure></testcase>"
+    attributes = f'type="{row.word}" message="{_text(f"{row.word}: {row.reason}")}"'
+    yield f"<testcase {name}><failure {attributes}>{_text(row.reason)}</failure></testcase>"
 
 
 def _text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A page as Markdown: for an issue, a pull request, a chat. Drawings are left out."""
+"""A page as Markdown, for an issue, a pull request or a chat. Drawings are left out."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from halfguard.report.blocks import (
 
 
 def to_markdown(page: Page) -> str:
-    """The whole page as text."""
+    """Return the page as Markdown text."""
     parts = [f"# {_text(page.title)}", *map(_block, without_figures(page.blocks))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _text(text: str) -> str:
-    """Text in which nothing is markup, on one line."""
+    """Return text on one line, with all markup escaped."""
     flat = " ".join(clean(text).split("\n"))
     escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", flat).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"^([#>+-])", r"\\\1", escaped)
@@ -39,9 +39,8 @@ def _inline(text: str) -> str:
         return f"[{_text(text)}](./{quote(clean(text))})"
     if not isinstance(text, Mono) or not text.strip():
         return _text(text)
-    flat = " ".join(clean(text).split("\n")).replace(
-        "|", "¦"
-    )  # a bar would end the cell of a table
+    # A bar would end the cell of a table.
+    flat = " ".join(clean(text).split("\n")).replace("|", "¦")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", flat)), default=0))
     pad = " " if flat.startswith("`") or flat.endswith("`") else ""
     return f"{fence}{pad}{flat}{pad}{fence}"

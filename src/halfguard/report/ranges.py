@@ -1,7 +1,8 @@
-"""Ranges drawn against what FP16 holds: magnitudes on an axis of powers of two, one row a tensor.
+"""Ranges of tensors against the range of FP16: magnitudes on a log2 axis, one row per tensor.
 
-Of a range that has both signs, or zero in it, only the largest magnitude is known; its bar begins at the
-left edge. What lies beyond the axis is drawn to its end. Numbers that are not finite are counted at the end.
+Of a range that has both signs, or contains zero, only the largest magnitude is known: its bar begins at the
+left edge. A bar that goes beyond the axis is drawn to its end. Each row ends with the number of values that
+are not finite.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from halfguard.formats import FP16
 from halfguard.records.culprit import TensorRange
 from halfguard.report.blocks import clean
 
-SMALLEST, NORMAL, LARGEST = -24.0, -14.0, math.log2(65504)  # of FP16, as exponents
+# FP16's limits, as exponents of two.
+SMALLEST, NORMAL, LARGEST = map(
+    math.log2, (FP16.smallest_subnormal, FP16.smallest_normal, FP16.largest)
+)
 _LEFT, _WIDTH, _ROW, _TOP = 178, 700, 30, 42
-_PLOT, _COUNTS = 396, 586  # width of the axis, and where the counts stand
-_LOWEST = -28.0  # where the axis begins, as an exponent
+_PLOT, _COUNTS = 396, 586  # width of the axis, and position of the counts
+_LOWEST = -28.0  # start of the axis, as an exponent
 
 
-def draw(inputs: Sequence[TensorRange], outputs: Sequence[TensorRange]) -> str:
-    """The drawing as SVG."""
+def draw_ranges(inputs: Sequence[TensorRange], outputs: Sequence[TensorRange]) -> str:
+    """Return the drawing as SVG."""
     rows = [*((part, "in") for part in inputs), *((part, "out") for part in outputs)]
     highest = min(max([LARGEST + 8, *(_magnitudes(part)[1] for part, _ in rows)]) + 2, 130.0)
     axis = _Axis(highest)
@@ -45,7 +50,7 @@ class _Axis:
 
 
 def _magnitudes(part: TensorRange) -> tuple[float, float]:
-    """The smallest and the largest magnitude as exponents; minus infinity for zero, and for nothing."""
+    """Return the smallest and the largest magnitude as exponents; minus infinity for zero or no value."""
     if math.isnan(part.low):
         return -math.inf, -math.inf
     low, high = sorted((abs(part.low), abs(part.high)))
@@ -93,8 +98,8 @@ def _bar(axis: _Axis, index: int, part: TensorRange, kind: str) -> Iterator[str]
         yield f'<text class="mono" x="{_COUNTS}" y="{y + 11}">{counts}</text>'
     elif math.isfinite(part.low):
         largest = max(abs(part.low), abs(part.high))
-        said = f"up to {largest:.4g}" if largest else "all 0"
-        yield f'<text class="soft" x="{_COUNTS}" y="{y + 11}">{said}</text>'
+        label = f"up to {largest:.4g}" if largest else "all 0"
+        yield f'<text class="soft" x="{_COUNTS}" y="{y + 11}">{label}</text>'
 
 
 def _ticks(axis: _Axis, height: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What happened in a run, from its journal: in numbers, drawn, and every unusual step with its cause."""
+"""A run as a page: counts, curves, and every unusual step with its cause."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from halfguard.records.step import Action, Cause, RunInfo, StepRow, Summary
-from halfguard.report import stretches
 from halfguard.report.blocks import (
     Block,
     Code,
@@ -20,34 +19,35 @@ from halfguard.report.blocks import (
     Text,
     Tone,
 )
-from halfguard.report.curves import Line, Mark, draw, thinned
-from halfguard.report.story import Story
+from halfguard.report.curves import Line, Mark, draw_curves, thin_columns
+from halfguard.report.run_curves import grad_norm_columns, loss_columns, loss_scale_columns
+from halfguard.report.run_report import RunReport
 
-_SHOWN = 30  # unusual steps from the beginning, and as many from the end
-_MARKS = 400
+_SHOWN = 30  # unusual steps listed from the beginning, and as many from the end
+_MARKS = 200  # the same for marks in a drawing
 
 
-def run_page(story: Story, folder: str = ".") -> Page:
-    """The run on a page; ``folder`` is where it lies, seen from where the page will."""
-    summary = story.line.summary()
+def run_page(report: RunReport, folder: str = ".") -> Page:
+    """Return the page of a run; ``folder`` is the path from the page to the run, for links."""
+    summary = report.timeline.summary()
     blocks: list[Block] = [
-        *_in_short(story, summary),
-        *_drawn(story),
-        *_unusual(story, folder),
-        *_epochs(story.line.epochs.values()),
-        *_set_up(story.info),
+        *_summary(report, summary),
+        *_curves(report),
+        *_unusual_steps(report, folder),
+        *_epochs(report.timeline.epochs.values()),
+        *_environment(report.info),
     ]
-    return Page(f"Run {story.name}", blocks)
+    return Page(f"Run {report.name}", blocks)
 
 
-def _in_short(story: Story, summary: Summary) -> Iterator[Block]:
-    for problem in story.problems:
+def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
+    for problem in report.problems:
         yield Text([problem], "bad")
-    if not story.line.parts:
+    if not report.timeline.parts:
         yield Text(["No step has been written yet."])
         return
     skipped = sum(summary.skipped.values())
-    halted = any(row.action is Action.HALT for row in story.line.unusual[-1:])
+    halted = any(row.action is Action.HALT for row in report.timeline.unusual[-1:])
     tone: Tone = "bad" if halted else "good" if summary.steps == summary.applied else ""
     yield Text(
         [f"{summary.applied} of {summary.steps} steps were applied ({summary.success_rate:.2%})."],
@@ -59,91 +59,76 @@ def _in_short(story: Story, summary: Summary) -> Iterator[Block]:
     ]
     if summary.applied:
         facts.append(f"Gradient norms {summary.grad_norm_min:.3g} to {summary.grad_norm_max:.3g}.")
-    if story.line.resumed:
-        facts.append(f"Resumed {story.line.resumed} times; steps that were run again count once.")
+    if report.timeline.resumed:
+        facts.append(f"Resumed {report.timeline.resumed} times; a repeated step counts once.")
     yield Text([" ".join(facts)])
     if halted:
         yield Text(["The guard stopped this run."], "bad")
-    elif not story.line.closed:
-        yield Text(
-            ["The journal is not closed: the run is still going on, or it ended without a word."]
-        )
+    elif not report.timeline.closed:
+        yield Text(["The journal is not closed: the run is still going on, or it was killed."])
 
 
-def _drawn(story: Story) -> Iterator[Block]:
-    parts = story.line.parts
+def _curves(report: RunReport) -> Iterator[Block]:
+    parts = report.timeline.parts
     if not parts:
         return
     yield Heading("Over the steps")
-    marks = [
-        Mark(
-            row.step,
-            f"step {row.step}: {_word(row.action)}, {_word(row.cause)}",
-            bad=not _mild(row),
-        )
-        for row in _few(story.line.unusual, _MARKS // 2)
-    ]
-    ticks = " Ticks below are unusual steps." if marks else ""
-    for label, columns, told in (
-        (
-            "loss",
-            stretches.loss(parts),
-            "the mean of each stretch of healthy steps, and its highest.",
-        ),
-        (
-            "gradient norm",
-            stretches.norms(parts),
-            "from the lowest to the highest of each stretch.",
-        ),
-        ("loss scale", stretches.scales(parts), "as it was at the end of each stretch."),
+    marks = []
+    for row in _both_ends(report.timeline.unusual, _MARKS):
+        text = f"step {row.step}: {_label(row.action)}, {_label(row.cause)}"
+        marks.append(Mark(row.step, text, bad=not _is_harmless(row)))
+    ticks = " Ticks at the lower edge are unusual steps." if marks else ""
+    for label, columns, meaning in (
+        ("loss", loss_columns(parts), "mean and highest of each group of healthy steps."),
+        ("gradient norm", grad_norm_columns(parts), "lowest to highest of each group."),
+        ("loss scale", loss_scale_columns(parts), "at the end of each group."),
     ):
-        lines = [Line(label, thinned(columns), 1)]
+        lines = [Line(label, thin_columns(columns), 1)]
         log = None if label == "loss" else True
-        yield Figure(
-            draw(lines, label=label, log=log, marks=marks), f"{label.capitalize()}: {told}{ticks}"
-        )
+        drawing = draw_curves(lines, label=label, log=log, marks=marks)
+        yield Figure(drawing, f"{label.capitalize()}: {meaning}{ticks}")
 
 
-def _mild(row: StepRow) -> bool:
-    """What belongs to every healthy run: a scale that finds its level, a step mended on the spot."""
+def _is_harmless(row: StepRow) -> bool:
+    """Return whether healthy runs have such steps too: the scale adapts, a step is repeated in FP32."""
     return row.action is Action.RETRY or (
         row.action is Action.SKIP and row.cause is Cause.GRADIENT_OVERFLOW
     )
 
 
-def _unusual(story: Story, folder: str) -> Iterator[Block]:
-    rows = story.line.unusual
-    if not rows and not story.incidents:
+def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
+    rows = report.timeline.unusual
+    if not rows and not report.incidents:
         return
     yield Heading("Unusual steps")
     counts: dict[str, int] = {}
     for row in rows:
-        what = f"{_word(row.cause)}, {_word(row.action)}"
+        what = f"{_label(row.cause)}, {_label(row.action)}"
         counts[what] = counts.get(what, 0) + 1
     yield Text(["; ".join(f"{count} times {what}" for what, count in counts.items())])
-    shown = _few(rows, _SHOWN)
+    shown = _both_ends(rows, _SHOWN)
     heads = ("step", "action", "cause", "loss", "gradient norm", "scale", "worst", "incident")
-    tones: list[Tone] = ["" if _mild(row) else "bad" for row in shown]
-    yield Table(heads, [_step(row, story.incidents, folder) for row in shown], tones)
+    tones: list[Tone] = ["" if _is_harmless(row) else "bad" for row in shown]
+    yield Table(heads, [_step(row, report.incidents, folder) for row in shown], tones)
     if len(shown) < len(rows):
         yield Text([f"{len(rows) - len(shown)} in between are left out; steps.jsonl has them."])
-    kept = [name for names in story.incidents.values() for name in names]
+    kept = [name for names in report.incidents.values() for name in names]
     if kept:
-        yield Text(["Repeat one, and see what would have prevented it:"])
-        where = shlex.quote(f"{story.name}/incidents/{kept[0]}")
+        yield Text(["Replay one to find what would have prevented it:"])
+        where = shlex.quote(f"{report.name}/incidents/{kept[0]}")
         yield Code(f"halfguard replay {where}", "bash")
 
 
-def _few(rows: Sequence[StepRow], ends: int) -> list[StepRow]:
-    return list(rows) if len(rows) <= 2 * ends else [*rows[:ends], *rows[-ends:]]
+def _both_ends(rows: Sequence[StepRow], count: int) -> list[StepRow]:
+    return list(rows) if len(rows) <= 2 * count else [*rows[:count], *rows[-count:]]
 
 
 def _step(row: StepRow, incidents: dict[int, list[str]], folder: str) -> list[str]:
     kept = incidents.get(row.step)
     return [
         str(row.step),
-        _word(row.action),
-        _word(row.cause),
+        _label(row.action),
+        _label(row.cause),
         f"{row.loss:.4g}",
         f"{row.grad_norm:.4g}",
         f"{row.scale:g}",
@@ -169,14 +154,14 @@ def _epochs(summaries: Iterable[Summary]) -> Iterator[Block]:
         yield Table(("epoch", "steps", "applied", "skipped", "in FP32", "scale"), rows)
 
 
-def _set_up(info: RunInfo | None) -> Iterator[Block]:
+def _environment(info: RunInfo | None) -> Iterator[Block]:
     if info is None:
         return
-    yield Heading("Set-up")
+    yield Heading("Environment")
     facts = ", ".join(f"{name} {value}" for name, value in info.environment.items())
     yield Text([f"Started {info.started}; {facts}."])
     yield Code(json.dumps(info.config, default=str), "json")
 
 
-def _word(value: Action | Cause | None) -> str:
+def _label(value: Action | Cause | None) -> str:
     return "no known cause" if value is None else str(value).replace("_", " ")

@@ -1,4 +1,4 @@
-"""The rows of a run in the order of its steps, as they stand: after a resumed run the last word holds."""
+"""The rows of a run, ordered by step. If a resumed run wrote a step twice, the last row counts."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from halfguard.records.rows import Row
-from halfguard.records.step import Action, Cause, StepRow, Summary, WindowRow
+from halfguard.records.journal_rows import JournalRow
+from halfguard.records.step import Action, Cause, HealthyStepsRow, StepRow, Summary
 
 _APPLIED = (Action.APPLY, Action.RETRY)
 
 
 @dataclass
 class Timeline:
-    """Windows and unusual steps without overlap, the counts of epochs, and how often a run was resumed."""
+    """Groups of healthy steps and single unusual steps, without overlap; summaries of epochs."""
 
-    parts: list[StepRow | WindowRow] = field(default_factory=list)
+    parts: list[StepRow | HealthyStepsRow] = field(default_factory=list)
     epochs: dict[int, Summary] = field(default_factory=dict)
-    resumed: int = 0
-    closed: bool = False  # the run has written its last counts
+    resumed: int = 0  # how often
+    closed: bool = False  # the run has written its final summary
 
     @property
     def unusual(self) -> list[StepRow]:
-        """Every step that was not an ordinary one."""
+        """All unusual steps."""
         return [part for part in self.parts if isinstance(part, StepRow)]
 
     def summary(self) -> Summary:
-        """The counts of the whole run, from the rows that stand."""
+        """Return the counts of the whole run."""
         counts: dict[str, int] = {"steps": 0, "applied": 0, "retried": 0, "rollbacks": 0, "fell": 0}
         skipped: dict[Cause, int] = {}
         scale: float | None = None
@@ -37,7 +37,7 @@ class Timeline:
             counts["steps"] += number
             counts["fell"] += scale is not None and part.scale < scale
             scale = part.scale
-            if isinstance(part, WindowRow):
+            if isinstance(part, HealthyStepsRow):
                 counts["applied"] += number
                 norms += [part.grad_norm_min, part.grad_norm_max]
             elif part.action in _APPLIED:
@@ -48,7 +48,7 @@ class Timeline:
                 counts["rollbacks"] += 1
             elif part.cause is not None:
                 skipped[part.cause] = skipped.get(part.cause, 0) + 1
-        sane = [norm for norm in norms if norm == norm]  # noqa: PLR0124 - NaN widens no range
+        known = [norm for norm in norms if norm == norm]  # noqa: PLR0124 - NaN
         return Summary(
             steps=counts["steps"],
             applied=counts["applied"],
@@ -57,13 +57,13 @@ class Timeline:
             skipped=skipped,
             scale=1.0 if scale is None else scale,
             scale_reductions=counts["fell"],
-            grad_norm_min=min(sane, default=float("inf")),
-            grad_norm_max=max(sane, default=0.0),
+            grad_norm_min=min(known, default=float("inf")),
+            grad_norm_max=max(known, default=0.0),
         )
 
 
-def timeline(rows: Iterable[Row]) -> Timeline:
-    """Rows as they were written, a step possibly more than once, put in order."""
+def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
+    """Order rows by step; ``rows`` are in the order of writing and may hold a step more than once."""
     found, written = Timeline(), -1
     for row in rows:
         found.closed = isinstance(row, Summary) and row.epoch is None
@@ -73,19 +73,19 @@ def timeline(rows: Iterable[Row]) -> Timeline:
             continue
         found.resumed += _first(row) <= written
         written = _last(row)
-        _place(row, found.parts)
+        _insert(row, found.parts)
     return found
 
 
-def _first(row: StepRow | WindowRow) -> int:
+def _first(row: StepRow | HealthyStepsRow) -> int:
     return row.step if isinstance(row, StepRow) else row.first_step
 
 
-def _last(row: StepRow | WindowRow) -> int:
+def _last(row: StepRow | HealthyStepsRow) -> int:
     return row.step if isinstance(row, StepRow) else row.last_step
 
 
-def _place(row: StepRow | WindowRow, parts: list[StepRow | WindowRow]) -> None:
+def _insert(row: StepRow | HealthyStepsRow, parts: list[StepRow | HealthyStepsRow]) -> None:
     if not parts or _first(row) > _last(parts[-1]):
         parts.append(row)
         return
@@ -93,10 +93,10 @@ def _place(row: StepRow | WindowRow, parts: list[StepRow | WindowRow]) -> None:
     end = start
     while end < len(parts) and _first(parts[end]) <= _last(row):
         end += 1
-    kept: list[StepRow | WindowRow] = []
-    for part in parts[start:end]:  # a window that is only half covered keeps its other half
-        if isinstance(part, WindowRow) and part.first_step < _first(row):
+    kept: list[StepRow | HealthyStepsRow] = []
+    for part in parts[start:end]:  # a group that the new row covers in part keeps the rest
+        if isinstance(part, HealthyStepsRow) and part.first_step < _first(row):
             kept.append(part.model_copy(update={"last_step": _first(row) - 1}))
-        if isinstance(part, WindowRow) and part.last_step > _last(row):
+        if isinstance(part, HealthyStepsRow) and part.last_step > _last(row):
             kept.append(part.model_copy(update={"first_step": _last(row) + 1}))
     parts[start:end] = sorted([*kept, row], key=_first)

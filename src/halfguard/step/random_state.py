@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +41,31 @@ def restore_random_state(states: dict[str, Any]) -> None:
 
         name, keys, *rest = states["numpy"]
         np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+
+
+@contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Let the block draw or seed as it likes, on every device; afterwards all generators are as they were."""
+    accelerator = torch.accelerator.current_accelerator()
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    states = capture_random_state()
+    kind = "cuda" if accelerator is None else accelerator.type
+    try:
+        with torch.random.fork_rng(devices=list(range(count)), device_type=kind):
+            yield
+    finally:
+        restore_random_state(states)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python, NumPy (if it is in use) and torch on every device for the block."""
+    with preserved_random_state():
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+        yield
 
 
 def _accelerator() -> Any:

@@ -1,4 +1,4 @@
-"""Sensors: what a model's tensors look like while it trains, and which operation broke them."""
+"""Sensors: ranges of a model's tensors while it trains, and the operation that made the first bad number."""
 
 from halfguard.records.culprit import Culprit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite

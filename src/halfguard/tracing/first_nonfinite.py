@@ -1,12 +1,12 @@
-"""``find_first_nonfinite``: run a step once more, slowly, and name the operation that broke it.
+"""``find_first_nonfinite``: run a step again, slowly, and find the operation that made the first bad number.
 
-The producer, not the propagators: an operation is named if its inputs were finite and its output was not,
-and if that output reached the loss or a gradient. A bad number that nobody used is not reported.
+It reports the producer, not the operations that pass the number on: the inputs were finite, the output was
+not, and the output reached the loss or a gradient. A bad number that is never used is not reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,27 +14,29 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
-from halfguard.records.culprit import Culprit, Kind
-from halfguard.tracing.modules import ModuleStack
-from halfguard.tracing.origins import Origin, Origins, checkable, is_finite
-from halfguard.tracing.watch import Watch
+from halfguard.records.culprit import Culprit, CulpritKind
+from halfguard.step.loss import find_loss
+from halfguard.step.random_state import preserved_random_state
+from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.operation_watch import OperationWatch
+from halfguard.tracing.origins import Origin, Origins, can_check, is_finite
 
 
 def find_first_nonfinite(fn: Callable[[], object], model: nn.Module) -> Culprit | None:
-    """Run ``fn`` and its backward pass; None if the loss and all gradients are finite.
+    """Run ``fn`` and its backward pass; return None if the loss and all gradients are finite.
 
     ``fn()`` returns the loss, or a mapping with a ``"loss"``; if it runs the backward pass itself it may
-    return None. Gradients, buffers and torch's random state are put back afterwards.
+    return None. Gradients, buffers and random state are restored afterwards.
     """
     modules = ModuleStack()
-    watch = Watch(modules, _step.__code__)
-    with _untouched(model), modules.following(model):
+    watch = OperationWatch(modules, _step.__code__)
+    with _restored(model), modules.tracking(model):
         _register(model, watch.origins)
         try:
             with watch:
                 loss = _step(fn)
         except Exception:
-            # A loop that raises at a bad loss is answered as well; its own mistakes are its own.
+            # A loop may raise because the loss is bad; other exceptions are raised again.
             if watch.last is None:
                 raise
             return watch.last.culprit
@@ -46,7 +48,7 @@ def find_first_nonfinite(fn: Callable[[], object], model: nn.Module) -> Culprit 
 
 def _step(fn: Callable[[], object]) -> Tensor | None:
     result = fn()
-    loss = result.get("loss") if isinstance(result, Mapping) else result
+    loss = find_loss(result)
     if loss is None:
         return None
     if not isinstance(loss, Tensor):
@@ -59,12 +61,14 @@ def _step(fn: Callable[[], object]) -> Tensor | None:
     return loss
 
 
-def _origin_of_result(model: nn.Module, loss: Tensor | None, watch: Watch) -> Origin | None:
-    """The earliest origin of what is bad in the end: the loss, or else a gradient."""
+def _origin_of_result(
+    model: nn.Module, loss: Tensor | None, watch: OperationWatch
+) -> Origin | None:
+    """Return the earliest origin of a bad loss or, if the loss is finite, of bad gradients."""
     if loss is not None and not is_finite(loss.detach()):
         return watch.origins.get(loss) or watch.last
     grads = [parameter.grad for parameter in model.parameters()]
-    bad = [grad for grad in grads if checkable(grad) and not is_finite(grad)]
+    bad = [grad for grad in grads if can_check(grad) and not is_finite(grad)]
     if not bad:
         return None
     found = [origin for grad in bad if (origin := watch.origins.get(grad)) is not None]
@@ -72,12 +76,12 @@ def _origin_of_result(model: nn.Module, loss: Tensor | None, watch: Watch) -> Or
 
 
 def _register(model: nn.Module, origins: Origins) -> None:
-    """Parameters and buffers that are bad before the step begins; a mask of -inf is not."""
-    residents: list[tuple[Kind, str, Tensor]] = []
+    """Set the origin of parameters and buffers that are bad before the step; a mask of -inf is intended."""
+    residents: list[tuple[CulpritKind, str, Tensor]] = []
     residents += [("parameter", *item) for item in model.named_parameters()]
     residents += [("buffer", *item) for item in model.named_buffers()]
     for kind, name, tensor in residents:
-        if checkable(tensor) and not is_finite(tensor):
+        if can_check(tensor) and not is_finite(tensor):
             dtype = str(tensor.dtype).removeprefix("torch.")
             culprit = Culprit(kind, "", "forward", None, "", 0, "", name=name, dtype=dtype)
             mask = kind == "buffer" and bool((tensor.isfinite() | tensor.isneginf()).all())
@@ -85,15 +89,14 @@ def _register(model: nn.Module, origins: Origins) -> None:
 
 
 @contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Put back what a step changes: gradients, buffers, random state."""
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Restore after the block what a step changes: gradients, buffers, random state."""
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     for parameter, _ in grads:
         parameter.grad = None
     try:
-        with torch.random.fork_rng(devices=sorted(devices)):
+        with preserved_random_state():
             yield
     finally:
         for parameter, grad in grads:

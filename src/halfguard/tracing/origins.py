@@ -1,8 +1,8 @@
-"""Which bad number came from where: an origin for every storage that holds one.
+"""The origin of every non-finite number, attached to the storage that holds it.
 
-Numbers travel: through views, saved tensors, in-place writes. What they share is the storage, so that is
-what an origin is attached to. A storage is held weakly, and by the weak reference its identity cannot be
-given to another one.
+Numbers move through views, saved tensors and in-place writes. These share the storage, so an origin is
+attached to the storage. A storage is held by a weak reference, which also keeps its identity from being
+reused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from halfguard.records.culprit import Culprit, TensorRange
 
-# Operations that put in the constant they are given. An infinity from one of them is meant, such as a mask.
+# Operations that write a given constant. An infinity from one of them is intended, such as a mask.
 FILLS = frozenset(
     {
         *("masked_fill", "masked_fill_", "fill", "fill_", "full", "full_like", "new_full", "where"),
@@ -24,14 +24,14 @@ FILLS = frozenset(
         *("index_fill_", "scatter", "scatter_"),
     }
 )
-# Memory that nobody has written yet holds anything at all.
+# Uninitialized memory may hold any number.
 UNWRITTEN = frozenset(
     {
         *("empty", "empty_like", "empty_permuted", "empty_strided"),
         *("new_empty", "new_empty_strided"),
     }
 )
-# In-place operations that do not read what they overwrite.
+# In-place operations that do not read the tensor that they overwrite.
 OVERWRITES = frozenset(
     {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}
 )
@@ -39,7 +39,7 @@ OVERWRITES = frozenset(
 
 @dataclass(slots=True)
 class Origin:
-    """Where a bad number was made, and whether an infinity was put there on purpose."""
+    """The operation that made a bad number; ``intended`` for an infinity written on purpose."""
 
     index: int
     intended: bool
@@ -47,7 +47,7 @@ class Origin:
 
 
 class Origins:
-    """The storages that are known to hold numbers which are not finite."""
+    """The storages that hold non-finite numbers, each with its origin."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[StorageWeakRef, Origin]] = {}
@@ -55,36 +55,36 @@ class Origins:
         self._count = 0
 
     def new(self, culprit: Culprit, *, intended: bool = False) -> Origin:
-        """A new origin, later than all before it."""
+        """Return a new origin, later than all others."""
         self._count += 1
         return Origin(self._count, intended, culprit)
 
     def put(self, tensor: Tensor, origin: Origin) -> None:
-        """Note where the bad numbers of a tensor came from."""
+        """Set the origin of the bad numbers of a tensor."""
         reference = _weak(tensor)
         self._of[reference.cdata] = reference, origin
         self._unwritten.pop(reference.cdata, None)
 
     def get(self, tensor: Tensor) -> Origin | None:
-        """Where they came from, if that is known."""
+        """Return the origin of the bad numbers of a tensor, if it is known."""
         found = self._of.get(tensor.untyped_storage()._cdata)
         return None if found is None else found[1]
 
     def clear(self, tensor: Tensor) -> None:
-        """A tensor was found finite; if it is all of its storage, nothing bad is left there."""
+        """Forget the origin of a finite tensor, if it covers its whole storage."""
         storage = tensor.untyped_storage()
         if storage.nbytes() == tensor.numel() * tensor.element_size():
             self._of.pop(storage._cdata, None)
             self._unwritten.pop(storage._cdata, None)
 
     def mark_unwritten(self, tensor: Tensor) -> None:
-        """Note memory that was reserved but not written."""
+        """Mark the storage of a tensor as uninitialized."""
         reference = _weak(tensor)
         self._of.pop(reference.cdata, None)
         self._unwritten[reference.cdata] = reference
 
     def is_unwritten(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in such memory."""
+        """Return whether the storage of a tensor is uninitialized."""
         return tensor.untyped_storage()._cdata in self._unwritten
 
 
@@ -92,26 +92,28 @@ def _weak(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def checkable(value: object) -> TypeGuard[Tensor]:
-    """Whether a value is a tensor that can hold a number which is not finite, and can be looked at."""
+def can_check(value: object) -> TypeGuard[Tensor]:
+    """Return whether a value is a tensor that can hold a non-finite number and can be read."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
         return False
-    if hasattr(value, "__tensor_flatten__"):  # a DTensor, say: its inner tensors pass by as well
+    if hasattr(
+        value, "__tensor_flatten__"
+    ):  # a DTensor, for example: its inner tensors are seen as well
         return False
     return (value.is_floating_point() or value.is_complex()) and value.numel() > 0
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite; waits for the device."""
+    """Return whether all values are finite. This waits for the device."""
     return bool(torch.isfinite(tensor).all())
 
 
 def has_nan(tensor: Tensor) -> bool:
-    """Whether a value is NaN; waits for the device."""
+    """Return whether a value is NaN. This waits for the device."""
     return bool(torch.isnan(tensor).any())
 
 
-def range_of(name: str, tensor: Tensor) -> TensorRange:
+def measure_range(name: str, tensor: Tensor) -> TensorRange:
     """Read a tensor's range on the host; magnitudes if it is complex."""
     values = (tensor.abs() if tensor.is_complex() else tensor).detach().float()
     finite = values[torch.isfinite(values)]

@@ -1,8 +1,8 @@
-"""Statistics of one step: taken where the tensors are, fetched together when the step ends.
+"""Statistics of one step: computed on the device of each tensor, copied together when the step ends.
 
-A tensor is reduced the moment it is seen. Keeping it until the step ends would hold memory that autograd
-gives back, and would see what an in-place operation made of it. "health" is one reduction, the smallest
-and the largest value, in which NaN and infinity survive; "range" adds the histogram of exponents.
+A tensor is reduced as soon as it is seen. Keeping it until the end of the step would hold memory that
+autograd frees, and an in-place operation could change it. "health" is one reduction, the smallest and the
+largest value, which keeps NaN and infinity; "range" adds the histogram of exponents.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from halfguard.numerics.blocks import wide
-from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_of, histogram
-from halfguard.records.trace import LayerStats, Place
+from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_index, histogram
+from halfguard.numerics.tensor_rows import statistics_dtype
+from halfguard.records.trace import LayerStats, TensorPlace
 
 Detail = Literal["health", "range"]
-Key = tuple[str, Place, str]
+Key = tuple[str, TensorPlace, str]
 
 
-class Row(NamedTuple):
-    """One tensor seen: to whom it belongs, and its statistics on the device."""
+class TensorStatistics(NamedTuple):
+    """The statistics of one tensor, still on the device, and its place in the model."""
 
     key: Key
     dtype: torch.dtype
     numel: int
     low: Tensor
     high: Tensor
-    counts: Tensor | None  # one a bin, for "range"
+    counts: Tensor | None  # one per bin, for "range"
 
 
-def measure(key: Key, tensor: Tensor, detail: Detail) -> Row:
+def measure(key: Key, tensor: Tensor, detail: Detail) -> TensorStatistics:
     """Reduce one tensor on its device, without waiting for it."""
     to_local = getattr(tensor, "to_local", None)  # the shard of a DTensor
     local: Tensor = (tensor if to_local is None else to_local()).detach()
     low, high = torch.aminmax(local)
     counts = count_binades(local) if detail == "range" else None
-    return Row(key, local.dtype, local.numel(), low, high, counts)
+    return TensorStatistics(key, local.dtype, local.numel(), low, high, counts)
 
 
-def fetch(rows: list[Row]) -> tuple[LayerStats, ...]:
-    """Bring all statistics to the host, one transfer a device, and merge the calls of each module."""
-    by_device: dict[torch.device, list[Row]] = {}
+def fetch(rows: list[TensorStatistics]) -> tuple[LayerStats, ...]:
+    """Copy all statistics to the host, one transfer per device, and merge the calls of each module."""
+    by_device: dict[torch.device, list[TensorStatistics]] = {}
     for row in rows:
         by_device.setdefault(row.low.device, []).append(row)
     numbers: dict[int, list[float]] = {}
     for device, some in by_device.items():
-        lines = _lines(some, wide(device))
+        lines = _lines(some, statistics_dtype(device))
         numbers |= {id(row): line for row, line in zip(some, lines, strict=True)}
-    by_key: dict[Key, list[Row]] = {}
+    by_key: dict[Key, list[TensorStatistics]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append(row)
     return tuple(_merge(some, [numbers[id(row)] for row in some]) for some in by_key.values())
 
 
-def _lines(rows: list[Row], dtype: torch.dtype) -> list[list[float]]:
-    """Low, high and counts of each row, by one transfer: here the host waits for the device."""
+def _lines(rows: list[TensorStatistics], dtype: torch.dtype) -> list[list[float]]:
+    """Return low, high and counts of each row, by one transfer; here the host waits for the device."""
     ends = [end for row in rows for end in (row.low, row.high)]
     by_dtype: dict[torch.dtype, list[int]] = {}
     for position, end in enumerate(ends):
@@ -76,7 +76,7 @@ def _lines(rows: list[Row], dtype: torch.dtype) -> list[list[float]]:
 
 
 def count_binades(tensor: Tensor) -> Tensor:
-    """The row of ``numerics.histogram`` for one tensor.
+    """Return the counts of ``numerics.histogram`` for one tensor.
 
     On a CPU the exponent is read from the bits, at a tenth of the cost. The one difference: values below
     the smallest normal of float32, 2**-126, are all counted in the bin of 2**-127.
@@ -90,16 +90,16 @@ def count_binades(tensor: Tensor) -> Tensor:
     zeros = values.numel() - torch.count_nonzero(values) if tiny else 0
     nans = torch.count_nonzero(values.isnan()) if huge else 0
     counts = torch.zeros(BINS, dtype=torch.int64)
-    counts[bin_of(-126) : bin_of(127) + 1] = found[1:255]
-    counts[ZERO], counts[bin_of(-127)] = zeros, found[0] - zeros
+    counts[bin_index(-126) : bin_index(127) + 1] = found[1:255]
+    counts[ZERO], counts[bin_index(-127)] = zeros, found[0] - zeros
     counts[INFINITE], counts[NAN] = found[255] - nans, nans
     return counts
 
 
-def _merge(rows: list[Row], numbers: list[list[float]]) -> LayerStats:
+def _merge(rows: list[TensorStatistics], numbers: list[list[float]]) -> LayerStats:
     module, place, name = rows[0].key
     calls = len(rows)
-    if place == "param_grad":  # a gradient accumulates by itself: the last one holds them all
+    if place == "param_grad":  # gradients accumulate: the last one is the sum
         rows, numbers = rows[-1:], numbers[-1:]
     bins: dict[int, int] = {}
     for line in numbers:
@@ -120,7 +120,7 @@ def _merge(rows: list[Row], numbers: list[list[float]]) -> LayerStats:
 
 
 def _largest(values: Iterable[float]) -> float:
-    """The maximum, or NaN if one of them is: Python's max drops it."""
+    """Return the maximum, or NaN if any value is NaN, which Python's max may drop."""
     largest = -inf
     for value in values:
         if isnan(value):

@@ -1,4 +1,4 @@
-"""The user's own line: the innermost frame that is neither torch's nor halfguard's."""
+"""The user's line: the innermost frame that belongs neither to torch nor to halfguard."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DYNAMO = str(Path(_TORCH, "_dynamo", "eval_frame.py"))
 _CHECKPOINT = str(Path(_TORCH, "utils", "checkpoint.py"))
 
 
-# Beneath this call of torch's the engine runs; what stands above it only asked for the backward pass.
+# The autograd engine runs below this call; frames above it only started the backward pass.
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A line of code, and what stood between it and the caller."""
+class SourceLine:
+    """A line of code; was it called from a compiled or a recomputed region?"""
 
     file: str = ""
     line: int = 0
@@ -39,7 +39,7 @@ class Source:
 
 
 def user_frame(outermost: CodeType) -> FrameType | None:
-    """The innermost frame of the user inside the call of ``outermost`` or of the engine, if any."""
+    """Return the innermost frame of the user inside ``outermost`` or the engine, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code not in (outermost, ENGINE):
         if not _is_machinery(frame.f_code.co_filename):
@@ -48,20 +48,20 @@ def user_frame(outermost: CodeType) -> FrameType | None:
     return None
 
 
-def source_of(frame: FrameType, outermost: CodeType) -> Source:
-    """Where a frame is, and whether a compiled or a checkpointed region called it."""
+def locate_frame(frame: FrameType, outermost: CodeType) -> SourceLine:
+    """Return the line of a frame, and whether a compiled or checkpointed region called it."""
     compiled = recomputed = False
     caller = frame.f_back
     while caller is not None and caller.f_code not in (outermost, ENGINE):
         code, caller = caller.f_code, caller.f_back
-        # The same file switches compilation off for regions that torch never compiles.
+        # The same file also runs regions that torch never compiles.
         compiled |= code.co_filename == _DYNAMO and "DisableContext" not in code.co_qualname
         recomputed |= code.co_filename == _CHECKPOINT
-    return Source(frame.f_code.co_filename, frame.f_lineno, compiled, recomputed)
+    return SourceLine(frame.f_code.co_filename, frame.f_lineno, compiled, recomputed)
 
 
-def name_in(frame: FrameType | None, wanted: Callable[[object], bool]) -> str:
-    """What the user calls a value: a local variable of the frame, or an entry of one."""
+def find_user_name(frame: FrameType | None, wanted: Callable[[object], bool]) -> str:
+    """Return the user's name of a value: a local variable of the frame, or an entry of one."""
     for name, value in frame.f_locals.items() if frame is not None else ():
         if wanted(value):
             return name

@@ -1,7 +1,7 @@
 """``trace(model)``: the range of every layer's outputs and gradients, step by step.
 
-Hooks are on the model only during a sampled step; between two of them it is untouched. A step ends where
-the caller says so, at ``tracer.step()``: only the caller knows how many micro-batches it had.
+The model has hooks only during a sampled step. A step ends when the caller calls ``tracer.step()``: only the
+caller knows how many micro-batches it had.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from halfguard.errors import UsageError
 from halfguard.records.trace import LayerStats, TraceStep
-from halfguard.tracing.nesting import tensors_in
-from halfguard.tracing.rows import Detail, Key, Row, fetch, measure
+from halfguard.step.nested import floating_tensors
+from halfguard.tracing.rows import Detail, Key, TensorStatistics, fetch, measure
 
 
 def trace(
     model: nn.Module, *, every: int = 1, detail: Detail = "health", keep: int = 1000
 ) -> Tracer:
-    """Watch a model in a ``with`` block; call ``step()`` on what it returns at the end of each step.
+    """Trace a model in a ``with`` block; call ``step()`` on the returned tracer at the end of each step.
 
-    ``every`` samples steps 0, N, 2N ...; ``detail="range"`` adds the histogram of exponents; ``keep``
-    is how many sampled steps are remembered.
+    ``every=N`` samples steps 0, N, 2N and so on; ``detail="range"`` adds the histogram of exponents; ``keep``
+    is the number of sampled steps to remember.
     """
     return Tracer(model, every=every, detail=detail, keep=keep)
 
@@ -58,7 +58,7 @@ class Tracer:
         return self._steps[-1] if self._steps else None
 
     def __enter__(self) -> Self:
-        self._arm()
+        self._attach()
         return self
 
     def __exit__(
@@ -67,39 +67,39 @@ class Tracer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._disarm()  # a step that was not ended is not complete, and is dropped
+        self._detach()  # a step that was not ended is dropped
 
     def step(self) -> TraceStep | None:
-        """End a step. Fetches the statistics if it was sampled: the one time that the host waits."""
+        """End a step, and fetch its statistics if it was sampled. Only then does the host wait."""
         sampled = None
         if self._sensors is not None:
             layers = self._sensors.collect()
             sampled = TraceStep.model_construct(step=self.step_index, layers=layers)
             self._steps.append(sampled)
         self.step_index += 1
-        self._arm()
+        self._attach()
         return sampled
 
-    def _arm(self) -> None:
+    def _attach(self) -> None:
         if self.step_index % self.every != 0:
-            self._disarm()
+            self._detach()
         elif self._sensors is None:
             self._sensors = _Sensors(self.model, self.detail)
 
-    def _disarm(self) -> None:
+    def _detach(self) -> None:
         if self._sensors is not None:
             self._sensors.remove()
             self._sensors = None
 
 
 class _Sensors:
-    """The hooks of sampled steps, and what they have seen in the current one."""
+    """The hooks of sampled steps, and the statistics of the current step."""
 
     def __init__(self, model: nn.Module, detail: Detail) -> None:
         self.detail = detail
-        self.step = 0  # gradients of an earlier step's outputs are not this one's
-        self.rows: list[Row] = []
-        self.seen: dict[int, tuple[weakref.ref[Tensor], int, Row]] = {}
+        self.step = 0  # to drop gradients that belong to outputs of an earlier step
+        self.rows: list[TensorStatistics] = []
+        self.seen: dict[int, tuple[weakref.ref[Tensor], int, TensorStatistics]] = {}
         self.handles: list[Any] = []
         tied: set[int] = set()
         for path, module in _visible_modules(model):
@@ -117,7 +117,7 @@ class _Sensors:
             handle.remove()
 
     def collect(self) -> tuple[LayerStats, ...]:
-        """What the step has shown; begins the next one."""
+        """Return the statistics of the step, and begin the next one."""
         layers = fetch(self.rows)
         self.step += 1
         self.rows, self.seen = [], {}
@@ -127,10 +127,10 @@ class _Sensors:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
             if torch.compiler.is_compiling():
                 return
-            # Inside a backward pass this is a checkpointed block computed again: its outputs have been
-            # seen, but their gradients may flow through this second graph.
+            # Inside a backward pass this is a recomputed checkpointed block: its outputs were already seen,
+            # but their gradients may flow through this second graph.
             recomputed = torch._C._current_graph_task_id() != -1
-            for name, tensor in tensors_in(output):
+            for name, tensor in floating_tensors(output):
                 if not recomputed:
                     self._add((path, "output", name), tensor)
                 if tensor.requires_grad:
@@ -158,7 +158,7 @@ class _Sensors:
         return hook
 
     def _add(self, key: Key, tensor: Tensor) -> None:
-        # A container returns the very tensor of its last child; looking once is enough.
+        # A container often returns the tensor of its last child; measure it once.
         reference, version, row = self.seen.get(id(tensor), (None, -1, None))
         same = reference is not None and reference() is tensor and version == tensor._version
         if row is not None and same:
@@ -170,7 +170,7 @@ class _Sensors:
 
 
 def _visible_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules that run as Python; what ``torch.compile`` fused is one module from outside."""
+    """Yield the modules that run as Python; a module compiled by ``torch.compile`` is one of them."""
     hidden: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if hidden and path.startswith(hidden):

@@ -1,1 +1,1 @@
-"""After training: is 16 bits as good as 32, with a number for the doubt."""
+"""Compare 16-bit training with FP32: run both with the same seeds and give a verdict with its interval."""

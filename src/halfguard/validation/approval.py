@@ -1,83 +1,69 @@
-"""A sign-off that is worth something: it names what was read, and is void as soon as any of it changes.
+"""The sign-off of a study. It becomes void as soon as any file of the study changes.
 
-One idea: the name is written beside the digest of every file in the study's folder, the report among them.
-A report that is to show the sign-off is therefore written first, and sealed with the rest. Nothing stops
-somebody from forging the file; what it protects from is a study that went on, or was mended, after it was
-signed.
+The name of the reader is stored with the digest of every file in the study's folder, including the report.
+The report shows the sign-off, so it is written before the digests are taken. Anybody can forge the file: it
+is not a signature. It shows whether a study was continued or repaired after it was signed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from halfguard.errors import RecordError, UsageError
-from halfguard.records import write_whole
-from halfguard.records.verdict import Approval, Standing, Verdict
+from halfguard.errors import UsageError
+from halfguard.records import write_atomically
+from halfguard.records.verdict import Approval, SignOffStatus
+from halfguard.validation.study_files import read_study, read_verdict, write_pages
 
 APPROVAL_FILE = "approval.json"
-VERDICT_FILE = "verdict.json"
 
 
-def approve(
-    folder: str | os.PathLike[str],
-    by: str,
-    write_report: Callable[[Approval], object] | None = None,
-) -> Approval:
-    """Sign the study in ``folder``; ``write_report`` is given the sign-off before the files are sealed."""
+def approve(folder: str | os.PathLike[str], by: str) -> Approval:
+    """Sign off the study in ``folder``, and write its reports again so that they show the name."""
+    from halfguard.validation.judgement.verdict import judge  # noqa: PLC0415 - only this needs scipy
+
     root = Path(folder)
     name = " ".join(by.split())
     if not name or not name.isprintable():
         raise UsageError(
             f"A sign-off needs a name, not {by!r}.", cure="Give it as: --by 'Ada Lovelace'"
         )
-    verdict = read_verdict(root)
-    signed = Approval(
+    verdict, study = read_verdict(root), read_study(root)
+    if judge(study) != verdict:
+        raise UsageError(
+            f"The verdict in {root} does not belong to the study in the same folder.",
+            cure="Run halfguard validate again, and read the new report before you sign it.",
+        )
+    approval = Approval(
         by=name,
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         word=verdict.word,
         evidence=verdict.evidence,
     )
-    if write_report is not None:
-        write_report(signed)
-    sealed = signed.model_copy(update={"files": digests(root)})
-    write_whole(root / APPROVAL_FILE, sealed.to_json() + "\n")
-    return sealed
+    write_pages(root, study, verdict, SignOffStatus(approval=approval))
+    approval = approval.model_copy(update={"files": _digests(root)})
+    write_atomically(root / APPROVAL_FILE, approval.to_json() + "\n")
+    return approval
 
 
-def standing(folder: str | os.PathLike[str]) -> Standing:
-    """Whether the study in ``folder`` is signed, and which files have changed, come or gone since."""
+def check_sign_off(folder: str | os.PathLike[str]) -> SignOffStatus:
+    """Return the sign-off of a study, if there is one, and the files that changed since."""
     root = Path(folder)
     path = root / APPROVAL_FILE
     if not path.is_file():
-        return Standing()
+        return SignOffStatus()
     approval = Approval.from_json(path.read_bytes())
-    now = digests(root)
+    now = _digests(root)
     changed = {
         name for name in now.keys() | approval.files if now.get(name) != approval.files.get(name)
     }
-    return Standing(approval=approval, changed=tuple(sorted(changed)))
+    return SignOffStatus(approval=approval, changed=tuple(sorted(changed)))
 
 
-def read_verdict(folder: Path) -> Verdict:
-    """The verdict that was written with the study."""
-    path = folder / VERDICT_FILE
-    try:
-        return Verdict.from_json(path.read_bytes())
-    except OSError as error:
-        raise UsageError(
-            f"{folder} holds no verdict that could be signed: {path.name} cannot be read ({error}).",
-            cure="Run: halfguard validate SPEC.yaml",
-        ) from error
-    except RecordError as error:
-        raise RecordError(f"{path}: {error.message}", cure=error.cure) from error
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below ``folder`` but the sign-off itself and files that are being written."""
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below ``folder``, except the sign-off and temporary files."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)

@@ -1,7 +1,7 @@
-"""A whole study: which runs are missing, have them run, check that they are pairs, and put them together.
+"""Run a study: find the missing runs, execute them, check that they are pairs, and assemble the study.
 
-The order of what finishes decides nothing. A study is assembled from the ledger in the order of its
-specification, so one that was interrupted twenty times, or spread over ten machines, is the same study.
+The order in which runs finish has no effect. A study is assembled from its finished runs in the order of the
+specification, so a study that was interrupted twenty times or run on ten machines is still the same study.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from halfguard.errors import UsageError
 from halfguard.records.study import RunResult, Speed, Study
 from halfguard.validation.executors import Executor
 from halfguard.validation.executors.local import LocalExecutor
-from halfguard.validation.ledger import Ledger, Result
+from halfguard.validation.finished_runs import FinishedRuns, Result
 from halfguard.validation.runs.metrics import CURE
-from halfguard.validation.runs.pairing import refuse_strangers
+from halfguard.validation.runs.pairing import refuse_unpaired
 from halfguard.validation.runs.speed import speed_of_runs
 from halfguard.validation.runs.task import Task, run_tasks, speed_tasks
 from halfguard.validation.sections import ExecutorSpec
 from halfguard.validation.spec import Spec
 
-_DOOMED = 3  # seeds with which the baseline fails alike: more of them would tell nothing
-_UNMEASURED = 2  # seeds with which the baseline lacks the metric: one may have diverged
+_SAME_FAILURES = 3  # the study stops when the baseline has failed alike with this many seeds
+_WITHOUT_METRIC = 2  # the same for baseline runs without the metric: one alone may have diverged
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a study is; ``last`` has just come in, or is None for what was there already."""
+    """The state of a running study; ``last`` is the newest result, or None for those found at the start."""
 
     done: int
     total: int
@@ -43,7 +43,7 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-# Asked whenever a seed is complete whether the runs of the seeds so far decide; true ends the study.
+# Called whenever a seed is complete, with the study so far; True ends the study.
 Enough = Callable[[Study], bool]
 
 
@@ -54,28 +54,28 @@ def run_study(
     on_progress: OnProgress | None = None,
     enough: Enough | None = None,
 ) -> Study:
-    """Run what ``folder`` does not have yet of the study that ``spec`` describes.
+    """Run the tasks of ``spec`` that have no result in ``folder`` yet, and return the study.
 
-    Every finished run is kept in ``folder``; starting again there goes on where it was stopped.
+    Every finished run is kept in ``folder``; a second start there resumes the study.
     """
     spec = Spec.load(spec)
-    ledger = Ledger(folder)
-    with ledger.mine():
-        sweep = _Sweep(spec, ledger, on_progress or _silent, enough)
-        sweep.go(executor or make_executor(spec.executor))
-        study = sweep.study()
-        ledger.save(study)
+    finished = FinishedRuns(folder)
+    with finished.lock():
+        runner = _StudyRunner(spec, finished, on_progress or (lambda _: None), enough)
+        runner.run(executor or make_executor(spec.executor))
+        study = runner.study()
+        finished.save(study)
     return study
 
 
-def missing(spec: Spec, folder: str | os.PathLike[str]) -> list[Task]:
-    """What ``run_study`` would have to run."""
-    ledger = Ledger(folder)
-    return [task for task in (*run_tasks(spec), *speed_tasks(spec)) if ledger.find(task) is None]
+def missing_tasks(spec: Spec, folder: str | os.PathLike[str]) -> list[Task]:
+    """Return the tasks that ``run_study`` would run."""
+    finished = FinishedRuns(folder)
+    return [task for task in (*run_tasks(spec), *speed_tasks(spec)) if finished.find(task) is None]
 
 
 def make_executor(spec: ExecutorSpec) -> Executor:
-    """The executor that a specification asks for."""
+    """Create the executor of a specification."""
     if spec.kind == "local":
         return LocalExecutor(spec.workers)
     from halfguard.validation.executors.ray import RayExecutor  # noqa: PLC0415 - an extra
@@ -83,107 +83,105 @@ def make_executor(spec: ExecutorSpec) -> Executor:
     return RayExecutor(spec)
 
 
-class _Sweep:
-    """The results so far, those found in the ledger included."""
+class _StudyRunner:
+    """The results so far, including those found in the folder."""
 
     def __init__(
-        self, spec: Spec, ledger: Ledger, on_progress: OnProgress, enough: Enough | None
+        self, spec: Spec, finished: FinishedRuns, on_progress: OnProgress, enough: Enough | None
     ) -> None:
-        self.spec, self.ledger = spec, ledger
+        self.spec, self.finished = spec, finished
         self._on_progress, self._enough = on_progress, enough
         minutes = spec.budget.minutes
         self._deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self._tasks = {task.key: task for task in (*run_tasks(spec), *speed_tasks(spec))}
-        found = ((key, ledger.find(task)) for key, task in self._tasks.items())
+        found = ((key, finished.find(task)) for key, task in self._tasks.items())
         self._results: dict[str, Result] = {key: one for key, one in found if one is not None}
-        if self._unfounded():
-            self._forget(lambda run: run.failure is not None)
+        if self._baseline_failed_before():
+            self._discard(lambda run: run.failure is not None)
         self._found, self._started = len(self._results), time.monotonic()
-        self._looks = 0  # that were made, and were not enough
-        self._deciding: tuple[int, ...] | None = None
-        refuse_strangers(self._runs(), spec.baseline.name)
-        self._look()
-        self._tell(None)
+        self._seeds_checked = 0
+        self._deciding_seeds: tuple[int, ...] | None = None
+        refuse_unpaired(self._runs(), spec.baseline.name)
+        self._check_enough()
+        self._report_progress(None)
 
-    def go(self, executor: Executor) -> None:
-        """Have run what has no result yet; as soon as the seeds decide, only speed is still measured."""
-        decided = self._deciding is not None
+    def run(self, executor: Executor) -> None:
+        """Execute the tasks without a result; once the seeds so far are enough, only those of speed."""
+        decided = self._deciding_seeds is not None
         missing = [task for key, task in self._tasks.items() if key not in self._results]
-        todo = [task for task in missing if task.alone or not decided]
-        if not todo or self._hopeless():
+        todo = [task for task in missing if task.exclusive or not decided]
+        if not todo or self._baseline_always_fails():
             return
         with contextlib.closing(executor.run(todo, deadline=self._deadline)) as results:
             for task, result in results:
-                self._keep(task, result)
-                if self._hopeless() or (not decided and self._deciding is not None):
+                self._add(task, result)
+                newly_decided = not decided and self._deciding_seeds is not None
+                if self._baseline_always_fails() or newly_decided:
                     break
             else:
                 return
-        self.go(executor)
+        self.run(executor)
 
     def study(self) -> Study:
-        """What there is, in the specification's order; of the deciding seeds, if there are such."""
-        return self._study(self._deciding or self.spec.seeds)
+        """Assemble the results of the deciding seeds, or of all, in the specification's order."""
+        return self._study(self._deciding_seeds or self.spec.seeds)
 
-    def _look(self) -> None:
-        """Ask, of the seeds that are complete by now, whether the first ones are enough; each look once.
-
-        Seeds are taken in the specification's order, whatever came first.
-        """
-        if self._enough is None or self._deciding is not None:
+    def _check_enough(self) -> None:
+        """Call ``enough`` once for each complete seed, in the specification's order."""
+        if self._enough is None or self._deciding_seeds is not None:
             return
-        missing = {
+        incomplete = {
             task.seed
             for key, task in self._tasks.items()
-            if not task.alone and key not in self._results
+            if not task.exclusive and key not in self._results
         }
-        seeds = tuple(itertools.takewhile(lambda seed: seed not in missing, self.spec.seeds))
-        while self._deciding is None and self._looks < len(seeds):
-            look = seeds[: self._looks + 1]
-            if self._enough(self._study(look)):
-                self._deciding = look
-            self._looks += 1
+        seeds = tuple(itertools.takewhile(lambda seed: seed not in incomplete, self.spec.seeds))
+        while self._deciding_seeds is None and self._seeds_checked < len(seeds):
+            first_seeds = seeds[: self._seeds_checked + 1]
+            if self._enough(self._study(first_seeds)):
+                self._deciding_seeds = first_seeds
+            self._seeds_checked += 1
 
-    def _hopeless(self) -> bool:
-        """Whether the baseline fails with every seed in the same way, so that nothing can be compared."""
-        own = self._baseline()
-        told = {re.sub(r"[\d.]+", "", run.failure) for run in own if run.failure is not None}
-        return len(own) >= _DOOMED and len(told) == 1 and all(run.failure for run in own)
+    def _baseline_always_fails(self) -> bool:
+        """Return whether every seed of the baseline fails in the same way: nothing can be compared."""
+        runs = self._baseline()
+        failures = {re.sub(r"[\d.]+", "", run.failure) for run in runs if run.failure is not None}
+        same = len(failures) == 1 and all(run.failure for run in runs)
+        return len(runs) >= _SAME_FAILURES and same
 
-    def _unfounded(self) -> bool:
-        """Whether an earlier start ended with a baseline that failed throughout.
+    def _baseline_failed_before(self) -> bool:
+        """Return whether an earlier start ended with a baseline that failed with every seed.
 
-        Its cause may be gone by now, a share that was not mounted perhaps, and the candidates have failed
-        for it too: nothing that failed then is a finding.
+        The cause may be gone now, for example a share that was not mounted. It made candidates fail as well,
+        so no failure of that start is evidence.
         """
-        own = self._baseline()
-        throughout = len(own) == self._planned() and all(run.failure for run in own)
-        return throughout or self._hopeless()
+        runs = self._baseline()
+        all_failed = len(runs) == self._planned_baseline() and all(run.failure for run in runs)
+        return all_failed or self._baseline_always_fails()
 
     def _runs(self) -> list[RunResult]:
         return [one for one in self._results.values() if isinstance(one, RunResult)]
 
     def _baseline(self) -> list[RunResult]:
-        """Its runs, without those that were lost or cut off: they show nothing."""
+        """Return the baseline's runs without lost and timed-out ones, which show nothing."""
         name = self.spec.baseline.name
         return [run for run in self._runs() if run.candidate == name and not run.lost]
 
-    def _planned(self) -> int:
-        """How many runs of the baseline the study has."""
+    def _planned_baseline(self) -> int:
         return sum(task.candidate == self.spec.baseline.name for task in self._tasks.values())
 
-    def _forget(self, which: Callable[[RunResult], bool]) -> None:
-        """Have these runs made again.
+    def _discard(self, which: Callable[[RunResult], bool]) -> None:
+        """Remove the results of these runs, so that they are run again.
 
-        The baseline's go last: a start that is killed in between leaves a baseline that failed throughout,
-        and the next one goes on from there.
+        The baseline's are removed last. If this process is killed in between, the next start still finds a
+        baseline that failed with every seed and removes the rest.
         """
         runs = [(key, one) for key, one in self._results.items() if isinstance(one, RunResult)]
         runs.sort(key=lambda run: run[1].candidate == self.spec.baseline.name)
         for key, run in runs:
             if which(run):
                 del self._results[key]
-                self.ledger.forget(self._tasks[key])
+                self.finished.remove(self._tasks[key])
 
     def _study(self, seeds: tuple[int, ...]) -> Study:
         names, wanted = [arm.name for arm in self.spec.arms], set(seeds)
@@ -198,37 +196,33 @@ class _Sweep:
             name=self.spec.name, spec=self.spec.dump(), runs=tuple(runs), speeds=tuple(speeds)
         )
 
-    def _keep(self, task: Task, result: Result) -> None:
+    def _add(self, task: Task, result: Result) -> None:
         self._results[task.key] = result
-        if not result.lost:  # a machine's failure is not kept: it may be cured next time
-            self.ledger.record(task, result)
+        if not result.lost:  # a lost run is not saved: the next start tries it again
+            self.finished.add(task, result)
         pair = [run for run in self._runs() if run.seed == task.seed]
-        refuse_strangers(pair, self.spec.baseline.name)
-        self._refuse_unmeasured()
-        self._look()
-        self._tell(result)
+        refuse_unpaired(pair, self.spec.baseline.name)
+        self._refuse_missing_metric()
+        self._check_enough()
+        self._report_progress(result)
 
-    def _refuse_unmeasured(self) -> None:
-        """Raise if the baseline has no metric: that is the specification's mistake, and is mended there.
+    def _refuse_missing_metric(self) -> None:
+        """Raise if the baseline does not report the metric: then the specification is wrong.
 
-        A candidate without one may have diverged, which is a result, whether it ends first or last.
+        A candidate without the metric may have diverged. That is a result, whether it ends first or last.
         """
-        own = self._baseline()
-        without = [run for run in own if run.cause == "metric"]
-        enough = min(_UNMEASURED, self._planned())
-        if len(without) < enough or any(self.spec.metric.name in run.metrics for run in own):
+        runs = self._baseline()
+        without = [run for run in runs if run.cause == "metric"]
+        limit = min(_WITHOUT_METRIC, self._planned_baseline())
+        if len(without) < limit or any(self.spec.metric.name in run.metrics for run in runs):
             return
-        self._forget(lambda run: run.cause == "metric")
+        self._discard(lambda run: run.cause == "metric")
         first = min(without, key=lambda run: self.spec.seeds.index(run.seed))
         raise UsageError(f"{first.candidate} with seed {first.seed}: {first.failure}", cure=CURE)
 
-    def _tell(self, last: Result | None) -> None:
+    def _report_progress(self, last: Result | None) -> None:
         done, total = len(self._results), len(self._tasks)
-        here = done - self._found
-        pace = (time.monotonic() - self._started) / here if here else None
-        left = None if pace is None else pace * (total - done)
+        new = done - self._found
+        seconds_each = (time.monotonic() - self._started) / new if new else None
+        left = None if seconds_each is None else seconds_each * (total - done)
         self._on_progress(Progress(done, total, last, left))
-
-
-def _silent(_: Progress) -> None:
-    pass

@@ -1,4 +1,4 @@
-"""``validate``: run a study and judge it."""
+"""``validate``: run a study, judge it, and write its reports."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halfguard.records.files import write_whole
+from halfguard.records.study import Study
 from halfguard.records.verdict import Verdict
-from halfguard.validation.approval import VERDICT_FILE
+from halfguard.report.blocks import Page
+from halfguard.validation.approval import check_sign_off
 from halfguard.validation.executors import Executor
-from halfguard.validation.judgement.verdict import judge, settled
+from halfguard.validation.judgement.verdict import all_decided, judge
 from halfguard.validation.spec import Spec
 from halfguard.validation.study import OnProgress, run_study
+from halfguard.validation.study_files import write_pages, write_verdict
 
 
 def validate(
@@ -24,20 +26,33 @@ def validate(
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verdict:
-    """Run what is missing of a study and return the verdict on every candidate.
+    """Run the missing runs of a study and return the verdict on every candidate.
 
-    ``spec`` is a YAML file or a mapping of its keys. ``folder`` keeps every finished run, the study and the
-    verdict; by default it is ``runs/`` and the study's name. ``executor`` replaces the specification's.
+    ``spec`` is a YAML file or a mapping of its keys. ``folder`` keeps every finished run, the study, the
+    verdict and the reports; by default it is ``runs/`` and the study's name. ``executor`` replaces the one in
+    ``spec``.
     """
     spec = Spec.load(spec)
     place = default_folder(spec) if folder is None else Path(folder)
-    enough = settled if spec.sequential else None
-    study = run_study(spec, place, executor, on_progress, enough)
+    return run_validation(spec, place, executor, on_progress)[0]
+
+
+def run_validation(
+    spec: Spec, folder: Path, executor: Executor | None, on_progress: OnProgress | None
+) -> tuple[Verdict, Page]:
+    """Run and judge a study, and write its files; return the verdict and the page of the report."""
+    enough = all_decided if spec.sequential else None
+    study = run_study(spec, folder, executor, on_progress, enough)
     verdict = judge(study)
-    write_whole(place / VERDICT_FILE, verdict.to_json() + "\n")
-    return verdict
+    return verdict, write_reports(folder, study, verdict)
+
+
+def write_reports(folder: Path, study: Study, verdict: Verdict) -> Page:
+    """Write the verdict and the reports of a study; the pages show the current state of its sign-off."""
+    write_verdict(folder, verdict)
+    return write_pages(folder, study, verdict, check_sign_off(folder))
 
 
 def default_folder(spec: Spec) -> Path:
-    """``runs/`` and the study's name, as far as a folder can be named so."""
+    """Return ``runs/`` and the study's name, without characters that a folder name should not have."""
     return Path("runs") / (re.sub(r"[^\w.-]+", "-", spec.name).strip("-.") or "study")

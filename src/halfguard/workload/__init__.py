@@ -1,8 +1,7 @@
-"""The description of a training job, and how an ENTRY string is loaded."""
+"""The description of a training job, the ENTRY string that names one, and the plain step that trains it."""
 
 from halfguard.workload.entry import load
 from halfguard.workload.job import Workload
-from halfguard.workload.losses import final_loss
-from halfguard.workload.seeding import seeded
+from halfguard.workload.training import TrainingStep, final_loss
 
-__all__ = ["Workload", "final_loss", "load", "seeded"]
+__all__ = ["TrainingStep", "Workload", "final_loss", "load"]

@@ -1,7 +1,7 @@
-"""From an ENTRY string to a workload: ``path/to/file.py:function`` or ``package.module:function``.
+"""Load the workload that an ENTRY names: ``path/to/file.py:function`` or ``package.module:function``.
 
-The function is the user's and may fail in any way. A failure is answered with the line of theirs where
-it happened, not with a traceback through ours.
+The function is the user's and may fail in any way. The error message then names the user's own line and
+shows no traceback through halfguard.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from types import ModuleType
 from typing import Any
 
 from halfguard.errors import HalfguardError, UsageError
+from halfguard.step.random_state import seeded
 from halfguard.workload.job import Workload
-from halfguard.workload.seeding import seeded
-from halfguard.workload.user_error import told
+from halfguard.workload.user_error import describe_error
 
-_FORM = "An ENTRY is path/to/file.py:function or package.module:function."
+_ENTRY_FORM = "An ENTRY is path/to/file.py:function or package.module:function."
 
 
 def load(entry: str, seed: int = 0) -> Workload:
-    """Call the function that ``entry`` names with ``seed``; the global random state is left as it was.
+    """Call the function that ``entry`` names with ``seed`` and return its workload.
 
-    Loading it again, or ``fresh()`` on what is returned, gives an identical workload.
+    Loading it again, or calling ``fresh()`` on the result, gives an identical workload. The global random
+    state is restored.
     """
     place, colon, name = entry.rpartition(":")
     if not colon or not place or not name.isidentifier():
-        raise UsageError(f"{entry!r} is not an ENTRY.", cure=_FORM)
-    with _importable(place):
+        raise UsageError(f"{entry!r} is not an ENTRY.", cure=_ENTRY_FORM)
+    with _import_path(place):
         module = _import(entry, place)
-        function = _function(entry, module, name)
-        with seeded(seed), _blamed(f"{entry} raised"):
+        function = _find_function(entry, module, name)
+        with seeded(seed), _user_errors(f"{entry} raised"):
             workload = function(seed)
     if not isinstance(workload, Workload):
         raise UsageError(
@@ -46,8 +47,8 @@ def load(entry: str, seed: int = 0) -> Workload:
     if _is_empty(workload.batches):
         raise UsageError(
             f"{entry} returned a workload without a single batch.",
-            cure="Put at least one into its batches; a DataLoader with drop_last=True has none if the "
-            "dataset is smaller than a batch.",
+            cure="Give it at least one batch; a DataLoader with drop_last=True has none if the dataset is "
+            "smaller than a batch.",
         )
     workload.seed = seed
     workload.remake = lambda: load(entry, seed)
@@ -55,22 +56,22 @@ def load(entry: str, seed: int = 0) -> Workload:
 
 
 @contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into one sentence that names their line."""
+def _user_errors(what: str) -> Iterator[None]:
+    """Turn an exception of the user's code into one sentence that names the user's line."""
     try:
         yield
     except HalfguardError:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(
-            f"{what} {told(error)}",
+            f"{what} {describe_error(error)}",
             cure="Run the function by itself to see the whole traceback.",
         ) from error
 
 
 @contextmanager
-def _importable(place: str) -> Iterator[None]:
-    """Let the entry import its neighbours, as if Python had been started on it."""
+def _import_path(place: str) -> Iterator[None]:
+    """Let the entry import modules beside it, as if Python had been started with it."""
     before = list(sys.path)
     sys.path.insert(0, str(Path(place).resolve().parent) if _is_file(place) else str(Path.cwd()))
     try:
@@ -91,25 +92,25 @@ def _import(entry: str, place: str) -> ModuleType:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        raise UsageError(f"{entry}: there is no module {place!r} to import.", cure=_FORM)
-    with _blamed(f"Importing {place} raised"):
+        raise UsageError(f"{entry}: there is no module {place!r} to import.", cure=_ENTRY_FORM)
+    with _user_errors(f"Importing {place} raised"):
         return importlib.import_module(place)
 
 
 def _import_file(entry: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"{entry}: there is no file {str(path)!r}.", cure=_FORM)
+        raise UsageError(f"{entry}: there is no file {str(path)!r}.", cure=_ENTRY_FORM)
     path = path.resolve()
     name = f"halfguard_entry_{path.stem}_{abs(hash(path)):x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{entry}: {path.name} is not a Python file.", cure=_FORM)
+        raise UsageError(f"{entry}: {path.name} is not a Python file.", cure=_ENTRY_FORM)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses look their module up
     try:
-        with _blamed(f"Importing {path.name} raised"):
+        with _user_errors(f"Importing {path.name} raised"):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -117,7 +118,7 @@ def _import_file(entry: str, path: Path) -> ModuleType:
     return module
 
 
-def _function(entry: str, module: ModuleType, name: str) -> Callable[[int], Any]:
+def _find_function(entry: str, module: ModuleType, name: str) -> Callable[[int], Any]:
     function = getattr(module, name, None)
     if callable(function):
         _refuse_without_seed(entry, function, name)
@@ -128,14 +129,14 @@ def _function(entry: str, module: ModuleType, name: str) -> Callable[[int], Any]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     raise UsageError(
         f"{entry}: there is no function {name!r} in it.",
-        cure=f"Did you mean: {', '.join(close)}?" if close else _FORM,
+        cure=f"Did you mean: {', '.join(close)}?" if close else _ENTRY_FORM,
     )
 
 
 def _refuse_without_seed(entry: str, function: Callable[..., Any], name: str) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a function in C nothing is known
+    except ValueError:  # a function in C has no signature
         return
     try:
         signature.bind(0)
@@ -147,7 +148,7 @@ def _refuse_without_seed(entry: str, function: Callable[..., Any], name: str) ->
 
 
 def _is_empty(batches: Any) -> bool:
-    """Whether there are known to be none; of what has no length nothing is known."""
+    """Return whether there are no batches; False if the number is not known."""
     try:
         return len(batches) == 0
     except TypeError:

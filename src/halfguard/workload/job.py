@@ -1,14 +1,14 @@
-"""``Workload``: five things that describe a training job to every instrument.
+"""``Workload``: the five things that describe a training job to every instrument.
 
-The instruments run a job many times: in FP32, in 16 bits, with other islands. So a workload must be
-repeatable. ``fresh()`` gives another one in the same state, made by calling the user's function again or,
-for a workload made by hand, by a deep copy; ``take(n)`` iterates its batches from the start.
+The instruments run a job many times: in FP32, in 16 bits, with different islands. So a workload must be
+repeatable. ``fresh()`` returns another one in the same state: it calls the user's function again or, for a
+workload made without an ENTRY, makes a deep copy. ``take(n)`` iterates its batches from the start.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 
 from halfguard.errors import UsageError
 from halfguard.precision.master_weights import MasterWeights
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
+from halfguard.step.loss import LossFunction, scalar_loss
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
-LossFunction = Callable[[Any, Any], Tensor | Mapping[str, Any]]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Workload:
     """A training job: ``loss(model, batch)`` for each of ``batches``, then ``optimizer``.
 
     ``loss`` returns a tensor, or a mapping with a ``"loss"``. ``batches`` is a list, a DataLoader, or a
-    function that returns an iterable; it starts anew when it ends. ``evaluate(model)`` returns metrics.
+    function that returns an iterable; it is started again when it ends. ``evaluate(model)`` returns metrics.
     """
 
     model: nn.Module
@@ -42,11 +42,11 @@ class Workload:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's first parameter is."""
+        """The device of the model's first parameter."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def fresh(self) -> Workload:
-        """Another workload in the state that this one was made in; nothing is shared but the data."""
+        """Return another workload in the initial state of this one; only the data is shared."""
         if self.remake is not None:
             return self.remake()
         try:
@@ -60,13 +60,13 @@ class Workload:
         return Workload(model, self.loss, self.batches, optimizer, self.evaluate, seed=self.seed)
 
     def store_weights_as(self, precision: Precision) -> None:
-        """Hold the weights as ``precision`` does: FP16 weights get FP32 masters in the optimizer."""
+        """Store the weights as ``precision`` needs them: FP16 weights get FP32 masters in the optimizer."""
         if precision.needs_master_weights:
-            self.model.half()  # in place: the optimizer holds these very parameters
+            self.model.half()  # in place: the optimizer keeps the same parameters
             self.optimizer = MasterWeights(self.optimizer)
 
     def take(self, count: int) -> Iterator[Any]:
-        """The first ``count`` batches; when they end they start again from the first."""
+        """Yield ``count`` batches; after the last one they start again from the first."""
         taken = 0
         while taken < count:
             batches, before = self._start(), taken
@@ -91,20 +91,5 @@ class Workload:
         return batches  # type: ignore[no-any-return]
 
     def loss_of(self, batch: Any) -> Tensor:
-        """The loss of one batch as a scalar tensor."""
-        result = self.loss(self.model, batch)
-        loss = result.get("loss") if isinstance(result, Mapping) else result
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise UsageError(
-                f"The workload's loss returned {_described(result)}, which is not a loss.",
-                cure="loss(model, batch) returns a scalar tensor, or a mapping with a 'loss'.",
-            )
-        return loss.reshape(())
-
-
-def _described(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, Mapping):
-        return f"a mapping with {', '.join(map(repr, value)) or 'nothing in it'}"
-    return f"a {type(value).__name__}"
+        """Return the loss of one batch as a scalar tensor."""
+        return scalar_loss(self.loss(self.model, batch))

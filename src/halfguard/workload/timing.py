@@ -1,7 +1,7 @@
-"""Ratios from interleaved runs: A B C A B C ..., so that a noisy machine is noisy for all alike.
+"""Time ratios of interleaved runs: A B C A B C ..., so that noise of the machine affects all runs alike.
 
-A ratio is taken within a round and never between the averages of two series: a machine that gets slower
-for a minute slows both runs of those rounds, and their ratios stay what they were.
+A ratio is taken within a round, never between the averages of two series: a machine that is slower for a
+minute slows all runs of those rounds, and their ratios stay the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value; a single one has no spread."""
+        """Return the spread of at least one value; a single value has none."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -36,25 +36,26 @@ class Spread:
         return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def interleaved(
+def time_interleaved(
     runs: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of every round for every run; one call each, in turn, after ``warmup`` rounds unmeasured.
+    """Return the seconds of every run in every round; ``warmup`` rounds come first and are not measured.
 
-    An accelerator is waited for before each reading of the clock, so that a run is charged for all of its
-    work and for nobody else's. ``clock=time.process_time`` counts the seconds of the processor: with one
-    thread it is the measure that other people's work on the machine disturbs least.
+    The device is synchronized before each reading of the clock, so that a run's time includes all of its own
+    work and nothing else. ``clock=time.process_time`` counts processor seconds: with one thread, other
+    processes on the machine disturb it least.
     """
     if rounds < 1 or warmup < 0:
         raise UsageError(
             f"rounds={rounds}, warmup={warmup} measures nothing.",
             cure="Pass rounds >= 1, warmup >= 0.",
         )
-    wait = torch.accelerator.synchronize if torch.accelerator.is_available() else _nothing
+    has_device = torch.accelerator.is_available()
+    wait: Callable[[], None] = torch.accelerator.synchronize if has_device else lambda: None
     for run in list(runs.values()) * warmup:
         run()
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -69,12 +70,12 @@ def interleaved(
 
 
 def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Each run's median seconds."""
+    """Return each run's median seconds."""
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def ratios(seconds: Mapping[str, Sequence[float]], *, against: str) -> dict[str, Spread]:
-    """Each run's time over that of ``against`` in the same round."""
+    """Return each run's time divided by that of ``against`` in the same round."""
     if against not in seconds:
         raise UsageError(
             f"There is no run named {against!r} to compare with.",
@@ -85,7 +86,3 @@ def ratios(seconds: Mapping[str, Sequence[float]], *, against: str) -> dict[str,
         name: Spread.of([mine / theirs for mine, theirs in zip(values, base, strict=True)])
         for name, values in seconds.items()
     }
-
-
-def _nothing() -> None:
-    pass

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfguard.workload import seeded
+from halfguard.step.random_state import seeded
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from halfguard import Workload
 from halfguard.diagnosis.cost import measure_cost
-from halfguard.diagnosis.cost.out_of_memory import state_ratio
+from halfguard.diagnosis.cost.memory_estimate import state_ratio
 from halfguard.errors import UsageError
 from halfguard.records.cost import Cost
-from halfguard.workload.out_of_memory import is_out_of_memory
+from halfguard.workload.user_error import is_out_of_memory
 from tests.diagnosis.cost.jobs import HALF, codes, job, loss
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from halfguard import Workload
 from halfguard.diagnosis.cost import measure_cost
 from halfguard.records.cost import Cost
-from halfguard.records.sizes import size_text
+from halfguard.records.sizes import format_bytes
 from tests.diagnosis.cost.jobs import HALF, Net, codes, job, loss
 
 
@@ -27,7 +27,7 @@ class TestNoGainInMemory:
         assert half.memory.largest.weights == half.memory.largest.gradients == 4 * count
         assert half.memory.largest.optimizer == pytest.approx(8 * count, rel=0.001)
         assert half.memory.largest.activations < base.memory.largest.activations
-        single, double = size_text(4 * count), size_text(half.memory.largest.optimizer)
+        single, double = format_bytes(4 * count), format_bytes(half.memory.largest.optimizer)
         for part in (f"Weights ({single})", f"gradients ({single})", f"optimizer state ({double})"):
             assert part in found.why
         assert "larger batch" in found.cure
@@ -37,16 +37,16 @@ class TestNoGainInMemory:
         cost = measure_cost(job(rows=2, width=64), ("fp32", "fp16-weights"), rounds=3)
         found = next(found for found in cost.findings if found.code == "HD202")
         assert found.subject == "fp16-weights"
-        assert "stay as they are" not in found.why
+        assert "stay FP32" not in found.why
         count = sum(p.numel() for p in Net(64).parameters())
         base, half = (one.memory.largest for one in cost.costs)
         assert half.weights == half.gradients == 2 * count
         assert half.optimizer == base.optimizer + 4 * count
-        single, less = size_text(4 * count), size_text(2 * count)
+        single, less = format_bytes(4 * count), format_bytes(2 * count)
         for part in (
             f"Weights ({single} to {less})",
             f"gradients ({single} to {less})",
-            f"from {size_text(base.optimizer)} to {size_text(half.optimizer)}",
+            f"from {format_bytes(base.optimizer)} to {format_bytes(half.optimizer)}",
             f"their gradients take {single} in its step",
         ):
             assert part in found.why

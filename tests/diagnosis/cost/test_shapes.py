@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from halfguard.diagnosis.cost.shapes import missed_shapes
+from halfguard.diagnosis.cost.shapes import find_unaligned_dimensions
 
 
 class TestShapes:
@@ -19,7 +19,9 @@ class TestShapes:
                 "attention": nn.MultiheadAttention(64, 16),
             }
         )
-        found = {(s.module, s.dimension): (s.size, s.better) for s in missed_shapes(model)}
+        found = {
+            (s.module, s.dimension): (s.size, s.better) for s in find_unaligned_dimensions(model)
+        }
         assert found == {
             ("stem", "out_channels"): (30, 32),
             ("deep", "in_channels"): (30, 32),
@@ -28,4 +30,7 @@ class TestShapes:
         }
 
     def test_good_shapes_are_clean(self) -> None:
-        assert missed_shapes(nn.Sequential(nn.Conv2d(3, 64, 7), nn.Linear(512, 1000))) == ()
+        assert (
+            find_unaligned_dimensions(nn.Sequential(nn.Conv2d(3, 64, 7), nn.Linear(512, 1000)))
+            == ()
+        )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from halfguard.diagnosis.machine.abilities import abilities
+from halfguard.diagnosis.machine.abilities import list_abilities
 from halfguard.diagnosis.machine.choice import choose
-from halfguard.diagnosis.machine.hardware import find, of_device, of_processor
-from halfguard.diagnosis.machine.hardware_table import table
-from halfguard.records.machine import Choice, Device, ParityRow, Precision, Processor
+from halfguard.diagnosis.machine.hardware import find_card, look_up_device, look_up_processor
+from halfguard.diagnosis.machine.hardware_table import load_table
+from halfguard.precision_names import MixedPrecisionName
+from halfguard.records.machine import Choice, Device, ParityRow, Processor
 
-CHOICES: dict[str, Precision] = {
+CHOICES: dict[str, MixedPrecisionName] = {
     "TITAN RTX": "fp16-mixed",
     "Tesla T4": "fp16-mixed",
     "V100": "fp16-mixed",
@@ -29,13 +30,13 @@ CHOICES: dict[str, Precision] = {
 
 
 @pytest.mark.parametrize(("name", "precision"), CHOICES.items())
-def test_the_cards_that_people_asked_about(name: str, precision: Precision) -> None:
-    assert choose(find(name)).precision == precision
+def test_the_cards_that_people_asked_about(name: str, precision: MixedPrecisionName) -> None:
+    assert choose(find_card(name)).precision == precision
 
 
-@pytest.mark.parametrize("card", table().cards, ids=lambda card: card.name)
+@pytest.mark.parametrize("card", load_table().cards, ids=lambda card: card.name)
 def test_no_card_is_sent_into_an_emulated_or_faulty_format(card: object) -> None:
-    hardware = find(getattr(card, "name"))  # noqa: B009  the parameter is an object to pytest
+    hardware = find_card(getattr(card, "name"))  # noqa: B009  the parameter is an object to pytest
     choice = choose(hardware)
     if choice.precision == "bf16-mixed":
         assert hardware.bf16 == "native"
@@ -45,23 +46,23 @@ def test_no_card_is_sent_into_an_emulated_or_faulty_format(card: object) -> None
 
 
 def test_p100_is_promised_little() -> None:
-    choice = choose(find("P100"))
+    choice = choose(find_card("P100"))
     assert "2x FP32" in choice.reasons[0]
     assert any("far less than 2x" in warning for warning in choice.warnings)
 
 
 def test_a100_can_do_fp16_too_and_tf32_is_named() -> None:
-    warnings = " ".join(choose(find("A100")).warnings)
+    warnings = " ".join(choose(find_card("A100")).warnings)
     assert "fp16-mixed runs there as well" in warnings
     assert "TF32" in warnings
 
 
 def test_an_m1_emulates_bf16_though_mps_accepts_it() -> None:
-    assert any("M1 and M2 emulate" in reason for reason in choose(find("M1")).reasons)
+    assert any("M1 and M2 emulate" in reason for reason in choose(find_card("M1")).reasons)
 
 
-def _speed(name: str, precision: Precision) -> float | None:
-    return next(row.speed for row in abilities(find(name)) if row.precision == precision)
+def _speed(name: str, precision: MixedPrecisionName) -> float | None:
+    return next(row.speed for row in list_abilities(find_card(name)) if row.precision == precision)
 
 
 def test_speeds_are_those_of_the_data_sheets() -> None:
@@ -88,12 +89,12 @@ PLAIN = Processor(name="EPYC", cores=2, features=("f16c",))
     ],
 )
 def test_on_a_processor_the_measurement_decides(
-    processor: Processor, bf16: float | None, expected: Precision
+    processor: Processor, bf16: float | None, expected: MixedPrecisionName
 ) -> None:
-    speeds: dict[Precision, float] = {"fp32": 1.0, "fp16-mixed": 0.5}
+    speeds: dict[MixedPrecisionName, float] = {"fp32": 1.0, "fp16-mixed": 0.5}
     if bf16 is not None:
         speeds["bf16-mixed"] = bf16
-    assert choose(of_processor(processor), speeds if bf16 else None).precision == expected
+    assert choose(look_up_processor(processor), speeds if bf16 else None).precision == expected
 
 
 def wrong(*formats: str) -> list[ParityRow]:
@@ -103,7 +104,7 @@ def wrong(*formats: str) -> list[ParityRow]:
     ]
 
 
-def timed(fp16: float, bf16: float) -> dict[Precision, float]:
+def timed(fp16: float, bf16: float) -> dict[MixedPrecisionName, float]:
     return {"fp32": 1.0, "fp16-mixed": fp16, "bf16-mixed": bf16}
 
 
@@ -128,34 +129,34 @@ def timed(fp16: float, bf16: float) -> dict[Precision, float]:
 )
 def test_what_was_measured_goes_before_the_table(
     name: str,
-    speeds: dict[Precision, float] | None,
+    speeds: dict[MixedPrecisionName, float] | None,
     failed: tuple[str, ...],
-    expected: Precision,
+    expected: MixedPrecisionName,
 ) -> None:
-    assert choose(find(name), speeds, wrong(*failed)).precision == expected
+    assert choose(find_card(name), speeds, wrong(*failed)).precision == expected
 
 
 def test_the_reasons_say_what_was_measured() -> None:
-    said = " ".join(choose(find("A100"), timed(8, 8), wrong("BF16")).reasons)
-    assert "BF16 computes wrongly here" in said
+    said = " ".join(choose(find_card("A100"), timed(8, 8), wrong("BF16")).reasons)
+    assert "BF16 gives wrong results here" in said
     assert "8x as fast" in said
-    said = " ".join(choose(find("RTX 3090"), timed(0.5, 0.4)).reasons)
+    said = " ".join(choose(find_card("RTX 3090"), timed(0.5, 0.4)).reasons)
     assert "FP16 ran at 0.5x the speed of FP32" in said
     assert "BF16 ran at 0.4x" in said
 
 
 def test_emulated_bf16_that_measures_fast_is_called_odd_and_is_no_reason() -> None:
-    choice = choose(find("T4"), timed(0.5, 3))
+    choice = choose(find_card("T4"), timed(0.5, 3))
     assert choice.precision == "fp32"
     (fast,) = [reason for reason in choice.reasons if reason.startswith("BF16")]
     assert "3x the speed of FP32, which is odd: it is emulated here" in fast
-    slow = " ".join(choose(find("T4"), timed(0.5, 0.3)).reasons)
+    slow = " ".join(choose(find_card("T4"), timed(0.5, 0.3)).reasons)
     assert "BF16 ran at 0.3x" in slow
     assert "odd" not in slow
 
 
 def test_a_format_that_fails_is_not_named_as_the_other_way() -> None:
-    a100, old = find("A100"), find("GTX 1080 Ti")
+    a100, old = find_card("A100"), find_card("GTX 1080 Ti")
     for speeds, failed in ((timed(8, 8), ("FP16",)), (timed(0.5, 8), ())):
         choice = choose(a100, speeds, wrong(*failed))
         assert choice.precision == "bf16-mixed"
@@ -165,14 +166,14 @@ def test_a_format_that_fails_is_not_named_as_the_other_way() -> None:
 
 
 def test_where_fp32_itself_is_wrong_nothing_is_promised() -> None:
-    for hardware in (find("A100"), of_processor(AMX)):
+    for hardware in (find_card("A100"), look_up_processor(AMX)):
         choice = choose(hardware, timed(8, 8), wrong("FP32"))
         assert choice.precision == "fp32"
         assert "Do not train on this device" in choice.warnings[0]
 
 
-def chosen_for(device: Device, speeds: dict[Precision, float] | None) -> Choice:
-    return choose(of_device(device), speeds)
+def chosen_for(device: Device, speeds: dict[MixedPrecisionName, float] | None) -> Choice:
+    return choose(look_up_device(device), speeds)
 
 
 ORIN = Device(kind="cuda", name="NVIDIA Orin", target="8.7")
@@ -193,7 +194,7 @@ XAVIER = Device(kind="cuda", name="Xavier", target="7.2")
     ],
 )
 def test_a_gpu_that_is_not_in_the_table_is_judged_by_the_clock(
-    device: Device, speeds: dict[Precision, float], expected: Precision
+    device: Device, speeds: dict[MixedPrecisionName, float], expected: MixedPrecisionName
 ) -> None:
     choice = chosen_for(device, speeds)
     assert choice.precision == expected
@@ -219,15 +220,17 @@ def test_an_unknown_gpu_on_which_nothing_was_measured_is_promised_nothing() -> N
     ],
 )
 def test_a_processor_may_be_better_in_fp16(
-    speeds: dict[Precision, float] | None, failed: tuple[str, ...], expected: Precision
+    speeds: dict[MixedPrecisionName, float] | None,
+    failed: tuple[str, ...],
+    expected: MixedPrecisionName,
 ) -> None:
-    choice = choose(of_processor(AMX), speeds, wrong(*failed))
+    choice = choose(look_up_processor(AMX), speeds, wrong(*failed))
     assert choice.precision == expected
     assert any("Autocast has other rules on a CPU" in line for line in choice.warnings)
     assert any("GradScaler" in line for line in choice.warnings) == (expected == "fp16-mixed")
 
 
 def test_what_each_precision_does_on_a_processor() -> None:
-    how = {row.precision: row.how for row in abilities(of_processor(AMX))}
+    how = {row.precision: row.how for row in list_abilities(look_up_processor(AMX))}
     assert how["bf16-mixed"] == "native (AMX-BF16, AVX512-BF16)"
     assert how["fp16-mixed"] == "converted to FP32 and back"

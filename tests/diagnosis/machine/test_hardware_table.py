@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfguard.diagnosis.machine.hardware import find, of_device, of_processor
+from halfguard.diagnosis.machine.hardware import find_card, look_up_device, look_up_processor
 from halfguard.diagnosis.machine.hardware_table import (
     FIGURES,
     Card,
@@ -22,9 +22,9 @@ from halfguard.diagnosis.machine.hardware_table import (
     ProcessorFeature,
     Rule,
     Table,
-    table,
+    load_table,
 )
-from halfguard.diagnosis.machine.names import canonical, taken_apart
+from halfguard.diagnosis.machine.names import canonical_name, parse_name
 from halfguard.errors import UsageError
 from halfguard.records.machine import Device, Processor
 
@@ -67,7 +67,7 @@ def contradictions(rows: Table) -> Iterator[str]:
         else:
             yield from _in_card(card, keys[card.generation], rows)
             yield from _by_pattern(card, rows)
-    names = Counter(canonical(n) for card in rows.cards for n in {card.name, *card.aliases})
+    names = Counter(canonical_name(n) for card in rows.cards for n in {card.name, *card.aliases})
     yield from (f"{name}: named twice" for name, count in names.items() if count > 1)
 
 
@@ -148,19 +148,19 @@ def _in_rule(card: Card, rule: Rule) -> Iterator[str]:
 
 def _by_pattern(card: Card, rows: Table) -> Iterator[str]:
     for other in rows.generations:
-        model = taken_apart(card.name).model
+        model = parse_name(card.name).model
         named = any(re.fullmatch(pattern, model) for pattern in other.patterns)
         if named and other.key != card.generation:
             yield f"{card.name}: its name is that of {other.key}"
 
 
 def test_the_table_does_not_contradict_itself() -> None:
-    assert list(contradictions(table())) == []
+    assert list(contradictions(load_table())) == []
 
 
 def _planted(**changes: object) -> Table:
     """The table with one card, generation or rule changed, picked by name, key or pattern."""
-    rows = table()
+    rows = load_table()
     name = changes.pop("of")
     return rows.model_copy(
         update={
@@ -219,21 +219,21 @@ def test_a_contradiction_is_found(wrong: dict[str, object], said: str) -> None:
 
 def test_it_covers_what_people_have() -> None:
     asked_for = {"TITAN RTX", "Tesla T4", "Tesla P100 PCIe 16GB", "Apple M1", "Apple M4 Max"}
-    names = {card.name for card in table().cards}
+    names = {card.name for card in load_table().cards}
     assert asked_for | {"Tesla V100 SXM2 16GB", "A100 SXM4 80GB"} <= names
     assert len(names) >= 31
-    assert {row.vendor for row in table().generations} == {"NVIDIA", "AMD", "Apple", "Intel"}
-    used = {card.generation for card in table().cards}
-    assert used == {row.key for row in table().generations}
+    assert {row.vendor for row in load_table().generations} == {"NVIDIA", "AMD", "Apple", "Intel"}
+    used = {card.generation for card in load_table().cards}
+    assert used == {row.key for row in load_table().generations}
 
 
 def test_every_document_is_used() -> None:
-    rows = table()
+    rows = load_table()
     assert {source for row in citing(rows) for source in row.sources} == set(rows.documents)
 
 
 def test_every_figure_was_read_or_follows_from_what_was_read() -> None:
-    rows = table()
+    rows = load_table()
     for card in rows.cards:
         figures = rows.figures(card)
         assert figures, card.name
@@ -257,7 +257,7 @@ def test_every_figure_was_read_or_follows_from_what_was_read() -> None:
 def test_a_figure_says_what_it_rests_on(
     card: str, name: FigureName, value: float, checked: str
 ) -> None:
-    rows = table()
+    rows = load_table()
     figure = rows.figures(next(row for row in rows.cards if row.name == card))[name]
     assert figure.value == pytest.approx(value, rel=1e-3)
     assert figure.checked == checked
@@ -265,12 +265,12 @@ def test_a_figure_says_what_it_rests_on(
 
 @pytest.mark.parametrize("card", ["GeForce GTX 1080 Ti", "GeForce GTX 1660", "RTX A4000"])
 def test_what_is_not_known_stays_empty(card: str) -> None:
-    found = find(card)
+    found = find_card(card)
     assert (found.fp16_tflops, found.matrix_tflops) == (None, None)
 
 
 def test_a_card_names_the_documents_of_its_figures_and_of_its_generation() -> None:
-    source = find("TITAN RTX").source
+    source = find_card("TITAN RTX").source
     for name in ("Tom's Hardware", "TechPowerUp GPU database", "CUDA programming guide"):
         assert name in source
 
@@ -307,15 +307,15 @@ def test_a_card_names_the_documents_of_its_figures_and_of_its_generation() -> No
     ],
 )
 def test_cards_are_found_by_any_of_their_names(name: str, card: str) -> None:
-    found = find(name)
+    found = find_card(name)
     assert found.name == card
     assert found.bandwidth is not None
 
 
 def test_every_name_in_the_table_finds_its_own_card() -> None:
-    for card in table().cards:
+    for card in load_table().cards:
         for name in (card.name, *card.aliases):
-            assert find(name).name == card.name
+            assert find_card(name).name == card.name
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_every_name_in_the_table_finds_its_own_card() -> None:
     ],
 )
 def test_a_card_of_a_known_family_has_abilities(name: str, generation: str) -> None:
-    assert find(name).generation == generation
+    assert find_card(name).generation == generation
 
 
 # A name for every pattern, as its maker writes it.
@@ -369,10 +369,10 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize(
-    "pattern", [pattern for row in table().generations for pattern in row.patterns]
+    "pattern", [pattern for row in load_table().generations for pattern in row.patterns]
 )
 def test_every_pattern_matches_a_name(pattern: str) -> None:
-    assert any(re.fullmatch(pattern, taken_apart(name).model) for name in FAMILIES)
+    assert any(re.fullmatch(pattern, parse_name(name).model) for name in FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_every_pattern_matches_a_name(pattern: str) -> None:
     ],
 )
 def test_families_that_people_have(name: str, generation: str) -> None:
-    found = find(name)
+    found = find_card(name)
     assert found.generation == generation
     assert (found.memory, found.bandwidth, found.fp32_tflops) == (None, None, None)
     assert "No figures: " in found.source
@@ -425,7 +425,7 @@ def test_families_that_people_have(name: str, generation: str) -> None:
     ],
 )
 def test_names_as_people_write_them(name: str, card: str) -> None:
-    found = find(name)
+    found = find_card(name)
     assert found.name == card
     assert found.bandwidth is not None
     assert "No figures" not in found.source
@@ -444,7 +444,7 @@ def test_names_as_people_write_them(name: str, card: str) -> None:
     ],
 )
 def test_another_variant_does_not_get_the_figures_of_the_one_listed(name: str, listed: str) -> None:
-    found = find(name)
+    found = find_card(name)
     assert found.name == name
     assert (found.memory, found.bandwidth) == (None, None)
     assert (found.fp32_tflops, found.matrix_tflops) == (None, None)
@@ -452,17 +452,19 @@ def test_another_variant_does_not_get_the_figures_of_the_one_listed(name: str, l
 
 
 @given(
-    card=st.sampled_from([card for card in table().cards if card.figure("memory")]),
+    card=st.sampled_from([card for card in load_table().cards if card.figure("memory")]),
     size=st.integers(1, 300),
 )
 def test_a_size_that_is_typed_is_the_size_that_is_answered_for(card: Card, size: int) -> None:
-    found = find(f"{re.sub(' [0-9]+GB', '', card.name)} {size}GB")
+    found = find_card(f"{re.sub(' [0-9]+GB', '', card.name)} {size}GB")
     assert found.memory in (None, size)
 
 
 def test_the_memory_that_torch_sees_tells_variants_apart() -> None:
     def seen(name: str, memory: float, target: str = "8.6") -> float | None:
-        return of_device(Device(kind="cuda", name=name, target=target, memory=memory)).fp32_tflops
+        return look_up_device(
+            Device(kind="cuda", name=name, target=target, memory=memory)
+        ).fp32_tflops
 
     assert seen("NVIDIA GeForce RTX 3080", 9.77) == 29.8
     assert seen("NVIDIA GeForce RTX 3080", 11.76) is None
@@ -471,21 +473,21 @@ def test_the_memory_that_torch_sees_tells_variants_apart() -> None:
 
 
 def test_a_name_of_two_cards_is_answered_with_both() -> None:
-    for model, names in table().shared_names.items():
-        assert model == taken_apart(model).model
-        assert len({find(name).generation for name in names}) == len(names) > 1
+    for model, names in load_table().shared_names.items():
+        assert model == parse_name(model).model
+        assert len({find_card(name).generation for name in names}) == len(names) > 1
         with pytest.raises(UsageError, match="several cards") as raised:
-            find(model)
+            find_card(model)
         assert all(name in raised.value.cure for name in names)
     with pytest.raises(UsageError, match=r"Quadro RTX 6000, RTX 6000 Ada"):
-        find("NVIDIA RTX 6000")
-    here = of_device(Device(kind="cuda", name="NVIDIA RTX 6000", target="8.9"))
+        find_card("NVIDIA RTX 6000")
+    here = look_up_device(Device(kind="cuda", name="NVIDIA RTX 6000", target="8.9"))
     assert here.generation == "Ada Lovelace"
 
 
 def test_a_laptops_card_does_not_get_the_figures_of_the_desktops() -> None:
-    assert find("NVIDIA GeForce RTX 3080 Laptop GPU").fp32_tflops is None
-    assert find("RTX 3080").fp32_tflops == 29.8
+    assert find_card("NVIDIA GeForce RTX 3080 Laptop GPU").fp32_tflops is None
+    assert find_card("RTX 3080").fp32_tflops == 29.8
 
 
 @pytest.mark.parametrize(
@@ -493,28 +495,28 @@ def test_a_laptops_card_does_not_get_the_figures_of_the_desktops() -> None:
 )
 def test_an_unknown_name_is_answered_with_close_ones(name: str, close: str) -> None:
     with pytest.raises(UsageError) as raised:
-        find(name)
+        find_card(name)
     assert close in raised.value.cure
 
 
 @pytest.mark.parametrize("name", ["", "banana", "GTX", "RTX", "16", "80GB", "gpu"])
 def test_what_names_no_card_finds_none(name: str) -> None:
     with pytest.raises(UsageError):
-        find(name)
+        find_card(name)
 
 
 def test_a_device_is_known_by_its_capability_if_not_by_name() -> None:
     new = Device(kind="cuda", name="NVIDIA Next 1", target="8.6", memory=20.0)
-    assert (of_device(new).bf16, of_device(new).memory) == ("native", 20.0)
+    assert (look_up_device(new).bf16, look_up_device(new).memory) == ("native", 20.0)
     amd = Device(kind="rocm", name="AMD Next", target="gfx90a")
-    assert of_device(amd).generation == "CDNA 2"
-    nobody = of_device(Device(kind="cuda", name="NVIDIA Next 2", target="99.0"))
+    assert look_up_device(amd).generation == "CDNA 2"
+    nobody = look_up_device(Device(kind="cuda", name="NVIDIA Next 2", target="99.0"))
     assert (nobody.fp16, nobody.bf16) == ("unknown", "unknown")
 
 
 def test_a_target_goes_before_a_name_that_contradicts_it() -> None:
     def generation(name: str, target: str) -> str:
-        return of_device(Device(kind="cuda", name=name, target=target)).generation
+        return look_up_device(Device(kind="cuda", name=name, target=target)).generation
 
     assert generation("NVIDIA GeForce RTX 2050", "8.6") == "Ampere"
     assert generation("NVIDIA GeForce RTX 2070 SUPER", "8.6") == "Ampere"
@@ -523,15 +525,15 @@ def test_a_target_goes_before_a_name_that_contradicts_it() -> None:
     assert generation("NVIDIA GeForce GTX 1650", "7.5").startswith("Turing without tensor cores")
 
 
-@given(card=st.sampled_from(table().cards))
+@given(card=st.sampled_from(load_table().cards))
 def test_a_listed_card_keeps_its_figures_under_every_target_of_its_generation(card: Card) -> None:
-    generation = table().generation(card.generation)
+    generation = load_table().generation(card.generation)
     kinds = {"NVIDIA": "cuda", "AMD": "rocm", "Apple": "mps", "Intel": "xpu"}
     for target in generation.targets or (None,):
         device = Device.model_validate(
             {"kind": kinds[generation.vendor], "name": card.name, "target": target}
         )
-        assert of_device(device) == find(card.name)
+        assert look_up_device(device) == find_card(card.name)
 
 
 @pytest.mark.parametrize(
@@ -540,29 +542,29 @@ def test_a_listed_card_keeps_its_figures_under_every_target_of_its_generation(ca
 )
 def test_a_card_of_one_vendor_is_not_found_among_those_of_another(name: str) -> None:
     with pytest.raises(UsageError) as raised:
-        find(name)
+        find_card(name)
     others = {"Apple", "Radeon"} - {name.split(maxsplit=1)[0]}
     assert not any(f"{other} " in raised.value.cure for other in others)
 
 
 def test_whose_a_device_is_follows_from_what_runs_it() -> None:
-    old = of_device(Device(kind="cuda", name="Tesla M4", target="5.2"))
+    old = look_up_device(Device(kind="cuda", name="Tesla M4", target="5.2"))
     assert (old.vendor, old.bf16, old.bandwidth) == ("NVIDIA", "emulated", None)
-    assert of_device(Device(kind="cuda", name="M4")).vendor == "NVIDIA"
-    assert of_device(Device(kind="mps", name="M4")).generation == "Apple M3 and M4"
-    assert (find("M4").vendor, find("6800 XT").vendor) == ("Apple", "AMD")
+    assert look_up_device(Device(kind="cuda", name="M4")).vendor == "NVIDIA"
+    assert look_up_device(Device(kind="mps", name="M4")).generation == "Apple M3 and M4"
+    assert (find_card("M4").vendor, find_card("6800 XT").vendor) == ("Apple", "AMD")
 
 
 def test_the_memory_of_a_device_is_what_torch_reports() -> None:
     device = Device(kind="cuda", name="NVIDIA GeForce RTX 3080", target="8.6", memory=11.76)
-    assert of_device(device).memory == 11.76
+    assert look_up_device(device).memory == 11.76
 
 
 def test_processors_are_known_by_their_flags() -> None:
     new = Processor(name="Xeon", cores=2, features=("amx_bf16", "avx512_fp16", "f16c"))
     old = Processor(name="Xeon", cores=2, features=("f16c",))
-    assert (of_processor(new).fp16, of_processor(new).bf16) == ("native", "native")
-    assert (of_processor(old).fp16, of_processor(old).bf16) == ("emulated", "emulated")
+    assert (look_up_processor(new).fp16, look_up_processor(new).bf16) == ("native", "native")
+    assert (look_up_processor(old).fp16, look_up_processor(old).bf16) == ("emulated", "emulated")
 
 
 def test_nothing_here_imports_torch() -> None:

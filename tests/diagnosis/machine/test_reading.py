@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.diagnosis.machine.findings import has_kernels
-from halfguard.diagnosis.machine.hardware_table import table
-from halfguard.diagnosis.machine.measured import FORMAT
+from halfguard.diagnosis.machine.hardware_table import load_table
+from halfguard.diagnosis.machine.measured import FORMATS
 from halfguard.diagnosis.machine.reading import (
     read_devices,
     read_driver,
@@ -22,12 +22,12 @@ from halfguard.diagnosis.machine.reading import (
     read_torch,
 )
 from halfguard.diagnosis.machine.report import report_on_record
+from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import (
     Device,
     Machine,
     MachineReport,
     ParityRow,
-    Precision,
     Processor,
     TorchBuild,
 )
@@ -160,7 +160,7 @@ def test_emulated_bf16_is_found_and_fp16_is_the_cure() -> None:
     assert codes(broken) == ["HD002"]
     (found,) = broken.problems
     assert "Use fp16-mixed" in found.cure
-    assert "is_bf16_supported() says True" in found.why
+    assert "is_bf16_supported() still returns True" in found.why
     assert codes(report_on_record(machine(T4), "fp16-mixed")) == []
     assert codes(report_on_record(machine(A100), "bf16-mixed")) == []
 
@@ -192,7 +192,7 @@ def test_no_gain_is_told_where_there_is_none() -> None:
 
 def test_a_measured_loss_of_speed_is_told() -> None:
     here = machine(build=TorchBuild(version="2.13", default_scaler=True), driver=None)
-    speeds: dict[Precision, float] = {"fp32": 1.0, "fp16-mixed": 0.4, "bf16-mixed": 3.0}
+    speeds: dict[MixedPrecisionName, float] = {"fp32": 1.0, "fp16-mixed": 0.4, "bf16-mixed": 3.0}
     broken = report_on_record(here, "fp16-mixed", speeds)
     assert codes(broken) == ["HD004"]
     assert "Train in bf16-mixed" in broken.problems[0].cure
@@ -287,7 +287,7 @@ def test_a_failed_parity_row_is_an_error_in_the_format_that_was_asked_for() -> N
 
 SPEED = st.sampled_from([0.1, 0.5, 0.79, 0.8, 1.0, 1.09, 1.1, 2.0, 8.0])
 ELSEWHERE = [
-    *(card(row.name, "") for row in table().cards),
+    *(card(row.name, "") for row in load_table().cards),
     card("NVIDIA Orin", "8.7"),
     card("Xavier", "7.2"),
     card("AMD Radeon Graphics", "gfx1151", "rocm"),
@@ -303,7 +303,7 @@ ELSEWHERE = [
 def test_the_choice_never_contradicts_a_finding_beside_it(
     device: Device | None, fp16: float, bf16: float, failed: set[str]
 ) -> None:
-    speeds: dict[Precision, float] = {"fp32": 1.0, "fp16-mixed": fp16, "bf16-mixed": bf16}
+    speeds: dict[MixedPrecisionName, float] = {"fp32": 1.0, "fp16-mixed": fp16, "bf16-mixed": bf16}
     rows = [
         ParityRow(operation="matmul", precision=name, size="x", error=float("nan"))
         for name in failed
@@ -314,7 +314,7 @@ def test_the_choice_never_contradicts_a_finding_beside_it(
     chosen = report.choice.precision
     about = {f.subject for f in report.findings if f.code in ("HD002", "HD003", "HD004", "HD006")}
     assert chosen not in about
-    assert chosen == "fp32" or FORMAT[chosen] not in failed
+    assert chosen == "fp32" or FORMATS[chosen] not in failed
     for found in report.findings:
         if found.code in ("HD002", "HD004"):
             assert chosen in found.cure
@@ -328,7 +328,7 @@ def test_the_choice_never_contradicts_a_finding_beside_it(
     asked=st.sampled_from([None, "fp32", "fp16-mixed", "bf16-mixed"]),
 )
 def test_every_machine_gets_an_answer(
-    name: str, reported: tuple[Any, str | None], asked: Precision | None
+    name: str, reported: tuple[Any, str | None], asked: MixedPrecisionName | None
 ) -> None:
     device = Device(kind=reported[0], name=name, target=reported[1])
     report = report_on_record(machine(device), asked)

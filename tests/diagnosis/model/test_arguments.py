@@ -19,7 +19,7 @@ def sgd(model: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda m: {"all": sgd(m)}, r"a dict as an optimizer(?s:.)*of a dict, its values\(\)"),
+        (lambda m: {"all": sgd(m)}, r"a dict as an optimizer(?s:.)*for a dict, its values\(\)"),
         (lambda m: m.parameters(), r"a Parameter as an optimizer(?s:.)*AdamW\(model\.parameters"),
         (lambda m: [sgd(m), None], "a NoneType as an optimizer"),
         (lambda m: "adamw", "a str as an optimizer"),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 import halfguard as hg
-from halfguard.diagnosis.model.effective import asked_for
+from halfguard.diagnosis.model.effective import resolve_precision
 from halfguard.errors import UsageError
 from halfguard.records.diagnosis import Diagnosis
 from tests.diagnosis.model.checks.helper import codes, cured, found
@@ -315,7 +315,7 @@ def test_anomaly_detection_of_a_trainer() -> None:
 def test_a_module_that_optimizes_by_hand_is_not_run() -> None:
     module, trainer = Module(Truth()), lightning.Trainer(accelerator="cpu", logger=False)
     module.automatic_optimization = False
-    with pytest.raises(UsageError, match="optimizes by hand"):
+    with pytest.raises(UsageError, match="uses manual optimization"):
         hg.doctor(module, trainer=trainer, batch=data())
     assert hg.doctor(module, trainer=trainer, batch=data(), loss=lambda m, x: loss(m.inner, x)).ok
 
@@ -383,9 +383,9 @@ def test_lightnings_own_note_of_its_dtype_is_taken_back() -> None:
     ],
 )
 def test_words_for_precisions(word: Any, name: str | None) -> None:
-    assert asked_for(word) == name
+    assert resolve_precision(word) == name
 
 
 def test_an_unknown_word() -> None:
     with pytest.raises(UsageError, match="'fp12' is not known"):
-        asked_for("fp12")
+        resolve_precision("fp12")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from halfguard.diagnosis.model.graph import leaves, loss_in
+from halfguard.diagnosis.model.graph import find_graph_leaves, loss_in
 from tests.diagnosis.model.checks.helper import batch, loss, net
 
 
@@ -18,27 +18,27 @@ def test_leaves_are_what_gets_a_gradient() -> None:
     model[0].requires_grad_(False)
     extra = torch.ones(1, requires_grad=True)
     value = loss(model, batch()) * extra + extra  # reached twice, found once
-    found = leaves(value)
+    found = find_graph_leaves(value)
     value.backward()
     graded = [*(p for p in model.parameters() if p.grad is not None), extra]
-    assert found.whole
-    assert sorted(map(id, found.found)) == sorted(map(id, graded))
-    assert len(leaves(value).found) == 3  # also after the backward pass
+    assert found.complete
+    assert sorted(map(id, found.tensors)) == sorted(map(id, graded))
+    assert len(find_graph_leaves(value).tensors) == 3  # also after the backward pass
 
 
 def test_a_function_in_python_may_hide_others() -> None:
     model, x = net(), batch().requires_grad_()
-    found = leaves(checkpoint(model, x, use_reentrant=True).sum())
-    assert not found.whole
-    assert [leaf is x for leaf in found.found] == [True]
-    assert leaves(checkpoint(model, x, use_reentrant=False).sum()).whole
+    found = find_graph_leaves(checkpoint(model, x, use_reentrant=True).sum())
+    assert not found.complete
+    assert [leaf is x for leaf in found.tensors] == [True]
+    assert find_graph_leaves(checkpoint(model, x, use_reentrant=False).sum()).complete
 
 
 def test_no_graph_has_no_leaves_and_a_leaf_is_its_own() -> None:
     single = torch.ones((), requires_grad=True)
-    assert leaves(single).found == (single,)
-    assert leaves(torch.ones(())).found == ()
-    assert leaves(None).found == ()
+    assert find_graph_leaves(single).tensors == (single,)
+    assert find_graph_leaves(torch.ones(())).tensors == ()
+    assert find_graph_leaves(None).tensors == ()
 
 
 ONE = torch.ones(())

@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import halfguard as hg
-from halfguard.diagnosis.model.measured_precision import in_words, measured, named
-from halfguard.diagnosis.model.products import Around, Product
-from halfguard.records.diagnosis import Effective
+from halfguard.diagnosis.model.measured_precision import (
+    describe_precision,
+    measure_precision,
+    parse_precision,
+)
+from halfguard.diagnosis.model.products import CallContext, Product
+from halfguard.records.diagnosis import EffectivePrecision
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
 from tests.diagnosis.model.test_products import HalfLinear
 
@@ -22,15 +26,15 @@ FP32: Counter[torch.dtype] = Counter({torch.float32: 1})
 
 
 def product(dtype: torch.dtype, work: float, name: str | None = "layer", **more: Any) -> Product:
-    around = Around(
+    context = CallContext(
         name, torch.bfloat16 if dtype is torch.bfloat16 else None, more.pop("island", False)
     )
-    return Product(dtype, around, work, more.pop("trains", True))
+    return Product(dtype, context, work, more.pop("trains", True))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 10**12)), min_size=1))
 def test_most_of_the_work_decides_whatever_the_count(layers: list[tuple[bool, int]]) -> None:
-    ran = measured(
+    ran = measure_precision(
         [
             product(torch.bfloat16 if half else torch.float32, work, str(index))
             for index, (half, work) in enumerate(layers)
@@ -40,9 +44,9 @@ def test_most_of_the_work_decides_whatever_the_count(layers: list[tuple[bool, in
     half, total = sum(work for half, work in layers if half), sum(work for _, work in layers)
     expected = "fp32" if not half else "bf16-mixed" if 2 * half >= total else "partly bf16-mixed"
     assert ran.name == expected
-    assert ran.partly == (expected == "partly bf16-mixed")
-    if ran.partly:
-        assert ran.left == tuple(str(i) for i, (half, _) in enumerate(layers) if not half)
+    assert ran.is_partial == (expected == "partly bf16-mixed")
+    if ran.is_partial:
+        assert ran.wider_modules == tuple(str(i) for i, (half, _) in enumerate(layers) if not half)
 
 
 @pytest.mark.parametrize(
@@ -55,29 +59,38 @@ def test_most_of_the_work_decides_whatever_the_count(layers: list[tuple[bool, in
     ids=["without gradients", "outside the model", "island"],
 )
 def test_what_does_not_count_and_what_remains_when_nothing_else_does(aside: Product) -> None:
-    assert measured([product(torch.bfloat16, 1), aside], FP32).name == "bf16-mixed"
+    assert measure_precision([product(torch.bfloat16, 1), aside], FP32).name == "bf16-mixed"
     alone = "fp32" if aside.dtype is torch.float32 else "fp16-mixed"
-    assert measured([aside], FP32).name == alone
-    assert measured([], FP32).name == "unknown"
+    assert measure_precision([aside], FP32).name == alone
+    assert measure_precision([], FP32).name == "unknown"
 
 
 def test_weights_are_named_by_their_own_dtype() -> None:
     seen = [product(torch.bfloat16, 1)]
-    assert measured(seen, Counter({torch.bfloat16: 1})).name == "bf16-weights"
-    other = measured(seen, Counter({torch.float16: 9, torch.float32: 1}))
+    assert measure_precision(seen, Counter({torch.bfloat16: 1})).name == "bf16-weights"
+    other = measure_precision(seen, Counter({torch.float16: 9, torch.float32: 1}))
     assert (other.name, other.weights, other.autocast) == ("bf16 on fp16 weights", "fp16", "bf16")
-    assert measured(seen, Counter({torch.float64: 1})).name == "bf16-mixed"
+    assert measure_precision(seen, Counter({torch.float64: 1})).name == "bf16-mixed"
 
 
 def test_words() -> None:
-    assert in_words("fp32") == "in fp32"
-    assert in_words("partly bf16-mixed") == "partly in bf16-mixed"
-    assert (named("fp16-weights").weights, named("fp16-weights").autocast) == ("fp16", "fp16")
-    assert (named("bf16-mixed").weights, named("bf16-mixed").autocast) == ("fp32", "bf16")
-    assert (named("fp16-true").weights, named("fp16-true").autocast) == ("fp16", "off")
+    assert describe_precision("fp32") == "in fp32"
+    assert describe_precision("partly bf16-mixed") == "partly in bf16-mixed"
+    assert (parse_precision("fp16-weights").weights, parse_precision("fp16-weights").autocast) == (
+        "fp16",
+        "fp16",
+    )
+    assert (parse_precision("bf16-mixed").weights, parse_precision("bf16-mixed").autocast) == (
+        "fp32",
+        "bf16",
+    )
+    assert (parse_precision("fp16-true").weights, parse_precision("fp16-true").autocast) == (
+        "fp16",
+        "off",
+    )
 
 
-def effective(*args: Any, **kwargs: Any) -> Effective:
+def effective(*args: Any, **kwargs: Any) -> EffectivePrecision:
     seen = hg.doctor(*args, **kwargs).effective
     assert seen is not None
     return seen
@@ -112,7 +125,7 @@ def test_autocast_around_a_small_part_of_the_model() -> None:
 
     (other,) = hg.doctor(model, precision="fp32", loss=loss, batch=x).findings
     assert other.code == "HD101"
-    assert "in place of the one inside the model" in other.cure
+    assert "instead of the one inside the model" in other.cure
 
 
 @pytest.mark.usefixtures("seed")

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from halfguard.diagnosis.model.forward import watch
+from halfguard.diagnosis.model.forward import observe_forward
 from halfguard.diagnosis.model.products import Product
 from tests.diagnosis.model.checks.helper import batch, net
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("seed")
 
 
 def products(model: nn.Module, step: Any) -> list[Product]:
-    seen = watch(model, step, "cpu")
-    assert seen.raised is None
+    seen = observe_forward(model, step, "cpu")
+    assert seen.error is None
     return seen.products
 
 
@@ -38,7 +38,7 @@ def test_work_is_what_torch_counts(name: str) -> None:
     model = build()
     with FlopCounterMode(display=False) as counter:
         model(x)
-    assert sum(p.work for p in products(model, lambda: model(x))) == counter.get_total_flops()
+    assert sum(p.flops for p in products(model, lambda: model(x))) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_work_is_what_torch_counts(name: str) -> None:
 def test_work_that_torch_does_not_count_on_a_cpu(operation: Any, multiplications: int) -> None:
     a = torch.ones(5, 5)
     (product,) = products(nn.Identity(), lambda: operation(a))
-    assert product.work == pytest.approx(2 * multiplications)
+    assert product.flops == pytest.approx(2 * multiplications)
 
 
 def test_a_recurrent_layer_weighs_as_much_as_its_products_do() -> None:
     model, x = nn.LSTM(16, 16), torch.ones(4, 3, 16)
     exact = 2 * 2 * 4 * 3 * 16 * 4 * 16  # input and state, through four gates
     with torch.autocast("cpu", torch.bfloat16):
-        work = sum(p.work for p in products(model, lambda: model(x)))
+        work = sum(p.flops for p in products(model, lambda: model(x)))
     assert exact / 4 < work < exact * 4
 
 
@@ -84,7 +84,7 @@ def test_what_a_gradient_passes_through(autocast: bool) -> None:
     model = Parts()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         seen = products(model, lambda: model(batch()))
-    assert {p.module: p.trains for p in seen} == {
+    assert {p.module: p.passes_gradient for p in seen} == {
         "frozen": False,
         "off": False,
         "trained": True,
@@ -116,7 +116,7 @@ class HalfLinear(torch.autograd.Function):
 def test_a_gradient_passes_through_a_function_with_one_of_its_own(trained: bool) -> None:
     weight = nn.Parameter(torch.ones(4, 4), requires_grad=trained)
     (product,) = products(nn.Identity(), lambda: HalfLinear.apply(batch(), weight))  # type: ignore[no-untyped-call]
-    assert (product.dtype, product.trains) == (torch.float16, trained)
+    assert (product.dtype, product.passes_gradient) == (torch.float16, trained)
 
 
 def test_a_function_within_a_function_is_as_trained_as_the_outer_one() -> None:
@@ -127,7 +127,7 @@ def test_a_function_within_a_function_is_as_trained_as_the_outer_one() -> None:
 
     weight = nn.Parameter(torch.ones(4, 4))
     (product,) = products(nn.Identity(), lambda: Twice.apply(batch(), weight))  # type: ignore[no-untyped-call]
-    assert product.trains
+    assert product.passes_gradient
 
 
 ATTENTION = {
@@ -163,7 +163,7 @@ def test_an_island_is_where_autocast_was_switched_off_within_autocast() -> None:
                 output: Tensor = model[2](y.float())
             return output
 
-        return [product.around.island for product in products(model, step)]
+        return [product.context.island for product in products(model, step)]
 
     with torch.autocast("cpu", torch.bfloat16):
         assert islands() == [False, True]

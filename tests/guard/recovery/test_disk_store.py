@@ -17,10 +17,10 @@ from halfguard.dist import checkpoint
 from halfguard.errors import RecordError
 from halfguard.guard import Guard
 from halfguard.guard.recovery import snapshot_folder
-from halfguard.guard.recovery.disk_store import Disk
-from halfguard.guard.recovery.snapshot_store import State
+from halfguard.guard.recovery.disk_store import DiskStore
+from halfguard.guard.recovery.snapshot_store import SnapshotState
 from halfguard.records import Action
-from halfguard.records.snapshot import FileSum, SnapshotMark
+from halfguard.records.snapshot import FileChecksum, SnapshotManifest
 from tests.support.models import OPTIMIZERS, batches, differences, loss_fn, make
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -60,7 +60,7 @@ def test_a_rollback_finds_the_newest_damaged_and_takes_the_one_before(
     assert outcome.action is Action.ROLL_BACK
     assert differences(kept[2], guard.model.state_dict()) == []
     assert names(tmp_path) == ["000000003", "000000006.damaged"]
-    assert "going back beyond step 6, to 3" in caplog.text
+    assert "the snapshot of step 6 is damaged; rolling back to step 3" in caplog.text
     assert "safetensors is missing" in caplog.text
 
 
@@ -94,7 +94,7 @@ def test_a_kill_while_a_folder_is_removed_leaves_no_mark_on_what_is_left(
     assert names(tmp_path) == ["000000003"]
 
 
-@pytest.mark.parametrize("failing", ["make", "add_own", "mark_good"])
+@pytest.mark.parametrize("failing", ["create", "add_rank_record", "mark_good"])
 def test_a_disk_that_is_full_gives_up_the_spare_and_keeps_the_newest(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,8 +116,10 @@ def test_a_disk_that_is_full_gives_up_the_spare_and_keeps_the_newest(
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("snapshots")
-    disk = Disk(home, torch.device("cpu"), dict)
-    state = State({"model": nn.Linear(3, 2).state_dict()}, {"model": {"mean": torch.ones(3)}})
+    disk = DiskStore(home, torch.device("cpu"), dict)
+    state = SnapshotState(
+        {"model": nn.Linear(3, 2).state_dict()}, {"model": {"mean": torch.ones(3)}}
+    )
     held = disk.save(5, state)
     assert held is not None
     assert disk.mark_good(held)
@@ -127,7 +129,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_changed_byte_and_no_cut_goes_unseen(saved: Path, data: st.DataObject) -> None:
-    mark = SnapshotMark.from_json((saved / "good").read_bytes())
+    mark = SnapshotManifest.from_json((saved / "good").read_bytes())
     file = data.draw(st.sampled_from(sorted(saved.iterdir())))
     whole = file.read_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -139,19 +141,19 @@ def test_no_changed_byte_and_no_cut_goes_unseen(saved: Path, data: st.DataObject
     try:
         file.write_bytes(changed)
         try:
-            snapshot_folder.check(saved)
+            snapshot_folder.verify(saved)
         except RecordError:
             return
         # White space in the mark may change, and say the same.
-        assert SnapshotMark.from_json((saved / "good").read_bytes()) == mark
+        assert SnapshotManifest.from_json((saved / "good").read_bytes()) == mark
         assert file.name == "good"
     finally:
         file.write_bytes(whole)
 
 
 def test_an_undamaged_one_is_read(saved: Path) -> None:
-    snapshot_folder.check(saved)
-    disk = Disk(saved.parent, torch.device("cpu"), dict)
+    snapshot_folder.verify(saved)
+    disk = DiskStore(saved.parent, torch.device("cpu"), dict)
     ((step, held),) = disk.good()
     assert step == 5
     assert disk.load(held).own["model"]["mean"].tolist() == [1, 1, 1]
@@ -167,7 +169,7 @@ def test_a_mark_that_names_files_elsewhere_is_refused(saved: Path, tmp_path: Pat
     shutil.copytree(saved, folder)
     (tmp_path / "elsewhere").write_text("x")
     (folder / "good").write_text(
-        SnapshotMark(files={"../elsewhere": FileSum.of(tmp_path / "elsewhere")}).to_json()
+        SnapshotManifest(files={"../elsewhere": FileChecksum.of(tmp_path / "elsewhere")}).to_json()
     )
-    with pytest.raises(RecordError, match="no file of this folder"):
-        snapshot_folder.check(folder)
+    with pytest.raises(RecordError, match="not a file of this folder"):
+        snapshot_folder.verify(folder)

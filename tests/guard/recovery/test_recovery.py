@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from halfguard.errors import TrainingHaltedError
 from halfguard.guard import Guard
-from halfguard.guard.recovery.snapshot_store import Memory
+from halfguard.guard.recovery.snapshot_store import MemoryStore
 from halfguard.guard.recovery.snapshots import Snapshots, all_finite
 from halfguard.records import Action, StepRow
 from halfguard.step.random_state import capture_random_state
@@ -78,7 +78,7 @@ def test_the_first_remedy_that_helps_is_kept(
     assert actions[-1] is Action.APPLY
     assert cured(guard)
     assert all_finite(guard.model.state_dict())
-    rows = [row for row in guard._chronicle.journal.recent(100) if isinstance(row, StepRow)]
+    rows = [row for row in guard._recorder.journal.recent_rows(100) if isinstance(row, StepRow)]
     remedies = [row.note for row in rows if row.note]
     ladder = ["fp32", "lower_lr", "longer_growth_interval", "tighter_clip"]
     assert remedies == [f"remedy: {name}" for name in ladder[: rollbacks - 1]]
@@ -99,7 +99,7 @@ def test_without_a_good_snapshot_there_is_nothing_to_return_to() -> None:
     guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), CONFIG)
     first, second = batches(2)
     guard.step(lambda m, b: loss_fn(m, b) * torch.nan, first)
-    with pytest.raises(TrainingHaltedError, match="no snapshot had proved healthy"):
+    with pytest.raises(TrainingHaltedError, match="no snapshot to roll back to"):
         guard.step(lambda m, b: loss_fn(m, b) * torch.nan, second)
 
 
@@ -128,13 +128,13 @@ def test_everything_returns_to_the_snapshot(store: str, tmp_path: Path) -> None:
 
 def test_nothing_that_is_not_finite_is_taken() -> None:
     model = nn.Linear(2, 2)
-    snapshots = Snapshots(model, {}, Memory(), torch.device("cpu"))
+    snapshots = Snapshots(model, {}, MemoryStore(), torch.device("cpu"))
     assert snapshots.take(0, {}, capture_random_state())
-    snapshots.proved()
+    snapshots.confirm()
     with torch.no_grad():
         model.weight[0, 0] = torch.inf
     assert not snapshots.take(1, {}, capture_random_state())
-    snapshots.proved()
+    snapshots.confirm()
     assert snapshots.good_step == 0
     snapshots.restore()
     assert all_finite(model.state_dict())
@@ -157,7 +157,7 @@ def test_a_snapshot_from_before_parameters_were_added_is_not_returned_to(
         assert guard.step(loss_fn, batch).applied
     guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch)
     if action == "halt":
-        with pytest.raises(TrainingHaltedError, match="no snapshot had proved healthy"):
+        with pytest.raises(TrainingHaltedError, match="no snapshot to roll back to"):
             guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch)
     else:
         assert guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch).action == action

@@ -13,8 +13,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from halfguard.guard import policy
 from halfguard.guard.gradients import Gradients, measure
-from halfguard.guard.policy import Limits
-from halfguard.guard.stepping.gate import Gate, read
+from halfguard.guard.policy import StepLimits
+from halfguard.guard.stepping.gate import Gate, read_signals
 from tests.support.counting import OpCounter
 
 LARGEST = torch.finfo(torch.float32).max
@@ -30,7 +30,7 @@ flags = st.sampled_from([0.0, 1.0])
 limit = st.sampled_from([math.inf, LARGEST, 1.0, 0.0, TINY]) | st.floats(
     width=32, allow_nan=False, min_value=-LARGEST
 )
-limits = st.builds(Limits, loss=limit, grad_norm=limit)
+limits = st.builds(StepLimits, loss=limit, grad_norm=limit)
 
 
 def row_of(*values: float) -> Tensor:
@@ -40,21 +40,21 @@ def row_of(*values: float) -> Tensor:
 @settings(max_examples=600)
 @given(anything, magnitudes, flags, anything, limits)
 def test_device_and_host_agree(
-    loss: float, norm: float, found_inf: float, scale: float, bounds: Limits
+    loss: float, norm: float, found_inf: float, scale: float, bounds: StepLimits
 ) -> None:
     row = row_of(loss, norm, found_inf, scale)
     refused = Gate().refused(row, bounds)
-    cause = policy.cause_of(read(row.tolist(), bounds))
+    cause = policy.find_cause(read_signals(row.tolist(), bounds))
     assert bool(refused) == (cause is not None), cause
 
 
 @settings(max_examples=300)
 @given(st.lists(limits, min_size=1, max_size=6), anything, magnitudes)
-def test_a_gate_follows_its_limits(bounds: list[Limits], loss: float, norm: float) -> None:
+def test_a_gate_follows_its_limits(bounds: list[StepLimits], loss: float, norm: float) -> None:
     gate = Gate()
     row = row_of(loss, norm, 0.0, 1.0)
     for one in bounds:
-        expected = policy.cause_of(read(row.tolist(), one)) is not None
+        expected = policy.find_cause(read_signals(row.tolist(), one)) is not None
         assert bool(gate.refused(row, one)) == expected
         assert bool(gate.refused(row, one)) == expected
 
@@ -64,8 +64,8 @@ def test_a_gate_follows_its_limits(bounds: list[Limits], loss: float, norm: floa
 def test_whatever_is_not_finite_is_refused(position: int, value: float) -> None:
     values = [1.0, 1.0, 0.0, 1.0]
     values[position] = value
-    assert Gate().refused(row_of(*values), Limits())
-    assert not Gate().refused(row_of(1.0, 1.0, 0.0, 1.0), Limits())
+    assert Gate().refused(row_of(*values), StepLimits())
+    assert not Gate().refused(row_of(1.0, 1.0, 0.0, 1.0), StepLimits())
 
 
 @settings(max_examples=200)
@@ -79,7 +79,7 @@ def test_a_row_holds_what_it_was_made_of(
     assert row.dtype is torch.float32
     assert torch.equal(row, row_of(*expected)) or row.isnan().any()
     assert torch.equal(row.isnan(), row_of(*expected).isnan())
-    assert read(row.tolist(), Limits()).batch_ok
+    assert read_signals(row.tolist(), StepLimits()).batch_ok
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -91,9 +91,9 @@ def test_a_row_takes_any_dtype(dtype: torch.dtype) -> None:
 
 def test_the_answer_costs_no_host_sync_and_few_operations() -> None:
     gate, row = Gate(), row_of(1.0, 1.0, 0.0, 1.0)
-    gate.refused(row, Limits())
+    gate.refused(row, StepLimits())
     with OpCounter() as counter:
-        gate.refused(row, Limits())
+        gate.refused(row, StepLimits())
     assert counter.host_syncs == 0
     assert counter.total <= 3
 

@@ -235,7 +235,7 @@ def test_a_witness_excuses_the_scale() -> None:
     scaler, p = ours(), parameter()
     optimizer = SGD([p], lr=0.1)
     scaler.scale(inject(p, 1.0, math.nan)).backward()
-    scaler.witness(torch.tensor([1.0, math.inf]))
+    scaler.note_loss(torch.tensor([1.0, math.inf]))
     scaler.step(optimizer)
     scaler.update()
     assert scaler.get_scale() == 2.0**8
@@ -352,7 +352,7 @@ def test_refuse_decides_the_step_but_not_the_scale(name: str) -> None:
     optimizer.zero_grad()
     scaler.scale(inject(p)).backward()
     scaler.unscale_(optimizer)
-    scaler.refuse(optimizer, torch.ones(()))
+    scaler.override_found_inf(optimizer, torch.ones(()))
     scaler.step(optimizer)
     scaler.update()
     assert same(before, (frozen(p), frozen(optimizer.state_dict()), scaler.state_dict()))
@@ -372,7 +372,7 @@ def test_refusing_one_optimizer_needs_no_refusal_of_the_others(overflow: bool) -
             scaler.scale(inject(p, 1.0, math.inf if sick else 1.0)).backward()
             scaler.unscale_(optimizer)
             if refused:
-                scaler.refuse(optimizer, torch.ones(()))
+                scaler.override_found_inf(optimizer, torch.ones(()))
             scaler.step(optimizer)
         scaler.update()
         assert scaler.get_scale() == (2.0**7 if overflow else 2.0**8)

@@ -11,7 +11,7 @@ import pytest
 
 from halfguard.errors import UsageError
 from halfguard.records.study import RunResult
-from halfguard.validation.executors import ATTEMPTS, may_begin
+from halfguard.validation.executors import MAX_ATTEMPTS, may_start
 from halfguard.validation.executors.local import LocalExecutor
 from halfguard.validation.runs.running import run
 from halfguard.validation.runs.task import run_tasks, speed_tasks
@@ -42,8 +42,8 @@ def test_a_dead_workers_run_is_repeated_and_a_murderous_one_is_told(
     assert isinstance(survived, RunResult)
     assert (survived.failure, survived.attempt) == (None, 2)
     assert isinstance(lost, RunResult)
-    assert lost.failure == f"its worker died {ATTEMPTS} times, the last time: signal 9"
-    assert (tmp_path / "1").read_text() == str(1000 - ATTEMPTS)
+    assert lost.failure == f"its worker died {MAX_ATTEMPTS} times, the last time: signal 9"
+    assert (tmp_path / "1").read_text() == str(1000 - MAX_ATTEMPTS)
 
 
 def test_a_mistake_ends_the_study_at_once(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_nothing_is_started_after_the_deadline() -> None:
     assert list(LocalExecutor().run(tasks, deadline=time.monotonic())) == []
 
 
-def test_what_is_under_way_at_the_deadline_is_handed_back_and_what_waits_is_not(
+def test_a_running_task_is_returned_at_the_deadline_and_a_waiting_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HALFGUARD_TEST_SLEEP", "0.05")
@@ -85,7 +85,7 @@ def test_what_is_under_way_at_the_deadline_is_handed_back_and_what_waits_is_not(
     assert isinstance(result, RunResult)
     assert (result.cause, result.lost, result.attempt) == ("budget", True, 1)
     assert result.failure is not None
-    assert "under way for 1 s when the budget of time was used up" in result.failure
+    assert "running for 1 s when the time budget ended" in result.failure
 
 
 def test_a_run_that_dies_before_the_deadline_and_waits_for_its_turn_had_begun(
@@ -129,8 +129,8 @@ def test_a_commands_script_ends_with_its_study(
 def test_what_is_timed_runs_by_itself() -> None:
     spec = spec_of("healthy", candidates=["fp16-mixed", "bf16-mixed"], seeds=1)
     (base, half, _), (timed, other) = run_tasks(spec), speed_tasks(spec)
-    assert may_begin(base, [half])
-    assert may_begin(timed, [])
-    assert not may_begin(timed, [base])
-    assert not may_begin(base, [timed])
-    assert not may_begin(timed, [other])
+    assert may_start(base, [half])
+    assert may_start(timed, [])
+    assert not may_start(timed, [base])
+    assert not may_start(base, [timed])
+    assert not may_start(timed, [other])

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from halfguard.records.verdict import Word
+from halfguard.records.verdict import VerdictLabel
+from halfguard.validation.judgement.decisions import verdict_labels
 from halfguard.validation.judgement.statistics import (
     LEVEL,
+    Criteria,
     Floats,
-    Terms,
-    below_zero,
     claims,
     excess,
     holm,
     interval,
     noise,
+    p_below_zero,
     seeds_needed,
 )
-from halfguard.validation.judgement.verdict import words
 from tests.validation.simulation import TERMS, data, fixed
 
 STUDIES = 2000
@@ -98,12 +98,12 @@ def test_a_baseline_as_noisy_as_it_likes_does_not_raise_the_error() -> None:
 def test_the_test_is_scipys() -> None:
     values = generator().normal(0.1, 1.0, (50, 7))
     expected = stats.ttest_1samp(values, 0.0, axis=-1, alternative="less").pvalue
-    assert_allclose(below_zero(values), expected, rtol=1e-12)
+    assert_allclose(p_below_zero(values), expected, rtol=1e-12)
 
 
 def test_with_a_fixed_baseline_the_interval_is_students() -> None:
     lost = generator().normal(0.004, 0.01, 6)
-    found = interval(np.full(6, 2.0), 2.0 - 2.0 * lost, Terms())
+    found = interval(np.full(6, 2.0), 2.0 - 2.0 * lost, Criteria())
     expected = stats.ttest_1samp(lost, 0.0).confidence_interval(0.95)
     assert_allclose([found.low, found.high], expected, rtol=1e-9)
     assert_allclose(found.loss, lost.mean())
@@ -114,7 +114,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(spread_of_seeds: float
     noise_of_seeds = generator(11)
     baseline = 1 + spread_of_seeds * noise_of_seeds.standard_normal((20_000, 5))
     candidate = 0.985 * baseline + 0.01 * noise_of_seeds.standard_normal((20_000, 5))
-    found = interval(baseline, candidate, Terms())
+    found = interval(baseline, candidate, Criteria())
     held = float(((found.low <= 0.015) & (found.high >= 0.015)).mean())
     assert held == pytest.approx(0.95, abs=0.006)
 
@@ -131,11 +131,11 @@ def test_the_interval_holds_exactly_the_thresholds_that_are_not_rejected(
     pairs: Floats, threshold: float
 ) -> None:
     baseline, candidate = pairs.T
-    found = interval(baseline, candidate, Terms())
+    found = interval(baseline, candidate, Criteria())
     if not np.isfinite(found.low) or np.ptp(baseline - candidate) < 1e-6:
         return
     gap = 1e-9 * max(1.0, abs(float(found.high)), abs(float(found.low)))
-    below = below_zero(excess(baseline, candidate, threshold, Terms()))
+    below = p_below_zero(excess(baseline, candidate, threshold, Criteria()))
     if threshold > found.high + gap:
         assert below <= LEVEL + 1e-9
     elif threshold < found.low - gap:
@@ -159,15 +159,15 @@ def test_units_do_not_matter(pairs: Floats, unit: float) -> None:
 @given(metrics)
 def test_a_metric_and_its_negative_are_the_same_question(pairs: Floats) -> None:
     baseline, candidate = pairs.T
-    mirrored = claims(-baseline, -candidate, Terms(higher_is_better=False))
-    assert_allclose(claims(baseline, candidate, Terms()), mirrored, atol=1e-12)
+    mirrored = claims(-baseline, -candidate, Criteria(higher_is_better=False))
+    assert_allclose(claims(baseline, candidate, Criteria()), mirrored, atol=1e-12)
 
 
 @given(metrics)
 def test_lower_is_better_turns_a_loss_into_a_gain(pairs: Floats) -> None:
     baseline, candidate = pairs.T
-    one = interval(baseline, candidate, Terms())
-    other = interval(baseline, candidate, Terms(higher_is_better=False))
+    one = interval(baseline, candidate, Criteria())
+    other = interval(baseline, candidate, Criteria(higher_is_better=False))
     assert_allclose(one.loss, -other.loss, atol=1e-12)
     assert_allclose(one.low, -other.high, rtol=1e-6, atol=1e-9)
 
@@ -187,8 +187,8 @@ def test_holm_on_its_textbook_example() -> None:
 
 def test_no_noise_is_decided_by_the_sign() -> None:
     same = np.ones(5)
-    assert words(claims(same, same, TERMS)) == Word.PASS
-    assert words(claims(same, 0.9 * same, TERMS)) == Word.FAIL
+    assert verdict_labels(claims(same, same, TERMS)) == VerdictLabel.PASS
+    assert verdict_labels(claims(same, 0.9 * same, TERMS)) == VerdictLabel.FAIL
     assert noise(same, same, TERMS) == 0
 
 
@@ -203,7 +203,7 @@ def test_the_seeds_that_are_asked_for_suffice_and_no_fewer_do(ratio: float, seed
     shares = []
     for count in (needed, needed - 1):
         values = generator(seed).normal(-1.0, ratio, (20_000, max(count, 2)))
-        shares.append(float((below_zero(values) <= LEVEL).mean()))
+        shares.append(float((p_below_zero(values) <= LEVEL).mean()))
     assert shares[0] >= 0.9 - 0.01
     assert needed == 3 or shares[1] <= 0.9 + 0.01
 

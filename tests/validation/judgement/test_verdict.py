@@ -11,9 +11,10 @@ import pytest
 
 from halfguard.errors import RecordError
 from halfguard.records.study import Curve, Study
-from halfguard.records.verdict import Verdict, Word
+from halfguard.records.verdict import Verdict, VerdictLabel
+from halfguard.validation.judgement.decisions import verdict_labels
 from halfguard.validation.judgement.statistics import Claims, claims, holm
-from halfguard.validation.judgement.verdict import judge, settled, words
+from halfguard.validation.judgement.verdict import all_decided, judge
 from tests.validation.simulation import TERMS, data, looked
 from tests.validation.studies import BASELINE, curve, losing, run, spec, study
 
@@ -25,32 +26,32 @@ def only(candidate: list[float | None], **changes: Any) -> Verdict:
 @pytest.mark.parametrize(
     ("loss", "wobble", "word"),
     [
-        (0.0, 0.001, Word.PASS),
-        (-0.05, 0.01, Word.PASS),
-        (0.015, 0.001, Word.MARGINAL),
-        (0.118, 0.005, Word.FAIL),
-        (0.009, 0.005, Word.INCONCLUSIVE),
-        (0.02, 0.001, Word.INCONCLUSIVE),
+        (0.0, 0.001, VerdictLabel.PASS),
+        (-0.05, 0.01, VerdictLabel.PASS),
+        (0.015, 0.001, VerdictLabel.MARGINAL),
+        (0.118, 0.005, VerdictLabel.FAIL),
+        (0.009, 0.005, VerdictLabel.INCONCLUSIVE),
+        (0.02, 0.001, VerdictLabel.INCONCLUSIVE),
     ],
 )
-def test_each_word(loss: float, wobble: float, word: Word) -> None:
+def test_each_word(loss: float, wobble: float, word: VerdictLabel) -> None:
     verdict = only([*losing(loss, wobble=wobble)])
     assert verdict.comparisons[0].word is word
     assert verdict.word is word
-    assert verdict.exit_code == (0 if word is Word.PASS else 1)
+    assert verdict.exit_code == (0 if word is VerdictLabel.PASS else 1)
     assert verdict.comparisons[0].loss == pytest.approx(loss, abs=1e-3)
     assert Verdict.from_json(verdict.to_json()) == verdict
 
 
 def test_one_run_each_proves_nothing_not_even_eleven_percent() -> None:
     verdict = judge(study({"fp16-mixed": [0.7816]}, [0.8863]))
-    assert verdict.word is Word.INCONCLUSIVE
+    assert verdict.word is VerdictLabel.INCONCLUSIVE
     assert verdict.comparisons[0].further_seeds == 2
 
 
 def test_a_run_that_breaks_where_the_baseline_finished_is_a_failure() -> None:
     verdict = only([*losing(-0.02)[:4], None])
-    assert verdict.word is Word.FAIL
+    assert verdict.word is VerdictLabel.FAIL
     assert verdict.comparisons[0].broken == (4,)
     assert "seed 4: loss is NaN at step 7" in verdict.comparisons[0].reason
     assert verdict.comparisons[0].pairs == 4  # and the others are still told
@@ -59,14 +60,14 @@ def test_a_run_that_breaks_where_the_baseline_finished_is_a_failure() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_metric_that_is_no_number_is_a_failure_too(value: float) -> None:
     verdict = only([*losing(0.0)[:4], value])
-    assert verdict.word is Word.FAIL
+    assert verdict.word is VerdictLabel.FAIL
     assert "hmean is" in verdict.comparisons[0].reason
 
 
 def test_a_seed_that_the_baseline_broke_is_left_out_and_told() -> None:
     baseline: list[float | None] = [*BASELINE[:4], None]
     verdict = judge(study({"a": [*losing(0.0)[:4], None], "b": [*losing(0.0)]}, baseline))
-    assert [c.word for c in verdict.comparisons] == [Word.PASS, Word.PASS]
+    assert [c.word for c in verdict.comparisons] == [VerdictLabel.PASS, VerdictLabel.PASS]
     assert [c.pairs for c in verdict.comparisons] == [4, 4]
     assert any("seed 4" in note for note in verdict.notes)
 
@@ -75,17 +76,23 @@ def test_a_run_that_its_machine_lost_is_no_failure_and_allows_no_pass() -> None:
     whole = study({"fp16-mixed": [*losing(0.0)]})
     gone = run("fp16-mixed", 4, None, steps=0, environment={}, failure="worker died 3 times")
     verdict = judge(whole.model_copy(update={"runs": (*whole.runs[:-1], gone)}))
-    assert verdict.word is Word.INCONCLUSIVE
-    assert "seed 4 were lost with their machines (worker died" in verdict.comparisons[0].reason
-    assert "seed 4 were lost with their machines (worker died" in verdict.comparisons[0].reason
+    assert verdict.word is VerdictLabel.INCONCLUSIVE
+    assert "seed 4 were lost (worker died" in verdict.comparisons[0].reason
+    assert "seed 4 were lost (worker died" in verdict.comparisons[0].reason
     assert verdict.comparisons[0].further_seeds == 1
 
 
 @pytest.mark.parametrize(
     ("cause", "told"),
     [
-        ("budget", "The baseline was cut off with seed 4; run the study again for it."),
-        (None, "The baseline was lost with its machine with seed 4; run the study again for it."),
+        (
+            "budget",
+            "The baseline was stopped by the time budget with seed 4; run the study again to finish it.",
+        ),
+        (
+            None,
+            "The baseline was lost with seed 4 because its worker died; run the study again to finish it.",
+        ),
     ],
 )
 def test_a_run_that_shows_nothing_is_not_there(cause: str | None, told: str) -> None:
@@ -96,7 +103,7 @@ def test_a_run_that_shows_nothing_is_not_there(cause: str | None, told: str) -> 
     whole = study({"fp16-mixed": [*losing(0.0)]})
     runs = (*(one for one in whole.runs if one.seed != 4), *gone)
     notes = judge(whole.model_copy(update={"runs": runs})).notes
-    assert "8 of 10 runs are there: the study is not complete." in notes
+    assert "The study is incomplete: 8 of 10 runs have a result." in notes
     assert told in notes
     assert not any("left out" in note for note in notes)
 
@@ -104,30 +111,30 @@ def test_a_run_that_shows_nothing_is_not_there(cause: str | None, told: str) -> 
 def test_lower_is_better_where_the_specification_says_so() -> None:
     worse = [value * 1.118 for value in BASELINE]
     metric = {"name": "hmean", "higher_is_better": False}
-    assert only([*worse], metric=metric).word is Word.FAIL
-    assert only([*worse]).word is Word.PASS
+    assert only([*worse], metric=metric).word is VerdictLabel.FAIL
+    assert only([*worse]).word is VerdictLabel.PASS
 
 
 def test_the_thresholds_are_those_of_the_specification() -> None:
     limits = {"pass": 0.05, "marginal": 0.1}
-    assert only([*losing(0.03)], thresholds=limits).word is Word.PASS
-    assert only([*losing(0.03)]).word is Word.FAIL
+    assert only([*losing(0.03)], thresholds=limits).word is VerdictLabel.PASS
+    assert only([*losing(0.03)]).word is VerdictLabel.FAIL
 
 
 def test_several_candidates_are_corrected_for_and_the_worst_decides() -> None:
     weak = losing(0.0045, wobble=0.0035)
-    assert only([*weak]).word is Word.PASS
+    assert only([*weak]).word is VerdictLabel.PASS
     others = {f"c{i}": losing(0.03) for i in range(4)}
     verdict = judge(study({"weak": weak, **others}))
-    assert verdict.comparisons[0].word is Word.INCONCLUSIVE
+    assert verdict.comparisons[0].word is VerdictLabel.INCONCLUSIVE
     assert "Alone it would be PASS" in verdict.comparisons[0].reason
-    assert verdict.word is Word.FAIL
+    assert verdict.word is VerdictLabel.FAIL
 
 
 def test_the_words_are_those_of_the_arrays() -> None:
     baseline, candidate = data(np.random.default_rng(0), 60, 5, 0.008, 0.005, candidates=3)
     found = claims(baseline, candidate, TERMS)
-    expected = words(Claims(*(holm(p) for p in found)))
+    expected = verdict_labels(Claims(*(holm(p) for p in found)))
     for i in range(len(baseline)):
         arms = {f"c{j}": candidate[i, j].tolist() for j in range(3)}
         verdict = judge(study(arms, baseline[i, 0].tolist()))
@@ -137,33 +144,33 @@ def test_the_words_are_those_of_the_arrays() -> None:
 def test_further_seeds_are_told_and_shrink_with_the_noise() -> None:
     loud = only([*losing(0.002, wobble=0.01)]).comparisons[0]
     quiet = only([*losing(0.002, wobble=0.006)]).comparisons[0]
-    assert loud.word is quiet.word is Word.INCONCLUSIVE
+    assert loud.word is quiet.word is VerdictLabel.INCONCLUSIVE
     assert loud.further_seeds is not None
     assert quiet.further_seeds is not None
     assert loud.further_seeds > quiet.further_seeds >= 1
     assert f"About {loud.further_seeds} further seeds" in loud.reason
-    assert any("second look" in note for note in only([*losing(0.002, wobble=0.01)]).notes)
+    assert any("second analysis" in note for note in only([*losing(0.002, wobble=0.01)]).notes)
 
 
 def test_the_threshold_itself_is_too_close_to_tell() -> None:
     on_it = losing(0.01, [1.0, 1.0, 1.0, 1.0], wobble=0.004)
     found = judge(study({"fp16-mixed": on_it}, [1.0, 1.0, 1.0, 1.0])).comparisons[0]
-    assert found.word is Word.INCONCLUSIVE
+    assert found.word is VerdictLabel.INCONCLUSIVE
     assert found.further_seeds is None
-    assert "certain to be below 2%" in found.reason
+    assert "below 2% with 95% confidence" in found.reason
     assert "too close" in found.reason
 
 
 def test_a_baseline_around_zero_has_no_shares() -> None:
     verdict = judge(study({"fp16-mixed": [0.1, -0.2, 0.15, 0.0]}, [0.2, -0.1, 0.1, -0.2]))
-    assert verdict.word is Word.INCONCLUSIVE
+    assert verdict.word is VerdictLabel.INCONCLUSIVE
     assert "may be zero" in verdict.comparisons[0].reason
 
 
 def test_seeds_that_change_nothing_are_told() -> None:
     verdict = only([*BASELINE])
-    assert verdict.word is Word.PASS
-    assert any("worth as little as one run" in note for note in verdict.notes)
+    assert verdict.word is VerdictLabel.PASS
+    assert any("worth no more than that of a single run" in note for note in verdict.notes)
 
 
 def test_runs_on_different_devices_are_told() -> None:
@@ -181,12 +188,14 @@ def test_a_run_that_is_there_twice_counts_once() -> None:
     )
     same = study({"fp16-mixed": [*BASELINE]}).model_copy(update={"runs": runs})
     verdict = judge(same)
-    assert verdict.word is Word.INCONCLUSIVE
+    assert verdict.word is VerdictLabel.INCONCLUSIVE
     assert verdict.comparisons[0].pairs == 1
-    assert any("seed 1, 2, 3, 4 is one that was there before" in note for note in verdict.notes)
+    assert any("seed 1, 2, 3, 4 repeats an earlier run" in note for note in verdict.notes)
     broken = runs[-1].model_copy(update={"metrics": {}, "failure": "raised"})
     also = same.model_copy(update={"runs": (*runs[:-1], broken)})
-    assert judge(also).word is Word.FAIL  # that it broke counts, whatever the baseline repeats
+    assert (
+        judge(also).word is VerdictLabel.FAIL
+    )  # that it broke counts, whatever the baseline repeats
 
 
 def of_scripts(metrics: list[dict[str, float]]) -> Study:
@@ -208,7 +217,7 @@ def of_scripts(metrics: list[dict[str, float]]) -> Study:
 def test_metrics_that_never_change_are_one_run(beside: dict[str, float]) -> None:
     varied = [{k: v * (seed + 1) for k, v in beside.items()} for seed in range(5)]
     verdict = judge(of_scripts([{"hmean": 0.88, **some} for some in varied]))
-    assert verdict.word is Word.INCONCLUSIVE
+    assert verdict.word is VerdictLabel.INCONCLUSIVE
     assert verdict.comparisons[0].pairs == 1
 
 
@@ -223,14 +232,14 @@ def test_a_sequential_study_is_settled_early_with_a_wider_interval() -> None:
     planned = list(range(12))
     once = only([*losing(0.0)])
     looked = only([*losing(0.0)], seeds=planned, sequential=True)
-    assert looked.word is Word.PASS
-    assert settled(study({"fp16-mixed": losing(0.0)}, seeds=planned, sequential=True))
-    assert not settled(study({"fp16-mixed": losing(0.009, wobble=0.006)}, sequential=True))
+    assert looked.word is VerdictLabel.PASS
+    assert all_decided(study({"fp16-mixed": losing(0.0)}, seeds=planned, sequential=True))
+    assert not all_decided(study({"fp16-mixed": losing(0.009, wobble=0.006)}, sequential=True))
     assert looked.planned == 12
     assert looked.comparisons[0].high > once.comparisons[0].high
     assert looked.comparisons[0].p_pass > once.comparisons[0].p_pass
-    assert not any("not complete" in note for note in looked.notes)
-    assert any("not complete" in note for note in only([*losing(0.0)], seeds=planned).notes)
+    assert not any("incomplete" in note for note in looked.notes)
+    assert any("incomplete" in note for note in only([*losing(0.0)], seeds=planned).notes)
 
 
 def test_a_verdict_and_its_interval_are_those_of_the_look_that_decided() -> None:
@@ -241,18 +250,18 @@ def test_a_verdict_and_its_interval_are_those_of_the_look_that_decided() -> None
     arms = {name: (baseline * (1 - loss)).tolist() for name, loss in (("a", lost), ("b", other))}
     asked: dict[str, Any] = {"seeds": list(range(14)), "sequential": True}
     found = judge(study(arms, baseline.tolist(), **asked)).comparisons[0]
-    assert (found.word, found.pairs, found.seeds) == (Word.PASS, 3, (0, 1, 2))
+    assert (found.word, found.pairs, found.seeds) == (VerdictLabel.PASS, 3, (0, 1, 2))
     assert found.high < 0.01
     assert found.loss == pytest.approx(0.0, abs=1e-4)
     assert "over 3 seeds" in found.reason
-    assert "what was run later (9 seeds) is not part of it" in found.reason
+    assert "later runs (9 seeds) are not part of it" in found.reason
     broken = {**arms, "a": [*arms["a"][:11], None]}
-    assert judge(study(broken, baseline.tolist(), **asked)).comparisons[0].word is Word.FAIL
+    assert judge(study(broken, baseline.tolist(), **asked)).comparisons[0].word is VerdictLabel.FAIL
 
 
 def test_no_verdict_of_a_sequential_study_contradicts_its_interval() -> None:
     generator = np.random.default_rng(0)
-    seen = dict.fromkeys(Word, 0)
+    seen = dict.fromkeys(VerdictLabel, 0)
     for _ in range(60):
         baseline = generator.normal(1, 0.03, 12)
         losses = ((0.007, 0.004), (0.006, 0.012), (0.015, 0.003), (0.026, 0.005))
@@ -262,7 +271,11 @@ def test_no_verdict_of_a_sequential_study_contradicts_its_interval() -> None:
         }
         for one in judge(study(arms, baseline.tolist(), sequential=True)).comparisons:
             seen[one.word] += 1
-            ends = {Word.PASS: (-1, 0.01), Word.MARGINAL: (0.01, 0.02), Word.FAIL: (0.02, 1)}
+            ends = {
+                VerdictLabel.PASS: (-1, 0.01),
+                VerdictLabel.MARGINAL: (0.01, 0.02),
+                VerdictLabel.FAIL: (0.02, 1),
+            }
             low, high = ends.get(one.word, (-1, 1))
             assert low <= one.low <= one.high <= high
     assert min(seen.values()) > 5  # each was there
@@ -282,7 +295,7 @@ def test_the_verdicts_of_a_sequential_study_are_those_that_were_simulated() -> N
 def test_extending_a_sequential_study_is_warned_of_too() -> None:
     unsure = losing(0.009, wobble=0.006)
     whole = only([*unsure], sequential=True)
-    assert whole.word is Word.INCONCLUSIVE
+    assert whole.word is VerdictLabel.INCONCLUSIVE
     assert any("beyond the plan" in note for note in whole.notes)
     under_way = only([*unsure], sequential=True, seeds=list(range(12)))
     assert not any("beyond the plan" in note for note in under_way.notes)
@@ -299,7 +312,10 @@ def test_a_speed_whose_worker_died_is_not_measured() -> None:
 def test_no_zero_is_negative() -> None:
     verdict = only([*losing(-0.00001, wobble=0.00002)])
     told = [verdict.comparisons[0].reason, *(item.evidence for item in verdict.checklist)]
-    assert "a loss of 0.00% over 5 seeds (between 0.00% and 0.00% lost" in told[0]
+    assert (
+        "a loss of 0.00% over 5 seeds (95% confidence interval of the loss: 0.00% to 0.00%"
+        in told[0]
+    )
     assert not any("-0.00%" in text or "gain of 0" in text for text in told)
 
 
@@ -314,7 +330,7 @@ def test_the_order_of_the_runs_does_not_matter() -> None:
 def test_nothing_yet_is_inconclusive() -> None:
     empty = Study(name="ocr", spec=spec(["fp16-mixed"], 5), runs=())
     verdict = judge(empty)
-    assert verdict.word is Word.INCONCLUSIVE
+    assert verdict.word is VerdictLabel.INCONCLUSIVE
     assert verdict.comparisons[0].further_seeds == 3
 
 

@@ -50,7 +50,7 @@ def test_an_unmodified_script_is_a_study(tmp_path: Path) -> None:
     assert study.speeds[0].ratio == base.duration / half.duration
 
 
-def test_a_script_that_fails_is_a_failed_run_with_its_last_words() -> None:
+def test_a_script_that_fails_is_a_failed_run_with_the_last_line_of_its_log() -> None:
     spec = spec_of(f"{TEMPLATE} --crash float16")
     base, half = (run_command(task) for task in run_tasks(spec))
     assert base.failure is None

@@ -16,7 +16,7 @@ from torch import Tensor
 from halfguard.errors import UsageError
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.records.study import RunResult
-from halfguard.validation.runs.pairing import OwnStream, digest_of, refuse_strangers
+from halfguard.validation.runs.pairing import SeededBatches, digest_of, refuse_unpaired
 from halfguard.validation.runs.running import run
 from halfguard.validation.runs.task import Task, run_tasks
 from halfguard.workload import Workload
@@ -40,7 +40,7 @@ def by_hand(seed: int, steps: int, half: bool) -> tuple[list[float], dict[str, f
     """The loop that a reader of torch's own pages would write, without halfguard's runner."""
     torch.manual_seed(seed)
     work = jobs.healthy(seed)
-    stream = OwnStream(work.take(steps), seed)
+    stream = SeededBatches(work.take(steps), seed)
     scaler = torch.amp.GradScaler("cpu", enabled=half)
     torch.manual_seed(seed)
     losses = []
@@ -180,7 +180,7 @@ def test_batches_do_not_depend_on_what_the_model_draws(seed: Any) -> None:
     before = np.random.get_state()
     digests = set()
     for draws in (0, 1, 5):
-        stream = OwnStream(augmented(), seed=1)
+        stream = SeededBatches(augmented(), seed=1)
         for _ in stream:
             torch.randn(draws)
             random.random()
@@ -201,6 +201,6 @@ def test_a_digest_sees_order_bits_and_dtype() -> None:
 def test_runs_that_are_no_pair_are_refused() -> None:
     tasks = tasks_of("unpaired")
     runs = [run(tasks["fp32"]), run(tasks["fp16-mixed"])]
-    with pytest.raises(UsageError, match="seed 3, fp16-mixed and fp32 began with other weights"):
-        refuse_strangers(runs, "fp32")
-    refuse_strangers(runs[:1], "fp32")
+    with pytest.raises(UsageError, match="seed 3, fp16-mixed and fp32 have different weights"):
+        refuse_unpaired(runs, "fp32")
+    refuse_unpaired(runs[:1], "fp32")

@@ -79,7 +79,7 @@ def test_files_that_change_are_refused(project: Path, monkeypatch: pytest.Monkey
     digests = digests_of(project, "train.py:job", None)
     refuse_changed(digests)
     (project / "model.py").unlink()
-    with pytest.raises(UsageError, match=r"model\.py is not what it was"):
+    with pytest.raises(UsageError, match=r"model\.py has changed since"):
         refuse_changed(digests)
 
 
@@ -92,6 +92,6 @@ def test_a_job_that_is_edited_under_way_ends_the_study(tmp_path: Path) -> None:
         if getattr(progress, "last", None) is not None:
             job.write_text(job.read_text() + "# edited\n")
 
-    with pytest.raises(UsageError, match=r"job\.py is not what it was"):
+    with pytest.raises(UsageError, match=r"job\.py has changed since"):
         run_study(spec, tmp_path / "study", on_progress=edit)
     assert len(list((tmp_path / "study/runs").iterdir())) == 1

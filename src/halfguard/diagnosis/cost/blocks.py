@@ -1,7 +1,7 @@
-"""What activation checkpointing would free: measured on the model's own repeated blocks.
+"""Measure the memory that activation checkpointing would free, on the repeated blocks of a model.
 
-A checkpointed block keeps its input and computes the rest again in the backward pass. So of n blocks, what
-the forward pass saves inside them goes, the n inputs stay, and one block at a time comes back.
+A checkpointed block keeps its input and computes the rest again in the backward pass. So for n blocks, the
+tensors saved inside them are freed, the n inputs stay, and one block at a time is computed again.
 """
 
 from __future__ import annotations
@@ -18,58 +18,59 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from halfguard.workload import Workload
-from halfguard.workload.memory import Ledger
+from halfguard.workload.memory import MemoryTracker
 
-Sizes = dict[int, int]  # a storage's address -> its bytes
+Sizes = dict[int, int]  # bytes by storage
 _KEPT_ANYWAY = ("weights", "buffers", "weight_copies")
 
 
 @dataclass(frozen=True)
-class Blocks:
+class RepeatedBlocks:
     """Repeated modules of one container, and the bytes that checkpointing them would free."""
 
     container: str
     count: int
-    frees: int
+    freed_bytes: int
 
 
 @dataclass
-class _Block:
+class _BlockStorages:
     saved: Sizes = field(default_factory=dict)
     inputs: Sizes = field(default_factory=dict)
 
 
-def best_blocks(workload: Workload, forward: Callable[[], Tensor]) -> Blocks | None:
-    """The container whose blocks free the most; ``forward`` runs the model once and returns the loss."""
-    found: dict[str, dict[str, _Block]] = defaultdict(dict)
-    active: dict[str, _Block] = {}
-    ledger = Ledger(workload.model, workload.optimizer, workload.device)
+def find_best_blocks(workload: Workload, forward: Callable[[], Tensor]) -> RepeatedBlocks | None:
+    """Find the container whose blocks free the most; ``forward`` runs the model and returns the loss."""
+    found: dict[str, dict[str, _BlockStorages]] = defaultdict(dict)
+    active: dict[str, _BlockStorages] = {}
+    tracker = MemoryTracker(workload.model, workload.optimizer, workload.device)
 
     def pack(tensor: Tensor) -> Tensor:
-        if ledger.purpose_of(tensor) not in _KEPT_ANYWAY:
+        if tracker.purpose_of(tensor) not in _KEPT_ANYWAY:
             for block in active.values():
-                block.saved[_key(tensor)] = _bytes(tensor)
+                block.saved[_storage_id(tensor)] = _storage_bytes(tensor)
         return tensor.detach()
 
     with ExitStack() as hooks:
-        for container, name, child in _repeated(workload.model):
-            block = found[container].setdefault(name, _Block())
-            for handle in _watch(child, container, block, active):
+        for container, name, child in _repeated_blocks(workload.model):
+            block = found[container].setdefault(name, _BlockStorages())
+            for handle in _add_hooks(child, container, block, active):
                 hooks.callback(handle.remove)
         if not found:
             return None
-        with ledger, saved_tensors_hooks(pack, lambda tensor: tensor):
+        with tracker, saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = forward()
     candidates = [
-        Blocks(name, len(blocks), _freed(list(blocks.values()))) for name, blocks in found.items()
+        RepeatedBlocks(name, len(blocks), _freed_bytes(list(blocks.values())))
+        for name, blocks in found.items()
     ]
-    del loss  # until here it kept what was saved alive, so that no address came twice
-    best = max(candidates, key=lambda blocks: blocks.frees)
-    return best if best.frees > 0 else None
+    del loss  # kept the saved tensors alive until here, so that no address was used twice
+    best = max(candidates, key=lambda blocks: blocks.freed_bytes)
+    return best if best.freed_bytes > 0 else None
 
 
-def _repeated(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-    """Children of a container, if there are several of one class that have an inside."""
+def _repeated_blocks(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
+    """Yield the children of containers with several children of one class, which have children."""
     for container, module in model.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             kinds = {type(child) for child in module}
@@ -78,13 +79,14 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
                     yield container, name, child
 
 
-def _watch(
-    child: nn.Module, container: str, block: _Block, active: dict[str, _Block]
+def _add_hooks(
+    child: nn.Module, container: str, block: _BlockStorages, active: dict[str, _BlockStorages]
 ) -> Iterator[Any]:
     def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
         active[container] = block
-        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
-        block.inputs.update({_key(t): _bytes(t) for t in tensors if t.is_floating_point()})
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                block.inputs[_storage_id(leaf)] = _storage_bytes(leaf)
 
     def leave(*_: Any) -> None:
         active.pop(container, None)
@@ -93,7 +95,7 @@ def _watch(
     yield child.register_forward_hook(leave, always_call=True)
 
 
-def _freed(blocks: list[_Block]) -> int:
+def _freed_bytes(blocks: list[_BlockStorages]) -> int:
     saved: Sizes = {}
     inputs: Sizes = {}
     for block in blocks:
@@ -105,9 +107,9 @@ def _freed(blocks: list[_Block]) -> int:
     return inside - largest - extra
 
 
-def _key(tensor: Tensor) -> int:
+def _storage_id(tensor: Tensor) -> int:
     return 0 if tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
 
 
-def _bytes(tensor: Tensor) -> int:
+def _storage_bytes(tensor: Tensor) -> int:
     return 0 if tensor.layout is not torch.strided else tensor.untyped_storage().nbytes()

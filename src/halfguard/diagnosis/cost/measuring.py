@@ -1,7 +1,8 @@
-"""What a precision will cost and save, measured before an hour is lost: a step's time and its memory.
+"""The time and memory of a step in each precision, measured before a long run is started.
 
-Every precision steps the same job over the same batches, in turn, on the machine as it is: no emulation. The
-numbers say whether half is worth it here; ``gain`` says why not, ``fits`` whether there is memory for it.
+All precisions train the same job on the same batches, in turn, under the machine's own rules: no emulation.
+The numbers show whether 16 bits are worth it on this machine; ``gain`` explains why not, ``fits`` whether the
+step fits into memory.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ import torch
 
 from halfguard.diagnosis.cost.fits import fit_findings
 from halfguard.diagnosis.cost.gain import gain_findings
-from halfguard.diagnosis.cost.memory_facts import situation_of
-from halfguard.diagnosis.cost.savings import savings
-from halfguard.diagnosis.cost.shapes import missed_shapes
-from halfguard.diagnosis.cost.single_step import measured
-from halfguard.diagnosis.cost.trial import Trial, trials
+from halfguard.diagnosis.cost.memory_facts import collect_memory_facts
+from halfguard.diagnosis.cost.repeated_step import RepeatedStep, make_repeated_steps
+from halfguard.diagnosis.cost.savings import list_savings
+from halfguard.diagnosis.cost.shapes import find_unaligned_dimensions
+from halfguard.diagnosis.cost.single_step import measure_step
 from halfguard.diagnosis.machine.measured import Speeds
 from halfguard.diagnosis.machine.speed import DTYPES, measure_rate, measure_speeds
 from halfguard.errors import UsageError
-from halfguard.precision.modes import Precision
+from halfguard.precision.modes import autocast_dtype
+from halfguard.precision_names import Precision
 from halfguard.records.cost import Cost, PrecisionCost, TimeRatio
 from halfguard.records.finding import Severity
-from halfguard.records.sizes import bytes_of
-from halfguard.workload import Workload, seeded
-from halfguard.workload.timing import interleaved, medians, ratios
+from halfguard.records.sizes import parse_bytes
+from halfguard.step.random_state import seeded
+from halfguard.workload import Workload
+from halfguard.workload.timing import medians, ratios, time_interleaved
 
-BATCHES = 4  # different ones, in case their shapes differ
-DEFAULT = (Precision.FP32, Precision.FP16_MIXED, Precision.BF16_MIXED)
+BATCH_COUNT = 4  # several, in case their shapes differ
+DEFAULT_PRECISIONS = (Precision.FP32, Precision.FP16_MIXED, Precision.BF16_MIXED)
 Advance = Callable[[], None]
 
 
@@ -41,35 +44,35 @@ def measure_cost(
     budget: int | str | None = None,
     advance: Advance | None = None,
 ) -> Cost:
-    """Measure a training step of ``workload`` in each precision, on a copy: yours is left as it is.
+    """Measure a training step of a copy of ``workload`` in each precision.
 
-    The first of ``precisions`` is what the others are compared with. Without any, FP32, FP16 and BF16 are
-    measured, and that one of them does not pay is a note, since nobody asked for it. ``budget`` is the
-    memory that a step may need, in bytes or as text such as ``"2GB"``. ``advance`` is called after every
-    timed step.
+    The others are compared with the first of ``precisions``. Without any, FP32, FP16 and BF16 are measured,
+    and a precision that gains nothing is a note, not a warning. ``budget`` is the memory that a step may
+    need, in bytes or as text such as ``"2GB"``. ``advance`` is called after every timed step.
     """
-    limit = bytes_of(budget) if isinstance(budget, str) else budget
+    limit = parse_bytes(budget) if isinstance(budget, str) else budget
     wanted = [
-        Precision(name) for name in dict.fromkeys(DEFAULT if precisions is None else precisions)
+        Precision(name)
+        for name in dict.fromkeys(DEFAULT_PRECISIONS if precisions is None else precisions)
     ]
     if not wanted:
         raise UsageError("No precision was named.", cure=f"Allowed: {', '.join(Precision)}.")
     with seeded(workload.seed):
         job = workload.fresh()
-        jobs = trials(job, wanted, list(job.take(BATCHES)))
+        steps = make_repeated_steps(job, wanted, list(job.take(BATCH_COUNT)))
         rate, speeds = measure_rate(job.device), measure_speeds(job.device) or {}
-        costs = _timed(jobs, [measured(trial) for trial in jobs], speeds, rounds, advance)
+        costs = _add_times(steps, list(map(measure_step, steps)), speeds, rounds, advance)
         target = _target(costs)
-        situation = situation_of(jobs[costs.index(target)], target, costs)
+        facts = collect_memory_facts(steps[costs.index(target)], target, costs)
     cost = Cost(
         device=_device(job.device),
         rounds=rounds,
         product_flops=rate,
         fp32_products=torch.get_float32_matmul_precision(),
         costs=tuple(costs),
-        shapes=missed_shapes(job.model),
+        shapes=find_unaligned_dimensions(job.model),
         savings_for=target.precision,
-        savings=savings(situation),
+        savings=list_savings(facts),
         budget=limit,
     )
     severity: Severity = "note" if precisions is None else "warning"
@@ -77,23 +80,23 @@ def measure_cost(
     return cost.model_copy(update={"findings": findings})
 
 
-def _timed(
-    jobs: Sequence[Trial],
+def _add_times(
+    steps: Sequence[RepeatedStep],
     costs: Sequence[PrecisionCost],
     speeds: Speeds,
     rounds: int,
     advance: Advance | None,
 ) -> list[PrecisionCost]:
-    def run(trial: Trial) -> None:
-        trial.step()
+    def run(step: RepeatedStep) -> None:
+        step.run_next()
         if advance is not None:
             advance()
 
-    passed = [trial for trial, cost in zip(jobs, costs, strict=True) if not cost.failure]
-    runs = {trial.precision.value: partial(run, trial) for trial in passed}
+    passed = [step for step, cost in zip(steps, costs, strict=True) if not cost.failure]
+    runs = {step.precision.value: partial(run, step) for step in passed}
     if not runs:
         return list(costs)
-    seconds = interleaved(runs, rounds=rounds)
+    seconds = time_interleaved(runs, rounds=rounds)
     middle, spreads = medians(seconds), ratios(seconds, against=next(iter(runs)))
     return [
         cost
@@ -110,14 +113,14 @@ def _timed(
 
 
 def _product_ratio(precision: str, speeds: Speeds) -> float | None:
-    """The time of a large matrix product over FP32's; half weights have the products of fp16-mixed."""
-    dtype = Precision(precision).autocast_dtype
+    """Return the time of a large matrix product over FP32's; FP16 weights have those of fp16-mixed."""
+    dtype = autocast_dtype(precision)
     speed = next((speeds.get(name) for name, known in DTYPES.items() if known is dtype), None)
     return None if speed is None else 1 / speed
 
 
 def _target(costs: Sequence[PrecisionCost]) -> PrecisionCost:
-    """The precision for which advice is given: what ran out of memory, else the first in 16 bits."""
+    """Return the precision for which advice is given: one out of memory, else the first in 16 bits."""
     ran_out = [cost for cost in costs if cost.out_of_memory]
     mixed = [cost for cost in costs if cost.precision != Precision.FP32 and not cost.failure]
     return (ran_out[-1:] or mixed[:1] or list(costs))[0]

@@ -1,4 +1,4 @@
-"""What a step consists of: operations, those that only change a dtype, and the arithmetic of products."""
+"""Count the operations of a step, those that only change a dtype, and the FLOPs of its products."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
-class Operations(NamedTuple):
+class OperationCounts(NamedTuple):
     """The counts of one step."""
 
     total: int
     casts: int
-    flops: int  # of matrix products, convolutions and attention: what half makes faster
+    flops: int  # of matrix products, convolutions and attention, which half makes faster
 
 
 class _Counter(TorchDispatchMode):
@@ -32,10 +32,10 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operations(step: Callable[[], object]) -> Operations:
-    """Run ``step`` twice, and count."""
+def count_operations(step: Callable[[], object]) -> OperationCounts:
+    """Run ``step`` twice and count its operations, casts and FLOPs."""
     with _Counter() as counter:
         step()
     with FlopCounterMode(display=False) as arithmetic:
         step()
-    return Operations(counter.count, counter.casts, arithmetic.get_total_flops())
+    return OperationCounts(counter.count, counter.casts, arithmetic.get_total_flops())

@@ -1,7 +1,7 @@
-"""Layers whose dimensions tensor cores do not like, by name, each with the nearest size that they do.
+"""Find layers whose dimensions are slow on tensor cores, with the next larger size that is fast.
 
-Tensor cores take operands in pieces of 16 bytes: 8 half values. A dimension that is no multiple of 8 is
-padded, or takes a slower way. NVIDIA's guide to matrix multiplication says so, and prefers 64 from A100 on:
+Tensor cores read operands in pieces of 16 bytes: 8 half values. A dimension that is not a multiple of 8 is
+padded, or runs slower. NVIDIA's guide to matrix multiplication says so, and prefers 64 on the A100 and later:
 https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/
 """
 
@@ -11,20 +11,22 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from halfguard.records.cost import MissedShape
+from halfguard.records.cost import UnalignedDimension
 
 MULTIPLE = 8
-IMAGE_CHANNELS = 4  # libraries have kernels of their own for the first layer of an image network
+IMAGE_CHANNELS = 4  # libraries have special kernels for the first layer of an image network
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def missed_shapes(model: nn.Module) -> tuple[MissedShape, ...]:
-    """Every dimension that misses, those of the largest layers first."""
-    sizes = {name: _size(module) for name, module in model.named_modules() if any(_shape(module))}
+def find_unaligned_dimensions(model: nn.Module) -> tuple[UnalignedDimension, ...]:
+    """Return every dimension that is not a multiple of 8, those of the largest layers first."""
+    sizes = {
+        name: _size(module) for name, module in model.named_modules() if any(_dimensions(module))
+    }
     total = sum(sizes.values()) or 1
     found = [
-        MissedShape(
+        UnalignedDimension(
             module=name,
             kind=type(module).__name__,
             dimension=dimension,
@@ -33,7 +35,7 @@ def missed_shapes(model: nn.Module) -> tuple[MissedShape, ...]:
             share=sizes[name] / total,
         )
         for name, module in model.named_modules()
-        for dimension, size in _shape(module)
+        for dimension, size in _dimensions(module)
         if size % MULTIPLE
     ]
     return tuple(sorted(found, key=lambda shape: -shape.share))
@@ -43,12 +45,12 @@ def _size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
 
 
-def _shape(module: nn.Module) -> Iterator[tuple[str, int]]:
+def _dimensions(module: nn.Module) -> Iterator[tuple[str, int]]:
     if isinstance(module, nn.Linear):
         yield "in_features", module.in_features
         yield "out_features", module.out_features
     elif isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
-        if module.groups > 1:  # many small products, which run elsewhere
+        if module.groups > 1:  # many small products, which use other kernels
             return
         if module.in_channels > IMAGE_CHANNELS:
             yield "in_channels", module.in_channels

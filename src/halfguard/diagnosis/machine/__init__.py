@@ -1,1 +1,1 @@
-"""A machine or a card: what is read, what each precision does there, and which one to choose."""
+"""A machine or a card: its facts, the behaviour of each precision there, and the one to choose."""

@@ -1,91 +1,93 @@
-"""Which precision to take on a device, and why: a pure function of what it can do and of what was measured.
+"""Choose a precision for a device, with reasons: a pure function of its abilities and of measurements.
 
-The order of the rules is the order of what hurts most: wrong numbers first, then 16 bits that are slower than
-FP32, then the two good cases. BF16 is preferred where it is native, since it has the range of FP32 and needs
-no loss scaling; FP16 carries three more bits and is named as the other way.
+The rules are ordered by harm: wrong results first, then 16 bits that are slower than FP32, then the two good
+cases. BF16 is preferred where it is native, since it has the range of FP32 and needs no loss scaling. FP16
+has 11 significant bits where BF16 has 8, and is named as the alternative.
 
-What was measured on the machine goes before what a table says: a format that failed the self-test or ran
-slower than FP32 is not chosen (``measured``). This module imports no torch.
+Measurements override the table: a format that failed the self-test or ran slower than FP32 is not chosen
+(``measured``). This module does not import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from halfguard.diagnosis.machine.measured import Measured, Speeds, from_measurements
+from halfguard.diagnosis.machine.measured import Measurements, Speeds, choose_by_measurement
 from halfguard.records.machine import Choice, Hardware, ParityRow
 
 
 def choose(
     hardware: Hardware, speeds: Speeds | None = None, parity: Iterable[ParityRow] = ()
 ) -> Choice:
-    """The precision for a device; ``speeds`` and ``parity`` are measured, where the device is here."""
-    found = Measured.of(speeds, parity)
-    if "fp32" in found.wrong:
-        return _NOTHING_RIGHT
+    """Choose the precision for a device; ``speeds`` and ``parity`` are measured, if the device is here."""
+    measurements = Measurements.from_records(speeds, parity)
+    if "fp32" in measurements.failed:
+        return _FP32_WRONG
     if hardware.kind == "processor":
-        return _on_processor(hardware, found)
+        return _on_processor(hardware, measurements)
     if hardware.fp16 == "unknown":
-        return _not_listed(hardware, found)
-    listed = _by_table(hardware, found)
-    return listed if found.allows(listed.precision) else from_measurements(hardware, found)
+        return _not_listed(hardware, measurements)
+    listed = _choose_by_table(hardware, measurements)
+    return (
+        listed
+        if measurements.allows(listed.precision)
+        else choose_by_measurement(hardware, measurements)
+    )
 
 
-def _by_table(hardware: Hardware, found: Measured) -> Choice:
+def _choose_by_table(hardware: Hardware, measurements: Measurements) -> Choice:
     if hardware.fp16 == "faulty":
         return _FAULTY
     if hardware.vendor == "Apple":
         return _on_apple(hardware)
     if not hardware.matrix:
-        return _without_matrix_units(hardware, found)
+        return _without_matrix_units(hardware, measurements)
     if hardware.bf16 == "native":
-        return _native_bf16(hardware, found)
+        return _native_bf16(hardware, measurements)
     return _fp16_only(hardware)
 
 
-_NOTHING_RIGHT = Choice(
+_FP32_WRONG = Choice(
     precision="fp32",
-    reasons=("FP32 itself fails here, and every precision needs it.",),
-    warnings=("Do not train on this device before the self-test passes: HD008 says what failed.",),
+    reasons=("FP32 itself fails the self-test here, and every precision needs FP32.",),
+    warnings=("Do not train on this device until the self-test passes. HD008 lists what failed.",),
 )
 
 _FAULTY = Choice(
     precision="fp32",
     reasons=(
-        "FP16 convolutions give NaN or wrong results on this chip; small probes pass, training does not.",
-        "There is no native BF16 either, and there are no tensor cores to win with.",
+        "FP16 convolutions give NaN or wrong results on this chip at training sizes; small tests pass.",
+        "It has no native BF16 and no tensor cores, so 16 bits would not be faster.",
     ),
-    warnings=(
-        "If memory is short: smaller batches, gradient accumulation, activation checkpointing.",
-    ),
+    warnings=("To save memory: smaller batches, gradient accumulation, activation checkpointing.",),
 )
 
 _CPU_AUTOCAST = (
     "Autocast has other rules on a CPU: softmax and norms stay in 16 bits. On a GPU they run in FP32.",
-    'To follow the rules of the GPU here: halfguard.emulate_autocast("cuda").',
+    'To use the GPU rules here: halfguard.emulate_autocast("cuda").',
 )
 
 
 def matrix_units(hardware: Hardware) -> str:
-    """What its vendor calls them."""
+    """Return the vendor's name for matrix units."""
     return "tensor cores" if hardware.vendor == "NVIDIA" else "matrix units"
 
 
-def _not_listed(hardware: Hardware, found: Measured) -> Choice:
-    if not found.speeds:
+def _not_listed(hardware: Hardware, measurements: Measurements) -> Choice:
+    if not measurements.speeds:
         return Choice(
             precision="fp32",
             reasons=("This device is not in the table, and nothing was measured on it.",),
-            warnings=("Run `halfguard doctor` there, with a torch that has kernels for it.",),
+            warnings=("Run `halfguard doctor` on it, with a torch build that has kernels for it.",),
         )
-    choice = from_measurements(hardware, found)
-    why = "This device is not in the table: what was measured decides."
+    choice = choose_by_measurement(hardware, measurements)
+    why = "This device is not in the table, so the choice is based on measurements."
     return choice.model_copy(update={"reasons": (why, *choice.reasons)})
 
 
-def _native_bf16(hardware: Hardware, found: Measured) -> Choice:
-    fp16 = "fp16-mixed runs there as well: three more bits, but it needs a GradScaler."
-    tf32 = "Where FP32 already runs in TF32, the gain over it is at most about 2x."
+def _native_bf16(hardware: Hardware, measurements: Measurements) -> Choice:
+    fp16 = "fp16-mixed runs there as well: 11 significant bits, not 8, but it needs a GradScaler."
+    tf32 = "If FP32 already runs in TF32, 16 bits are at most about 2x as fast."
     return Choice(
         precision="bf16-mixed",
         reasons=(
@@ -93,7 +95,7 @@ def _native_bf16(hardware: Hardware, found: Measured) -> Choice:
             "It has the range of FP32: no loss scaling is needed.",
         ),
         warnings=(
-            *((fp16,) if found.allows("fp16-mixed") else ()),
+            *((fp16,) if measurements.allows("fp16-mixed") else ()),
             *((tf32,) if hardware.tf32 else ()),
         ),
     )
@@ -103,19 +105,19 @@ def _fp16_only(hardware: Hardware) -> Choice:
     return Choice(
         precision="fp16-mixed",
         reasons=(
-            f"FP16 runs on {matrix_units(hardware)}; that is where the speed is.",
-            "BF16 is only emulated here: computed in FP32, slower than both.",
+            f"FP16 runs on {matrix_units(hardware)}, which makes it fast.",
+            "BF16 is only emulated here: it is computed in FP32 and slower than both.",
         ),
         warnings=(
-            "FP16 overflows at 65504 and needs a GradScaler; `halfguard probe` shows who comes close.",
+            "FP16 overflows above 65504 and needs a GradScaler. `halfguard probe` shows layers close to it.",
         ),
     )
 
 
-def _without_matrix_units(hardware: Hardware, found: Measured) -> Choice:
+def _without_matrix_units(hardware: Hardware, measurements: Measurements) -> Choice:
     if hardware.fp16 == "slow":
         memory = (
-            "fp16-mixed saves memory for activations but no time: take it only if they do not fit."
+            "fp16-mixed saves activation memory but no time: use it only if activations do not fit."
         )
         return Choice(
             precision="fp32",
@@ -123,23 +125,23 @@ def _without_matrix_units(hardware: Hardware, found: Measured) -> Choice:
                 "FP16 arithmetic is slower than FP32 here, and there are no matrix units.",
                 "BF16 is only emulated.",
             ),
-            warnings=() if "fp16-mixed" in found.wrong else (memory,),
+            warnings=() if "fp16-mixed" in measurements.failed else (memory,),
         )
     return Choice(
         precision="fp16-mixed",
         reasons=(
-            f"FP16 arithmetic runs at {hardware.fp16_rate or 1:g}x FP32, with half its memory traffic.",
+            f"FP16 arithmetic runs at {hardware.fp16_rate or 1:g}x FP32, with half the memory traffic.",
             "BF16 is only emulated.",
         ),
         warnings=(
-            "Without matrix units, sums kept in FP32 run at the rate of FP32: expect far less than 2x.",
-            "FP16 overflows at 65504 and needs a GradScaler.",
+            "Without matrix units, FP32 accumulation runs at FP32's rate: expect far less than 2x.",
+            "FP16 overflows above 65504 and needs a GradScaler.",
         ),
     )
 
 
 def _on_apple(hardware: Hardware) -> Choice:
-    warnings = ("16 bits save memory and its traffic here; do not count on faster arithmetic.",)
+    warnings = ("16 bits save memory and memory traffic here; do not expect faster arithmetic.",)
     if hardware.bf16 == "native":
         return Choice(
             precision="bf16-mixed",
@@ -153,16 +155,16 @@ def _on_apple(hardware: Hardware) -> Choice:
         precision="fp16-mixed",
         reasons=(
             "FP16 is native.",
-            "MPS accepts BF16 from macOS 14 on, but M1 and M2 emulate it in FP32.",
+            "MPS accepts BF16 on macOS 14 and later, but M1 and M2 emulate it in FP32.",
         ),
         warnings=(*warnings, 'Pass the device to the scaler: torch.amp.GradScaler("mps").'),
     )
 
 
-def _on_processor(hardware: Hardware, found: Measured) -> Choice:
-    if found.speeds:
-        choice = from_measurements(hardware, found)
-    elif hardware.bf16 == "native" and "bf16-mixed" not in found.wrong:
+def _on_processor(hardware: Hardware, measurements: Measurements) -> Choice:
+    if measurements.speeds:
+        choice = choose_by_measurement(hardware, measurements)
+    elif hardware.bf16 == "native" and "bf16-mixed" not in measurements.failed:
         reasons = ("BF16 is native.", "It has the range of FP32: no loss scaling is needed.")
         choice = Choice(precision="bf16-mixed", reasons=reasons)
     else:

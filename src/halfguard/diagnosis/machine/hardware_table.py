@@ -1,7 +1,7 @@
-"""The rows of ``hardware.yaml``: generations of chips, cards, processor flags, and where each was read.
+"""The rows of ``hardware.yaml``: generations of chips, cards, processor flags, and their sources.
 
-A figure is either read, in a document that the row names, or computed from figures that were: FP16 by the
-rate of its generation, matrix products by a rule for a family of cards. Nothing else is in the table.
+A figure was either read in a document that the row names, or is computed from figures that were read: FP16 by
+the rate of its generation, matrix products by a rule for a family of cards. The table has no other figures.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class _Part(BaseModel):
 
 
 class Document(_Part):
-    """A text that was opened: a name for people, and where in it to look."""
+    """A document that was opened: its name, and the place in it."""
 
     name: str
     where: str
 
 
 class Figures(_Part):
-    """What one document says about one card."""
+    """The figures that one document gives for one card."""
 
     fp32: float | None = None
     matrix: float | None = None
@@ -44,7 +44,7 @@ class Figures(_Part):
 
 
 class Figure(_Part):
-    """One number of a card, and what it rests on."""
+    """One number of a card, and its sources."""
 
     value: float
     checked: Checked
@@ -52,19 +52,18 @@ class Figure(_Part):
 
 
 class Rule(_Part):
-    """How many times their FP32 rate the matrix units of a family of cards do."""
+    """The rate of matrix units over FP32, for a family of cards."""
 
     cards: str = Field(description="pattern of names")
     matrix: float
     sources: tuple[str, ...]
 
     def covers(self, card: Card) -> bool:
-        """Whether the rule is about this card."""
         return re.fullmatch(self.cards, card.name) is not None
 
 
 class Generation(_Part):
-    """A family of chips that agree about 16 bits."""
+    """A family of chips with the same 16-bit abilities."""
 
     key: str
     name: str
@@ -82,13 +81,13 @@ class Generation(_Part):
 
     @property
     def fp16(self) -> Support:
-        """FP16 arithmetic: faulty, slower than FP32, or as it should be."""
+        """FP16 arithmetic: faulty, slower than FP32, or native."""
         if self.faulty_fp16:
             return "faulty"
         return "slow" if self.fp16_rate is not None and self.fp16_rate < 1 else "native"
 
-    def named(self, name: str, source: str) -> Hardware:
-        """A device of this generation, without figures."""
+    def to_hardware(self, name: str, source: str) -> Hardware:
+        """Return a device of this generation, without figures."""
         return Hardware(
             source=source,
             name=name,
@@ -104,32 +103,31 @@ class Generation(_Part):
 
 
 class Card(_Part):
-    """One product: its figures by the document in which they were read, in order of preference."""
+    """One card: its figures by the document in which they were read, in order of preference."""
 
     name: str
     generation: str
     aliases: tuple[str, ...] = ()
     read: Mapping[str, Figures]
     otherwise: Mapping[str, Figures] = Field(
-        default_factory=dict, description="figures of documents that do not agree"
+        default_factory=dict, description="figures of documents that disagree"
     )
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Every document that the card cites."""
         return (*self.read, *self.otherwise)
 
     def figure(self, name: FigureName) -> Figure | None:
-        """A figure as the first document has it, with all that agree."""
-        said = {key: getattr(figures, name, None) for key, figures in self.read.items()}
-        values = {key: value for key, value in said.items() if value is not None}
+        """Return a figure from the first document that has it, with all documents that agree."""
+        read = {key: getattr(figures, name, None) for key, figures in self.read.items()}
+        values = {key: value for key, value in read.items() if value is not None}
         if not values:
             return None
         return Figure(value=next(iter(values.values())), checked="read", documents=tuple(values))
 
 
 class ProcessorFeature(_Part):
-    """What a flag of the processor means."""
+    """The meaning of a processor flag."""
 
     flag: str
     name: str
@@ -139,7 +137,7 @@ class ProcessorFeature(_Part):
 
 
 class Table(_Part):
-    """All of ``hardware.yaml``."""
+    """The content of ``hardware.yaml``."""
 
     checked_on: date
     documents: Mapping[str, Document]
@@ -152,13 +150,12 @@ class Table(_Part):
     processor_features: tuple[ProcessorFeature, ...]
 
     def generation(self, key: str) -> Generation:
-        """The generation with this key."""
         return next(row for row in self.generations if row.key == key)
 
     def figures(self, card: Card) -> dict[FigureName, Figure]:
-        """All that is known of a card: what was read, and what follows from it.
+        """Return all figures of a card, read and computed.
 
-        FP16 is left out beside matrix units and where it is slow or faulty: nobody would multiply in it.
+        FP16 is left out if there are matrix units, or if it is slow or faulty: it would not be used.
         """
         found = {name: figure for name in FIGURES if (figure := card.figure(name)) is not None}
         fp32 = found.get("fp32")
@@ -166,34 +163,36 @@ class Table(_Part):
             return found
         generation = self.generation(card.generation)
         if not generation.matrix and generation.fp16 == "native" and generation.fp16_rate:
-            found["fp16"] = _times(fp32, generation.fp16_rate, generation.sources)
+            found["fp16"] = _computed_figure(fp32, generation.fp16_rate, generation.sources)
         rule = next((rule for rule in self.rules if rule.covers(card)), None)
         if rule is not None and "matrix" not in found:
-            found["matrix"] = _times(fp32, rule.matrix, rule.sources)
+            found["matrix"] = _computed_figure(fp32, rule.matrix, rule.sources)
         return found
 
     def hardware(self, card: Card) -> Hardware:
-        """A card with its figures and with what its generation can do."""
+        """Return a card with its figures and the abilities of its generation."""
         figures = self.figures(card)
         generation = self.generation(card.generation)
         first = [figure.documents[0] for figure in figures.values() if figure.checked == "read"]
         computed = [d for f in figures.values() if f.checked == "computed" for d in f.documents]
-        source = self._named((*first, *computed, *generation.sources))
+        source = self._document_names((*first, *computed, *generation.sources))
         values = {
             name if name in ("memory", "bandwidth") else f"{name}_tflops": figure.value
             for name, figure in figures.items()
         }
-        return generation.named(card.name, source).model_copy(update=values)
+        return generation.to_hardware(card.name, source).model_copy(update=values)
 
     def without_figures(self, generation: Generation, name: str, why: str) -> Hardware:
-        """A card that is not listed, of a generation that is, and why it has no figures."""
-        return generation.named(name, f"{self._named(generation.sources)}. No figures: {why}")
+        """Return a card that is not listed, of a listed generation, with the reason for missing figures."""
+        return generation.to_hardware(
+            name, f"{self._document_names(generation.sources)}. No figures: {why}"
+        )
 
-    def _named(self, keys: tuple[str, ...]) -> str:
+    def _document_names(self, keys: tuple[str, ...]) -> str:
         return ", ".join(dict.fromkeys(self.documents[key].name for key in keys))
 
 
-def _times(fp32: Figure, rate: float, sources: tuple[str, ...]) -> Figure:
+def _computed_figure(fp32: Figure, rate: float, sources: tuple[str, ...]) -> Figure:
     value = float(f"{fp32.value * rate:.4g}")
     return Figure(value=value, checked="computed", documents=(fp32.documents[0], *sources))
 
@@ -202,7 +201,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @cache
-def table() -> Table:
-    """The table, read once."""
+def load_table() -> Table:
+    """Return the table; it is read once."""
     text = (resources.files("halfguard.diagnosis.machine") / "hardware.yaml").read_text("utf-8")
-    return Table.model_validate(yaml.load(text, Loader=_LOADER))  # noqa: S506  safe, in C if there is one
+    return Table.model_validate(yaml.load(text, Loader=_LOADER))  # noqa: S506  a safe loader, in C if available

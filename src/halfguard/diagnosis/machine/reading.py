@@ -1,7 +1,7 @@
-"""Reading this machine into a record: devices, driver, processor, torch build. Facts only, no judgement.
+"""Read this machine into a record: devices, driver, processor, torch build. Facts only.
 
-What torch is asked goes through the module that is passed in, and what is read from files through a root
-folder, so that other machines can be read in tests. Nothing is moved to a device.
+The torch module and the root folder are parameters, so that tests can read other machines. Nothing is moved
+to a device.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from halfguard.diagnosis.machine.hardware_table import table
+from halfguard.diagnosis.machine.hardware_table import load_table
 from halfguard.records.machine import Device, Machine, Processor, TorchBuild
 
 GIGABYTE = 1024**3
 
 
 def read_machine(torch: Any | None, root: Path = Path("/")) -> Machine:
-    """This machine; ``torch`` is the module, or None where it is not installed."""
+    """Read this machine; ``torch`` is the module, or None if it is not installed."""
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         processor=read_processor(root),
@@ -32,11 +32,13 @@ def read_machine(torch: Any | None, root: Path = Path("/")) -> Machine:
 
 
 def read_devices(torch: Any) -> tuple[Device, ...]:
-    """Every accelerator that torch can reach; cuda and ROCm share one interface."""
+    """Return every accelerator that torch finds; CUDA and ROCm share one interface."""
     if torch.cuda.is_available():
         kind = "rocm" if torch.version.hip is not None else "cuda"
         count = torch.cuda.device_count()
-        return tuple(_of_cuda(torch.cuda.get_device_properties(i), i, kind) for i in range(count))
+        return tuple(
+            _cuda_device(torch.cuda.get_device_properties(i), i, kind) for i in range(count)
+        )
     if torch.xpu.is_available():
         return tuple(
             Device(kind="xpu", index=i, name=found.name, memory=found.total_memory / GIGABYTE)
@@ -48,7 +50,7 @@ def read_devices(torch: Any) -> tuple[Device, ...]:
     return ()
 
 
-def _of_cuda(properties: Any, index: int, kind: Any) -> Device:
+def _cuda_device(properties: Any, index: int, kind: Any) -> Device:
     if kind == "rocm":  # gfx90a:sramecc+:xnack-
         target = str(properties.gcnArchName).split(":")[0]
     else:
@@ -58,7 +60,7 @@ def _of_cuda(properties: Any, index: int, kind: Any) -> Device:
 
 
 def read_torch(torch: Any) -> TorchBuild:
-    """The build, with what ``GradScaler()`` really does here: one is made and asked."""
+    """Return the build, and whether ``GradScaler()`` stays enabled here: one is created to find out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         default_scaler = torch.amp.GradScaler().is_enabled()
@@ -72,7 +74,7 @@ def read_torch(torch: Any) -> TorchBuild:
 
 
 def read_driver(root: Path = Path("/")) -> str | None:
-    """The kernel's NVIDIA or AMD driver, or None."""
+    """Return the NVIDIA or AMD driver of the kernel, or None."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:
@@ -87,27 +89,27 @@ def read_driver(root: Path = Path("/")) -> str | None:
 
 
 def read_processor(root: Path = Path("/")) -> Processor:
-    """The processor's name and those of its flags that matter for 16 bits."""
+    """Return the processor's name and its flags for 16-bit arithmetic."""
     try:
         text = (root / "proc/cpuinfo").read_text()
     except OSError:
         text = ""
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    there = set(flags[1].split()) if flags else set()
-    known = _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
+    present = set(flags[1].split()) if flags else set()
+    fallback = _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
     return Processor(
-        name=name[1].strip() if name else known,
+        name=name[1].strip() if name else fallback,
         cores=os.cpu_count() or 1,
         memory=_memory(),
-        features=tuple(row.flag for row in table().processor_features if row.flag in there),
+        features=tuple(row.flag for row in load_table().processor_features if row.flag in present),
     )
 
 
 def _memory() -> float | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIGABYTE
-    except (AttributeError, OSError, ValueError):  # not on every system
+    except (AttributeError, OSError, ValueError):  # not available on every system
         return None
 
 
@@ -115,5 +117,5 @@ def _sysctl(key: str) -> str | None:
     if platform.system() != "Darwin":
         return None
     command = ["/usr/sbin/sysctl", "-n", key]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    return done.stdout.strip() or None
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return result.stdout.strip() or None

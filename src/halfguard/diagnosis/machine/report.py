@@ -1,51 +1,52 @@
-"""The machine's half of doctor: read it, measure it, judge it."""
+"""Report on a machine or a card: read it, measure it, choose a precision, find problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from halfguard.diagnosis.machine.abilities import abilities
+from halfguard.diagnosis.machine.abilities import list_abilities
 from halfguard.diagnosis.machine.choice import choose
-from halfguard.diagnosis.machine.findings import judge_hardware, judge_machine, judge_parity
-from halfguard.diagnosis.machine.hardware import find, of_device, of_processor
+from halfguard.diagnosis.machine.findings import check_hardware, check_machine, check_parity
+from halfguard.diagnosis.machine.hardware import find_card, look_up_device, look_up_processor
 from halfguard.diagnosis.machine.measured import Speeds
 from halfguard.diagnosis.machine.reading import read_machine
-from halfguard.records.machine import Hardware, Machine, MachineReport, ParityRow, Precision
+from halfguard.precision_names import MixedPrecisionName
+from halfguard.records.machine import Hardware, Machine, MachineReport, ParityRow
 
-STEPS = 19  # one for speeds, one for each operation in each format
+STEPS = 19  # of progress: one for the speeds, one per operation and format
 
 
-def report_on_card(name: str, asked: Precision | None = None) -> MachineReport:
-    """A card that need not be here, found by name; needs no torch."""
-    hardware = find(name)
+def report_on_card(name: str, asked: MixedPrecisionName | None = None) -> MachineReport:
+    """Report on a card by its name. The card need not be here, and torch is not needed."""
+    hardware = find_card(name)
     choice = choose(hardware)
     return MachineReport(
         hardware=hardware,
-        abilities=abilities(hardware),
+        abilities=list_abilities(hardware),
         choice=choice,
-        findings=tuple(judge_hardware(hardware, choice, asked)),
+        findings=tuple(check_hardware(hardware, choice, asked)),
     )
 
 
 def report_on_machine(
     torch: Any | None,
-    asked: Precision | None = None,
+    asked: MixedPrecisionName | None = None,
     batch_size: int | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> MachineReport:
-    """This machine and its first device, measured where torch is installed."""
+    """Report on this machine and its first device; measure it if torch is installed."""
     machine = read_machine(torch)
     if torch is None:
         return report_on_record(machine, asked)
     from halfguard.diagnosis.machine.speed import measure_speeds  # noqa: PLC0415
-    from halfguard.diagnosis.parity.selftest import parity  # noqa: PLC0415
+    from halfguard.diagnosis.parity.selftest import run_selftest  # noqa: PLC0415
 
     device = torch.device(machine.devices[0].torch_type if machine.devices else "cpu")
     speeds = measure_speeds(device)
     advance()
     rows = []
-    for row in parity(device, batch_size):
+    for row in run_selftest(device, batch_size):
         rows.append(row)
         advance()
     return report_on_record(machine, asked, speeds, rows)
@@ -53,41 +54,35 @@ def report_on_machine(
 
 def report_on_record(
     machine: Machine,
-    asked: Precision | None = None,
+    asked: MixedPrecisionName | None = None,
     speeds: Speeds | None = None,
     parity: Iterable[ParityRow] = (),
 ) -> MachineReport:
-    """The judgement of a machine that was read, perhaps elsewhere."""
-    hardware = hardware_of(machine)
+    """Report on a machine that was read here or elsewhere: on its first accelerator or its processor."""
+    first = machine.devices[:1]
+    hardware = look_up_device(first[0]) if first else look_up_processor(machine.processor)
     rows = tuple(parity)
     choice = choose(hardware, speeds, rows)
     return MachineReport(
         machine=machine,
         hardware=hardware,
-        abilities=abilities(hardware, speeds),
+        abilities=list_abilities(hardware, speeds),
         choice=choice,
         parity=rows,
         findings=(
-            *judge_parity(rows, asked),
-            *judge_hardware(hardware, choice, asked, speeds),
+            *check_parity(rows, asked),
+            *check_hardware(hardware, choice, asked, speeds),
             *(
                 found
-                for other in _others(machine)
-                for found in judge_hardware(other, choose(other), asked)
+                for other in _other_hardware(machine)
+                for found in check_hardware(other, choose(other), asked)
             ),
-            *judge_machine(machine, asked),
+            *check_machine(machine, asked),
         ),
     )
 
 
-def hardware_of(machine: Machine) -> Hardware:
-    """The first accelerator, or the processor."""
-    if machine.devices:
-        return of_device(machine.devices[0])
-    return of_processor(machine.processor)
-
-
-def _others(machine: Machine) -> list[Hardware]:
-    """The devices of other names than the first."""
-    names = {device.name: device for device in reversed(machine.devices)}
-    return [of_device(device) for name, device in names.items() if name != machine.devices[0].name]
+def _other_hardware(machine: Machine) -> list[Hardware]:
+    """Return the devices whose name differs from the first."""
+    by_name = {device.name: device for device in reversed(machine.devices)}
+    return [look_up_device(d) for name, d in by_name.items() if name != machine.devices[0].name]

@@ -1,8 +1,8 @@
-"""How fast matrix products are on a device: in each precision over FP32, and FP32 by itself.
+"""Measure the speed of matrix products on a device: each precision over FP32, and FP32 alone.
 
-Ratios come from interleaved runs. On a processor they are taken with one thread, in seconds of the processor
-rather than of the wall, so that waiting for other work is not counted. What remains is not exact: on a shared
-machine the ratio of BF16 on matrix units was seen anywhere from 3.1 to 6.0 within a minute.
+Ratios come from interleaved runs. On a processor one thread runs, and processor time is measured instead of
+wall time, so waiting for other processes is not counted. The result is still not exact: on a shared machine
+the ratio of BF16 on matrix units varied from 3.1 to 6.0 within a minute.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from halfguard.diagnosis.machine.measured import Speeds
-from halfguard.records.machine import Precision
-from halfguard.workload.timing import interleaved, medians, ratios
+from halfguard.precision_names import MixedPrecisionName
+from halfguard.workload.timing import medians, ratios, time_interleaved
 
-DTYPES: dict[Precision, torch.dtype] = {
+DTYPES: dict[MixedPrecisionName, torch.dtype] = {
     "fp32": torch.float32,
     "fp16-mixed": torch.float16,
     "bf16-mixed": torch.bfloat16,
@@ -30,7 +30,7 @@ ROUNDS = 9
 
 
 def measure_speeds(device: torch.device) -> Speeds | None:
-    """The speed of a square matrix product over that in FP32; None where there are no kernels for it."""
+    """Return the speed of a square matrix product over FP32's; None if the device has no kernels for it."""
     runs: dict[str, Callable[[], object]] = {}
     try:
         for precision, dtype in DTYPES.items():
@@ -38,9 +38,9 @@ def measure_speeds(device: torch.device) -> Speeds | None:
             runs[precision] = partial(torch.mm, x, x)
         if device.type == "cpu":
             with _one_thread():
-                seconds = interleaved(runs, rounds=ROUNDS, clock=time.process_time)
+                seconds = time_interleaved(runs, rounds=ROUNDS, clock=time.process_time)
         else:
-            seconds = interleaved(runs, rounds=ROUNDS)
+            seconds = time_interleaved(runs, rounds=ROUNDS)
     except RuntimeError:  # a card that this build of torch does not support
         return None
     times = ratios(seconds, against="fp32")
@@ -48,10 +48,10 @@ def measure_speeds(device: torch.device) -> Speeds | None:
 
 
 def measure_rate(device: torch.device) -> float | None:
-    """Operations a second of an FP32 product as a training step runs it: all threads, by the wall clock."""
+    """Return the FLOP/s of an FP32 product as in a training step: all threads, wall time."""
     try:
         x = _square(device, torch.float32)
-        seconds = interleaved({"fp32": partial(torch.mm, x, x)}, rounds=ROUNDS)
+        seconds = time_interleaved({"fp32": partial(torch.mm, x, x)}, rounds=ROUNDS)
     except RuntimeError:
         return None
     return 2.0 * len(x) ** 3 / medians(seconds)["fp32"]

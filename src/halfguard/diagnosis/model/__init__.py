@@ -1,1 +1,1 @@
-"""A model and what trains it: one watched forward pass, and one check a file."""
+"""A model and its training setup: one observed forward pass, and one check per file."""

@@ -1,7 +1,7 @@
-"""What modules hold beside weights: counters, caches, the states of metrics; saved and given back.
+"""Save and restore the attributes of modules other than weights: counters, caches, the states of metrics.
 
-Of every attribute the reference is kept, of built-in containers a shallow copy, and of tensors that nobody
-trains a clone. An object of any other class is given back as the object it was, in whatever state it is.
+Every attribute is saved by reference, built-in containers also by a shallow copy, and tensors that are not
+trained by a clone. An object of any other class is assigned again, but its own state is not restored.
 """
 
 from __future__ import annotations
@@ -20,43 +20,44 @@ from halfguard.diagnosis.model.frameworks.inputs import is_a
 
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = (*_MAPPINGS, list, set, deque)
-# Wrappers whose attributes go together with state that is not theirs, such as the buckets of a reducer.
+# Wrappers whose attributes depend on state stored elsewhere, such as the buckets of a reducer.
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
-_OF_WRAPPERS = ("training", "_buffers")
+_WRAPPER_ATTRIBUTES = ("training", "_buffers")
+_SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
-class Attributes:
-    """The attributes of a model's modules as they are now; ``restore`` makes them so again."""
+class SavedAttributes:
+    """The present attributes of all modules of a model, which ``restore`` assigns again."""
 
     def __init__(self, model: nn.Module) -> None:
         self._skipped = {id(parameter) for parameter in model.parameters()}
         self._containers: dict[int, tuple[Any, Any]] = {}
-        self._tensors: dict[int, _Saved] = {}
+        self._tensors: dict[int, _SavedTensor] = {}
         sharded = any(map(_is_sharded, model.modules()))
         self._modules: list[tuple[nn.Module, dict[str, Any], bool]] = []
         for module in model.modules():
-            whole = not sharded and not type(module).__module__.startswith(_WRAPPERS)
-            names = vars(module) if whole else _OF_WRAPPERS
+            complete = not sharded and not type(module).__module__.startswith(_WRAPPERS)
+            names = vars(module) if complete else _WRAPPER_ATTRIBUTES
             saved = {name: vars(module)[name] for name in names if name in vars(module)}
-            self._modules.append((module, saved, whole))
+            self._modules.append((module, saved, complete))
             self._save(saved.values())
 
     def restore(self) -> None:
-        """Undo what was assigned, added, removed or written in place since."""
-        for module, saved, whole in self._modules:
-            for name in vars(module).keys() - saved.keys() if whole else ():
+        """Undo all assignments, additions, removals and in-place writes since the attributes were saved."""
+        for module, saved, complete in self._modules:
+            for name in vars(module).keys() - saved.keys() if complete else ():
                 del vars(module)[name]
             vars(module).update(saved)
         for container, content in self._containers.values():
             container.clear()
             add = container.update if isinstance(content, dict | set) else container.extend
             add(content)
-        refused = [error for saved in self._tensors.values() if (error := saved.put_back())]
-        if refused:
-            reason = str(refused[0]).partition("\n")[0]
+        errors = [error for saved in self._tensors.values() if (error := saved.restore())]
+        if errors:
+            reason = str(errors[0]).partition("\n")[0]
             warnings.warn(
-                f"The model is not quite as it was: tensors that it holds, {len(refused)} in number, could "
-                f"not be put back. Of the first: {reason}",
+                f"The model was not fully restored: {len(errors)} of its tensors could not be written back. "
+                f"The first error: {reason}",
                 stacklevel=2,
             )
 
@@ -67,7 +68,7 @@ class Attributes:
             if isinstance(value, Tensor):
                 known = id(value) in self._skipped or id(value) in self._tensors
                 if not known and _writable(value):
-                    self._tensors[id(value)] = _Saved(value)
+                    self._tensors[id(value)] = _SavedTensor(value)
             elif type(value) is tuple:
                 waiting.extend(value)
             elif type(value) in _CONTAINERS and id(value) not in self._containers:
@@ -76,12 +77,12 @@ class Attributes:
 
 
 def _is_sharded(module: nn.Module) -> bool:
-    """Whether its parameters come and go with the forward pass, as FSDP does it."""
-    return is_a(module, "FullyShardedDataParallel", "torch") or is_a(module, "FSDPModule", "torch")
+    """Return whether FSDP shards the module, so that its parameters change during a forward pass."""
+    return any(is_a(module, name, "torch") for name in _SHARDED)
 
 
 def _writable(tensor: Tensor) -> bool:
-    """Whether anybody may change it in place: not if lazy, in a graph, expanded or for inference."""
+    """Return whether in-place writes are allowed: not if lazy, in a graph, expanded or for inference."""
     if is_lazy(tensor) or tensor.requires_grad or tensor.is_inference() or tensor.is_meta:
         return False
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -89,23 +90,23 @@ def _writable(tensor: Tensor) -> bool:
     return all(step or size < 2 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-class _Saved:
-    """A tensor with a copy of its numbers, and a second view of where they are and in which shape."""
+class _SavedTensor:
+    """A tensor with a copy of its values, and a view that keeps its storage and shape."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._place = tensor, tensor.detach()
-        self._value = self._place.clone()
+        self._tensor, self._view = tensor, tensor.detach()
+        self._values = self._view.clone()
 
-    def put_back(self) -> Exception | None:
-        """Write what has changed; an error is returned, since other tensors are waiting."""
+    def restore(self) -> Exception | None:
+        """Write back what has changed. Return errors instead of raising: other tensors must follow."""
         try:
             with torch.no_grad():
                 plain = _is_plain(self._tensor)
-                if plain and not _same_place(self._tensor, self._place):
-                    self._tensor.data = self._place
-                if not plain or not _same_numbers(self._tensor, self._value):
-                    self._tensor.copy_(self._value)
-        except Exception as error:  # noqa: BLE001  any kind of tensor, with rules of its own
+                if plain and not _same_storage(self._tensor, self._view):
+                    self._tensor.data = self._view
+                if not plain or not _same_values(self._tensor, self._values):
+                    self._tensor.copy_(self._values)
+        except Exception as error:  # noqa: BLE001  a tensor subclass may raise anything
             return error
         return None
 
@@ -114,17 +115,17 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def _same_place(one: Tensor, other: Tensor) -> bool:
-    """Whether two views are of the same numbers: not if one was resized, or given another storage."""
+def _same_storage(one: Tensor, other: Tensor) -> bool:
+    """Return whether two views show the same memory: not if one was resized or got another storage."""
     if type(one) is not Tensor or not torch._C._has_storage(one):
-        return True  # a subclass, or a device without storages, has its own idea of a place
+        return True  # unknown for a subclass, or on a device without storages
     if one.shape != other.shape or one.stride() != other.stride():
         return False
     return one.dtype is other.dtype and one.data_ptr() == other.data_ptr()
 
 
-def _same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Whether a write is needless, which would spoil a backward pass that is pending; NaN equals NaN."""
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    """Return whether the values are equal; NaN equals NaN. A needless write breaks a pending backward."""
     if torch.equal(one, other):
         return True
     if not one.is_floating_point() and not one.is_complex():

@@ -1,4 +1,4 @@
-"""What a forward pass really ran in beside what was asked for, with what was seen as evidence."""
+"""The effective precision of a forward pass, compared with the requested one, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from halfguard.diagnosis.model.forward import Forward
-from halfguard.diagnosis.model.measured_precision import measured, place
+from halfguard.diagnosis.model.forward import ObservedForward
+from halfguard.diagnosis.model.measured_precision import (
+    describe_module,
+    dtype_name,
+    measure_precision,
+)
 from halfguard.diagnosis.model.products import Product
-from halfguard.diagnosis.model.subject import Subject
-from halfguard.diagnosis.model.wording import listed, spoken
+from halfguard.diagnosis.model.training_setup import TrainingSetup, join_names
 from halfguard.errors import UsageError
-from halfguard.records.diagnosis import Effective
+from halfguard.records.diagnosis import EffectivePrecision
 
-# The words that frameworks and people have for the same thing.
-_NAMES = {
+# Other names that frameworks and people use for each precision.
+_OTHER_NAMES = {
     "fp32": ("32", "32-true", "no", "float32", "off"),
     "fp16-mixed": ("16", "16-mixed", "fp16", "float16"),
     "bf16-mixed": ("bf16", "bfloat16"),
@@ -26,66 +29,64 @@ _NAMES = {
 }
 
 
-def asked_for(precision: Any) -> str | None:
-    """A request in anybody's words, as one of our names."""
+def resolve_precision(precision: Any) -> str | None:
+    """Return halfguard's name of a precision, which may be given by a framework's name."""
     if precision is None:
         return None
     word = str(precision).lower().removeprefix("torch.")
-    for name, others in _NAMES.items():
+    for name, others in _OTHER_NAMES.items():
         if word == name or word in others:
             return name
     raise UsageError(
-        f"precision {precision!r} is not known, so it cannot be compared with what runs.",
-        cure=f"Allowed: {', '.join(_NAMES)}; also Lightning's and Accelerate's words for them.",
+        f"precision {precision!r} is not known, so it cannot be compared with the measured one.",
+        cure=f"Allowed: {', '.join(_OTHER_NAMES)}; also Lightning's and Accelerate's names for them.",
     )
 
 
-def seen_in(subject: Subject, forward: Forward) -> Subject:
-    """The subject with what its forward pass showed; a name only where it came to its end."""
-    subject = replace(subject, forward=forward)
-    if forward.raised is not None:
-        return subject
-    ran = measured(forward.products, subject.weights)
-    subject = replace(subject, ran=ran)
-    found = Effective(
-        asked=subject.asked, got=ran.name, evidence=tuple(_evidence(subject, forward))
-    )
-    if subject.asked is None or not found.as_asked:
-        found = found.model_copy(update={"why": subject.advice.why})
-    return replace(subject, effective=found)
+def add_observations(setup: TrainingSetup, forward: ObservedForward) -> TrainingSetup:
+    """Return the setup with its observed forward pass, and with its precision unless the pass raised."""
+    setup = replace(setup, forward=forward)
+    if forward.error is not None:
+        return setup
+    measured = measure_precision(forward.products, setup.trained_dtypes)
+    setup = replace(setup, measured=measured)
+    evidence = tuple(_evidence(setup, forward))
+    found = EffectivePrecision(asked=setup.asked, got=measured.name, evidence=evidence)
+    if setup.asked is None or not found.as_asked:
+        found = found.model_copy(update={"why": setup.advice.why})
+    return replace(setup, effective=found)
 
 
-def _evidence(subject: Subject, forward: Forward) -> list[str]:
-    facts = [_products(forward)]
-    on = dict.fromkeys(p.around.autocast for p in forward.products if p.around.autocast)
-    facts.append(f"autocast on {subject.device_type}: {_words(on) or 'off'}")
-    facts.append(f"trained weights: {_words(subject.weights) or 'none'}")
-    if subject.scaler is None:
-        facts.append("loss scale: none")
-    else:
-        scale = f"{subject.scaler.get_scale():g}" if subject.scales else "switched off"
-        facts.append(f"loss scale: {scale}")
-    return facts
+def _evidence(setup: TrainingSetup, forward: ObservedForward) -> list[str]:
+    facts = [_describe_products(forward)]
+    on = dict.fromkeys(p.context.autocast for p in forward.products if p.context.autocast)
+    facts.append(f"autocast on {setup.device_type}: {_join_dtypes(on) or 'off'}")
+    facts.append(f"trained weights: {_join_dtypes(setup.trained_dtypes) or 'none'}")
+    scale = "none"
+    if setup.scaler is not None:
+        scale = f"{setup.scaler.get_scale():g}" if setup.scaler_enabled else "switched off"
+    return [*facts, f"loss scale: {scale}"]
 
 
-def _products(forward: Forward) -> str:
+def _describe_products(forward: ObservedForward) -> str:
     if not forward.products:
         return "no matrix product ran"
-    dtypes = {p.dtype for p in forward.products if p.trains} or {p.dtype for p in forward.products}
-    facts = f"matrix products: {_counted([p for p in forward.products if p.dtype in dtypes])}"
-    aside = [p for p in forward.products if p.dtype not in dtypes]
-    return f"{facts}; without gradients: {_counted(aside, unplaced=0)}" if aside else facts
+    products = forward.products
+    dtypes = {p.dtype for p in products if p.passes_gradient} or {p.dtype for p in products}
+    facts = f"matrix products: {_count_by_dtype([p for p in products if p.dtype in dtypes])}"
+    others = [p for p in products if p.dtype not in dtypes]
+    return f"{facts}; without gradients: {_count_by_dtype(others, unplaced=0)}" if others else facts
 
 
-def _counted(products: list[Product], unplaced: int = 1) -> str:
-    """How many in which dtype, and in which modules, but for the first and most usual dtype."""
+def _count_by_dtype(products: list[Product], unplaced: int = 1) -> str:
+    """Count products by dtype and list their modules, except for the first ``unplaced`` dtypes."""
     parts = []
     for position, (dtype, count) in enumerate(Counter(p.dtype for p in products).most_common()):
-        modules = dict.fromkeys(place(p.module) for p in products if p.dtype is dtype)
-        where = f" ({listed(modules)})" if position >= unplaced else ""
-        parts.append(f"{count} in {spoken(dtype)}{where}")
+        modules = dict.fromkeys(describe_module(p.module) for p in products if p.dtype is dtype)
+        where = f" ({join_names(modules)})" if position >= unplaced else ""
+        parts.append(f"{count} in {dtype_name(dtype)}{where}")
     return ", ".join(parts)
 
 
-def _words(dtypes: Any) -> str:
-    return ", ".join(spoken(dtype) for dtype in dtypes)
+def _join_dtypes(dtypes: Any) -> str:
+    return ", ".join(dtype_name(dtype) for dtype in dtypes)

@@ -1,42 +1,45 @@
-"""The graph behind a loss: which tensors a backward pass would give gradients to."""
+"""The autograd graph of a loss: the tensors that a backward pass would give gradients to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from halfguard.step.loss import find_loss
+
 
 @dataclass(frozen=True)
-class Leaves:
-    """What a graph ends in; ``whole`` if nothing in it hides further leaves."""
+class GraphLeaves:
+    """The leaf tensors of a graph, as far as they can be found."""
 
-    found: tuple[Tensor, ...] = ()
-    whole: bool = True  # a function in Python, such as a reentrant checkpoint, may hold others
+    tensors: tuple[Tensor, ...] = ()
+    complete: bool = (
+        True  # False if a Python function, such as a reentrant checkpoint, may hide some
+    )
 
 
 def loss_in(result: Any) -> Tensor | None:
-    """The loss in what a loss function or a training step returned: itself, its first, or its "loss"."""
-    if isinstance(result, Mapping):
-        result = result.get("loss")
-    if isinstance(result, tuple | list) and result:
-        result = result[0]
-    return result if isinstance(result, Tensor) else None
+    """Return the loss in the result of a training step: the result, its first item or its "loss"."""
+    loss = find_loss(result)
+    if isinstance(loss, tuple | list) and loss:
+        loss = loss[0]
+    return loss if isinstance(loss, Tensor) else None
 
 
-def leaves(result: Any) -> Leaves:
-    """Walk the graph of the loss in a forward pass's result."""
+def find_graph_leaves(result: Any) -> GraphLeaves:
+    """Find the leaves of the graph of the loss in the result of a forward pass."""
     loss = loss_in(result)
     if loss is None or loss.grad_fn is None:
-        return Leaves((loss,) if loss is not None and loss.requires_grad else ())
+        return GraphLeaves((loss,) if loss is not None and loss.requires_grad else ())
     nodes = list(_nodes(loss.grad_fn))
     ends = [getattr(node, "variable", None) for node in nodes]
-    return Leaves(
-        found=tuple(end for end in ends if isinstance(end, Tensor)),
-        whole=not any(isinstance(node, BackwardCFunction) for node in nodes),
+    return GraphLeaves(
+        tensors=tuple(end for end in ends if isinstance(end, Tensor)),
+        complete=not any(isinstance(node, BackwardCFunction) for node in nodes),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a forward pass ran in: a name, and the choices behind it as they were measured.
+"""The precision that a forward pass ran in: a name, and the measured dtypes behind it.
 
 ==========  ========  ========  ======================
 products    weights   autocast  name
@@ -10,10 +10,10 @@ float16     float16   off       ``fp16-true``
 float16     bfloat16            ``fp16 on bf16 weights``
 ==========  ========  ========  ======================
 
-and likewise for bfloat16. The dtype is that of most of the work; where 16 bits do less than half of it, the
-name begins with ``partly``. Three things are left out of the count, as long as something else remains: what
-no gradient passes through, such as a frozen encoder; what is outside of the model, such as a loss; and FP32
-islands, within which somebody has switched autocast off.
+and likewise for bfloat16. The dtype is the one with the most FLOPs. If less than half of the FLOPs are in 16
+bits, the name begins with ``partly``. Three kinds of products are not counted, as long as others remain:
+products that no gradient passes through, such as a frozen encoder's; products outside of the model, such as
+a loss function's; and FP32 islands, in which autocast was switched off on purpose.
 """
 
 from __future__ import annotations
@@ -27,83 +27,92 @@ import torch
 from halfguard.diagnosis.model.products import Product
 from halfguard.precision.modes import HALF_DTYPES
 
-_SHORT = {
+_SHORT_NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.float64: "fp64",
 }
 _PARTLY = "partly "
-_COUNTS: tuple[Callable[[Product], bool], ...] = (
-    lambda product: product.trains,
+_COUNTED: tuple[Callable[[Product], bool], ...] = (
+    lambda product: product.passes_gradient,
     lambda product: product.module is not None,
-    lambda product: not product.around.island,
+    lambda product: not product.context.island,
 )
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A precision: its name, and by short names the dtypes of the weights and of autocast."""
+class MeasuredPrecision:
+    """A precision: its name, and the short names of the dtypes of weights and autocast."""
 
     name: str
     weights: str
-    autocast: str  # "off" if there is none
-    left: tuple[str, ...] = ()  # modules that computed in more bits, where it is partly in 16
+    autocast: str  # or "off"
+    wider_modules: tuple[str, ...] = ()  # modules that computed in more than 16 bits, if partial
 
     @property
-    def partly(self) -> bool:
-        """Whether 16 bits did some of the work, and less than half of it."""
+    def is_partial(self) -> bool:
+        """Return whether some FLOPs were in 16 bits, but less than half."""
         return self.name.startswith(_PARTLY)
 
 
-def named(name: str) -> Ran:
-    """The choices that a name stands for, as somebody asked for them."""
+def parse_precision(name: str) -> MeasuredPrecision:
+    """Return the weights and autocast that a requested precision stands for."""
     short, _, kind = name.partition("-")
     weights = short if kind in ("", "weights", "true") else "fp32"
-    return Ran(name, weights, short if kind in ("mixed", "weights") else "off")
+    return MeasuredPrecision(name, weights, short if kind in ("mixed", "weights") else "off")
 
 
-def measured(products: Iterable[Product], weights: Counter[torch.dtype]) -> Ran:
-    """The precision that these products ran in, with weights of these dtypes."""
-    judged = list(products)
-    for counts in _COUNTS:
-        judged = [product for product in judged if counts(product)] or judged
-    work: defaultdict[torch.dtype, float] = defaultdict(float)
-    for product in judged:
-        work[product.dtype] += product.work
-    most = sorted(work, key=work.__getitem__, reverse=True)
-    held = _short(*[dtype for dtype, _ in weights.most_common(1)])
-    half = next((dtype for dtype in most if dtype in HALF_DTYPES), None)
+def measure_precision(
+    products: Iterable[Product], weights: Counter[torch.dtype]
+) -> MeasuredPrecision:
+    """Return the precision of these products; ``weights`` counts trained elements by dtype."""
+    counted = list(products)
+    for is_counted in _COUNTED:
+        counted = [product for product in counted if is_counted(product)] or counted
+    flops: defaultdict[torch.dtype, float] = defaultdict(float)
+    for product in counted:
+        flops[product.dtype] += product.flops
+    by_flops = sorted(flops, key=flops.__getitem__, reverse=True)
+    weights_name = _short_name(*[dtype for dtype, _ in weights.most_common(1)])
+    half = next((dtype for dtype in by_flops if dtype in HALF_DTYPES), None)
     if half is None:
-        return Ran(_short(*most[:1]), held, _autocast(judged))
-    autocast = _autocast(product for product in judged if product.dtype is half)
-    name = _name(_short(half), held, autocast)
-    if 2 * sum(work[dtype] for dtype in HALF_DTYPES) >= sum(work.values()):
-        return Ran(name, held, autocast)
-    others = [place(product.module) for product in judged if product.dtype not in HALF_DTYPES]
-    return Ran(_PARTLY + name, held, autocast, tuple(dict.fromkeys(others)))
+        return MeasuredPrecision(_short_name(*by_flops[:1]), weights_name, _autocast_name(counted))
+    autocast = _autocast_name(product for product in counted if product.dtype is half)
+    name = _half_name(_short_name(half), weights_name, autocast)
+    if 2 * sum(flops[dtype] for dtype in HALF_DTYPES) >= sum(flops.values()):
+        return MeasuredPrecision(name, weights_name, autocast)
+    wider = [
+        describe_module(product.module) for product in counted if product.dtype not in HALF_DTYPES
+    ]
+    return MeasuredPrecision(_PARTLY + name, weights_name, autocast, tuple(dict.fromkeys(wider)))
 
 
-def in_words(name: str) -> str:
-    """``"in fp16-mixed"``, ``"partly in fp16-mixed"``."""
+def describe_precision(name: str) -> str:
+    """Return ``"in fp16-mixed"`` or ``"partly in fp16-mixed"``."""
     return f"partly in {name.removeprefix(_PARTLY)}" if name.startswith(_PARTLY) else f"in {name}"
 
 
-def place(module: str | None) -> str:
-    """A module's path in words."""
+def describe_module(module: str | None) -> str:
+    """Return the path of a module, or words for the model itself and for the outside."""
     return "outside the model" if module is None else module or "the model itself"
 
 
-def _name(half: str, weights: str, autocast: str) -> str:
+def _half_name(half: str, weights: str, autocast: str) -> str:
     if weights == half:
         return f"{half}-{'true' if autocast == 'off' else 'weights'}"
     return f"{half} on {weights} weights" if weights in ("fp16", "bf16") else f"{half}-mixed"
 
 
-def _autocast(products: Iterable[Product]) -> str:
-    on = Counter(p.around.autocast for p in products if p.around.autocast is not None)
-    return _short(on.most_common(1)[0][0]) if on else "off"
+def _autocast_name(products: Iterable[Product]) -> str:
+    on = Counter(p.context.autocast for p in products if p.context.autocast is not None)
+    return _short_name(on.most_common(1)[0][0]) if on else "off"
 
 
-def _short(dtype: torch.dtype | None = None) -> str:
-    return "unknown" if dtype is None else _SHORT.get(dtype, "unknown")
+def _short_name(dtype: torch.dtype | None = None) -> str:
+    return "unknown" if dtype is None else _SHORT_NAMES.get(dtype, "unknown")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ``"float16"`` for ``torch.float16``."""
+    return str(dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""A matrix product as the dispatcher shows it: its dtype, its work, and whether training depends on it.
+"""A matrix product as the dispatcher sees it: its dtype, its FLOPs, and whether a gradient passes through it.
 
-Counting calls would make a head of a thousand multiplications the equal of a backbone of a billion, so
-every product is weighed by its arithmetic, which the shapes of its operands give for nothing.
+Counting calls would give a head of a thousand multiplications the same weight as a backbone of a billion.
+So every product is weighted by its FLOPs, which follow from the shapes of its operands.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-# The operations whose arithmetic is a matrix product, on any device: those that 16 bits are meant for.
+# Operations that are matrix products on any device; these gain from 16 bits.
 _PRODUCT = re.compile(
     r"(add|b|addb|baddb|_grouped_|_scaled_)?mm|_addmm_activation|(add)?mv|.*convolution.*|.*_rnn.*"
     r"|.*attention.*"
 )
-# torch counts attention on accelerators only; on a CPU the arguments and the arithmetic are the same.
-_SAME_WORK = {
+# torch counts FLOPs of attention on accelerators only; the CPU kernel has the same arguments and FLOPs.
+_SAME_FLOPS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
         torch.ops.aten._scaled_dot_product_flash_attention
     )
@@ -32,32 +32,33 @@ _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-de
 
 
 @dataclass(frozen=True)
-class Around:
-    """What surrounds a call: the module, and the state of autocast."""
+class CallContext:
+    """The surroundings of a call: the module, and the state of autocast."""
 
-    module: str | None = None  # empty in the model's own forward, None outside of it, as in a loss
+    module: str | None = None  # "" in the model's own forward, None outside, as in a loss
     autocast: torch.dtype | None = None
-    island: bool = False  # autocast is off within an autocast: somebody meant it
-    attention: torch.dtype | None = None  # the 16 bits that a call of attention was to run in
+    island: bool = False  # autocast was switched off inside an autocast region
+    attention_dtype: torch.dtype | None = None  # 16-bit dtype requested of an attention call
 
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product: its operands' dtype, its arithmetic, and where it ran."""
+    """One matrix product: the dtype of its operands, its FLOPs, and where it ran."""
 
     dtype: torch.dtype
-    around: Around
-    work: float
-    trains: bool  # whether a gradient will pass through it
+    context: CallContext
+    flops: float
+    passes_gradient: bool  # in the backward pass
 
     @property
     def module(self) -> str | None:
-        """The module in which it ran; None outside of the model."""
-        return self.around.module
+        return self.context.module
 
 
-def product_of(func: Any, args: Any, kwargs: Any, result: Any, around: Around) -> Product | None:
-    """The product that a call in the dispatcher was, if it was one."""
+def as_product(
+    func: Any, args: Any, kwargs: Any, result: Any, context: CallContext
+) -> Product | None:
+    """Return a call in the dispatcher as a product, or None if it is not one."""
     packet = func.overloadpacket
     if not _PRODUCT.fullmatch(packet.__name__):
         return None
@@ -65,33 +66,33 @@ def product_of(func: Any, args: Any, kwargs: Any, result: Any, around: Around) -
     floating = [tensor for tensor in operands if tensor.is_floating_point()]
     if not floating:
         return None
-    formula = flop_registry.get(_SAME_WORK.get(packet, packet))
+    formula = flop_registry.get(_SAME_FLOPS.get(packet, packet))
     if formula is None or any(tensor.is_nested for tensor in operands):
-        work = _estimate(floating, result)
+        flops = _estimate_flops(floating, result)
     else:
-        work = float(formula(*args, **kwargs, out_val=result))
+        flops = float(formula(*args, **kwargs, out_val=result))
     if torch.is_grad_enabled():
-        trains = any(tensor.requires_grad for tensor in operands)
+        passes = any(tensor.requires_grad for tensor in operands)
     else:
-        trains = _within_function()
+        passes = _inside_autograd_function()
     dtype = floating[0].dtype
-    if dtype is torch.float32 and around.attention is not None:
-        dtype = around.attention
-    return Product(dtype, around, work, trains)
+    if dtype is torch.float32 and context.attention_dtype is not None:
+        dtype = context.attention_dtype
+    return Product(dtype, context, flops, passes)
 
 
-def _estimate(operands: list[Tensor], result: Any) -> float:
-    """From the sizes alone: mk, kn and mn make 2mkn, exact for one product and near for a few."""
+def _estimate_flops(operands: list[Tensor], result: Any) -> float:
+    """Estimate 2mkn from the sizes mk, kn and mn: exact for one product, close for a few in one call."""
     outputs = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     sizes = sorted((tensor.numel() for tensor in operands), reverse=True)
     return 2 * math.sqrt(math.prod([*sizes[:2], *outputs[:1]]))
 
 
-def _within_function() -> bool:
-    """Whether gradients are off only because this is inside an ``autograd.Function`` that will give them.
+def _inside_autograd_function() -> bool:
+    """Return whether an ``autograd.Function`` is running, one of whose arguments needs a gradient.
 
-    Such a function, be it somebody's own linear layer or a reentrant checkpoint, runs its ``forward`` without
-    gradients and has a ``backward`` for them: if anything that it was given needs one.
+    Such a function (a custom linear layer, a reentrant checkpoint) runs its ``forward`` with gradients off,
+    but its ``backward`` computes them.
     """
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -1,1 +1,1 @@
-"""The self-test: operations in each format against float64, within what rounding allows."""
+"""The self-test: compare operations in each format with float64, within the error that rounding allows."""

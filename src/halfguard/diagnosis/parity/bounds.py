@@ -1,29 +1,29 @@
-r"""How far a right result may lie from float64: the error analysis behind the parity self-test.
+r"""Error bounds of correct results against float64: the error analysis of the parity self-test.
 
-Inputs are rounded into the format first, so that float64 and the device start from the same numbers, and all
-of the difference is the device's own.
+Inputs are rounded to the format first, so float64 and the device start from the same numbers, and the whole
+difference comes from the device.
 
-**A sum of products** of length k, kept in FP32 and rounded once into the format:
+**A sum of products** of length k, kept in FP32 and rounded once to the format:
 
     |computed - exact| <= gamma(k) * sum|a||b| + r * u * |exact|
 
 u is the format's unit roundoff (2^-11 for FP16, 2^-8 for BF16, 2^-24 for FP32); products of 16-bit numbers
-are exact in FP32. For an accumulator that rounds to nearest, roundings are as good as independent, and their
+are exact in FP32. If the accumulator rounds to nearest, rounding errors are nearly independent, and their
 sum grows like a random walk (Higham and Mary, 2019): gamma(k) = 6 sqrt(k) 2^-24, which is exceeded with a
-probability below 1e-7. Matrix units truncate instead (Fasi and others, 2021), which adds up one way:
-gamma(k) = k 2^-23. r counts the roundings into the format: one, and up to four on accelerators, where partial
-sums may be exchanged in 16 bits and convolutions may go through Winograd's transform.
+probability below 1e-7. Matrix units truncate instead (Fasi and others, 2021), so errors have one sign and add
+up: gamma(k) = k 2^-23. r counts the roundings to the format: one, and up to four on accelerators, where
+partial sums may be exchanged in 16 bits and convolutions may use Winograd's transform.
 
 The test data have no cancellation: in every sum all products have one sign, so that sum|a||b| = |exact|. This
-makes the bound sharp. At k = 2048, right results in FP16 lie within 1.04 u, while a sum that is itself kept
-in FP16 drifts by about u sqrt(k/3), and stops growing where its terms are smaller than its spacing.
+makes the bound tight. At k = 2048, correct results in FP16 are within 1.04 u, while a sum that is kept in
+FP16 has an error of about u sqrt(k/3), and stops growing where its terms are smaller than its spacing.
 
-**Softmax** subtracts the row's maximum, and its k terms are positive: the same, with the error of exp in FP32
-added, |x - max| + 8 of FP32's roundings. **Norms** estimate a mean, off by gamma * mean|x|, and a
-variance, relatively off by gamma * (1 + mean^2 / variance) when it is the difference of two moments.
-**Attention** may round queries, keys, scores and probabilities into the format on its way: each weight p is
-off by a factor 1 + e of its own, with |e| at most 2u sum|q||k| + u|score| + u, and the output, a sum over
-many keys, by the random walk 6 max(e) sqrt(sum p^2 v^2 + out^2 sum p^2).
+**Softmax** subtracts the row's maximum, and its k terms are positive: the same bound, plus the error of exp
+in FP32, |x - max| + 8 of FP32's roundings. **Norms** estimate a mean with error gamma * mean|x|, and a
+variance with relative error gamma * (1 + mean^2 / variance) if it is the difference of two moments.
+**Attention** may round queries, keys, scores and probabilities to the format: each weight p is wrong by its
+own factor 1 + e, with |e| at most 2u sum|q||k| + u|score| + u, and the output, a sum over many keys, by the
+random walk 6 max(e) sqrt(sum p^2 v^2 + out^2 sum p^2).
 """
 
 from __future__ import annotations
@@ -35,79 +35,79 @@ from torch import Tensor
 
 from halfguard import formats
 
-SINGLE = 2.0**-24  # the unit roundoff of FP32
-WALK = 6.0  # standard deviations of the random walk
-ON_ACCELERATORS = 4  # roundings into the format
+FP32_UNIT = 2.0**-24  # the unit roundoff of FP32
+DEVIATIONS = 6.0  # standard deviations of the random walk, as a bound
+ACCELERATOR_ROUNDINGS = 4  # to the format
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a device computes in one format."""
+    """The rounding behaviour of a device in one format."""
 
     dtype: torch.dtype
     truncates: bool = False
     roundings: int = 1
-    input_roundoff: float = 0.0  # TF32 reads FP32 operands with 11 bits
+    input_roundoff: float = 0.0  # TF32 reads FP32 operands with 11 significant bits
 
     @property
     def unit(self) -> float:
-        """The format's unit roundoff."""
+        """The unit roundoff of the format."""
         return formats.for_dtype(self.dtype).epsilon / 2
 
     @property
     def floor(self) -> float:
-        """What is lost below the normal range; formats with FP32's exponent may flush it to zero."""
+        """The absolute error below the normal range; BF16 and FP32 may flush subnormals to zero."""
         shape = formats.for_dtype(self.dtype)
         return shape.smallest_subnormal if shape.exponent_bits < 8 else shape.smallest_normal
 
     def gamma(self, length: int) -> float:
-        """The relative error of a sum of this many terms in FP32."""
-        return 2 * length * SINGLE if self.truncates else WALK * length**0.5 * SINGLE
+        """Return the relative error of a sum of this many terms in FP32."""
+        return 2 * length * FP32_UNIT if self.truncates else DEVIATIONS * length**0.5 * FP32_UNIT
 
-    def stored(self, exact: Tensor) -> Tensor:
-        """The error of rounding the result into the format."""
+    def rounding_error(self, exact: Tensor) -> Tensor:
+        """Return the error of rounding the result to the format."""
         return self.roundings * self.unit * exact.abs() + self.roundings * self.floor
 
 
 def products(exact: Tensor, magnitude: Tensor, length: int, arithmetic: Arithmetic) -> Tensor:
-    """For sums of products; ``magnitude`` is the sum of their absolute values."""
-    # FP32's own products are rounded, too: one more term.
-    summed = arithmetic.gamma(length + 1) + 2 * arithmetic.input_roundoff
-    return summed * magnitude + arithmetic.stored(exact)
+    """Return the bound for sums of products; ``magnitude`` is the sum of their absolute values."""
+    # In FP32 the products are rounded as well: one more term.
+    sum_error = arithmetic.gamma(length + 1) + 2 * arithmetic.input_roundoff
+    return sum_error * magnitude + arithmetic.rounding_error(exact)
 
 
 def softmax(x: Tensor, exact: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """For a softmax over the last dimension."""
+    """Return the bound for a softmax over the last dimension."""
     distance = x.amax(-1, keepdim=True) - x
-    summed = arithmetic.gamma(x.shape[-1]) + (distance + 8) * SINGLE
-    return summed * exact + arithmetic.stored(exact)
+    sum_error = arithmetic.gamma(x.shape[-1]) + (distance + 8) * FP32_UNIT
+    return sum_error * exact + arithmetic.rounding_error(exact)
 
 
 def norm(x: Tensor, exact: Tensor, over: tuple[int, ...], arithmetic: Arithmetic) -> Tensor:
-    """For (x - mean) / deviation over some dimensions, without weights; ``exact`` is that quotient."""
+    """Return the bound for (x - mean) / deviation over some dimensions, without weights."""
     length = 1
     for dim in over:
         length *= x.shape[dim]
     gamma = arithmetic.gamma(length)
     variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
-    spread = gamma * (1 + mean.square() / variance)
-    shifted = gamma * x.abs().mean(over, keepdim=True) + 4 * SINGLE * (x.abs() + mean.abs())
-    inner = shifted * variance.rsqrt() + exact.abs() * (2 * spread + 8 * SINGLE)
-    return inner + arithmetic.stored(exact)
+    variance_error = gamma * (1 + mean.square() / variance)
+    mean_error = gamma * x.abs().mean(over, keepdim=True) + 4 * FP32_UNIT * (x.abs() + mean.abs())
+    computed = mean_error * variance.rsqrt() + exact.abs() * (2 * variance_error + 8 * FP32_UNIT)
+    return computed + arithmetic.rounding_error(exact)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, exact: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """For softmax(q k' / sqrt(width)) v, wherever it rounds on its way."""
+    """Return the bound for softmax(q k' / sqrt(width)) v, with any intermediate roundings."""
     width = q.shape[-1]
     scores = q @ k.mT / width**0.5
     magnitude = q.abs() @ k.abs().mT / width**0.5
     unit = arithmetic.unit + arithmetic.input_roundoff
-    moved = (arithmetic.gamma(width) + 2 * unit) * magnitude + unit * scores.abs()
-    off = torch.expm1(moved.amax(-1, keepdim=True)) + unit
+    score_error = (arithmetic.gamma(width) + 2 * unit) * magnitude + unit * scores.abs()
+    weight_error = torch.expm1(score_error.amax(-1, keepdim=True)) + unit
     weights = scores.softmax(-1)
     squares = weights.square()
-    walk = squares @ v.square() + exact.square() * squares.sum(-1, keepdim=True)
+    squared_sum = squares @ v.square() + exact.square() * squares.sum(-1, keepdim=True)
     span = scores.amax(-1, keepdim=True) - scores.amin(-1, keepdim=True)
-    summed = 2 * arithmetic.gamma(k.shape[-2]) + (span + 8) * SINGLE
-    bound: Tensor = WALK * off * walk.sqrt() + summed * (weights @ v.abs())
-    return bound + arithmetic.stored(exact)
+    sum_error = 2 * arithmetic.gamma(k.shape[-2]) + (span + 8) * FP32_UNIT
+    bound: Tensor = DEVIATIONS * weight_error * squared_sum.sqrt() + sum_error * (weights @ v.abs())
+    return bound + arithmetic.rounding_error(exact)

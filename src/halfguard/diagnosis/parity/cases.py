@@ -1,6 +1,6 @@
-"""What the self-test runs: operations at the sizes of real layers, their data, and what float64 says of them.
+"""The cases of the self-test: operations at the sizes of real layers, their data, and float64 results.
 
-Data are chosen so that bounds are sharp and faults show: products of one sign in a sum, logits around 100.
+Data are chosen so that bounds are tight and faults show: products of one sign in a sum, logits around 100.
 Batch norm gets FP32 weights, as under autocast: without any, torch on a CPU rounds its statistics to half.
 """
 
@@ -16,7 +16,7 @@ from torch.nn import functional
 from halfguard.diagnosis.parity import bounds
 from halfguard.diagnosis.parity.bounds import Arithmetic
 
-COMPARED = 2  # elements of the batch that float64 computes again
+COMPARED = 2  # samples of the batch that are compared with float64
 EPS = 1e-5
 
 Tensors = tuple[Tensor, ...]
@@ -53,12 +53,12 @@ OPERATIONS: Operations = {
 
 @dataclass(frozen=True)
 class Case:
-    """An operation's inputs, and what of them float64 computes again."""
+    """The inputs of an operation, and the part of them that is compared with float64."""
 
     make: Callable[[int, torch.Generator], Tensors]
-    expect: Callable[[Tensors, Arithmetic], tuple[Tensor, Tensor]]  # float64 and its bound
-    part: Callable[[Tensor, int], Tensor]  # the compared part of an input or of the output
-    split: tuple[bool, ...]  # which inputs have that part; the others are taken whole
+    expect: Callable[[Tensors, Arithmetic], tuple[Tensor, Tensor]]  # float64 result and error bound
+    select: Callable[[Tensor, int], Tensor]  # the compared part of an input or output
+    selectable: tuple[bool, ...]  # for each input, whether select applies; others are used whole
 
 
 def _batch_elements(x: Tensor, batch: int) -> Tensor:
@@ -66,12 +66,12 @@ def _batch_elements(x: Tensor, batch: int) -> Tensor:
     return x[chosen.to(x.device)]
 
 
-def _channels(x: Tensor, batch: int) -> Tensor:  # noqa: ARG001  the batch is one whole here
+def _channels(x: Tensor, batch: int) -> Tensor:  # noqa: ARG001  batch norm needs the whole batch
     return x[:, :8]
 
 
-def _sided(shape: tuple[int, ...], dim: int, generator: torch.Generator) -> Tensor:
-    """Uniform numbers whose sign is the same for all that share an index of ``dim``."""
+def _signed_uniform(shape: tuple[int, ...], dim: int, generator: torch.Generator) -> Tensor:
+    """Return uniform numbers with one sign per index of ``dim``."""
     signs = torch.ones(len(shape), dtype=torch.long).tolist()
     signs[dim] = shape[dim]
     sign = torch.randint(0, 2, signs, generator=generator) * 2 - 1
@@ -116,13 +116,16 @@ def _expect_attention(inputs: Tensors, arithmetic: Arithmetic) -> tuple[Tensor, 
 
 CASES: Mapping[str, Case] = {
     "matmul": Case(
-        lambda n, g: (_sided((n, 64, 2048), 1, g), _sided((2048, 512), 1, g)),
+        lambda n, g: (_signed_uniform((n, 64, 2048), 1, g), _signed_uniform((2048, 512), 1, g)),
         _expect_matmul,
         _batch_elements,
         (True, False),
     ),
     "convolution": Case(
-        lambda n, g: (torch.rand(n, 64, 56, 56, generator=g), _sided((64, 64, 3, 3), 0, g)),
+        lambda n, g: (
+            torch.rand(n, 64, 56, 56, generator=g),
+            _signed_uniform((64, 64, 3, 3), 0, g),
+        ),
         _expect_convolution,
         _batch_elements,
         (True, False),
@@ -139,7 +142,7 @@ CASES: Mapping[str, Case] = {
         _channels,
         (True,),
     ),
-    # Around 100: exp overflows FP32 unless the maximum is subtracted.
+    # Logits around 100: exp overflows FP32 unless the maximum is subtracted.
     "softmax": Case(
         lambda n, g: (100 + _normal((n, 64, 2048), g),),
         _expect_softmax,

@@ -1,9 +1,9 @@
-"""The parity self-test: each operation in each format against float64, on this device, at a realistic size.
+"""The parity self-test: compare operations in each format with float64, on this device, at realistic sizes.
 
-Some devices pass every small probe and give NaN in training: the GTX 16 series is the known case. So
-operations run at the size of real layers and at the user's batch size; all of the output must be finite, and
-a part of it is compared with float64 within the limits of ``bounds``. The operations are passed in, so
-that a test can plant a fault.
+Some devices pass every small test and give NaN in training: the GTX 16 series is the known case. So
+operations run at the size of real layers and at the user's batch size. The whole output must be finite, and a
+part of it is compared with float64 within the limits of ``bounds``. The operations are a parameter, so that
+tests can insert a faulty one.
 """
 
 from __future__ import annotations
@@ -14,45 +14,46 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from halfguard.diagnosis.parity.bounds import ON_ACCELERATORS, Arithmetic
+from halfguard.diagnosis.parity.bounds import ACCELERATOR_ROUNDINGS, Arithmetic
 from halfguard.diagnosis.parity.cases import CASES, OPERATIONS, Case, Operations, Tensors
 from halfguard.records.machine import ParityRow
-from halfguard.workload.out_of_memory import is_out_of_memory
+from halfguard.workload.user_error import is_out_of_memory
 
 FORMATS = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}
-BATCH_SIZE = 16  # on an accelerator; a processor is rarely at fault, and slow
-BATCH_SIZE_ON_CPU = 4
+BATCH_SIZE = 16  # on an accelerator
+BATCH_SIZE_ON_CPU = 4  # a processor is slow, and rarely wrong
 
 
-def parity(
+def run_selftest(
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     operations: Operations = OPERATIONS,
     seed: int = 0,
 ) -> Iterator[ParityRow]:
-    """One row after another: every operation in every format, on a device."""
+    """Yield a row for every operation in every format."""
     device = torch.device(device)
     batch = batch_size or (BATCH_SIZE_ON_CPU if device.type == "cpu" else BATCH_SIZE)
     for name, operation in operations.items():
-        made = CASES[name].make(batch, torch.Generator().manual_seed(seed))
+        data = CASES[name].make(batch, torch.Generator().manual_seed(seed))
         for precision in FORMATS:
-            yield _row(name, operation, precision, made, device)
+            yield _test_operation(name, operation, precision, data, device)
 
 
-def _row(
-    name: str, operation: Callable[..., Tensor], precision: str, made: Tensors, device: torch.device
+def _test_operation(
+    name: str, operation: Callable[..., Tensor], precision: str, data: Tensors, device: torch.device
 ) -> ParityRow:
-    """One operation in one format; at half the batch where there is no room: a full device is not wrong."""
+    """Test one operation in one format; on out of memory, repeat with half the batch."""
     case, dtype = CASES[name], FORMATS[precision]
-    inputs = tuple(x.to(dtype) for x in made)
+    inputs = tuple(x.to(dtype) for x in data)
     try:
-        error, detail = _compare(
-            case, operation, inputs, device, arithmetic_of(name, device, dtype)
+        arithmetic = device_arithmetic(name, device, dtype)
+        error, detail = _compare(case, operation, inputs, device, arithmetic)
+    except _BatchTooLargeError:
+        half = len(data[0]) // 2
+        fewer = tuple(
+            x[:half] if part else x for x, part in zip(data, case.selectable, strict=True)
         )
-    except _NoRoomError:
-        half = len(made[0]) // 2
-        fewer = tuple(x[:half] if part else x for x, part in zip(made, case.split, strict=True))
-        return _row(name, operation, precision, fewer, device)
+        return _test_operation(name, operation, precision, fewer, device)
     return ParityRow(
         operation=name,
         precision=precision,
@@ -62,8 +63,8 @@ def _row(
     )
 
 
-class _NoRoomError(Exception):
-    """The batch does not fit, and is larger than one element."""
+class _BatchTooLargeError(Exception):
+    """The batch does not fit into memory, and has more than one sample."""
 
 
 def _compare(
@@ -79,41 +80,41 @@ def _compare(
             output = operation(*(x.to(device) for x in inputs))
         except RuntimeError as failure:  # no kernel, or out of memory
             if is_out_of_memory(failure) and batch > 1:
-                raise _NoRoomError from failure
+                raise _BatchTooLargeError from failure
             return math.inf, str(failure).strip().splitlines()[0]
-        bad = output.numel() - int(output.isfinite().sum())
-        if bad:
-            return math.inf, f"{bad} of {output.numel()} elements are NaN or infinite"
-        taken = tuple(
-            (case.part(x, batch) if part else x).double()
-            for x, part in zip(inputs, case.split, strict=True)
+        nonfinite = output.numel() - int(output.isfinite().sum())
+        if nonfinite:
+            return math.inf, f"{nonfinite} of {output.numel()} elements are NaN or infinite"
+        selected = tuple(
+            (case.select(x, batch) if part else x).double()
+            for x, part in zip(inputs, case.selectable, strict=True)
         )
-        exact, bound = case.expect(taken, arithmetic)
-        found = case.part(output, batch).cpu().double()
-        error = float(((found - exact).abs() / bound).max())
-    return error, "" if error <= 1 else f"{error:.3g} times as far off as rounding allows"
+        exact, bound = case.expect(selected, arithmetic)
+        actual = case.select(output, batch).cpu().double()
+        error = float(((actual - exact).abs() / bound).max())
+    return error, "" if error <= 1 else f"the error is {error:.3g} times the rounding bound"
 
 
-def arithmetic_of(operation: str, device: torch.device, dtype: torch.dtype) -> Arithmetic:
-    """What is known about how a device computes an operation."""
+def device_arithmetic(operation: str, device: torch.device, dtype: torch.dtype) -> Arithmetic:
+    """Return the assumed rounding behaviour of a device in an operation."""
     if device.type == "cpu":
         return Arithmetic(dtype)
     if dtype == torch.float32:
-        tf32 = device.type == "cuda" and _reads_tf32(operation)
+        tf32 = device.type == "cuda" and _uses_tf32(operation)
         return Arithmetic(
-            dtype, roundings=ON_ACCELERATORS, input_roundoff=2.0**-11 if tf32 else 0.0
+            dtype, roundings=ACCELERATOR_ROUNDINGS, input_roundoff=2.0**-11 if tf32 else 0.0
         )
     matrix = operation in ("matmul", "convolution", "attention")
-    return Arithmetic(dtype, truncates=matrix, roundings=ON_ACCELERATORS)
+    return Arithmetic(dtype, truncates=matrix, roundings=ACCELERATOR_ROUNDINGS)
 
 
-def _reads_tf32(operation: str) -> bool:
-    """Whether FP32 operands may be read as TF32; torch allows it for convolutions unless told not to."""
+def _uses_tf32(operation: str) -> bool:
+    """Return whether FP32 operands may be read as TF32; torch allows it for convolutions by default."""
     if operation not in ("matmul", "convolution", "attention"):
         return False
     settings = torch.backends.cudnn if operation == "convolution" else torch.backends.cuda.matmul
     try:
         allowed = bool(settings.allow_tf32)
-    except RuntimeError:  # set through torch's newer interface, which the older one refuses to read
+    except RuntimeError:  # set through torch's newer interface, so reading allow_tf32 raises
         return True
     return allowed

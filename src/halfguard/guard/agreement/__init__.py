@@ -1,1 +1,1 @@
-"""What ranks agree on at a step, and what they find out together when one goes wrong."""
+"""Agreement between ranks: one decision for all, and a joint investigation when a step goes wrong."""

@@ -1,13 +1,13 @@
-"""One row of numbers for all ranks, so that every one of them takes the same decision.
+"""One row of numbers for all ranks, so that every rank takes the same decision.
 
-What the ranks see of a step differs in the loss alone where gradients carry the rest: DDP averages them, so
-that all have the same norm and the same overflow, and torch reduces both over a mesh of DTensors. There the
-loss travels by itself, sent after the forward pass and awaited after the backward pass. Where gradients do
-not tell everybody (a norm of shards that nobody asked torch for, experts or stages on meshes of their own),
-overflow and norm travel with it, after the backward pass. Either way it is one sum of at most 40 bytes.
+If gradients are averaged by DDP, or reduced by torch over a mesh of DTensors, all ranks have the same norm
+and the same overflow, and only the loss differs. Then the loss alone is summed: sent after the forward pass,
+awaited after the backward pass. Otherwise (norms of shards that torch was not asked to reduce, experts or
+stages on meshes of their own) overflow and norm are summed with it, after the backward pass. In both cases it
+is one sum of at most 40 bytes.
 
-In the same sum goes, every so often, a fingerprint of what several ranks hold (``desync``). Alone, a rank
-agrees with itself and nothing is sent or computed.
+The same sum carries, every ``desync.every`` steps, a fingerprint of the tensors that ranks share
+(``desync``). With a single rank nothing is sent or computed.
 """
 
 from __future__ import annotations
@@ -19,89 +19,89 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from halfguard.dist.collectives import Sum, all_reduce_max, world_size
+from halfguard.dist.collectives import AsyncSum, all_reduce_max, world_size
 from halfguard.dist.layout import Layout
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.gradients import Gradients
 
-DESYNC = 2.0  # added to found_inf, which is 0 or 1, where ranks that must be equal are not
+DESYNC = 2.0  # added to found_inf (0 or 1) if ranks that must be equal differ
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a step looks like, to one rank or to all."""
+class StepMeasurements:
+    """Loss, gradient norm and faults of a step, for one rank or for all."""
 
     loss: Tensor
     norm: Tensor
     overflow: Tensor  # 1.0 where a gradient is not finite
-    fault: Tensor  # the same, plus ``DESYNC`` where ranks that must be equal are not
+    fault: Tensor  # the same, plus ``DESYNC`` if ranks that must be equal differ
 
 
 class Consensus:
-    """Brings together what the ranks see of each step."""
+    """Combines the measurements of all ranks into one."""
 
     def __init__(self, names: Sequence[str], layout: Layout, config: GuardConfig) -> None:
-        self.alone = world_size() == 1
+        self.single_rank = world_size() == 1
         self._power = 2.0 if config.clip is None else config.clip.norm_type
-        # torch reduces the norm of a uniform mesh itself, and in its own order: with clipping, the
-        # bare loop's order. Without clipping nobody asks for it, and we need not either. The largest
-        # value has no order, and torch finds none in the empty part of a parameter smaller than the ranks.
+        # torch reduces the norm of a uniform mesh itself, in the order of the bare loop's clipping. Without
+        # clipping the bare loop computes no norm, so that order does not matter. An infinity norm does not
+        # depend on order, and torch fails on the empty shard of a parameter with fewer rows than ranks.
         asked = config.clip is not None and math.isfinite(self._power)
-        self.early = layout.replicated or (layout.carried and asked)
-        self._sum: Sum | None = None
-        self._announced: Tensor | None = None
+        self.sums_early = layout.replicated or (layout.overflow_reaches_all and asked)
+        self._sum: AsyncSum | None = None
+        self._summed_loss: Tensor | None = None
         self._fingerprint: Tensor | None = None
         self._share = dict(zip(names, layout.shares, strict=True))
         self._names: list[str] = []
         self._shares: Tensor | None = None
 
-    def announce(self, loss: Tensor, fingerprint: Tensor | None) -> None:
-        """Say what the forward passes of a step gave, while the last backward pass runs."""
-        if self._sum is not None:  # of a step that went on, with one more micro-batch
-            self._sum.join()
-        self._announced, self._fingerprint = loss, fingerprint
-        self._sum = Sum(torch.cat(self._parts(loss))) if self.early else None
+    def start_sum(self, loss: Tensor, fingerprint: Tensor | None) -> None:
+        """Start to sum the loss of a step, while its last backward pass runs."""
+        if self._sum is not None:  # of a step that got one more micro-batch
+            self._sum.wait()
+        self._summed_loss, self._fingerprint = loss, fingerprint
+        self._sum = AsyncSum(torch.cat(self._parts(loss))) if self.sums_early else None
 
-    def knows(self, loss: Tensor) -> bool:
-        """Whether this is the loss that was announced, or there is nobody to announce it to."""
-        return self.alone or loss is self._announced
+    def has_sum_of(self, loss: Tensor) -> bool:
+        """Return whether the sum of this loss was started, or is not needed."""
+        return self.single_rank or loss is self._summed_loss
 
-    def forget(self) -> None:
-        """Wait for nothing that was announced."""
-        self._sum = self._announced = self._fingerprint = None
+    def discard(self) -> None:
+        """Drop a sum that was started."""
+        self._sum = self._summed_loss = self._fingerprint = None
 
     def agree(
         self, loss: Tensor, gradients: Gradients, overflow: Tensor, *, repeated: bool = False
-    ) -> Seen:
-        """What all ranks see, the same on each of them.
+    ) -> StepMeasurements:
+        """Return the measurements of all ranks together, the same on each of them.
 
-        The gradients of a ``repeated`` step were not unscaled, so that torch told nobody of an overflow.
+        Gradients of a ``repeated`` step are not unscaled, so torch has not reduced their overflow.
         """
-        if self.alone:
-            return Seen(loss, gradients.total, overflow, overflow)
-        carried = self.early and not repeated
+        if self.single_rank:
+            return StepMeasurements(loss, gradients.total, overflow, overflow)
+        carried = self.sums_early and not repeated
         extra = [] if carried else [overflow.view(1).double(), self._powers(gradients)]
-        values = (self._sum or Sum(torch.cat([*self._parts(loss), *extra]))).join()
+        values = (self._sum or AsyncSum(torch.cat([*self._parts(loss), *extra]))).wait()
         norm = gradients.total
         if not carried:
             overflow = values[-2].clamp(max=1).float()
-        if not self.early:
+        if not self.sums_early:
             norm = self._root(values[-1], norm)
         fault = overflow
         if self._fingerprint is not None:
             fault = overflow + DESYNC * (values[1:3] != 0).any()
-        self.forget()
-        return Seen(values[0].float(), norm, overflow, fault)
+        self.discard()
+        return StepMeasurements(values[0].float(), norm, overflow, fault)
 
     def _parts(self, loss: Tensor) -> list[Tensor]:
         mine = loss.view(1).double() / world_size()
         return [mine] if self._fingerprint is None else [mine, self._fingerprint]
 
     def _powers(self, gradients: Gradients) -> Tensor:
-        """This rank's part of the norm, to the power in which norms can be added."""
+        """Return this rank's part of the norm, raised to the power in which norms add up."""
         norms = gradients.norms.double()
         if math.isinf(self._power):
-            return norms.amax().view(1)  # found by a maximum of its own below
+            return norms.amax().view(1)  # reduced by a maximum of its own below
         if self._shares is None or self._names != gradients.names:
             self._names = gradients.names
             shares = [self._share[name] for name in gradients.names]
@@ -109,7 +109,7 @@ class Consensus:
         return (norms.pow(self._power) * self._shares).sum().view(1)
 
     def _root(self, total: Tensor, mine: Tensor) -> Tensor:
-        # The largest value of all is no sum: whoever clips by it on several meshes pays a second time.
+        # A maximum is not a sum: infinity norms over several meshes need a second collective.
         return (
             all_reduce_max(mine) if math.isinf(self._power) else total.pow(1 / self._power).to(mine)
         )

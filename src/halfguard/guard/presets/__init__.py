@@ -1,1 +1,1 @@
-"""The presets that come with the package, and how each framework writes them."""
+"""The presets that come with the package, and their form in each framework."""

@@ -1,8 +1,8 @@
-"""A preset as each framework writes it: one source of numbers, and one text a framework to fill in.
+"""Presets as programs or settings for each framework, filled in from the preset's YAML.
 
-What a framework cannot be told is said in the text itself, so that nobody believes to have a feature that
-the framework will never run. The texts are in ``presets/frameworks``, by precision: programs, or YAML for
-Hydra, whose placeholders are the fields of ``GuardConfig``.
+The text lists the settings that a framework does not support, so that nobody relies on a feature that never
+runs. The templates are in ``presets/templates``, by precision: programs, or YAML for Hydra. Their
+placeholders are the fields of ``GuardConfig``.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig, preset_names, preset_text
 
 FRAMEWORKS = ("plain", "lightning", "transformers", "accelerate", "hydra")
-_SPOKEN = {
+_DISPLAY_NAMES = {
     "lightning": "Lightning",
     "transformers": "transformers' Trainer",
     "accelerate": "Accelerate",
     "hydra": "Lightning",
 }
 _HALF_ON_CPU = "On a CPU this runs in FP16 for real, and slowly."
-# Mixed precision that becomes FP32. Half weights stay half: their programs switch on what a CPU is denied.
+# Mixed precision that becomes FP32. Half weights stay half: their programs enable autocast on the CPU too.
 _SINGLE_ON_CPU = {
-    "transformers": "On a CPU fp16=True trains in FP32, without a word.",
-    "accelerate": 'On a CPU mixed_precision="fp16" trains in FP32, without a word.',
+    "transformers": "On a CPU fp16=True trains in FP32, without a warning.",
+    "accelerate": 'On a CPU mixed_precision="fp16" trains in FP32, without a warning.',
 }
-_CHECK = "What your machine and your job really run in: halfguard doctor job.py:build"
+_CHECK = "See which precision your machine and job really run in: halfguard doctor job.py:build"
 
 
-def checked_preset(name: str) -> str:
-    """The name, if a preset has it; a UsageError with those that look like it otherwise."""
+def check_preset(name: str) -> str:
+    """Return the name of a preset; raise a UsageError with similar names if there is none."""
     return _checked(name, preset_names(), "preset")
 
 
 def preset_purpose(name: str) -> str:
-    """What a preset is for: the first line of its file."""
+    """Return the purpose of a preset: the first line of its file."""
     return _comments(name)[0]
 
 
 def framework_text(name: str, framework: str) -> str:
-    """The preset ``name`` as a program or a configuration for ``framework``."""
-    checked_preset(name)
+    """Return the preset ``name`` as a program or a configuration for ``framework``."""
+    check_preset(name)
     _checked(framework, FRAMEWORKS, "framework")
     config = GuardConfig.load(name)
     folder = resources.files("halfguard.guard") / "presets" / "templates" / config.precision
@@ -51,8 +51,8 @@ def framework_text(name: str, framework: str) -> str:
     return _filled(template, {"head": _head(name, framework, config), **_values(name, config)})
 
 
-def limits(config: GuardConfig, framework: str) -> Iterator[str]:
-    """What of the configuration ``framework`` does not do, in sentences."""
+def unsupported_settings(config: GuardConfig, framework: str) -> Iterator[str]:
+    """Yield a sentence for each setting that ``framework`` does not support."""
     if framework == "plain":
         return
     skip, scale, clip = config.skip, config.scale, config.clip
@@ -68,7 +68,7 @@ def limits(config: GuardConfig, framework: str) -> Iterator[str]:
     if config.recovery is not None:
         yield f"return to a snapshot, taken every {config.recovery.every} steps"
     if config.buffers != "none":
-        yield "leave BatchNorm's buffers as they were when a step is skipped"
+        yield "restore BatchNorm's buffers when a step is skipped"
     if clip is not None and clip.norm_type != 2 and framework != "accelerate":
         yield f"clip by the {clip.norm_type:g}-norm: it clips by the 2-norm"
 
@@ -89,10 +89,10 @@ def _comments(name: str) -> list[str]:
 
 
 def _head(name: str, framework: str, config: GuardConfig) -> str:
-    """Comments: what the preset is, what the framework leaves out, and how to see what runs."""
+    """Return comments: the preset, what the framework does not support, and how to check a run."""
     lines = [f"halfguard preset {name} for {framework}.", *_comments(name)]
-    if missing := list(limits(config, framework)):
-        lines.append(f"What {_SPOKEN[framework]} cannot be told, and does not do:")
+    if missing := list(unsupported_settings(config, framework)):
+        lines.append(f"{_DISPLAY_NAMES[framework]} has no setting for these, and does not:")
         lines += [f"- {line}" for line in missing]
         lines.append(f"The guard does all of it: halfguard presets {name} --for plain")
     lines += [_on_a_cpu(framework, config), _CHECK]
@@ -106,7 +106,7 @@ def _on_a_cpu(framework: str, config: GuardConfig) -> str:
 
 
 def _values(name: str, config: GuardConfig) -> dict[str, object]:
-    """Every placeholder; None where there is nothing to say."""
+    """Return every placeholder; None if the setting is not used."""
     settings = [line for line in preset_text(name).splitlines() if not line.startswith("#")]
     max_norm = None if config.clip is None else config.clip.max_norm
     return {
@@ -121,7 +121,7 @@ def _values(name: str, config: GuardConfig) -> dict[str, object]:
 
 
 def _filled(template: str, values: dict[str, object]) -> str:
-    """The template's text, without the lines that would have said None."""
+    """Fill in the template, without the lines whose values are None."""
     lines = [Template(line) for line in template.splitlines()]
     kept = [line for line in lines if not any(values[n] is None for n in line.get_identifiers())]
     return "\n".join(line.substitute(values) for line in kept) + "\n"

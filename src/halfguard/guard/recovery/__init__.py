@@ -1,1 +1,1 @@
-"""Snapshots to return to, and the remedies to try after returning."""
+"""Snapshots to roll back to, and the remedies to try after a rollback."""

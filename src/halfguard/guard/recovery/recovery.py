@@ -1,10 +1,9 @@
-"""What to do when skipping is not enough: go back, with a smaller learning rate; then try remedies.
+"""Recovery when skipping is not enough: roll back with a smaller learning rate, then try remedies.
 
-Going back restores the last good snapshot and cuts the learning rate. When that has been done often enough,
-the remedies that people try by hand are tried in their order, each from the same good snapshot, each alone,
-each for a bounded number of steps: FP32, a much lower learning rate, a longer growth interval, tighter
-clipping. The last remedy, mending the operation itself, is not ours to try; the error that ends the run
-says so.
+A rollback restores the last good snapshot and cuts the learning rate. After ``max_rollbacks`` of them, the
+remedies that people try by hand are tried in order, each alone, from the same good snapshot, and for a
+bounded number of steps: FP32, a much lower learning rate, a longer growth interval, tighter clipping. The
+last remedy, changing the operation itself, is left to the user; the error that ends the run says so.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ from torch.optim import Optimizer
 
 from halfguard.errors import UsageError
 from halfguard.guard.config import ClipConfig, GuardConfig, RecoveryConfig, Remedy
-from halfguard.guard.protocols import Stateful, parameters_of
-from halfguard.guard.recovery.disk_store import Disk
-from halfguard.guard.recovery.snapshot_store import Memory, Store
+from halfguard.guard.protocols import Stateful
+from halfguard.guard.recovery.disk_store import DiskStore
+from halfguard.guard.recovery.snapshot_store import MemoryStore, SnapshotStore
 from halfguard.guard.recovery.snapshots import Snapshots
+from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import capture_random_state
 
 logger = logging.getLogger("halfguard")
 
 _LOWER_LR = 0.1
-_LONGER_GROWTH = 2.5  # 2000 to 5000, say
-_TIGHTER_CLIP = 0.2  # 5.0 to 1.0, say
+_LONGER_GROWTH = 2.5  # 2000 becomes 5000
+_TIGHTER_CLIP = 0.2  # 5.0 becomes 1.0
 
 
 class Recovery:
-    """Takes snapshots as healthy steps go by, and leads back to them."""
+    """Takes snapshots during healthy steps, and rolls back to them."""
 
     def __init__(
         self,
@@ -46,28 +46,28 @@ class Recovery:
         describe: Callable[[], dict[str, Any]],
         private: Set[int] = frozenset(),
     ) -> None:
-        assert config.recovery is not None  # noqa: S101 - made only where it is configured
+        assert config.recovery is not None  # noqa: S101 - constructed only if configured
         self._rules: RecoveryConfig = config.recovery
-        self._base = config  # what remedies start from, each anew
+        self._base = config  # every remedy starts from it
         self._optimizers, self._others = optimizers, others
         for optimizer in optimizers:
-            _refuse_scattered(optimizer)
+            _refuse_sharded_optimizer(optimizer)
         self._scheduler = others.get("scheduler")
-        self._describe = describe  # the guard itself, for a run that goes on in another process
+        self._describe = describe  # state of the guard, for a run that continues in another process
         self._model = model
         parts = {f"optimizer{i}": optimizer for i, optimizer in enumerate(optimizers)}
         device = next(p.device for p in model.parameters())
         store = self._store(run_dir, device)
         self._snapshots = Snapshots(model, parts | dict(others), store, device, private)
-        self._lr_cut = 1.0  # by going back; stays
-        self._in_force = 1.0  # that, and what the remedy on trial adds
-        self._healthy = 0  # applied steps since the candidate was taken, or since the last bad one
+        self._lr_cut = 1.0  # by rollbacks; permanent
+        self._in_force = 1.0  # the same times the cut of the remedy on trial
+        self._healthy = 0  # applied steps since the candidate was taken, or since the last bad step
         self._since = 0  # applied steps since a snapshot was taken
-        self._oldest = 0  # step from which on snapshots fit the optimizers as they are
-        self.start_anew()
+        self._oldest = 0  # first step whose snapshots fit the present parameters
+        self.restart()
 
     def resume(self) -> dict[str, Any] | None:
-        """Go on from the last good snapshot in ``run_dir``; what it says of the guard, if there is one."""
+        """Load the last good snapshot in ``run_dir``; return the guard's state in it, or None."""
         if not self._snapshots.adopt():
             return None
         kept = self._snapshots.restore()
@@ -76,41 +76,43 @@ class Recovery:
         return run
 
     def begin(self) -> None:
-        """Take the first candidate, at the start of the first step: weights may be loaded until then."""
+        """Take the first candidate, at the start of the first step: until then weights may be loaded."""
         if self._begun:
             return
         if self._snapshots.adopt(at_most=self._describe()["counters"]["step"]):
-            logger.info("going on beside the snapshot of step %d", self._snapshots.good_step)
+            logger.info(
+                "continuing; the last good snapshot is of step %d", self._snapshots.good_step
+            )
         self._begun = True
-        self._take(self._at_start)
+        self._take_snapshot(self._at_start)
 
     @property
     def ready(self) -> bool:
-        """Whether there is a good snapshot to return to."""
+        """True if there is a good snapshot to roll back to."""
         good = self._snapshots.good_step
         return good is not None and good >= self._oldest
 
-    def outgrown(self) -> None:
-        """The optimizers hold other parameters than before: older snapshots serve a restart only."""
+    def on_new_parameters(self) -> None:
+        """Note that the optimizers hold other parameters: older snapshots can only serve a restart."""
         self._oldest = self._describe()["counters"]["step"]
         if self._begun:
-            self._take()
+            self._take_snapshot()
 
     def applied(self) -> None:
-        """A step was applied: it may prove the candidate, and it may be time for the next one."""
+        """Count an applied step: confirm the candidate or take the next one if it is time."""
         self._healthy += 1
         self._since += 1
         if self._healthy == self._rules.prove:
-            self._snapshots.proved()
+            self._snapshots.confirm()
         if self._since >= self._rules.every:
-            self._take()
+            self._take_snapshot()
 
     def bad(self) -> None:
-        """A step was not applied: whatever is on probation starts again."""
+        """Restart the count that confirms a candidate: a step was not applied."""
         self._healthy = 0
 
     def roll_back(self, remedy: Remedy | None) -> GuardConfig:
-        """Return to the good snapshot; the configuration to go on with is that of the remedy."""
+        """Restore the good snapshot; return the configuration with the remedy applied."""
         kept = self._snapshots.restore()
         if remedy is None:
             self._lr_cut *= self._rules.lr_factor
@@ -118,15 +120,15 @@ class Recovery:
         self._cut_learning_rate(self._in_force / kept["lr_cut"])
         self._healthy = self._since = 0
         logger.warning(
-            "rolled back to step %d, learning rate at %.3g of its plan%s",
+            "rolled back to step %d, learning rate at %.3g of the schedule%s",
             self._snapshots.good_step,
             self._in_force,
             f", trying: {remedy}" if remedy else "",
         )
-        return self._with(remedy)
+        return self._config_with(remedy)
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a stop; snapshots do not, the checkpoint that this is part of takes their place."""
+        """Return the state to save. Snapshots are not part of it: the checkpoint takes their place."""
         return {
             "lr_cut": self._lr_cut,
             "in_force": self._in_force,
@@ -134,23 +136,22 @@ class Recovery:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after a stop."""
         self._lr_cut, self._in_force = state["lr_cut"], state["in_force"]
         self._base = GuardConfig.load(state["base"])
 
-    def start_anew(self) -> None:
-        """What the parts hold at the next step is the first candidate, with the random state of now.
+    def restart(self) -> None:
+        """Take the first candidate at the next step, with the present random state.
 
-        Not that of then: by then the loop has drawn its first batch, and would draw it again.
+        At the next step the loop has already drawn its first batch, and would draw it again.
         """
         self._begun = False
         self._at_start = capture_random_state()
 
     def close(self) -> None:
-        """Wait for what is being written; a snapshot that is not proved by now never will be."""
+        """Wait for pending writes; drop the candidate, which can no longer be confirmed."""
         self._snapshots.drop_candidate()
 
-    def _take(self, random_state: dict[str, Any] | None = None) -> None:
+    def _take_snapshot(self, random_state: dict[str, Any] | None = None) -> None:
         run = self._describe()
         step = run["counters"]["step"]
         extra = {"lr_cut": self._in_force, "run": run}
@@ -161,24 +162,24 @@ class Recovery:
                 "step %d: weights or optimizer state are not finite; no snapshot taken", step
             )
 
-    def _store(self, run_dir: Path | None, device: torch.device) -> Store:
+    def _store(self, run_dir: Path | None, device: torch.device) -> SnapshotStore:
         if self._rules.store == "memory":
-            return Memory()
+            return MemoryStore()
         if run_dir is None:
             raise UsageError(
                 "recovery.store='disk' needs a folder to write to, and the guard has no run_dir.",
                 cure="Pass run_dir='runs/name' to the guard, or use recovery.store='memory'.",
             )
-        return Disk(run_dir / "snapshots", device, self._live)
+        return DiskStore(run_dir / "snapshots", device, self._live)
 
     def _live(self) -> dict[str, Any]:
-        """What is in use, in the structure of a state; parameters stand for moments, not made yet."""
+        """Return live tensors in the structure of a state; parameters stand for moments not made yet."""
         live: dict[str, Any] = {name: part.state_dict() for name, part in self._others.items()}
         for index, optimizer in enumerate(self._optimizers):
             live[f"optimizer{index}"] = {"state": dict(enumerate(parameters_of(optimizer)))}
         return live | {"model": self._model.state_dict()}
 
-    def _with(self, remedy: Remedy | None) -> GuardConfig:
+    def _config_with(self, remedy: Remedy | None) -> GuardConfig:
         base = self._base
         if remedy == "fp32":
             return base.model_copy(update={"precision": "fp32"})
@@ -202,8 +203,8 @@ class Recovery:
             self._scheduler.base_lrs = [lr * factor for lr in self._scheduler.base_lrs]
 
 
-def _refuse_scattered(optimizer: Optimizer) -> None:
-    # ZeroRedundancyOptimizer's method, and that of others of its kind, to be called before state_dict().
+def _refuse_sharded_optimizer(optimizer: Optimizer) -> None:
+    # ZeroRedundancyOptimizer and similar ones need this method called before state_dict().
     if hasattr(optimizer, "consolidate_state_dict"):
         raise UsageError(
             f"recovery cannot take snapshots of a {type(optimizer).__name__}: each rank keeps a part of its "

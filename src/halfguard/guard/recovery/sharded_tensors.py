@@ -1,4 +1,4 @@
-"""The tensors of a state by name, each whole or spread over ranks, and room to read them into."""
+"""The tensors of a state by name, whole or sharded over ranks, and empty ones to read them into."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfguard.dist.checkpoint import Kind
-from halfguard.dist.wrapping import is_spread
+from halfguard.dist.checkpoint import ShapeAndDtype
+from halfguard.dist.wrapping import is_dtensor
 from halfguard.incident.encoding import Encoder
 
 
 class ShardEncoder(Encoder):
-    """Keeps DTensors as they are: torch writes the part that lies on each rank."""
+    """Keeps DTensors unchanged: torch writes the part that each rank holds."""
 
     def _tensor(self, value: Tensor, name: str) -> Any:
-        if not is_spread(value):
+        if not is_dtensor(value):
             return super()._tensor(value, name)
         self.tensors[name] = value
         return {"type": "tensor", "name": name}
 
 
-def by_name(parts: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors in some parts of a state, under the names that a snapshot gives them."""
+def tensors_by_name(parts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a state, under the names that a snapshot gives them."""
     encoder = ShardEncoder()
     for name, part in parts.items():
         encoder.encode(part, name)
     return encoder.tensors
 
 
-def room_for(kinds: Mapping[str, Kind], live: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Memory as it is found, spread as the live tensor of that name is, or else of what it belongs to."""
+def empty_tensors(
+    kinds: Mapping[str, ShapeAndDtype], live: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return empty tensors, sharded like the live tensor of that name or of its parent."""
     return {
         name: _like(live.get(name, live.get(name.rpartition(".")[0])), *kind)
         for name, kind in kinds.items()
@@ -40,6 +42,6 @@ def room_for(kinds: Mapping[str, Kind], live: Mapping[str, Tensor]) -> dict[str,
 
 
 def _like(live: Tensor | None, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    if live is not None and is_spread(live) and live.shape == size:
+    if live is not None and is_dtensor(live) and live.shape == size:
         return torch.empty_like(live, dtype=dtype)
     return torch.empty(size, dtype=dtype)

@@ -1,8 +1,8 @@
-"""The folder of one snapshot: its small files, and the mark that says what it must consist of.
+"""The folder of one snapshot: its small files, and the manifest that lists all files.
 
-A shard that is lost leaves no trace in those that are left, and what nobody reads into is memory as it was
-found. So the mark that makes a snapshot good lists every file with its size and checksum, and nothing is read
-before all of them have been compared with it.
+Nothing in the other shards shows that a shard is lost, and tensors that no file covers stay uninitialized.
+So the manifest that marks a snapshot as good lists every file with size and checksum, and all of them are
+verified before anything is read.
 """
 
 from __future__ import annotations
@@ -15,68 +15,68 @@ from typing import Any
 
 from halfguard.dist.collectives import rank, world_size
 from halfguard.errors import RecordError
-from halfguard.records import RankSnapshotRecord, SnapshotRecord, write_whole
-from halfguard.records.snapshot import FileSum, SnapshotMark
+from halfguard.records import RankSnapshotRecord, SnapshotRecord, write_atomically
+from halfguard.records.snapshot import FileChecksum, SnapshotManifest
 
 _GOOD = "good"
 _SHARED = "snapshot.json"
 
 
-def prefix(of_rank: int) -> str:
-    """What the names of a rank's own tensors and files begin with."""
+def rank_prefix(of_rank: int) -> str:
+    """Return the prefix of the names of a rank's own tensors and files."""
     return f"rank-{of_rank:05d}"
 
 
-def make(path: Path, record: SnapshotRecord) -> dict[str, FileSum]:
-    """Make the folder, with what all ranks share; the files that this wrote."""
-    shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
+def create(path: Path, record: SnapshotRecord) -> dict[str, FileChecksum]:
+    """Create the folder with the shared record; return the files written."""
+    shutil.rmtree(path, ignore_errors=True)  # left by a run that was killed
     path.mkdir(parents=True)
     return _written(path / _SHARED, record.to_json())
 
 
-def add_own(path: Path, record: RankSnapshotRecord) -> dict[str, FileSum]:
-    """Add what this rank has for itself; the files that this wrote."""
-    return _written(path / f"{prefix(rank())}.json", record.to_json())
+def add_rank_record(path: Path, record: RankSnapshotRecord) -> dict[str, FileChecksum]:
+    """Add the record of this rank; return the files written."""
+    return _written(path / f"{rank_prefix(rank())}.json", record.to_json())
 
 
-def mark_good(path: Path, files: Mapping[str, FileSum]) -> None:
-    """From now on this counts."""
-    write_whole(path / _GOOD, SnapshotMark(files=dict(files)).to_json())
+def mark_good(path: Path, files: Mapping[str, FileChecksum]) -> None:
+    """Write the manifest: from now on the snapshot is good."""
+    write_atomically(path / _GOOD, SnapshotManifest(files=dict(files)).to_json())
 
 
-def check(path: Path) -> None:
-    """Raise unless every file is what it was when it was written.
+def verify(path: Path) -> None:
+    """Raise unless every file is unchanged since it was written.
 
-    Each rank looks for all files, since what it does not see it cannot read, and sums its share of them.
+    Each rank checks that it sees all files, and verifies the checksums of its share of them.
     """
-    mark = SnapshotMark.from_json((path / _GOOD).read_bytes())
+    mark = SnapshotManifest.from_json((path / _GOOD).read_bytes())
     for number, (name, expected) in enumerate(sorted(mark.files.items())):
         file = path / name
         if Path(name).name != name:
-            raise RecordError(f"{name!r} is no file of this folder")
+            raise RecordError(f"{name!r} is not a file of this folder")
         if not file.is_file():
             raise RecordError(f"{name} is missing")
         size = file.stat().st_size
         if size != expected.size:
             raise RecordError(f"{name} has {size} of its {expected.size} bytes")
-        if number % world_size() == rank() and FileSum.of(file) != expected:
+        if number % world_size() == rank() and FileChecksum.of(file) != expected:
             raise RecordError(f"{name} does not hold the bits that were written to it")
 
 
-def owner(record: SnapshotRecord) -> int:
-    """Whose own state this rank reads: its own, or the first one's where another number of ranks took it."""
+def owner_rank(record: SnapshotRecord) -> int:
+    """Return the rank whose own state to read: this one, or 0 if the number of ranks changed."""
     return rank() if record.world_size == world_size() else 0
 
 
-def records(path: Path) -> tuple[SnapshotRecord, Any]:
-    """What is shared, and what the owner of this rank's part has for itself."""
+def read_records(path: Path) -> tuple[SnapshotRecord, Any]:
+    """Return the shared record, and the own state of ``owner_rank``."""
     record = SnapshotRecord.from_json((path / _SHARED).read_bytes())
-    mine = path / f"{prefix(owner(record))}.json"
+    mine = path / f"{rank_prefix(owner_rank(record))}.json"
     return record, RankSnapshotRecord.from_json(mine.read_bytes()).own
 
 
 def good_steps(home: Path) -> list[int]:
-    """The steps of the good snapshots in a folder, the newest first; others are swept away."""
+    """Return the steps of the good snapshots in a folder, newest first; remove unfinished ones."""
     steps = []
     for path in home.glob("*"):
         if not path.name.isdigit():
@@ -89,20 +89,20 @@ def good_steps(home: Path) -> list[int]:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, its mark first: a kill in the middle must not leave it on what is left."""
+    """Remove a folder, its manifest first, so that an interrupted removal leaves no good snapshot."""
     with contextlib.suppress(OSError):
         (path / _GOOD).unlink()
     shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(path: Path) -> None:
-    """Give a damaged folder another name: it is not looked at again, and not lost either."""
+    """Rename a damaged folder: it is kept, but not read again."""
     aside = path.with_name(f"{path.name}.damaged")
     shutil.rmtree(aside, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.rename(aside)
 
 
-def _written(path: Path, text: str) -> dict[str, FileSum]:
-    write_whole(path, text)
-    return {path.name: FileSum.of(path)}
+def _written(path: Path, text: str) -> dict[str, FileChecksum]:
+    write_atomically(path, text)
+    return {path.name: FileChecksum.of(path)}

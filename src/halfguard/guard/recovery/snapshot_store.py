@@ -1,86 +1,83 @@
-"""What a snapshot holds, what is asked of a place to keep it in, and the simplest such place: memory."""
+"""The content of a snapshot, the protocol of a store, and the simplest store: host memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from halfguard.dist.wrapping import Shard, is_spread
+from halfguard.dist.wrapping import Shard, is_dtensor
+from halfguard.step.nested import map_leaves
 
 
 @dataclass(frozen=True)
-class State:
-    """A state to return to: what all ranks share, and what each has for itself."""
+class SnapshotState:
+    """The content of a snapshot: the state that all ranks share, and the state of this rank alone."""
 
     shared: dict[str, Any]
     own: dict[str, Any] = field(default_factory=dict)
 
 
-class Store(Protocol):
-    """Keeps states; what ``save`` returns is the handle of one, and ``good`` has them newest first."""
+class SnapshotStore(Protocol):
+    """Stores snapshots; ``save`` returns a handle, and ``good`` lists handles, newest first."""
 
-    keeps: ClassVar[int]  # good states; all but the newest are spares, should that one be damaged
+    capacity: ClassVar[
+        int
+    ]  # good snapshots; the older ones are spares, in case the newest is damaged
 
-    def save(self, step: int, state: State) -> Any: ...
+    def save(self, step: int, state: SnapshotState) -> Any: ...
     def mark_good(self, held: Any) -> bool: ...
-    def load(self, held: Any) -> State: ...
-    def forget(self, held: Any) -> None: ...
+    def load(self, held: Any) -> SnapshotState: ...
+    def discard(self, held: Any) -> None: ...
     def set_aside(self, held: Any) -> None: ...
     def good(self) -> list[tuple[int, Any]]: ...
 
 
-class Memory:
-    """Copies on the host; gone when the run ends."""
+class MemoryStore:
+    """Copies in host memory, lost when the process ends."""
 
-    keeps: ClassVar[int] = 1
+    capacity: ClassVar[int] = 1
 
-    def save(self, step: int, state: State) -> State:  # noqa: ARG002
-        """Copy a state."""
-        return State(to_host(state.shared), to_host(state.own))
+    def save(self, step: int, state: SnapshotState) -> SnapshotState:  # noqa: ARG002
+        return SnapshotState(to_host(state.shared), to_host(state.own))
 
-    def mark_good(self, held: State) -> bool:  # noqa: ARG002
-        """A copy is as good as it was."""
+    def mark_good(self, held: SnapshotState) -> bool:  # noqa: ARG002
+        """Always succeeds: a copy in memory needs no verification."""
         return True
 
-    def load(self, held: State) -> State:
+    def load(self, held: SnapshotState) -> SnapshotState:
         """Another copy, so that what is loaded does not share memory with what is kept."""
-        return State(from_host(held.shared), from_host(held.own))
+        return SnapshotState(from_host(held.shared), from_host(held.own))
 
-    def forget(self, held: State) -> None:
+    def discard(self, held: SnapshotState) -> None:
         """Nothing holds it any longer than the caller does."""
 
-    def set_aside(self, held: State) -> None:
+    def set_aside(self, held: SnapshotState) -> None:
         """What lies in memory is not damaged."""
 
-    def good(self) -> list[tuple[int, State]]:
+    def good(self) -> list[tuple[int, SnapshotState]]:
         """No earlier run left anything."""
         return []
 
 
 def to_host(state: Any) -> Any:
-    """A copy of a state whose tensors lie on the host and share nothing with the original."""
-    if isinstance(state, Tensor):
-        if is_spread(state):
-            return Shard.of(state)
-        return state.detach().to("cpu", copy=True)
-    return _mapped(state, to_host)
+    """Return a copy of a state whose tensors lie on the host and share nothing with the original."""
+    return map_leaves(state, _leaf_to_host)
+
+
+def _leaf_to_host(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return Shard.of(value) if is_dtensor(value) else value.detach().to("cpu", copy=True)
 
 
 def from_host(state: Any) -> Any:
-    """Another such copy, with DTensors where they were."""
-    if isinstance(state, Shard):
-        return state.spread()
-    if isinstance(state, Tensor):
-        return state.clone()
-    return _mapped(state, from_host)
+    """Return another such copy, with DTensors where they were."""
+    return map_leaves(state, _leaf_from_host)
 
 
-def _mapped(state: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(state, Mapping):
-        return {key: function(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(function(value) for value in state)
-    return state
+def _leaf_from_host(value: Any) -> Any:
+    if isinstance(value, Shard):
+        return value.to_dtensor()
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,11 +1,11 @@
-"""States to return to: taken now, trusted only after the steps that followed them proved healthy.
+"""Snapshots: taken now, trusted only after enough healthy steps have followed.
 
-A snapshot that is taken a moment before a run goes wrong may already hold what makes it go wrong. So a new
-one is a candidate; it replaces the last good one when enough healthy steps have followed. Nothing that is
-not finite, on any rank, is ever taken, so nothing that is not finite is ever restored.
+A snapshot taken just before a run goes wrong may already hold the reason. So a new snapshot is a candidate,
+and replaces the last good one after enough healthy steps. A state that is not finite on any rank is never
+taken, so nothing that is not finite is ever restored.
 
-A store may keep the good one before the last as well. Should the last one turn out to be damaged, that costs
-the steps between them, not the run.
+A store may also keep the good snapshot before the last. If the last one is damaged, the run loses the steps
+between them, and not everything.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.dist.collectives import all_agree
-from halfguard.dist.wrapping import local
+from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import RecordError, UsageError
-from halfguard.guard.protocols import Stateful, parameters_of
-from halfguard.guard.recovery.snapshot_store import State, Store
+from halfguard.guard.protocols import Stateful
+from halfguard.guard.recovery.snapshot_store import SnapshotState, SnapshotStore
+from halfguard.step.nested import floating_tensors
+from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import portable_random_state, restore_random_state
-from halfguard.tracing.nesting import tensors_in
 
 logger = logging.getLogger("halfguard")
 
 
 class Snapshots:
-    """The last good state and, while it is on probation, the next one."""
+    """The last good snapshot, and the candidate that may replace it."""
 
     def __init__(
         self,
         model: nn.Module,
         parts: Mapping[str, Stateful],
-        store: Store,
+        store: SnapshotStore,
         device: torch.device,
         private: Set[int] = frozenset(),
     ) -> None:
@@ -48,37 +49,37 @@ class Snapshots:
 
     @property
     def good_step(self) -> int | None:
-        """The step at which the last good state was taken."""
+        """The step of the last good snapshot."""
         return self._good[0][0] if self._good else None
 
     def take(self, step: int, extra: Mapping[str, Any], random_state: dict[str, Any]) -> bool:
-        """Take a candidate; False, and nothing taken, if something in it is not finite."""
+        """Take a candidate; return False, and take nothing, if anything in it is not finite."""
         state = self._state(extra, random_state)
         if not all_agree(all_finite((state.shared, state.own)), self._device):
             return False
         self.drop_candidate()
         held = self._store.save(step, state)
         if held is None:
-            self._make_room()
+            self._free_space()
         else:
             self._candidate = (step, held)
         return True
 
-    def proved(self) -> None:
-        """The candidate was followed by enough healthy steps: it is the good one now."""
+    def confirm(self) -> None:
+        """Make the candidate the good snapshot: enough healthy steps have followed it."""
         if self._candidate is None:
             return
         (step, held), self._candidate = self._candidate, None
         if self._store.mark_good(held):
             self._good.insert(0, (step, held))
-            self._let_go_beyond(self._store.keeps)
+            self._drop_beyond(self._store.capacity)
         else:
-            self._store.forget(held)
-            self._make_room()
+            self._store.discard(held)
+            self._free_space()
 
     def restore(self) -> dict[str, Any]:
-        """Load the good state into the parts it came from; returns what was kept beside it."""
-        assert self._good  # noqa: S101 - callers look at good_step first
+        """Load the good snapshot into model and parts; return its extra data."""
+        assert self._good  # noqa: S101 - callers check good_step first
         self.drop_candidate()
         state = self._newest_undamaged()
         model: Any = {**state.shared["model"], **state.own["model"]}
@@ -94,15 +95,15 @@ class Snapshots:
         return extra
 
     def adopt(self, *, at_most: int | None = None) -> bool:
-        """Take over the last good snapshot of an earlier run, if there is one.
+        """Use the good snapshots of an earlier run; return whether there are any.
 
-        A run that is already ``at_most`` so far has no use for one from later steps: it must not be
-        mistaken for its own. One from the very same step is about to be taken anew.
+        A run at step ``at_most`` refuses snapshots of later steps, which are not its own. One of the same
+        step is removed, since it is about to be taken again.
         """
         self._good = self._store.good()
         if self.good_step is not None and self.good_step == at_most:
             self._forget(self._good.pop(0))
-        self._let_go_beyond(self._store.keeps)
+        self._drop_beyond(self._store.capacity)
         if self.good_step is None or at_most is None or self.good_step < at_most:
             return self.good_step is not None
         raise UsageError(
@@ -112,12 +113,12 @@ class Snapshots:
         )
 
     def drop_candidate(self) -> None:
-        """Give up the snapshot that is on probation, if there is one."""
+        """Remove the candidate, if there is one."""
         self._forget(self._candidate)
         self._candidate = None
 
-    def _newest_undamaged(self) -> State:
-        """Read the good state, or else the one before it; all ranks the same."""
+    def _newest_undamaged(self) -> SnapshotState:
+        """Load the good snapshot or, if it is damaged, the one before; all ranks load the same."""
         (step, held), *earlier = self._good
         try:
             return self._store.load(held)
@@ -125,26 +126,29 @@ class Snapshots:
             if not earlier:
                 raise
             logger.warning(
-                "going back beyond step %d, to %d: %s", step, earlier[0][0], error.message
+                "the snapshot of step %d is damaged; rolling back to step %d: %s",
+                step,
+                earlier[0][0],
+                error.message,
             )
         self._good = earlier
         state = self._newest_undamaged()
         self._store.set_aside(held)
         return state
 
-    def _make_room(self) -> None:
-        """Nothing could be written: what is spare may be what the next one lacks room for."""
-        self._let_go_beyond(1)
+    def _free_space(self) -> None:
+        """Drop spare snapshots after a failed write: the disk may be full."""
+        self._drop_beyond(1)
 
-    def _let_go_beyond(self, count: int) -> None:
+    def _drop_beyond(self, count: int) -> None:
         for spare in self._good[count:]:
             self._forget(spare)
         del self._good[count:]
 
-    def _state(self, extra: Mapping[str, Any], random_state: dict[str, Any]) -> State:
+    def _state(self, extra: Mapping[str, Any], random_state: dict[str, Any]) -> SnapshotState:
         model = self._model.state_dict()
-        # Running statistics belong to each rank, as do experts and stages; the rest is the same on
-        # all ranks, or spread over them.
+        # Running statistics, experts and stages belong to each rank; the rest is the same on all ranks,
+        # or sharded over them.
         mine = {name for name, _ in self._model.named_buffers()}
         mine |= {name for name, p in self._model.named_parameters() if id(p) in self._private}
         own: dict[str, Any] = {
@@ -157,26 +161,26 @@ class Snapshots:
                 numbers = [n for n, p in enumerate(parameters_of(part)) if id(p) in self._private]
                 moments = shared[name]["state"]
                 own[name] = {number: moments.pop(number) for number in numbers if number in moments}
-        return State({"model": dict(model), **shared, "extra": dict(extra)}, own)
+        return SnapshotState({"model": dict(model), **shared, "extra": dict(extra)}, own)
 
     def _forget(self, taken: tuple[int, Any] | None) -> None:
         if taken is not None:
-            self._store.forget(taken[1])
+            self._store.discard(taken[1])
 
 
 def all_finite(state: Any) -> bool:
-    """Whether every floating-point tensor here is finite; one read of the device for all of them."""
+    """Return whether every floating-point tensor is finite, with a single read of the device."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for _, tensor in tensors_in(state):
-        part = local(tensor.detach())
+    for _, tensor in floating_tensors(state):
+        part = local_tensor(tensor.detach())
         if part.itemsize == 1:
-            part = part.to(torch.bfloat16)  # float8, of which torch takes no norm
+            part = part.to(torch.bfloat16)  # float8, for which torch has no norm
         if part.numel():
             by_kind.setdefault((part.device, part.dtype), []).append(part)
     largest = [norm for group in by_kind.values() for norm in torch._foreach_norm(group, math.inf)]
     if not largest:
         return True
-    # Zero times what is not finite is NaN, in every dtype; a cast to a narrower one could overflow.
+    # Zero times a non-finite number is NaN in every dtype; a cast to a narrower one could overflow.
     device = largest[0].device
     zeros = [(norm * 0).to(device, torch.float32, non_blocking=True) for norm in largest]
     return bool(torch.stack(zeros).isfinite().all())

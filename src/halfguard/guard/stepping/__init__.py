@@ -1,1 +1,1 @@
-"""One step: backward, measure, decide on the device, apply or restore."""
+"""One step on the device: backward, measure, decide, apply or restore."""

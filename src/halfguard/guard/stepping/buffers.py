@@ -1,9 +1,9 @@
-"""Buffers that a skipped step leaves as they were, restored on the device.
+"""Buffers that a skipped step must not change, restored on the device.
 
-BatchNorm updates its running statistics in the forward pass, long before anybody knows whether the step
-will be applied; one NaN batch poisons them for good. So their values at the start of the step are kept,
-and after it either the new or the kept ones are written back: a choice made on the device, in a number of
-operations that does not depend on how many buffers there are.
+BatchNorm updates its running statistics in the forward pass, before it is known whether the step will be
+applied; one NaN batch poisons them for good. So their values are saved at the start of the step. After the
+step, either the new or the saved values are written back. The choice is made on the device, and the number of
+operations does not depend on the number of buffers.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from torch.nn.modules.batchnorm import _NormBase
 
 
 class Buffers:
-    """Keeps the buffers of a model from the start of a step to its end."""
+    """Saves the buffers of a model at the start of a step and restores them if it is refused."""
 
     def __init__(self, model: nn.Module, which: Literal["batchnorm", "all", "none"]) -> None:
-        # By owner and name, not by tensor: a module may put a new tensor in its place.
+        # By owner and name, not by tensor: a module may replace the tensor.
         self._places = list(_tracked(model, which))
         self._kinds: list[tuple[Any, ...]] = []
         self._groups: list[_Group] = []
-        self._make_room(self._live())
+        self._allocate(self._live())
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Remember the values that the buffers have now."""
+        """Save the present values."""
         live = self._live()
-        self._make_room(live)
+        self._allocate(live)
         for group in self._groups:
             torch._foreach_copy_(group.kept, group.of(live))
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Write the kept values back."""
+        """Write the saved values back."""
         live = self._live()
         for group in self._groups:
             torch._foreach_copy_(group.of(live), group.kept)
 
     @torch.no_grad()
     def restore_where(self, refused: Tensor) -> None:
-        """Write the kept values back where ``refused``, a boolean on the device, is true."""
+        """Write the saved values back if ``refused``, a boolean on the device, is true."""
         live = self._live()
         for group in self._groups:
             group.select(group.of(live), refused.to(group.kept_flat.device, non_blocking=True))
 
-    def _make_room(self, live: list[Tensor]) -> None:
+    def _allocate(self, live: list[Tensor]) -> None:
         kinds = [(buffer.device, buffer.dtype, buffer.shape) for buffer in live]
-        if kinds != self._kinds:  # at first, and after somebody moved or reshaped them
+        if kinds != self._kinds:  # at first, and after buffers were moved or reshaped
             self._groups, self._kinds = _grouped(live), kinds
 
     def _live(self) -> list[Tensor]:
@@ -58,7 +58,7 @@ class Buffers:
 
 
 class _Group:
-    """Buffers of one device and dtype, by their positions, with room for two copies of them."""
+    """Buffers of one device and dtype, by position, with memory for two copies."""
 
     def __init__(self, positions: list[int], live: list[Tensor]) -> None:
         self._positions = positions

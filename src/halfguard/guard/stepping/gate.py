@@ -1,9 +1,9 @@
-"""The answer to "may this step be applied?", given on the device.
+"""Decide on the device whether a step may be applied.
 
-All that the policy looks at is one small row of numbers: the loss, the gradient norm, whether a gradient
-is not finite, and the loss scale. A row of limits beside it decides: the step passes where every number is
-at most its limit, and since nothing is at most anything once it is NaN, one comparison finds spikes and
-NaN alike. The same row travels to the host, where the policy finds the same answer and its cause.
+The policy needs one small row of numbers: the loss, the gradient norm, whether a gradient is not finite, and
+the loss scale. A step passes if every number is at most its limit. Comparisons with NaN are false, so one
+comparison finds spikes and NaN. The same row is copied to the host, where the policy reaches the same answer
+and adds the cause.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from halfguard.guard.agreement.consensus import DESYNC
-from halfguard.guard.policy import Limits, Signals
+from halfguard.guard.policy import Signals, StepLimits
 
 _LARGEST = torch.finfo(torch.float32).max
 
 
 class Gate:
-    """Holds the limits on the device, and builds the row of each step."""
+    """Holds the limits on the device and builds the row of each step."""
 
     def __init__(self) -> None:
-        self._limits: Limits | None = None
+        self._limits: StepLimits | None = None
         self._row_limits: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
@@ -34,13 +34,13 @@ class Gate:
         device = fault.device
         return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
 
-    def refused(self, row: Tensor, limits: Limits) -> Tensor:
+    def refused(self, row: Tensor, limits: StepLimits) -> Tensor:
         """Whether the step must not be applied, as a boolean on the device."""
         low, high = self._on_device(limits, row.device)
         # Clamping changes whatever lies outside, and what is NaN is not equal to itself.
         return (row.clamp(low, high) != row).any()
 
-    def _on_device(self, limits: Limits, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _on_device(self, limits: StepLimits, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._row_limits is None or limits != self._limits:
             high = [min(limits.loss, _LARGEST), min(limits.grad_norm, _LARGEST), 0.0, math.inf]
             low = [-_LARGEST] * 3 + [-math.inf]
@@ -51,8 +51,8 @@ class Gate:
         return self._row_limits
 
 
-def read(row: Sequence[float], limits: Limits) -> Signals:
-    """The row on the host as what the policy understands."""
+def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
+    """Return a row that was copied to the host as the policy's signals."""
     loss, grad_norm, fault, scale = row
     return Signals(
         loss=loss,

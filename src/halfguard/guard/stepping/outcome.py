@@ -1,7 +1,7 @@
-"""The one truthful answer to "was this step applied, and if not, why?"
+"""The result of a step: was it applied, and if not, why?
 
-An outcome is made without waiting for the device; reading a field is what waits. A guard that knows the
-answer already (torch's own optimizers without ``fused`` need it on the host anyway) has filled it in.
+An outcome is made without waiting for the device; reading a field may wait. If the guard already knows the
+answer (optimizers that are not fused need it on the host anyway), nothing waits.
 """
 
 from __future__ import annotations
@@ -9,47 +9,47 @@ from __future__ import annotations
 from torch import Tensor
 
 from halfguard.guard.agreement.desync import Divergence
-from halfguard.guard.agreement.fault_report import Inquest, blamed
+from halfguard.guard.agreement.fault_report import FaultReport, worst_parameters
 from halfguard.guard.gradients import Gradients
-from halfguard.guard.policy import Decision, Limits, Signals, cause_of
-from halfguard.guard.stepping.gate import read
+from halfguard.guard.policy import Decision, Signals, StepLimits, find_cause
+from halfguard.guard.stepping.gate import read_signals
 from halfguard.records import Action, Cause
 
 
 class StepOutcome:
-    """What became of one call; true where a step was applied."""
+    """The result of one call; true if a step was applied."""
 
     def __init__(
         self,
         row: Tensor | None = None,
-        limits: Limits | None = None,
+        limits: StepLimits | None = None,
         gradients: Gradients | None = None,
     ) -> None:
         self._row = row
-        self._limits = limits or Limits()
+        self._limits = limits or StepLimits()
         self._gradients = gradients
         self._decision: Decision | None = None
         self._known_signals: Signals | None = None
-        self._inquest: Inquest | None = None
+        self._fault_report: FaultReport | None = None
 
-    def settle(self, decision: Decision, seen: Signals) -> None:
-        """Take the answer from the host, where it is known by now."""
+    def set_decision(self, decision: Decision, seen: Signals) -> None:
+        """Set the decision of the policy."""
         self._decision = decision
         self._known_signals = seen
 
-    def explain(self, inquest: Inquest) -> None:
-        """Take what all ranks have found out about an unusual step."""
-        self._inquest = inquest
+    def set_fault_report(self, inquest: FaultReport) -> None:
+        """Set the findings of all ranks about a bad step."""
+        self._fault_report = inquest
 
     @property
     def _signals(self) -> Signals | None:
         if self._known_signals is None and self._row is not None:
-            self._known_signals = read(self._row.tolist(), self._limits)
+            self._known_signals = read_signals(self._row.tolist(), self._limits)
         return self._known_signals
 
     @property
     def action(self) -> Action:
-        """Apply, skip, retry in FP32 or roll back; accumulate where the step is still open."""
+        """Apply, skip, retry in FP32 or roll back; accumulate while the step is open."""
         if self._decision is not None:
             return self._decision.action
         if self._signals is None:
@@ -58,14 +58,14 @@ class StepOutcome:
 
     @property
     def cause(self) -> Cause | None:
-        """Why it was not an ordinary step; None for one that was."""
+        """The cause of a step that was not ordinary; None otherwise."""
         if self._decision is not None:
             return self._decision.cause
-        return None if self._signals is None else cause_of(self._signals)
+        return None if self._signals is None else find_cause(self._signals)
 
     @property
     def applied(self) -> bool:
-        """Whether the weights were updated."""
+        """True if the weights were updated."""
         return self.action in {Action.APPLY, Action.RETRY}
 
     def __bool__(self) -> bool:
@@ -88,28 +88,28 @@ class StepOutcome:
 
     @property
     def gradients(self) -> Gradients:
-        """Norms of the gradients by parameter, for whoever keeps the step."""
+        """Norms of the gradients by parameter."""
         assert self._gradients is not None  # noqa: S101 - there are some as soon as a step is complete
         return self._gradients
 
     @property
     def culprits(self) -> tuple[str, ...]:
-        """Parameters to blame, worst first; empty for an ordinary step."""
+        """Parameters with the worst gradients, worst first; empty for an ordinary step."""
         if self.cause is None or self._gradients is None:
             return ()
-        if self._inquest is not None:
-            return self._inquest.culprits
-        return blamed(self._gradients)  # not judged yet: as far as this rank can see
+        if self._fault_report is not None:
+            return self._fault_report.culprits
+        return worst_parameters(self._gradients)  # not decided yet: as this rank sees it
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks on which it went wrong, where there are several and that is known."""
-        return () if self._inquest is None else self._inquest.ranks
+        """The ranks on which the fault arose, if there are several and they are known."""
+        return () if self._fault_report is None else self._fault_report.ranks
 
     @property
     def divergence(self) -> Divergence | None:
-        """Who holds other bits than the rest, if ranks that must be equal were found not to be."""
-        return None if self._inquest is None else self._inquest.divergence
+        """The ranks that hold different bits, if ranks that must be equal were found to differ."""
+        return None if self._fault_report is None else self._fault_report.divergence
 
     def __repr__(self) -> str:
         why = f", cause={self.cause}" if self.cause is not None else ""

@@ -1,13 +1,13 @@
-"""A loss scale that knows when it is to blame: torch's GradScaler, extended at its seams, all on the device.
+"""A loss scaler that lowers the scale only for overflows that the scale caused.
 
-torch halves the scale whenever a gradient is not finite. That is right when the *scaled* gradients left the
-range of half. It is wrong when the loss itself was already NaN or infinite: no scale cures that, and halving
-goes on until the scale is 0, from which nothing recovers. So this scaler looks at each loss before it scales
-it. Gradients that are not finite although every loss was are the scale's business; else the step is skipped
-and the scale stays. Whatever happens, it stays within [floor, ceiling].
+torch halves the scale whenever a gradient is not finite. That is right if the *scaled* gradients left the
+range of half. It is wrong if the loss itself was already NaN or infinite: no scale cures that, and halving
+continues until the scale is 0, from which nothing recovers. So this scaler looks at each loss before it is
+scaled. If gradients are not finite although every loss was, the scale falls; otherwise the step is skipped
+and the scale stays. The scale always stays within [floor, ceiling].
 
-Nothing here reads the device: ``last_step_applied`` is a tensor, and is right for fused optimizers, which
-torch calls even for a step that they then skip by themselves.
+Nothing here reads the device. ``last_step_applied`` is a tensor, and is right for fused optimizers too, which
+torch calls even for a step that they then skip on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
-from halfguard.dist.collectives import Sum
+from halfguard.dist.collectives import AsyncSum
 from halfguard.errors import UsageError
 from halfguard.guard.stepping.scaler_checks import (
     check_bounds,
@@ -32,14 +32,14 @@ from halfguard.guard.stepping.scaler_checks import (
 
 
 class GradScaler(torch.amp.GradScaler):
-    """Drop-in for ``torch.amp.GradScaler``, accepted wherever one is.
+    """Drop-in replacement for ``torch.amp.GradScaler``.
 
-    ``floor`` and ``ceiling`` bound the scale. It falls at the ``backoff_after``-th overflow; overflows are
-    counted anew after every applied step (``refill_on="applied"``: only overflows in a row count) or after
-    every growth of the scale (``refill_on="growth"``: overflows of a whole growth interval count).
+    ``floor`` and ``ceiling`` bound the scale. It falls at the ``backoff_after``-th overflow. The count
+    restarts after every applied step (``refill_on="applied"``: only consecutive overflows count) or after
+    every growth of the scale (``refill_on="growth"``: all overflows of a growth interval count).
 
-    Where there is a process group, ranks ``agree`` in ``update`` whether the scale is to blame: one small
-    sum, without which the scales of a DDP job drift apart. Ranks that train models of their own say False.
+    With a process group, ranks ``agree`` in ``update`` whether the scale caused the overflow: one small sum,
+    without which the scales of a DDP job drift apart. Pass False if ranks train different models.
     """
 
     def __init__(
@@ -68,41 +68,39 @@ class GradScaler(torch.amp.GradScaler):
         self._floor, self._ceiling = floor, ceiling
         self._backoff_after, self._refill_on = backoff_after, refill_on
         self._overflows_left: Tensor | int = backoff_after  # a tensor once there is a device
-        self._witnesses: list[Tensor] = []
-        self._agreed: list[Tensor] = []
+        self._losses: list[Tensor] = []
+        self._agreed_losses: list[Tensor] = []
         self._agree = agree
         self._refused: list[Tensor] = []
         self._last_refused: Tensor | None = None
-        self.last_loss = torch.full(
-            (), torch.nan
-        )  # the latest one that was scaled, without its graph
+        self.last_loss = torch.full((), torch.nan)  # the last loss that was scaled, detached
 
-    # -- what decides whether the scale is to blame
+    # -- did the scale cause the overflow?
 
     def scale(self, outputs: Any) -> Any:
-        """Scale a loss, and remember it: if it is not finite, the scale is not to blame."""
+        """Scale a loss, and note it: if it is not finite, the scale did not cause the overflow."""
         if self._enabled:
-            outputs = _held(outputs)
+            outputs = _materialize(outputs)
             for loss in _tensors(outputs):
                 self.last_loss = loss.detach()
-                self.witness(self.last_loss)
+                self.note_loss(self.last_loss)
         return super().scale(outputs)
 
-    def witness(self, value: Tensor) -> None:
-        """Name a value of this step that must be finite for the scale to be blamed for an overflow."""
+    def note_loss(self, value: Tensor) -> None:
+        """Note a value of this step; if it is not finite, an overflow does not lower the scale."""
         # Zero times a finite value is 0; the plain sum of finite values may overflow.
-        self._witnesses.append(value if value.dim() == 0 else value.mul(0).sum())
+        self._losses.append(value if value.dim() == 0 else value.mul(0).sum())
 
-    def forget_witnesses(self) -> None:
-        """Take back what was named: its step is given up."""
-        self._witnesses, self._agreed = [], []
+    def forget_losses(self) -> None:
+        """Forget all noted values: their step is abandoned."""
+        self._losses, self._agreed_losses = [], []
 
-    def testify(self, value: Tensor) -> None:
-        """The same for a value that all ranks have agreed on; it stands for what each saw by itself."""
-        self._agreed.append(value)
+    def note_agreed_loss(self, value: Tensor) -> None:
+        """Note a value that all ranks agreed on, in place of each rank's own."""
+        self._agreed_losses.append(value)
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
-        """1.0 on the device where an unscaled gradient of this optimizer is not finite, else 0.0."""
+        """Return 1.0, on the device, if an unscaled gradient of this optimizer is not finite, else 0.0."""
         found = list(self._found_inf_per_device(optimizer).values())
         if not found:
             raise UsageError(
@@ -112,7 +110,7 @@ class GradScaler(torch.amp.GradScaler):
             )
         return found[0] if len(found) == 1 else _any(found)
 
-    def refuse(
+    def override_found_inf(
         self,
         optimizer: torch.optim.Optimizer,
         refused: Tensor,
@@ -120,27 +118,26 @@ class GradScaler(torch.amp.GradScaler):
         overflow: Tensor | None = None,
         known: bool | None = None,
     ) -> None:
-        """Let ``refused`` (0.0 or 1.0, on the device) decide the coming step instead of found_inf.
+        """Let ``refused`` (0.0 or 1.0, on the device) decide the next step instead of found_inf.
 
-        ``overflow`` is what counts for the scale, found_inf if nothing else is known of other ranks; the
-        refusal itself does not. A caller who has read ``refused`` passes it as ``known``, so that it is
-        not read a second time.
+        The scale follows ``overflow``, or found_inf if that is None, and not the refusal. A caller who has
+        read ``refused`` passes it as ``known``, so that it is not read a second time.
         """
         state = self._per_optimizer_states[id(optimizer)]
         state["known"] = known
         state["overflow"] = self.found_inf(optimizer) if overflow is None else overflow
-        # One entry, whatever the number of devices: fused optimizers test a sum of entries for 1.
+        # A single entry for all devices: fused optimizers compare the sum of entries with 1.
         state["found_inf_per_device"] = {refused.device: refused}
 
     @property
     def last_step_applied(self) -> Tensor | None:
-        """Whether the latest step, by all optimizers since the last update, was applied; on the device."""
+        """True, on the device, if all optimizers since the last update applied their step."""
         return None if self._last_refused is None else self._last_refused == 0
 
-    # -- torch's own verbs
+    # -- methods of torch's scaler
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale; FP16 parameters are refused by name of the cure."""
+        """Divide the gradients by the scale; refuse FP16 parameters with the cure in the error."""
         collect = getattr(optimizer, "collect_gradients", None)  # hg.MasterWeights
         if collect is not None:
             collect()
@@ -157,7 +154,7 @@ class GradScaler(torch.amp.GradScaler):
             ) from error
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Step unless a gradient is not finite; ``last_step_applied`` says, on the device, what happened."""
+        """Step unless a gradient is not finite; ``last_step_applied`` holds the result on the device."""
         if not self._enabled:
             return super().step(optimizer, *args, **kwargs)
         state = self._per_optimizer_states[id(optimizer)]
@@ -168,7 +165,7 @@ class GradScaler(torch.amp.GradScaler):
             if not fused or getattr(optimizer, "collect_gradients", None) is not None:
                 self.unscale_(optimizer)
         if state["stage"] is OptState.UNSCALED:
-            self.found_inf(optimizer)  # says why, if there is no gradient at all
+            self.found_inf(optimizer)  # raises if there is no gradient at all
         result = super().step(optimizer, *args, **kwargs)
         self._refused.append(self.found_inf(optimizer))
         self._last_refused = _any(self._refused)
@@ -187,7 +184,7 @@ class GradScaler(torch.amp.GradScaler):
         return None if known else optimizer.step(*args, **kwargs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Set the scale for the next step: grow, back off where it is to blame, or leave it."""
+        """Set the scale for the next step: grow, back off if it caused an overflow, or keep it."""
         if not self._enabled:
             return
         if new_scale is not None:
@@ -196,7 +193,7 @@ class GradScaler(torch.amp.GradScaler):
             self._adapt()
         scale, _ = self._check_scale_growth_tracker("update")
         scale.clamp_(self._floor, self._ceiling)
-        self._witnesses, self._agreed, self._refused = [], [], []
+        self._losses, self._agreed_losses, self._refused = [], [], []
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
     def _adapt(self) -> None:
@@ -210,10 +207,10 @@ class GradScaler(torch.amp.GradScaler):
             )
         skipped = _any(refused)
         overflow = _any([found for state in states for found in _overflows(state)])
-        blame = self._blame(overflow) if self._witnesses else overflow
-        backoff = self._spend(blame, tracker)
-        # torch counts every step that does not back off as a success. A skipped one is none: taking one
-        # off beforehand leaves the count as it was, and below the growth interval.
+        caused = self._scale_overflow(overflow) if self._losses else overflow
+        backoff = self._backoff_due(caused, tracker)
+        # torch counts every step that does not back off as a success. A skipped step is not one: subtracting
+        # one beforehand keeps the count unchanged, and below the growth interval.
         tracker.add_(skipped != backoff, alpha=-1)
         torch._amp_update_scale_(
             scale,
@@ -225,53 +222,53 @@ class GradScaler(torch.amp.GradScaler):
         )
         self._refill(skipped, tracker)
 
-    def _blame(self, overflow: Tensor) -> Tensor:
-        """The overflow, or 0.0 if a witness is not finite: zero times NaN or infinity is NaN."""
+    def _scale_overflow(self, overflow: Tensor) -> Tensor:
+        """Return the overflow, or 0.0 if a noted loss is not finite: zero times NaN or infinity is NaN."""
         values = [
-            witness.to(overflow.device, torch.float32, non_blocking=True)
-            for witness in self._agreed or self._witnesses
+            loss.to(overflow.device, torch.float32, non_blocking=True)
+            for loss in self._agreed_losses or self._losses
         ]
         nothing = (torch.stack(values) if len(values) > 1 else values[0]).mul(0).sum()
-        # A loss is one rank's own. Ranks that blame the scale must do so together.
-        nothing = Sum(nothing).join() if self._agree and not self._agreed else nothing
+        # Each rank has its own loss, but all ranks must lower the scale together.
+        nothing = AsyncSum(nothing).wait() if self._agree and not self._agreed_losses else nothing
         return (overflow + nothing).nan_to_num(nan=0.0)
 
-    def _spend(self, blame: Tensor, tracker: Tensor) -> Tensor:
-        """1.0 if this overflow is the one that lowers the scale."""
+    def _backoff_due(self, caused: Tensor, tracker: Tensor) -> Tensor:
+        """Return 1.0 if this overflow is the one that lowers the scale."""
         if self._backoff_after == 1:
-            return blame
+            return caused
         if not isinstance(self._overflows_left, Tensor):
-            self._overflows_left = torch.full_like(blame, float(self._overflows_left))
-        self._overflows_left.sub_(blame).clamp_(min=0)
-        # An overflow that is let pass still ends the run of successes that growth waits for.
-        tracker.mul_((1 - blame).to(torch.int32))
-        return blame * (self._overflows_left == 0)
+            self._overflows_left = torch.full_like(caused, float(self._overflows_left))
+        self._overflows_left.sub_(caused).clamp_(min=0)
+        # An overflow that does not lower the scale still restarts the count towards growth.
+        tracker.mul_((1 - caused).to(torch.int32))
+        return caused * (self._overflows_left == 0)
 
     def _refill(self, skipped: Tensor, tracker: Tensor) -> None:
         if self._backoff_after == 1:
             return
-        # torch sets its tracker to zero when it grows the scale, and we took one off for a skipped step.
+        # torch sets its tracker to zero when the scale grows; for a skipped step one was subtracted.
         due = 1 - skipped if self._refill_on == "applied" else (1 - skipped) * (tracker == 0)
         left = cast(Tensor, self._overflows_left)
         left.copy_(torch.where(due > 0, float(self._backoff_after), left))
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Set the growth interval; the count of successes stays below it, or torch would never grow again."""
+        """Set the growth interval; keep the count of successes below it, or torch would never grow again."""
         super().set_growth_interval(new_interval)
         if self._growth_tracker is not None:
             self._growth_tracker.clamp_(max=new_interval - 1)
 
-    # -- state, readable by torch's scaler and reading torch's
+    # -- state, compatible with torch's scaler in both directions
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's five entries, and what is left of the allowance of overflows."""
+        """Return torch's five entries, and the number of overflows left before a backoff."""
         state = super().state_dict()
         if not self._enabled:
             return state
         return state | {"overflows_left": int(self._overflows_left)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of ours or of torch's scaler; bounds are those that this scaler was made with."""
+        """Load a state of this scaler or of torch's; the bounds of this scaler stay."""
         super().load_state_dict(state_dict)
         if not self._enabled:
             return
@@ -284,7 +281,7 @@ class GradScaler(torch.amp.GradScaler):
 
 
 def _overflows(state: dict[str, Any]) -> list[Tensor]:
-    """Whether an optimizer's gradients were not finite, also where something else decided its step."""
+    """Return the overflow flags of an optimizer, also if ``override_found_inf`` decided its step."""
     return (
         [state["overflow"]] if "overflow" in state else list(state["found_inf_per_device"].values())
     )
@@ -297,18 +294,18 @@ def _any(flags: list[Tensor]) -> Tensor:
     return torch.stack([flag.to(first, non_blocking=True) for flag in flags]).amax()
 
 
-def _held(outputs: Any) -> Any:
-    """The same, with lists in place of iterators, which can be looked at only once."""
+def _materialize(outputs: Any) -> Any:
+    """Return the outputs with lists in place of iterators, which can be read only once."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, list | tuple):
-        return type(outputs)(_held(item) for item in outputs)
-    return [_held(item) for item in outputs] if isinstance(outputs, Iterable) else outputs
+        return type(outputs)(_materialize(item) for item in outputs)
+    return [_materialize(item) for item in outputs] if isinstance(outputs, Iterable) else outputs
 
 
 def _tensors(outputs: Any) -> Iterable[Tensor]:
     if isinstance(outputs, Tensor):
         return (outputs,)
     if not isinstance(outputs, Iterable):
-        return ()  # torch says what is wrong with it
+        return ()  # torch raises the error
     return (tensor for item in outputs for tensor in _tensors(item))

@@ -1,4 +1,4 @@
-"""What a loss scaler refuses or warns of, before it does anything."""
+"""Checks of a loss scaler's arguments and optimizers, made before it is used."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import warnings
 import torch
 
 from halfguard.errors import UsageError
+from halfguard.step.parameters import parameters_of
 
 
 def default_device_type() -> str:
-    """The accelerator of this machine, or the CPU."""
+    """Return the accelerator of this machine, or the CPU."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return device.type if device is not None else "cpu"
 
 
 def warn_of_half_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Warn of float16 parameters in an optimizer that escapes torch's own refusal of them."""
-    # torch refuses them in unscale_, but a fused optimizer escapes that check.
-    halves = sum(
-        p.dtype is torch.float16 for group in optimizer.param_groups for p in group["params"]
-    )
+    """Warn of float16 parameters: torch refuses them in ``unscale_``, which fused optimizers skip."""
+    halves = sum(p.dtype is torch.float16 for p in parameters_of(optimizer))
     if halves:
         warnings.warn(
             f"{halves} of the optimizer's parameters are float16: small updates to them are lost. "
@@ -30,16 +28,16 @@ def warn_of_half_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there, where torch would only warn and switch the scaler off."""
+    """Refuse a missing device; torch would only warn and disable the scaler."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(
             "GradScaler('cuda') was asked for, and this machine has no CUDA device.",
-            cure="Leave the device out to take what is there, or pass enabled=False for FP32.",
+            cure="Leave the device out to use the one of this machine, or pass enabled=False for FP32.",
         )
 
 
 def check_bounds(floor: float, init: float, ceiling: float) -> None:
-    """Refuse bounds between which the scale does not lie."""
+    """Refuse bounds that do not contain the initial scale."""
     if not 0 < floor <= init <= ceiling:
         raise UsageError(
             f"GradScaler needs 0 < floor <= init_scale <= ceiling; got {floor:g}, {init:g}, {ceiling:g}."

@@ -1,4 +1,4 @@
-"""How findings are written: for people, for machines, for SARIF viewers, for GitHub."""
+"""Output formats: text, JSON, SARIF and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from halfguard.lint.output.github import to_github
-from halfguard.lint.output.plain import to_json, to_text
 from halfguard.lint.output.sarif import to_sarif
+from halfguard.lint.output.text_and_json import to_json, to_text
 from halfguard.lint.run import FileResult
 
 Renderer = Callable[[Sequence[FileResult]], str]

@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, which code-scanning services and editors read."""
+"""Findings as SARIF 2.1.0, for code-scanning services and editors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def to_sarif(results: Sequence[FileResult]) -> str:
-    """One run with its rules and results."""
+    """Return a SARIF log with one run."""
     found = [d for result in results for d in result.diagnostics]
     used = {d.finding.code for d in found}
     rules = [rule for rule in all_rules() if rule.code in used]
@@ -77,5 +77,5 @@ def _result(diagnostic: Diagnostic, index: dict[str, int]) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """A relative path as a relative reference, an absolute one as a file URI."""
+    """Return a relative reference for a relative path, and a file URI for an absolute one."""
     return Path(path).as_uri() if Path(path).is_absolute() else quote(Path(path).as_posix())

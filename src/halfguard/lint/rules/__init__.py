@@ -1,1 +1,1 @@
-"""One rule a file: its docstring is its page, ``META`` its facts, ``check`` finds its matches."""
+"""One rule per file: the docstring is its page, ``META`` its metadata, ``check`` finds its matches."""

@@ -1,11 +1,11 @@
 """A file could not be checked.
 
 ## What it does
-Reports a file that cannot be decoded or parsed, or that is nested too deeply to be read.
+Reports a file that cannot be decoded or parsed, or that is nested too deeply.
 
 ## Why is this bad?
-Nothing else in the file was looked at. Files that hold no word that any rule looks for are not parsed, so
-this is no substitute for a syntax check.
+No other rule has checked the file. Files without any text that a rule looks for are not parsed, so this rule
+does not replace a syntax check.
 
 ## Example
 ```py
@@ -25,18 +25,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG001",
     name="unreadable",
     cure="Correct the file, or exclude it in [tool.halfguard.lint].",
-    words=(),
+    contains=(),
     severity="error",
 )
 
 
-def check(module: Model) -> Iterator[Match]:  # noqa: ARG001
-    """Nothing: the engine reports this itself, where reading fails."""
+def check(file: PythonFile) -> Iterator[Match]:  # noqa: ARG001
+    """Yield nothing: the engine reports this rule when it cannot read a file."""
     yield from ()

@@ -1,12 +1,12 @@
-"""An eps that is zero in half protects nothing.
+"""An eps that is zero in float16 has no effect.
 
 ## What it does
-Finds constants of at most 2.98e-8 that are added before `log`, `sqrt`, `rsqrt` or a division, where the
-tensor may be half. Lower bounds of `clamp` are HG113.
+Finds constants of at most 2.98e-8 that are added before `log`, `sqrt`, `rsqrt` or a division, if the tensor
+may be float16. HG113 finds lower bounds of `clamp`.
 
 ## Why is this bad?
-The smallest positive half is about 6e-8, and what is at most half of that rounds to zero: `1e-8` does not
-exist. `torch.log(x + 1e-8)` is -inf at 0 all the same, and `x / (y + 1e-8)` is 0/0.
+The smallest positive float16 value is about 6e-8. A constant of at most half of that rounds to zero, so
+`1e-8` becomes 0. `torch.log(x + 1e-8)` is still -inf at 0, and `x / (y + 1e-8)` is 0/0.
 
 ## Example
 ```py
@@ -35,52 +35,57 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.conditions import text_of
-from halfguard.lint.halves import SMALL, is_model_value, is_tensor, may_be_half, vanishes
+from halfguard.lint.expressions import argument, receiver
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, receiver
+from halfguard.lint.numeric_checks import (
+    SMALL_CONSTANTS,
+    is_model_value,
+    is_tensor,
+    may_be_half,
+    underflows_half,
+)
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG103",
     name="eps-underflow",
     cure="Compute in float32 (x.float()), or take eps from torch.finfo(x.dtype).",
-    words=SMALL,
+    contains=SMALL_CONSTANTS,
 )
 _TRAINING = re.compile(
     r"loss|prob|logit|score|softmax|sigmoid|entropy|attn|attention|kl_|div", re.I
 )
-_ROOTS = ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal")
+_FUNCTIONS = ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal")
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find additions that vanish."""
-    for call in module.calls(*_ROOTS):
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find added constants that underflow."""
+    for call in file.calls(*_FUNCTIONS):
         owner = receiver(call)
-        if owner is not None and module.dotted(call.func).startswith("torch."):
+        if owner is not None and file.is_torch_call(call):
             inner = argument(call, 0, "input")
         else:
-            inner = owner if isinstance(owner, ast.BinOp) and is_tensor(module, owner) else None
-        yield from _added(module, inner, certain=True)
-    for node in module.nodes(ast.BinOp):
+            inner = owner if isinstance(owner, ast.BinOp) and is_tensor(file, owner) else None
+        yield from _check_sum(file, inner, certain=True)
+    for node in file.nodes(ast.BinOp):
         if isinstance(node.op, ast.Div):
-            yield from _added(module, node.right, certain=False)
+            yield from _check_sum(file, node.right, certain=False)
 
 
-def _added(module: Model, node: ast.AST | None, *, certain: bool) -> Iterator[Match]:
+def _check_sum(file: PythonFile, node: ast.AST | None, *, certain: bool) -> Iterator[Match]:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
         return
     for eps, rest in ((node.right, node.left), (node.left, node.right)):
-        if not vanishes(module.constant(eps)) or not may_be_half(module, rest):
+        if not underflows_half(file.constant(eps)) or not may_be_half(file, rest):
             continue
-        if (certain and _is_about_models(module, node)) or is_model_value(module, rest):
-            yield match_at(eps, f"{module.text(eps)} is 0 in half: it protects nothing here.")
+        if (certain and _is_model_code(file, node)) or is_model_value(file, rest):
+            yield match_at(eps, f"{file.text(eps)} is 0 in float16: it has no effect here.")
 
 
-def _is_about_models(module: Model, node: ast.AST) -> bool:
-    """Whether this is training code: features of audio or images are computed in float32 anyway."""
-    if module.uses_half or module.roles.is_torch_module(node):
+def _is_model_code(file: PythonFile, node: ast.AST) -> bool:
+    """Return whether this is model code; features of audio or images are computed in float32 anyway."""
+    if file.mentions_fp16 or file.roles.is_in_nn_module(node):
         return True
-    function = module.function_of(node)
-    return bool(_TRAINING.search(f"{function.name if function else ''} {text_of(node)}"))
+    function = file.function_of(node)
+    return bool(_TRAINING.search(f"{function.name if function else ''} {ast.unparse(node)}"))

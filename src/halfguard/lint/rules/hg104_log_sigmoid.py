@@ -1,11 +1,11 @@
-"""`log(sigmoid(x))` is -inf for scores that `logsigmoid` handles.
+"""`log(sigmoid(x))` is -inf for inputs that `logsigmoid` handles.
 
 ## What it does
-Finds the logarithm of a sigmoid, with or without an eps between the two.
+Finds the logarithm of a sigmoid, with or without an added eps.
 
 ## Why is this bad?
-In half, sigmoid is 0 from about -17.4 down, so that the loss is infinite and its gradient NaN. An eps of
-1e-8 changes nothing: it is 0 in half as well. `logsigmoid` is exact for every score.
+In float16, sigmoid is 0 for inputs below about -17.4, so the loss is infinite and its gradient is NaN. An eps
+of 1e-8 does not help: it is also 0 in float16. `logsigmoid` is exact for every input.
 
 ## Example
 ```py
@@ -24,11 +24,11 @@ def bpr(positive, negative):
 ```
 
 ## Fix safety
-Safe without an eps: the same function, computed better. Unsafe with one, because the eps had bounded the
-loss from above, at 18.4 for 1e-8.
+Safe without an eps: the same function, computed more accurately. Unsafe with an eps, because the eps limited
+the loss, to 18.4 for 1e-8.
 
 ## References
-`halfguard.ops.bpr_loss` is the pairwise loss as a whole.
+`halfguard.ops.bpr_loss` computes the whole pairwise loss.
 """
 
 from __future__ import annotations
@@ -36,40 +36,37 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import replace
-from halfguard.lint.halves import functional, logarithms, needs
-from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, last_name, receiver
+from halfguard.lint.edits import make_fix, replace
+from halfguard.lint.expressions import called_name
+from halfguard.lint.match import Match, match_at
+from halfguard.lint.numeric_checks import find_logarithms, functional_prefix, imports_for
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG104",
     name="log-sigmoid",
     cure="Use torch.nn.functional.logsigmoid(x).",
-    words=("sigmoid",),
-    also=("log(",),
+    contains=("sigmoid",),
+    also_contains=("log(",),
     severity="error",
     fix="safe",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find logarithms of sigmoids."""
-    for call, inner, has_eps in logarithms(module):
-        score = _sigmoid_of(module, inner)
+    for call, inner, has_eps in find_logarithms(file):
+        score = _sigmoid_of(file, inner)
         if score is not None:
-            name = functional(module)
-            edit = replace(module, call, f"{name}.logsigmoid({module.text(score)})")
-            fix = Fix("unsafe" if has_eps else "safe", (edit,), needs(name)) if edit else None
-            yield match_at(
-                call, "log(sigmoid(x)) is -inf in half where logsigmoid(x) is exact.", fix
-            )
+            name = functional_prefix(file)
+            edit = replace(file, call, f"{name}.logsigmoid({file.text(score)})")
+            fix = make_fix("unsafe" if has_eps else "safe", edit, imports=imports_for(name))
+            message = "log(sigmoid(x)) can be -inf in float16; logsigmoid(x) is exact."
+            yield match_at(call, message, fix)
 
 
-def _sigmoid_of(module: Model, node: ast.AST | None) -> ast.expr | None:
-    if not isinstance(node, ast.Call) or last_name(node) != "sigmoid":
+def _sigmoid_of(file: PythonFile, node: ast.AST | None) -> ast.expr | None:
+    if not isinstance(node, ast.Call) or called_name(node) != "sigmoid":
         return None
-    if module.dotted(node.func).startswith("torch."):
-        return argument(node, 0, "input")
-    return receiver(node) if not node.args else None
+    return file.tensor_of(node) if file.is_torch_call(node) or not node.args else None

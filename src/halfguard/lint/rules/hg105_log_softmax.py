@@ -1,11 +1,11 @@
 """`log(softmax(x))` is -inf where `log_softmax` is finite.
 
 ## What it does
-Finds the logarithm of a softmax, with or without an eps between the two.
+Finds the logarithm of a softmax, with or without an added eps.
 
 ## Why is this bad?
-A probability below 2.98e-8 is 0 in half, its logarithm is -inf, and the gradient is NaN. `log_softmax`
-never forms the probability.
+A probability below 2.98e-8 is 0 in float16, its logarithm is -inf, and the gradient is NaN. `log_softmax`
+does not compute the probability.
 
 ## Example
 ```py
@@ -24,7 +24,8 @@ def loss(logits, target):
 ```
 
 ## Fix safety
-Safe without an eps: the same function, computed better. Unsafe with one, since the eps bounded the result.
+Safe without an eps: the same function, computed more accurately. Unsafe with an eps, because the eps limited
+the result.
 
 ## References
 pytorch#43556.
@@ -35,58 +36,53 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import replace
-from halfguard.lint.halves import functional, logarithms, needs
+from halfguard.lint.edits import make_fix, replace
+from halfguard.lint.expressions import called_name, receiver
 from halfguard.lint.match import Fix, Match, Span, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import last_name, receiver
+from halfguard.lint.numeric_checks import find_logarithms, functional_prefix, imports_for
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG105",
     name="log-softmax",
     cure="Use torch.nn.functional.log_softmax(x, dim).",
-    words=("softmax",),
-    also=("log(",),
+    contains=("softmax",),
+    also_contains=("log(",),
     severity="error",
     fix="safe",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find logarithms of softmaxes."""
-    for call, inner, has_eps in logarithms(module):
-        if isinstance(inner, ast.Call) and last_name(inner) == "softmax":
-            fix = _fix(module, call, inner, has_eps=has_eps)
-            yield match_at(
-                call, "log(softmax(x)) is -inf in half where log_softmax is finite.", fix
-            )
+    for call, inner, has_eps in find_logarithms(file):
+        if isinstance(inner, ast.Call) and called_name(inner) == "softmax":
+            fix = _fix(file, call, inner, has_eps=has_eps)
+            message = "log(softmax(x)) can be -inf in float16; log_softmax(x) is finite."
+            yield match_at(call, message, fix)
 
 
-def _fix(module: Model, call: ast.Call, softmax: ast.Call, *, has_eps: bool) -> Fix | None:
-    """Rename the softmax and drop the logarithm around it."""
-    dotted = module.dotted(softmax.func)
-    prefix = functional(module)
-    if dotted.startswith(("torch.softmax", "torch.nn.functional.softmax")):
-        first = softmax.args[0] if softmax.args else None
-        if first is None:
+def _fix(file: PythonFile, call: ast.Call, softmax: ast.Call, *, has_eps: bool) -> Fix | None:
+    """Replace ``softmax`` by ``log_softmax`` and remove the logarithm around it."""
+    full_name = file.full_name(softmax.func)
+    prefix = functional_prefix(file)
+    if full_name.startswith(("torch.softmax", "torch.nn.functional.softmax")):
+        if not softmax.args:
             return None
-        inside = Span(first.lineno, first.col_offset, softmax.end_lineno or 0,
-                      softmax.end_col_offset or 0)  # fmt: skip
-        text = f"{prefix}.log_softmax({module.source.segment(inside)}"
+        start = Span.before(softmax.args[0])
+        text = f"{prefix}.log_softmax({_text_between(file, start, softmax)}"
     else:
         owner = receiver(softmax)
-        if owner is None or dotted.startswith(("jax", "scipy", "numpy", "self.")):
+        if owner is None or full_name.startswith(("jax", "scipy", "numpy", "self.")):
             return None
-        rest = module.source.segment(
-            Span(
-                owner.end_lineno or 0,
-                owner.end_col_offset or 0,
-                softmax.end_lineno or 0,
-                softmax.end_col_offset or 0,
-            )
-        )
-        text = module.text(owner) + rest.replace(".softmax", ".log_softmax", 1)
+        rest = _text_between(file, Span.after(owner), softmax)
+        text = file.text(owner) + rest.replace(".softmax", ".log_softmax", 1)
         prefix = ""
-    edit = replace(module, call, text)
-    return Fix("unsafe" if has_eps else "safe", (edit,), needs(prefix)) if edit else None
+    edit = replace(file, call, text)
+    return make_fix("unsafe" if has_eps else "safe", edit, imports=imports_for(prefix))
+
+
+def _text_between(file: PythonFile, start: Span, node: ast.expr) -> str:
+    end = Span.after(node)
+    return file.source.text_at(Span(start.line, start.column, end.line, end.column))

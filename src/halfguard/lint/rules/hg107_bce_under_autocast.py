@@ -4,9 +4,8 @@
 Finds `binary_cross_entropy` and instances of `nn.BCELoss` that are called inside an autocast region.
 
 ## Why is this bad?
-On CUDA torch raises "unsafe to autocast". Where it does not raise, a half sigmoid has already rounded to 0
-or 1, so that a confidently wrong sample gets a wrong loss and no gradient. The version on logits is
-exact.
+On CUDA torch raises "unsafe to autocast". Where it does not raise, a float16 sigmoid has already rounded to 0
+or 1, so a confidently wrong sample gets a wrong loss and no gradient. The version for logits is exact.
 
 ## Example
 ```py
@@ -27,7 +26,7 @@ def step(model, x, y):
 ```
 
 ## Fix safety
-Safe, and offered where the sigmoid stands in the call itself.
+Safe. It is offered only if the sigmoid is in the call itself.
 
 ## References
 YOLOX#336, lightning#13871.
@@ -38,52 +37,48 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import replace
+from halfguard.lint.edits import make_fix, replace
+from halfguard.lint.expressions import argument, called_name, receiver
 from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, key, last_name, receiver
 from halfguard.lint.precision import Precision
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG107",
     name="bce-under-autocast",
-    cure="Leave the sigmoid out and use binary_cross_entropy_with_logits or BCEWithLogitsLoss.",
-    words=("binary_cross_entropy", "BCELoss"),
-    also=("autocast",),
+    cure="Remove the sigmoid and use binary_cross_entropy_with_logits or BCEWithLogitsLoss.",
+    contains=("binary_cross_entropy", "BCELoss"),
+    also_contains=("autocast",),
     severity="error",
     fix="safe",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find BCE in regions that are on."""
-    for call in module.calls("binary_cross_entropy"):
-        if _is_under_autocast(module, call):
-            yield match_at(
-                call, "binary_cross_entropy is unsafe under autocast.", _fix(module, call)
-            )
-    for variable, bindings in module.bindings.items():
-        if any(isinstance(b.value, ast.Call) and last_name(b.value) == "BCELoss" for b in bindings):
-            for call in module.calls(variable.rpartition(".")[2]):
-                if key(call.func) == variable and _is_under_autocast(module, call):
-                    yield match_at(call, f"{variable} is a BCELoss, unsafe under autocast.")
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find binary cross-entropy inside autocast regions."""
+    for call in file.calls("binary_cross_entropy"):
+        if _is_under_autocast(file, call):
+            yield match_at(call, "binary_cross_entropy is unsafe under autocast.", _fix(file, call))
+    for variable in file.constructed("BCELoss"):
+        for call in file.calls_of(variable):
+            if _is_under_autocast(file, call):
+                yield match_at(call, f"{variable} is a BCELoss, which is unsafe under autocast.")
 
 
-def _is_under_autocast(module: Model, call: ast.Call) -> bool:
-    region = module.regions.around(call)
+def _is_under_autocast(file: PythonFile, call: ast.Call) -> bool:
+    region = file.autocast.around(call)
     if region is None or region.enabled is False:
         return False
-    return not call.args or module.precision(call.args[0]) is not Precision.FULL
+    return not call.args or file.precision(call.args[0]) is not Precision.FULL
 
 
-def _fix(module: Model, call: ast.Call) -> Fix | None:
+def _fix(file: PythonFile, call: ast.Call) -> Fix | None:
     first = argument(call, 0, "input")
-    if not isinstance(first, ast.Call) or last_name(first) != "sigmoid":
+    if not isinstance(first, ast.Call) or called_name(first) != "sigmoid":
         return None
     inner = argument(first, 0, "input") if first.args else receiver(first)
     if inner is None or argument(call, 2, "weight") is not None:
         return None
-    renamed = replace(module, call.func, f"{module.text(call.func)}_with_logits")
-    unwrapped = replace(module, first, module.text(inner))
-    return Fix("safe", (renamed, unwrapped)) if renamed and unwrapped else None
+    renamed = replace(file, call.func, f"{file.text(call.func)}_with_logits")
+    return make_fix("safe", renamed, replace(file, first, file.text(inner)))

@@ -1,11 +1,11 @@
-"""A hand-written norm squares values that may be half.
+"""A hand-written norm squares values that may be float16.
 
 ## What it does
 Finds `rsqrt` or `sqrt` of a mean or sum of squares whose input was not cast to float32.
 
 ## Why is this bad?
-A square overflows half from 256 on and vanishes below 1.7e-4. CUDA's autocast computes powers in float32,
-but half weights, CPU autocast and compiled kernels do not.
+A square overflows float16 for values from 256 on, and becomes zero for values below 1.7e-4. CUDA's autocast
+computes powers in float32, but float16 weights, CPU autocast and compiled kernels do not.
 
 ## Example
 ```py
@@ -27,7 +27,7 @@ class RMSNorm(torch.nn.Module):
 ```
 
 ## References
-pytorch#66707. `halfguard.ops.rms_norm` is the operation as a whole.
+pytorch#66707. `halfguard.ops.rms_norm` computes the whole operation.
 """
 
 from __future__ import annotations
@@ -35,50 +35,41 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.halves import may_be_half
+from halfguard.lint.expressions import called_name, number
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, last_name, number, receiver
+from halfguard.lint.numeric_checks import may_be_half
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG108",
     name="square-in-half",
     cure="Cast to float32 before squaring: x.float().",
-    words=("sqrt(",),
-    also=("pow(2)", "pow(2.0)", "** 2", "**2", "square", ", 2)"),
+    contains=("sqrt(",),
+    also_contains=("pow(2)", "pow(2.0)", "** 2", "**2", "square", ", 2)"),
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find roots of means of squares."""
-    for call in module.calls("rsqrt", "sqrt"):
-        inner: ast.AST | None = receiver(call)
-        if module.dotted(call.func).startswith("torch."):
-            inner = argument(call, 0, "input")
+    for call in file.calls("rsqrt", "sqrt"):
+        inner = file.tensor_of(call)
         if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add):
             inner = inner.left
-        if isinstance(inner, ast.Name):
-            bound = module.latest(inner)
-            inner = bound.value if bound else None
-        base = _squared(module, inner)
-        if base is not None and module.roles.is_torch_module(call) and may_be_half(module, base):
-            yield match_at(call, "The squares under this root overflow half from 256 on.")
+        base = _squared(file, file.assigned_value(inner))
+        if base is not None and file.roles.is_in_nn_module(call) and may_be_half(file, base):
+            yield match_at(call, "Values of 256 and above overflow float16 when squared.")
 
 
-def _squared(module: Model, node: ast.AST | None) -> ast.expr | None:
-    """``x`` in ``x.pow(2).mean(...)``, ``torch.mean(x ** 2)`` and their like."""
-    if not isinstance(node, ast.Call) or last_name(node) not in {"mean", "sum"}:
+def _squared(file: PythonFile, node: ast.AST | None) -> ast.expr | None:
+    """Return ``x`` of ``x.pow(2).mean(...)``, ``torch.mean(x ** 2)`` and similar expressions."""
+    if not isinstance(node, ast.Call) or called_name(node) not in {"mean", "sum"}:
         return None
-    function = module.dotted(node.func).startswith("torch.")
-    inner = argument(node, 0, "input") if function else receiver(node)
+    inner = file.tensor_of(node)
     if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Pow):
         return inner.left if number(inner.right) == 2 else None
     if isinstance(inner, ast.Call):
-        base = receiver(inner)
-        if module.dotted(inner.func).startswith("torch."):
-            base = argument(inner, 0, "input")
         power = inner.args[-1] if inner.args else None
-        if last_name(inner) == "square" or (last_name(inner) == "pow" and number(power) == 2):
-            return base
+        if called_name(inner) == "square" or (called_name(inner) == "pow" and number(power) == 2):
+            return file.tensor_of(inner)
     return None

@@ -1,10 +1,10 @@
-"""The default eps of `F.normalize` and `cosine_similarity` is zero in half.
+"""The default eps of `F.normalize` and `cosine_similarity` is zero in float16.
 
 ## What it does
-Finds both functions on values that are half, with an eps (or a default) that rounds to zero.
+Finds both functions on float16 values, with an eps that rounds to zero; the defaults do.
 
 ## Why is this bad?
-The defaults are 1e-12 and 1e-8. In half both are 0, and a zero vector becomes NaN instead of zero.
+The defaults are 1e-12 and 1e-8. In float16 both are 0, and a zero vector becomes NaN instead of zero.
 
 ## Example
 ```py
@@ -32,31 +32,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.halves import vanishes
+from halfguard.lint.expressions import argument, called_name, has_keyword
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, has_keyword
+from halfguard.lint.numeric_checks import underflows_half
 from halfguard.lint.precision import Precision
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG109",
     name="normalize-eps",
-    cure="Normalise in float32, or pass an eps that half can hold, such as 1e-6.",
-    words=("normalize", "cosine_similarity"),
-    also=("half", "float16"),
+    cure="Normalize in float32, or pass an eps that float16 can represent, such as 1e-6.",
+    contains=("normalize", "cosine_similarity"),
+    also_contains=("half", "float16"),
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find normalisations of half values."""
-    for name, position in (("normalize", 3), ("cosine_similarity", 3)):
-        for call in module.calls(name):
-            if not module.dotted(call.func).startswith("torch.") or not call.args:
-                continue
-            eps = argument(call, position, "eps")
-            lost = (
-                vanishes(module.constant(eps)) if eps is not None else not has_keyword(call, "eps")
-            )
-            if lost and module.precision(call.args[0]) is Precision.HALF:
-                yield match_at(call, f"The eps of {name} is 0 in half: a zero vector becomes NaN.")
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find normalizations of float16 values."""
+    for call in file.calls("normalize", "cosine_similarity"):
+        if not file.is_torch_call(call) or not call.args:
+            continue
+        eps = argument(call, 3, "eps")
+        is_zero = underflows_half(file.constant(eps)) if eps else not has_keyword(call, "eps")
+        if is_zero and file.precision(call.args[0]) is Precision.HALF:
+            name = called_name(call)
+            yield match_at(call, f"The eps of {name} is 0 in float16: a zero vector becomes NaN.")

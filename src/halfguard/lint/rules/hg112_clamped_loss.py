@@ -1,11 +1,11 @@
 """A loss is clamped from above.
 
 ## What it does
-Finds `clamp` with a constant upper bound on a value called loss.
+Finds `clamp` with a constant upper bound on a variable named loss.
 
 ## Why is this bad?
-Above the bound the gradient is zero, so the samples that are worst are not learnt from at all; and NaN
-passes through a clamp unchanged. It makes the curve look calm, and nothing else.
+Above the bound the gradient is zero, so the model does not learn from the worst samples at all. NaN passes
+through a clamp unchanged. The clamp only makes the loss curve look smooth.
 
 ## Example
 ```py
@@ -32,29 +32,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from halfguard.lint.expressions import name_of
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, key, receiver
+from halfguard.lint.numeric_checks import clamp_arguments
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG112",
     name="clamped-loss",
-    cure="Clip the gradient norm instead; a gradient that is too large is bounded and kept.",
-    words=("loss",),
-    also=("clamp", "clip"),
+    cure="Clip the gradient norm instead: it limits large gradients and keeps them.",
+    contains=("loss",),
+    also_contains=("clamp", "clip"),
 )
 _LOSS = re.compile(r"(^|_)loss(es)?$")
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find clamps of losses."""
-    for call in module.calls("clamp", "clip", "clamp_", "clamp_max"):
-        function = module.dotted(call.func).startswith("torch.")
-        value = argument(call, 0, "input") if function else receiver(call)
-        name = key(value).rpartition(".")[2].lower() if value is not None else ""
-        bound = module.constant(argument(call, int(function) + 1, "max"))
+    for call in file.calls("clamp", "clip", "clamp_", "clamp_max"):
+        tensor, _, upper = clamp_arguments(file, call)
+        bound = file.constant(upper)
+        name = name_of(tensor).rpartition(".")[2].lower()
         if bound is not None and bound > 0 and _LOSS.search(name):
-            yield match_at(
-                call, f"Above {bound:g} this loss has no gradient, and NaN passes through."
-            )
+            message = f"Above {bound:g} this loss has no gradient, and NaN passes through."
+            yield match_at(call, message)

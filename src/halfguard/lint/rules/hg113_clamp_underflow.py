@@ -1,11 +1,11 @@
-"""A lower bound that is zero in half bounds nothing.
+"""A lower bound that is zero in float16 has no effect.
 
 ## What it does
-Finds `clamp` with a lower bound of at most 2.98e-8 on a tensor that may be half.
+Finds `clamp` with a lower bound of at most 2.98e-8 on a tensor that may be float16.
 
 ## Why is this bad?
-The bound rounds to zero, so zeros stay zeros: the logarithm after it is -inf, the division 0/0. It is a
-preview rule because what is clamped is float32 more often than the source of one file shows.
+The bound rounds to zero, so zeros stay zeros: the next logarithm is -inf, the next division 0/0. This is a
+preview rule because the clamped value is float32 more often than one file can show.
 
 ## Example
 ```py
@@ -31,30 +31,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.halves import SMALL, is_model_value, may_be_half, vanishes
+from halfguard.lint.expressions import called_name
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, last_name, receiver
+from halfguard.lint.numeric_checks import (
+    SMALL_CONSTANTS,
+    clamp_arguments,
+    is_model_value,
+    may_be_half,
+    underflows_half,
+)
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG113",
     name="clamp-underflow",
     cure="Compute in float32 (x.float()), or take the bound from torch.finfo(x.dtype).",
-    words=("clamp",),
-    also=SMALL,
+    contains=("clamp",),
+    also_contains=SMALL_CONSTANTS,
     preview=True,
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find lower bounds that vanish."""
-    for call in module.calls("clamp", "clamp_", "clamp_min", "clamp_min_"):
-        function = module.dotted(call.func).startswith("torch.")
-        tensor = argument(call, 0, "input") if function else receiver(call)
-        bound = argument(call, int(function), "min")
-        if tensor is None or bound is None or not vanishes(module.constant(bound)):
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find lower bounds that underflow."""
+    for call in file.calls("clamp", "clamp_", "clamp_min", "clamp_min_"):
+        tensor, bound, _ = clamp_arguments(file, call)
+        if tensor is None or bound is None or not underflows_half(file.constant(bound)):
             continue
-        if may_be_half(module, tensor) and (function or is_model_value(module, tensor)):
-            message = f"{module.text(bound)} is 0 in half: {last_name(call)} keeps the zeros."
+        if may_be_half(file, tensor) and (file.is_torch_call(call) or is_model_value(file, tensor)):
+            message = f"{file.text(bound)} is 0 in float16: {called_name(call)} keeps zeros."
             yield match_at(bound, message)

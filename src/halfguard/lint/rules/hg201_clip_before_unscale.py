@@ -5,8 +5,8 @@ Finds `clip_grad_norm_` and `clip_grad_value_` between a scaled backward pass an
 `scaler.unscale_` before them.
 
 ## Why is this bad?
-The norm that is compared with the limit is 65,536 times too large, so every step is clipped, and
-`scaler.step` divides by the scale afterwards: with `max_norm=1.0` the applied norm was 1.5e-5.
+The norm is 65,536 times too large when it is compared with the limit, so every step is clipped. `scaler.step`
+then divides by the scale: with `max_norm=1.0` the applied norm was 1.5e-5.
 
 ## Example
 ```py
@@ -38,7 +38,7 @@ def train(model, optimizer, loader, loss_fn):
 ```
 
 ## Fix safety
-Safe: puts `scaler.unscale_(optimizer)` on the line above. `scaler.step` then knows that it is done.
+Safe: inserts `scaler.unscale_(optimizer)` on the line above. `scaler.step` then does not unscale again.
 
 ## References
 lightning#9330, lightning#9599.
@@ -49,10 +49,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import insert_before
+from halfguard.lint.edits import insert_before, make_fix
 from halfguard.lint.event import Event
 from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
@@ -60,39 +60,36 @@ META = Meta(
     code="HG201",
     name="clip-before-unscale",
     cure="Call scaler.unscale_(optimizer) before clipping.",
-    words=("clip_grad",),
+    contains=("clip_grad",),
     severity="error",
     fix="safe",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find clipping of scaled gradients."""
-    for step in module.steps:
-        for clip in step.of("clip"):
-            applied = _step_after(step, clip)
-            if not step.before(clip, "scaled_backward") or applied is None:
+    for step in file.steps:
+        for clip in step.find("clip"):
+            scaler_step = _scaler_step_after(step, clip)
+            if not step.before(clip, "scaled_backward") or scaler_step is None:
                 continue
             if not step.before(clip, "unscale"):
-                message = (
-                    "The gradients are still multiplied by the loss scale when they are clipped."
-                )
-                yield match_at(clip.node, message, _fix(module, clip, applied))
+                message = "The gradients are still multiplied by the loss scale when clipped."
+                yield match_at(clip.node, message, _fix(file, clip, scaler_step))
 
 
-def _step_after(step: Step, clip: Event) -> Event | None:
+def _scaler_step_after(step: Step, clip: Event) -> Event | None:
     later = step.events[step.events.index(clip) :]
     return next((e for e in later if e.kind == "scaler_step" and not e.excludes(clip)), None)
 
 
-def _fix(module: Model, clip: Event, applied: Event) -> Fix | None:
-    statement = module.statement_of(clip.node)
-    same = module.function_of(clip.node) is module.function_of(applied.node)
-    if not isinstance(statement, ast.Expr | ast.Assign) or not same or not applied.target:
+def _fix(file: PythonFile, clip: Event, scaler_step: Event) -> Fix | None:
+    statement = file.statement_of(clip.node)
+    same = file.function_of(clip.node) is file.function_of(scaler_step.node)
+    if not isinstance(statement, ast.Expr | ast.Assign) or not same or not scaler_step.optimizer:
         return None
-    if not isinstance(applied.node, ast.Call):
+    if not isinstance(scaler_step.node, ast.Call):
         return None
-    owner = module.text(applied.node.func).rpartition(".")[0]
-    text = f"{owner}.unscale_({module.text(applied.node.args[0])})"
-    edit = insert_before(module, statement, text)
-    return Fix("safe", (edit,)) if edit else None
+    owner = file.text(scaler_step.node.func).rpartition(".")[0]
+    text = f"{owner}.unscale_({file.text(scaler_step.node.args[0])})"
+    return make_fix("safe", insert_before(file, statement, text))

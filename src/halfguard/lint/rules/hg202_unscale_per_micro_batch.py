@@ -1,12 +1,12 @@
-"""Gradients are unscaled in every micro-batch, but stepped in some.
+"""Gradients are unscaled in every micro-batch, but the optimizer does not step in every one.
 
 ## What it does
-Finds `scaler.unscale_` outside the condition, or inside a loop, that `scaler.step` is not in.
+Finds `scaler.unscale_` that runs more often than `scaler.step`: outside the condition around the step, or in
+an inner loop over micro-batches.
 
 ## Why is this bad?
-The second call before `update()` raises "unscale_() has already been called on this optimizer since the
-last update()". Gradients that were unscaled also cannot be added to those of the next micro-batch, which
-are scaled.
+The second call before `update()` raises "unscale_() has already been called on this optimizer since the last
+update()". Also, unscaled gradients cannot be added to the scaled gradients of the next micro-batch.
 
 ## Example
 ```py
@@ -47,10 +47,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.conditions import is_schedule
+from halfguard.lint.conditions import is_schedule_check
 from halfguard.lint.event import Event
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
@@ -58,35 +58,34 @@ META = Meta(
     code="HG202",
     name="unscale-per-micro-batch",
     cure="Unscale once, directly before clipping and stepping, under the same condition as the step.",
-    words=("unscale_",),
+    contains=("unscale_",),
     severity="error",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find unscaling that happens more often than stepping."""
-    for step in module.steps:
-        steps = step.of("scaler_step")
-        for unscale in step.of("unscale"):
-            mine = [s for s in steps if s.target == unscale.target and not s.excludes(unscale)]
-            if mine and all(_is_rarer(step, s, unscale) for s in mine):
+    for step in file.steps:
+        steps = step.find("scaler_step")
+        for unscale in step.find("unscale"):
+            mine = [
+                s for s in steps if s.optimizer == unscale.optimizer and not s.excludes(unscale)
+            ]
+            if mine and all(_runs_less_often(step, s, unscale) for s in mine):
                 message = (
-                    "unscale_ runs in every micro-batch, and the step does not: it will raise."
+                    "unscale_ runs in every micro-batch, but the step does not: it will raise."
                 )
                 yield match_at(unscale.node, message)
 
 
-def _is_rarer(step: Step, applied: Event, unscale: Event) -> bool:
-    """Whether a step happens less often than an unscaling: more conditions, or fewer loops."""
-    extra = [t for t in applied.tests if t not in unscale.tests]
-    if any(is_schedule(test) for test in extra):
+def _runs_less_often(step: Step, scaler_step: Event, unscale: Event) -> bool:
+    """Return whether a step runs less often than ``unscale_``: on a schedule, or in fewer loops."""
+    extra = [t for t in scaler_step.tests if t not in unscale.tests]
+    if any(is_schedule_check(test) for test in extra):
         return True
     inner = step.inner_loops(unscale)
-    return bool(inner) and not any(loop in applied.loops for loop in inner) and _repeats(inner[-1])
-
-
-def _repeats(loop: ast.stmt) -> bool:
-    """Whether a loop goes over micro-batches, not over the optimizers themselves."""
-    header = loop.target if isinstance(loop, ast.For) else None
-    text = ast.unparse(header).lower() if header is not None else ""
-    return "opt" not in text
+    if not inner or any(loop in scaler_step.loops for loop in inner):
+        return False
+    target = inner[-1].target if isinstance(inner[-1], ast.For) else None
+    # A loop over optimizers is not a loop over micro-batches.
+    return target is None or "opt" not in ast.unparse(target).lower()

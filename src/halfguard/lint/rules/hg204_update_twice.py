@@ -1,12 +1,12 @@
-"""`scaler.update` is called twice with no step, or with a stale scale, between.
+"""`scaler.update` is called twice without a step between, or before all optimizers have stepped.
 
 ## What it does
-Finds a second `update()` with no `scaler.step` since the first, and a `scaler.step` after an `update()` for
-gradients that were scaled before it.
+Finds a second `update()` with no `scaler.step` after the first, and an `update()` between scaling gradients
+and the `scaler.step` that uses them.
 
 ## Why is this bad?
-Without a step between, the second call raises "No inf checks were recorded prior to update". With one,
-gradients that were multiplied by the old scale are divided by the new one: whenever it changes, that
+Without a step between, the second call raises "No inf checks were recorded prior to update". With a step,
+gradients that were multiplied by the old scale are divided by the new one. Whenever the scale changes, that
 optimizer takes a step of double or half the size.
 
 ## Example
@@ -39,7 +39,7 @@ def train(loader, net_d, net_g, opt_d, opt_g):
 ```
 
 ## Fix safety
-Safe: takes away the call that must not be there, where it is a statement of its own.
+Safe: removes the wrong call, if it is a statement of its own.
 
 ## References
 neosr#9.
@@ -51,56 +51,48 @@ import ast
 import itertools
 from collections.abc import Iterator
 
-from halfguard.lint.edits import remove
+from halfguard.lint.edits import make_fix, remove
 from halfguard.lint.event import Event
-from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.match import Match, match_at
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG204",
     name="update-twice",
-    cure="Call update() once an iteration, after the last step.",
-    words=("caler",),
+    cure="Call update() once per iteration, after the last step.",
+    contains=("caler",),
     severity="error",
     fix="safe",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find updates that repeat, or that come between scaling and stepping."""
-    for step in module.steps:
-        updates = step.of("scaler_update")
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find repeated updates, and updates between scaling and stepping."""
+    for step in file.steps:
+        updates = step.find("scaler_update")
         for first, second in itertools.pairwise(updates):
-            if (
-                first.excludes(second)
-                or first.subject != second.subject
-                or first.loops != second.loops
-            ):
+            if first.excludes(second) or first.owner != second.owner or first.loops != second.loops:
                 continue
             if first.node is second.node:
                 continue
-            between = list(step.between(first, second))
-            kinds = {event.kind for event in between}
+            kinds = {event.kind for event in step.between(first, second)}
             if not kinds & {"scaler_step", "unscale"} and _same_condition(first, second):
-                yield _match(
-                    module, second, "update() is called again with no step since the last."
-                )
-            elif (
-                "scaler_step" in kinds
-                and "scaled_backward" not in kinds
-                and step.before(first, "scaled_backward")
-            ):
-                message = "update() changes the scale while gradients still wait to be unscaled."
-                yield _match(module, first, message)
+                message = "update() is called again without a step since the last update()."
+                yield _match(file, second, message)
+                continue
+            uses_old_scale = "scaler_step" in kinds and "scaled_backward" not in kinds
+            if uses_old_scale and step.before(first, "scaled_backward"):
+                message = "update() changes the scale before all gradients have been unscaled."
+                yield _match(file, first, message)
 
 
 def _same_condition(first: Event, second: Event) -> bool:
-    """Whether the second surely follows the first: it stands under no further condition."""
-    return set(second.guards) <= set(first.guards)
+    """Return whether the second always runs after the first: it has no further condition."""
+    return set(second.conditions) <= set(first.conditions)
 
 
-def _match(module: Model, event: Event, message: str) -> Match:
-    statement = module.statement_of(event.node)
-    edit = remove(module, statement) if isinstance(statement, ast.Expr) else None
-    return match_at(event.node, message, Fix("safe", (edit,)) if edit else None)
+def _match(file: PythonFile, event: Event, message: str) -> Match:
+    statement = file.statement_of(event.node)
+    edit = remove(file, statement) if isinstance(statement, ast.Expr) else None
+    return match_at(event.node, message, make_fix("safe", edit))

@@ -1,11 +1,11 @@
-"""A loss is not scaled, and its gradients are unscaled all the same.
+"""A loss is not scaled, but its gradients are unscaled.
 
 ## What it does
-Finds `loss.backward()` before `scaler.step(optimizer)`, with no scaled backward pass on that path.
+Finds `loss.backward()` before `scaler.step(optimizer)`, without a scaled backward pass on that path.
 
 ## Why is this bad?
-`scaler.step` divides gradients by the scale. Those that were never multiplied shrink 65,536 times: small
-ones vanish, and the model hardly learns.
+`scaler.step` divides gradients by the scale. Gradients that were not multiplied by it become 65,536 times
+smaller: small ones become zero, and the model hardly learns.
 
 ## Example
 ```py
@@ -36,7 +36,7 @@ def train(model, optimizer, loader, loss_fn):
 ```
 
 ## Fix safety
-Safe: scales the loss for the backward pass, and leaves the loss itself as it was.
+Safe: scales the loss for the backward pass only. The variable does not change.
 
 ## References
 Open-Rig3R#35.
@@ -47,42 +47,41 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import replace
+from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.event import Event
+from halfguard.lint.expressions import receiver
 from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import receiver
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG206",
     name="backward-unscaled",
     cure="Call scaler.scale(loss).backward().",
-    words=("caler",),
+    contains=("caler",),
     severity="error",
     fix="safe",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find plain backward passes that a scaler steps on."""
-    for step in module.steps:
-        for applied in step.of("scaler_step"):
-            before = step.before(applied, "backward", "scaled_backward", "framework_backward")
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find unscaled backward passes before ``scaler.step``."""
+    for step in file.steps:
+        for scaler_step in step.find("scaler_step"):
+            before = step.before(scaler_step, "backward", "scaled_backward", "framework_backward")
             if not before or any(event.kind != "backward" for event in before):
                 continue
             event = before[0]
-            message = f"This loss is not scaled, and {applied.subject}.step divides by the scale."
-            yield match_at(event.node, message, _fix(module, event, applied))
+            message = f"This loss is not scaled, but {scaler_step.owner}.step divides by the scale."
+            yield match_at(event.node, message, _fix(file, event, scaler_step))
 
 
-def _fix(module: Model, event: Event, applied: Event) -> Fix | None:
-    same = module.function_of(event.node) is module.function_of(applied.node)
-    if not same or not isinstance(event.node, ast.Call) or not isinstance(applied.node, ast.Call):
+def _fix(file: PythonFile, event: Event, scaler_step: Event) -> Fix | None:
+    same = file.function_of(event.node) is file.function_of(scaler_step.node)
+    if not same or not isinstance(event.node, ast.Call):
         return None
     loss = receiver(event.node)
-    if loss is None:
+    if loss is None or not isinstance(scaler_step.node, ast.Call):
         return None
-    scaler = module.text(applied.node.func).rpartition(".")[0]
-    edit = replace(module, loss, f"{scaler}.scale({module.text(loss)})")
-    return Fix("safe", (edit,)) if edit else None
+    scaler = file.text(scaler_step.node.func).rpartition(".")[0]
+    return make_fix("safe", replace(file, loss, f"{scaler}.scale({file.text(loss)})"))

@@ -1,10 +1,10 @@
 """`scaler.step` is called twice for one optimizer before `update`.
 
 ## What it does
-Finds two `scaler.step` calls with the same optimizer on one path, with no `update()` between.
+Finds two `scaler.step` calls with the same optimizer on one path, without an `update()` between them.
 
 ## Why is this bad?
-The second raises "step() has already been called since the last update()".
+The second call raises "step() has already been called since the last update()".
 
 ## Example
 ```py
@@ -43,27 +43,28 @@ import itertools
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG208",
     name="step-twice",
     cure="Step each optimizer once between two updates.",
-    words=("caler",),
+    contains=("caler",),
     severity="error",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find repeated steps."""
-    for step in module.steps:
-        steps = [e for e in step.of("scaler_step") if e.target]
+    for step in file.steps:
+        steps = [e for e in step.find("scaler_step") if e.optimizer]
         for first, second in itertools.pairwise(steps):
-            same = (first.subject, first.target) == (second.subject, second.target)
+            same = (first.owner, first.optimizer) == (second.owner, second.optimizer)
             if not same or first.excludes(second) or first.node is second.node:
                 continue
-            if set(second.guards) <= set(first.guards) and not any(
+            if set(second.conditions) <= set(first.conditions) and not any(
                 event.kind == "scaler_update" for event in step.between(first, second)
             ):
-                yield match_at(second.node, f"{second.target} was already stepped since update().")
+                message = f"{second.optimizer} was already stepped since the last update()."
+                yield match_at(second.node, message)

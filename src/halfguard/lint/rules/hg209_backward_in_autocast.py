@@ -4,9 +4,8 @@
 Finds `backward()` inside `with autocast(...)`.
 
 ## Why is this bad?
-Backward operations already run in the type that their forward operation chose. Inside the block, custom
-autograd functions, hooks and double backward are cast once more; torch's documentation advises against
-it.
+Backward operations already run in the dtype that autocast chose for the forward operation. Inside the block,
+custom autograd functions, hooks and double backward are cast again. torch's documentation advises against it.
 
 ## Example
 ```py
@@ -37,28 +36,28 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfguard.lint.expressions import called_name, name_of, receiver
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import key, last_name, receiver
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG209",
     name="backward-in-autocast",
     cure="End the autocast block before the backward pass.",
-    words=("autocast",),
+    contains=("autocast",),
     severity="note",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find backward passes inside autocast blocks."""
-    for call in module.calls("backward"):
+    for call in file.calls("backward"):
         owner = receiver(call)
-        if owner is None or call.args or key(owner) in {"self", "ctx"}:
+        if owner is None or call.args or name_of(owner) in {"self", "ctx"}:
             continue
-        if isinstance(owner, ast.Call) and last_name(owner) == "super":
+        if isinstance(owner, ast.Call) and called_name(owner) == "super":
             continue
-        region = module.regions.directly_around(call)
+        region = file.autocast.directly_around(call)
         if region is not None and region.enabled is not False:
             yield match_at(call, "The backward pass runs under autocast.")

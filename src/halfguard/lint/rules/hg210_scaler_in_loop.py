@@ -1,11 +1,11 @@
-"""A new scaler is made in every iteration.
+"""A new scaler is created in every iteration.
 
 ## What it does
-Finds `GradScaler(...)` inside the loop that trains.
+Finds `GradScaler(...)` inside the training loop.
 
 ## Why is this bad?
-Each new scaler begins at 65,536 again. What the last one had learnt is lost, and a model that needs a
-smaller scale skips its first steps in every epoch, or all of them.
+Each new scaler starts at 65,536 again, and the scale that the last one had found is lost. A model that needs
+a smaller scale skips its first steps in every epoch, or all of them.
 
 ## Example
 ```py
@@ -41,23 +41,23 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG210",
     name="scaler-in-loop",
-    cure="Make the scaler once, before the loop.",
-    words=("GradScaler",),
+    cure="Create the scaler once, before the loop.",
+    contains=("GradScaler",),
     severity="error",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find scalers made where they are used."""
-    loops = {step.loop for step in module.steps if step.has("scaled_backward")}
-    for call in module.roles.constructed_scalers:
-        for parent in module.ancestors(call):
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find scalers that are created inside the loop that uses them."""
+    loops = {step.loop for step in file.steps if step.has("scaled_backward")}
+    for call in file.roles.constructed_scalers:
+        for parent in file.ancestors(call):
             if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 break
             if parent in loops:

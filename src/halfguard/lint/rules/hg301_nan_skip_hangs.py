@@ -1,13 +1,13 @@
-"""One rank leaves a step that the others wait in.
+"""One rank skips a backward pass in which the other ranks wait for it.
 
 ## What it does
-Finds `continue` or `return` on a loss that is not finite, before the backward pass, in a file that may run
-on several ranks; and `return None` for the same reason in a Lightning `training_step`.
+Finds `continue` or `return` on a loss that is not finite, before the backward pass, in a file that may run on
+several ranks. Also finds `return None` for the same reason in a Lightning `training_step`.
 
 ## Why is this bad?
-The backward pass of DistributedDataParallel is a collective operation. A rank that skips it leaves all
-others waiting until the time-out. Run backward as usual: infinities reach every rank through the
-all-reduce, and the scaler skips everywhere together.
+The backward pass of DistributedDataParallel is a collective operation. If one rank skips it, all other ranks
+wait until the timeout. Run backward on every rank: infinities reach all ranks through the all-reduce, and all
+scalers skip the step together.
 
 ## Example
 ```py
@@ -46,52 +46,44 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.conditions import asks_about_loss
+from halfguard.lint.conditions import is_loss_check
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG301",
     name="nan-skip-hangs",
     cure="Let backward run on every rank, or agree on the skip with an all-reduce first.",
-    words=("isnan", "isinf", "isfinite"),
+    contains=("isnan", "isinf", "isfinite"),
     severity="error",
 )
-_AGREED = ("all_reduce", "all_gather", "any_rank", "broadcast", "reduce_boolean")
+_MESSAGE = "A rank that exits here skips the backward pass, and the other ranks hang."
+_COLLECTIVES = ("all_reduce", "all_gather", "any_rank", "broadcast", "reduce_boolean")
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find skips that the ranks do not agree on."""
-    if any(word in module.source.text for word in _AGREED):
+    if any(word in file.source.text for word in _COLLECTIVES):
         return
-    if module.roles.may_be_distributed:
-        for step in module.steps:
-            for leave in step.of("continue", "return"):
-                if step.before(leave, "backward", "scaled_backward") or not leave.tests:
+    if file.roles.may_be_distributed:
+        for step in file.steps:
+            for skip in step.find("continue", "return"):
+                if step.before(skip, "backward", "scaled_backward") or not skip.tests:
                     continue
-                if _is_branch(module, leave.node) and asks_about_loss(module, leave.tests[-1]):
-                    yield _match(leave.node)
-    for function in module.functions:
-        if function.name == "training_step" and module.class_of(function) is not None:
-            yield from _lightning(module, function)
+                is_branch = isinstance(file.parents.get(skip.node), ast.If)
+                if is_branch and is_loss_check(file, skip.tests[-1]):
+                    yield match_at(skip.node, _MESSAGE)
+    for function in file.functions:
+        if function.name == "training_step" and file.class_of(function) is not None:
+            yield from _check_training_step(file, function)
 
 
-def _lightning(module: Model, function: ast.AST) -> Iterator[Match]:
-    for node in module.nodes(ast.Return):
-        parent = module.parents.get(node)
-        empty = node.value is None or (
-            isinstance(node.value, ast.Constant) and node.value.value is None
-        )
-        branch = parent if isinstance(parent, ast.If) else None
-        inside = empty and function in module.ancestors(node)
-        if branch is not None and inside and asks_about_loss(module, branch.test):
-            yield _match(node)
-
-
-def _is_branch(module: Model, node: ast.AST) -> bool:
-    return isinstance(module.parents.get(node), ast.If)
-
-
-def _match(node: ast.Call | ast.stmt) -> Match:
-    return match_at(node, "A rank that leaves here never reaches the backward pass: the rest hang.")
+def _check_training_step(file: PythonFile, function: ast.AST) -> Iterator[Match]:
+    for node in file.nodes(ast.Return):
+        branch, value = file.parents.get(node), node.value
+        is_none = value is None or (isinstance(value, ast.Constant) and value.value is None)
+        if not isinstance(branch, ast.If) or not is_none or function not in file.ancestors(node):
+            continue
+        if is_loss_check(file, branch.test):
+            yield match_at(node, _MESSAGE)

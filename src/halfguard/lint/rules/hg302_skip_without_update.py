@@ -1,12 +1,12 @@
-"""A step is skipped by hand and the scale is left as it is.
+"""A step is skipped by hand without updating the scale.
 
 ## What it does
 Finds `continue` after a scaled backward pass, on a check of gradients or loss, without `scaler.update()`.
 
 ## Why is this bad?
-The scale falls only in `update()`. Skipped by hand, the same overflow returns with every batch: in one
-measured run 50 of 50 steps were skipped, against 12 of 50 with the scaler left alone. After `unscale_` the
-next call of it raises as well.
+The scale decreases only in `update()`. Without it, the same overflow repeats with every batch: in one
+measured run 50 of 50 steps were skipped, compared with 12 of 50 if the scaler alone skipped. After
+`unscale_`, the next call of `unscale_` also raises.
 
 ## Example
 ```py
@@ -41,8 +41,8 @@ def train(model, optimizer, loader, loss_fn):
 ```
 
 ## Fix safety
-Safe where `unscale_` has run: puts `scaler.update()` before the `continue`. Elsewhere no fix is offered,
-because `update()` without an inf check raises.
+Safe after `unscale_`: inserts `scaler.update()` before the `continue`. Otherwise no fix is offered, because
+`update()` without an inf check raises.
 
 ## References
 huggingface/transformers#23935, pytorch#36601.
@@ -53,49 +53,47 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.conditions import asks_health
-from halfguard.lint.edits import insert_before
+from halfguard.lint.conditions import is_health_check
+from halfguard.lint.edits import insert_before, make_fix
 from halfguard.lint.event import Event
 from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(
     code="HG302",
     name="skip-without-update",
-    cure="Leave skipping to scaler.step, or call scaler.update() before you continue.",
-    words=("caler",),
+    cure="Let scaler.step skip, or call scaler.update() before continue.",
+    contains=("caler",),
     severity="error",
     fix="safe",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find skips that never lower the scale."""
-    for step in module.steps:
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find skips that never decrease the scale."""
+    for step in file.steps:
         if not step.has("scaler_step"):
             continue
-        for leave in step.of("continue"):
-            scaled = step.before(leave, "scaled_backward")
-            if not scaled or not leave.tests or not asks_health(module, leave.tests[-1]):
+        for skip in step.find("continue"):
+            scaled = step.before(skip, "scaled_backward")
+            if not scaled or not skip.tests or not is_health_check(file, skip.tests[-1]):
                 continue
-            if any(e.kind == "scaler_update" for e in step.between(scaled[0], leave)):
+            if any(e.kind == "scaler_update" for e in step.between(scaled[0], skip)):
                 continue
-            fix = _fix(module, step, leave)
-            yield match_at(leave.node, "This skips the step, and the scale never falls.", fix)
+            fix = _fix(file, step, skip)
+            yield match_at(skip.node, "This skips the step, but the scale never decreases.", fix)
 
 
-def _fix(module: Model, step: Step, leave: Event) -> Fix | None:
-    unscaled = step.before(leave, "unscale")
-    if not unscaled or not isinstance(leave.node, ast.stmt):
+def _fix(file: PythonFile, step: Step, skip: Event) -> Fix | None:
+    unscaled = step.before(skip, "unscale")
+    if not unscaled or not isinstance(skip.node, ast.stmt):
         return None
     node = unscaled[0].node
-    if module.function_of(node) is not module.function_of(leave.node):
+    if file.function_of(node) is not file.function_of(skip.node):
         return None
     if not isinstance(node, ast.Call):
         return None
-    edit = insert_before(
-        module, leave.node, f"{module.text(node.func).rpartition('.')[0]}.update()"
-    )
-    return Fix("safe", (edit,)) if edit else None
+    scaler = file.text(node.func).rpartition(".")[0]
+    return make_fix("safe", insert_before(file, skip.node, f"{scaler}.update()"))

@@ -1,11 +1,11 @@
-"""`scaler.update()` is called where no inf check was made.
+"""`scaler.update()` is called without an inf check before it.
 
 ## What it does
-Finds `update()` on a path that has neither `unscale_` nor `scaler.step` before it.
+Finds `update()` on a path without `unscale_` or `scaler.step` before it.
 
 ## Why is this bad?
-It raises "No inf checks were recorded prior to update". This is what people write when they skip a step by
-hand and want the scale to fall.
+It raises "No inf checks were recorded prior to update". It is usually written to skip a step by hand and
+decrease the scale.
 
 ## Example
 ```py
@@ -35,7 +35,7 @@ def train(model, optimizer, loader, loss_fn):
 ```
 
 ## References
-`scaler.step` makes that check itself, on the device, and skips.
+`scaler.step` does this check on the device and skips the step.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfguard.lint.expressions import called_name
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import last_name
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG303",
     name="update-without-check",
-    cure="Leave the check and the skip to scaler.step, or call scaler.unscale_(optimizer) first.",
-    words=("caler",),
+    cure="Let scaler.step check and skip, or call scaler.unscale_(optimizer) first.",
+    contains=("caler",),
     severity="error",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find updates that have nothing to go by."""
-    for step in module.steps:
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find updates without an inf check."""
+    for step in file.steps:
         if not step.has("scaler_step"):
             continue
-        for update in step.of("scaler_update"):
+        for update in step.find("scaler_update"):
             call = update.node
             if not isinstance(call, ast.Call) or call.args or call.keywords:
                 continue  # update(new_scale) needs no check
-            if last_name(call) != "update" or not step.before(update, "scaled_backward"):
+            if called_name(call) != "update" or not step.before(update, "scaled_backward"):
                 continue
             if not step.before(update, "scaler_step", "unscale"):
                 yield match_at(call, "update() raises here: neither unscale_ nor step has run.")

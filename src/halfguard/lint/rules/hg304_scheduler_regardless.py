@@ -1,11 +1,11 @@
-"""The scheduler steps whether or not the optimizer did.
+"""The scheduler steps even if the optimizer step was skipped.
 
 ## What it does
-Finds `scheduler.step()` in every iteration, beside `scaler.step`, without a condition.
+Finds `scheduler.step()` after `scaler.step` in every iteration, without a condition.
 
 ## Why is this bad?
-When the scaler skips, the learning rate moves and the weights do not. During warm-up the first updates are
-lost that way, and torch warns that `lr_scheduler.step()` came before `optimizer.step()`.
+When the scaler skips a step, the learning rate changes but the weights do not. During warmup the first
+updates are lost in this way, and torch warns that `lr_scheduler.step()` came before `optimizer.step()`.
 
 ## Example
 ```py
@@ -38,33 +38,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from halfguard.lint.conditions import AMP_IS_ON
 from halfguard.lint.event import Event
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
-from halfguard.lint.steps import Step
 
 META = Meta(
     code="HG304",
     name="scheduler-regardless",
-    cure="Step the scheduler only when the optimizer stepped; halfguard.Guard knows which.",
-    words=("caler",),
+    cure="Step the scheduler only if the optimizer stepped; halfguard.Guard does that.",
+    contains=("caler",),
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find schedulers that no outcome holds back."""
-    for step in module.steps:
-        for moved in step.of("scheduler_step"):
-            applied = step.before(moved, "scaler_step")
-            if applied and step.has("scaled_backward") and _as_often(step, moved, applied[0]):
-                message = f"{moved.subject} moves on even when {applied[0].subject} skips the step."
-                yield match_at(moved.node, message)
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find scheduler steps that do not depend on the optimizer step."""
+    for step in file.steps:
+        if step.loop is None or not step.has("scaled_backward"):
+            continue
+        for scheduler in step.find("scheduler_step"):
+            scalers = step.before(scheduler, "scaler_step")
+            if scalers and _has_no_further_condition(scheduler, scalers[0]):
+                message = f"{scheduler.owner} steps even if {scalers[0].owner} skips the step."
+                yield match_at(scheduler.node, message)
 
 
-def _as_often(step: Step, moved: Event, applied: Event) -> bool:
-    """Whether nothing but what guards the step guards the scheduler."""
-    return step.loop is not None and all(
-        guard in applied.guards or "scheduler" in guard[0] or guard[0] == "mixed precision is on"
-        for guard in moved.guards
+def _has_no_further_condition(scheduler: Event, scaler: Event) -> bool:
+    """Return whether every condition of the scheduler's step is also one of the scaler's step."""
+    return all(
+        (text, truth) in scaler.conditions or "scheduler" in text or text == AMP_IS_ON
+        for text, truth in scheduler.conditions
     )

@@ -1,11 +1,11 @@
-"""Whether a step was skipped is guessed from the loss scale.
+"""A skipped step is inferred from the loss scale.
 
 ## What it does
 Finds comparisons of two `scaler.get_scale()` values.
 
 ## Why is this bad?
-Growth changes the scale too, so `!=` calls a good step skipped. A scale that has reached its floor, or 0,
-does not change any more, so `<` calls a skipped step good. And each `get_scale()` waits for the device.
+Growth also changes the scale, so `!=` reports a good step as skipped. A scale at its minimum, or at 0, does
+not change any more, so `<` reports a skipped step as good. Each `get_scale()` also waits for the device.
 
 ## Example
 ```py
@@ -36,36 +36,33 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfguard.lint.expressions import called_name
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import last_name
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG305",
     name="skip-from-scale",
-    cure="Ask the guard: StepOutcome.applied says it, without a host sync.",
-    words=("get_scale",),
+    cure="Use StepOutcome.applied of halfguard.Guard; it needs no host sync.",
+    contains=("get_scale",),
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find comparisons of scales."""
-    for node in module.nodes(ast.Compare):
-        if len(node.ops) != 1 or not all(
-            _is_scale(module, n) for n in (node.left, node.comparators[0])
-        ):
+    for node in file.nodes(ast.Compare):
+        sides = (node.left, node.comparators[0])
+        if len(node.ops) != 1 or not all(_is_scale(file, side) for side in sides):
             continue
         changed = isinstance(node.ops[0], ast.Eq | ast.NotEq)
-        why = (
-            "growth changes the scale as well" if changed
-            else "a scale at its floor does not fall any more"
+        reason = (
+            "growth also changes the scale" if changed
+            else "a scale at its minimum does not decrease"
         )  # fmt: skip
-        yield match_at(node, f"This does not tell whether the step was skipped: {why}.")
+        yield match_at(node, f"This does not show whether the step was skipped: {reason}.")
 
 
-def _is_scale(module: Model, node: ast.AST) -> bool:
-    if isinstance(node, ast.Name):
-        bound = module.latest(node)
-        node = bound.value if bound and bound.value is not None else node
-    return isinstance(node, ast.Call) and last_name(node) == "get_scale"
+def _is_scale(file: PythonFile, node: ast.AST) -> bool:
+    value = file.assigned_value(node)
+    return isinstance(value, ast.Call) and called_name(value) == "get_scale"

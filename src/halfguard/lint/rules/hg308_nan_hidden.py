@@ -1,12 +1,12 @@
-"""A NaN loss or gradient is painted over.
+"""A NaN loss or gradient is hidden.
 
 ## What it does
-Finds `nan_to_num` on a loss or gradient, `torch.where` on its NaN, and multiplying a NaN loss by zero.
+Finds `nan_to_num` on a loss or gradient, `torch.where` that replaces its NaN, and a NaN loss multiplied by
+zero.
 
 ## Why is this bad?
-The value changes, the graph does not. NaN * 0 is NaN, and the gradients that flow back through `where` and
-`nan_to_num` of a NaN loss are NaN still, or zero without a trace. Nothing is cured; it is only not seen any
-more.
+The value changes, but the graph does not. NaN * 0 is NaN, and the gradients that flow back through `where`
+and `nan_to_num` of a NaN loss are still NaN, or zero without a trace. The problem remains; it is only hidden.
 
 ## Example
 ```py
@@ -35,49 +35,46 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.conditions import text_of
+from halfguard.lint.expressions import name_of, number
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, key, number, receiver
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG308",
     name="nan-hidden",
-    cure="Leave the value alone, let the scaler skip, and find the operation that made it.",
-    words=("nan_to_num", "isnan", "isinf", "isfinite"),
-    also=("loss", "grad"),
+    cure="Keep the value, let the scaler skip the step, and find the operation that produced it.",
+    contains=("nan_to_num", "isnan", "isinf", "isfinite"),
+    also_contains=("loss", "grad"),
 )
 _LOSS = re.compile(r"(^|[._])(total_|ce_|kd_|train_)?loss$|\.grad(\.data)?$")
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find the three ways to hide a NaN."""
-    for call in module.calls("nan_to_num", "nan_to_num_"):
-        function = module.dotted(call.func).startswith("torch.")
-        value = argument(call, 0, "input") if function else receiver(call)
-        if _is_loss(value):
-            yield match_at(call, "nan_to_num hides the NaN, and its gradient is no better.")
-    for call in module.calls("where"):
+    for call in file.calls("nan_to_num", "nan_to_num_"):
+        if _is_loss(file.tensor_of(call)):
+            yield match_at(call, "nan_to_num hides the NaN, but does not repair the gradient.")
+    for call in file.calls("where"):
         if len(call.args) != 3 or not any(_is_loss(side) for side in call.args[1:]):
             continue
-        if _asks_nan(call.args[0]):
-            yield match_at(call, "where() hides the NaN of this loss; its gradient stays NaN.")
-    for node in module.nodes(ast.BinOp):
+        if _is_nan_check(call.args[0]):
+            yield match_at(call, "where() hides the NaN of this loss; the gradient is still NaN.")
+    for node in file.nodes(ast.BinOp):
         sides = (node.left, node.right)
         by_zero = isinstance(node.op, ast.Mult) and any(number(s) == 0 for s in sides)
-        if by_zero and any(_is_loss(s) for s in sides) and _on_nan(module, node):
-            yield match_at(node, "NaN * 0 is NaN: the gradients are as bad as before.")
+        if by_zero and any(_is_loss(s) for s in sides) and _is_under_nan_check(file, node):
+            yield match_at(node, "NaN * 0 is NaN: the gradients are not repaired.")
 
 
 def _is_loss(node: ast.AST | None) -> bool:
-    return node is not None and bool(_LOSS.search(key(node)))
+    return bool(_LOSS.search(name_of(node)))
 
 
-def _on_nan(module: Model, node: ast.AST) -> bool:
-    tests = (p.test for p in module.ancestors(node) if isinstance(p, ast.If))
-    return any(_asks_nan(test) for test in tests)
+def _is_under_nan_check(file: PythonFile, node: ast.AST) -> bool:
+    tests = (p.test for p in file.ancestors(node) if isinstance(p, ast.If))
+    return any(_is_nan_check(test) for test in tests)
 
 
-def _asks_nan(test: ast.AST) -> bool:
-    return bool(re.search(r"isnan|isinf|isfinite", text_of(test)))
+def _is_nan_check(test: ast.AST) -> bool:
+    return bool(re.search(r"isnan|isinf|isfinite", ast.unparse(test)))

@@ -1,12 +1,12 @@
-"""A checkpoint holds the optimizer and not the scaler.
+"""A checkpoint contains the optimizer but not the scaler.
 
 ## What it does
-Finds `torch.save` of a dictionary with the optimizer's state, without the scaler's, in a file that makes a
-scaler.
+Finds `torch.save` of a dictionary with the state of the optimizer but not of the scaler, in a file that
+constructs a scaler.
 
 ## Why is this bad?
 After a resume the scale starts at 65,536 again. A run that had settled at 512 overflows and skips its first
-steps, or shows a spike that nobody can explain.
+steps, or shows an unexplained spike.
 
 ## Example
 ```py
@@ -30,7 +30,7 @@ def save(model, optimizer, path):
 ```
 
 ## Fix safety
-Unsafe: it adds a key to the file. Load it with `scaler.load_state_dict` as well.
+Unsafe: it adds a key to the checkpoint. Also load the key, with `scaler.load_state_dict`.
 
 ## References
 huggingface/transformers#34053, ultralytics#22189, composer#1376.
@@ -41,70 +41,62 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfguard.lint.expressions import called_name, receiver
 from halfguard.lint.match import Edit, Fix, Match, Span, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import last_name, receiver
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG309",
     name="state-without-scaler",
     cure='Add "scaler": scaler.state_dict() to the checkpoint, and load it on resume.',
-    words=("GradScaler",),
+    contains=("GradScaler",),
     fix="unsafe",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find checkpoints without the scaler."""
-    made = sorted(
-        name for name, bound in module.bindings.items()
-        if any(isinstance(b.value, ast.Call) and last_name(b.value) == "GradScaler" for b in bound)
-    )  # fmt: skip
-    if not made or "scaler.state_dict" in module.source.text.lower():
+    scalers = sorted(file.constructed("GradScaler"))
+    if not scalers or "scaler.state_dict" in file.source.text.lower():
         return
-    for call in module.calls("save"):
-        if module.dotted(call.func) != "torch.save" or not call.args:
+    for call in file.calls("save"):
+        if file.full_name(call.func) != "torch.save" or not call.args:
             continue
-        state = call.args[0]
-        if isinstance(state, ast.Name):
-            bound = module.latest(state)
-            state = bound.value if bound and bound.value is not None else state
-        near = [name for name in made if _reaches(module, name, call)]
-        if near and isinstance(state, ast.Dict) and _has_optimizer(module, state):
-            yield match_at(call, "This checkpoint holds the optimizer, but not the loss scale.",
-                           _fix(module, state, made))  # fmt: skip
+        state = file.assigned_value(call.args[0])
+        is_available = any(_is_available(file, name, call) for name in scalers)
+        if is_available and isinstance(state, ast.Dict) and _has_optimizer(file, state):
+            yield match_at(call, "This checkpoint contains the optimizer but not the loss scale.",
+                           _fix(file, state, scalers))  # fmt: skip
 
 
-def _reaches(module: Model, name: str, call: ast.Call) -> bool:
-    """Whether the scaler is known where the checkpoint is written."""
-    here = module.function_of(call)
-    for bound in module.bindings[name]:
-        shared = name.startswith("self.") and module.class_of(call) is not None
-        if bound.function in {None, here} or shared:
+def _is_available(file: PythonFile, name: str, call: ast.Call) -> bool:
+    """Return whether the scaler is accessible where the checkpoint is saved."""
+    here = file.function_of(call)
+    for assigned in file.assignments[name]:
+        shared = name.startswith("self.") and file.class_of(call) is not None
+        if assigned.function in {None, here} or shared:
             return True
     return False
 
 
-def _has_optimizer(module: Model, state: ast.Dict) -> bool:
+def _has_optimizer(file: PythonFile, state: ast.Dict) -> bool:
     if any(name is None for name in state.keys):
-        return False  # ** may bring the scaler along
+        return False  # ** may add the scaler
     return any(
         isinstance(v, ast.Call)
-        and last_name(v) == "state_dict"
-        and module.roles.is_optimizer(receiver(v))
+        and called_name(v) == "state_dict"
+        and file.roles.is_optimizer(receiver(v))
         for v in state.values
     )
 
 
-def _fix(module: Model, state: ast.Dict, made: list[str]) -> Fix | None:
-    if len(made) != 1 or not state.values:
+def _fix(file: PythonFile, state: ast.Dict, scalers: list[str]) -> Fix | None:
+    if len(scalers) != 1 or not state.values:
         return None
-    name, function = made[0], module.function_of(state)
-    here = [b.function for b in module.bindings[name]]
+    name, function = scalers[0], file.function_of(state)
+    here = [a.function for a in file.assignments[name]]
     if not name.startswith("self.") and None not in here and function not in here:
         return None
-    last = state.values[-1]
-    end = Span(last.end_lineno or 0, last.end_col_offset or 0, last.end_lineno or 0,
-               last.end_col_offset or 0)  # fmt: skip
+    end = Span.after(state.values[-1])
     return Fix("unsafe", (Edit(end, f', "scaler": {name}.state_dict()'),))

@@ -1,10 +1,11 @@
-"""A check for NaN lets infinity pass.
+"""A check for NaN misses infinity.
 
 ## What it does
-Finds `if torch.isnan(loss)` without `isinf` or `isfinite` beside it, in a file about 16-bit training.
+Finds `if torch.isnan(loss)` without `isinf` or `isfinite` in the same test, in a file about 16-bit training.
 
 ## Why is this bad?
-Overflow in half gives inf first, and NaN only when two infinities meet. A check for NaN alone is late.
+An overflow in float16 first gives inf, and NaN only when two infinities meet. A check for NaN alone is too
+late.
 
 ## Example
 ```py
@@ -27,7 +28,7 @@ def check(loss):
 ```
 
 ## Fix safety
-Unsafe: it also acts on infinity.
+Unsafe: the new check also acts on infinity.
 
 ## References
 pytorch#40497.
@@ -38,32 +39,32 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import replace
-from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, key
+from halfguard.lint.edits import make_fix, replace
+from halfguard.lint.expressions import argument, name_of
+from halfguard.lint.match import Match, match_at
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG310",
     name="isnan-alone",
-    cure="Ask torch.isfinite instead.",
-    words=("isnan",),
+    cure="Use torch.isfinite instead.",
+    contains=("isnan",),
     fix="unsafe",
     preview=True,
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find tests for NaN alone."""
-    if not module.uses_half:
+    if not file.mentions_fp16:
         return
-    for node in module.nodes(ast.If):
+    for node in file.nodes(ast.If):
         test = node.test
-        if not isinstance(test, ast.Call) or module.dotted(test.func) != "torch.isnan":
+        if not isinstance(test, ast.Call) or file.full_name(test.func) != "torch.isnan":
             continue
         value = argument(test, 0, "input")
-        if value is not None and "loss" in key(value).lower():
-            edit = replace(module, test, f"not torch.isfinite({module.text(value)})")
-            fix = Fix("unsafe", (edit,), ("torch",)) if edit else None
-            yield match_at(test, "Overflow shows as inf first: this sees NaN only.", fix)
+        if value is not None and "loss" in name_of(value).lower():
+            edit = replace(file, test, f"not torch.isfinite({file.text(value)})")
+            fix = make_fix("unsafe", edit, imports=("torch",))
+            yield match_at(test, "An overflow gives inf first: this check finds only NaN.", fix)

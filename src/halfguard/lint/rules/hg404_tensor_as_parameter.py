@@ -1,11 +1,11 @@
-"""A trainable tensor on a module is not a parameter.
+"""A trainable tensor of an `nn.Module` is not a parameter.
 
 ## What it does
-Finds `self.x = torch.rand(..., requires_grad=True)` and its relatives in a `nn.Module`.
+Finds `self.x = torch.rand(..., requires_grad=True)` and similar calls in an `nn.Module`.
 
 ## Why is this bad?
-It is not in `parameters()`: the optimizer never sees it, `.to(device)` and `.half()` pass it by, and it is
-missing from the checkpoint. `torch.rand` is also a poor start: all values are positive.
+It is not in `parameters()`: the optimizer never updates it, `.to(device)` and `.half()` skip it, and it is
+missing from the checkpoint. `torch.rand` is also a poor initialization: all values are positive.
 
 ## Example
 ```py
@@ -29,11 +29,11 @@ class Recommender(torch.nn.Module):
 ```
 
 ## Fix safety
-Unsafe: the parameter appears in the state dict, so that older checkpoints lack it. The fix keeps the
+Unsafe: the parameter is added to the state dict, so older checkpoints do not contain it. The fix keeps the
 values and wraps them.
 
 ## References
-Seen in published graph recommenders, where it was taken for an effect of mixed precision.
+Seen in published graph recommenders, where it was mistaken for an effect of mixed precision.
 """
 
 from __future__ import annotations
@@ -41,49 +41,47 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import replace
+from halfguard.lint.edits import make_fix, replace
+from halfguard.lint.expressions import argument, boolean, name_of
 from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, boolean, key
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG404",
     name="tensor-as-parameter",
-    cure="Wrap it in torch.nn.Parameter, and initialise it on purpose.",
-    words=("requires_grad=True",),
+    cure="Wrap it in torch.nn.Parameter and initialize it explicitly.",
+    contains=("requires_grad=True",),
     severity="error",
     fix="unsafe",
 )
-_MAKERS = {"rand", "randn", "zeros", "ones", "empty", "full", "tensor", "randint", "eye"}
+_FACTORIES = {"rand", "randn", "zeros", "ones", "empty", "full", "tensor", "randint", "eye"}
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find tensors that want a gradient on a module."""
-    for call in module.calls(*_MAKERS):
-        if not module.dotted(call.func).startswith("torch."):
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find attributes of an ``nn.Module`` that are tensors with a gradient."""
+    for call in file.calls(*_FACTORIES):
+        requires_grad = boolean(argument(call, -1, "requires_grad"))
+        if not file.is_torch_call(call) or requires_grad is not True:
             continue
-        if boolean(argument(call, -1, "requires_grad")) is not True:
-            continue
-        target = _target(module, call)
-        if target.startswith("self.") and module.roles.is_torch_module(call):
-            message = f"{target} is not a parameter: no optimizer, checkpoint or cast sees it."
-            yield match_at(call, message, _fix(module, call))
+        target = _target(file, call)
+        if target.startswith("self.") and file.roles.is_in_nn_module(call):
+            message = f"{target} is not a parameter: optimizers, checkpoints and casts skip it."
+            yield match_at(call, message, _fix(file, call))
 
 
-def _target(module: Model, call: ast.Call) -> str:
-    """Where the tensor goes, also through ``nn.init.xavier_(torch.rand(...))``."""
-    node: ast.AST | None = module.parents.get(call)
-    if isinstance(node, ast.Call) and "init" in module.dotted(node.func):
-        node = module.parents.get(node)
-    return key(node.targets[0]) if isinstance(node, ast.Assign) else ""
+def _target(file: PythonFile, call: ast.Call) -> str:
+    """Return the variable that gets the tensor, also through ``nn.init.xavier_(torch.rand(...))``."""
+    node: ast.AST | None = file.parents.get(call)
+    if isinstance(node, ast.Call) and "init" in file.full_name(node.func):
+        node = file.parents.get(node)
+    return name_of(node.targets[0]) if isinstance(node, ast.Assign) else ""
 
 
-def _fix(module: Model, call: ast.Call) -> Fix | None:
-    if not isinstance(module.parents.get(call), ast.Assign):
+def _fix(file: PythonFile, call: ast.Call) -> Fix | None:
+    if not isinstance(file.parents.get(call), ast.Assign):
         return None
-    kept = [module.text(a) for a in call.args]
-    kept += [f"{k.arg}={module.text(k.value)}" for k in call.keywords if k.arg != "requires_grad"]
-    text = f"torch.nn.Parameter({module.text(call.func)}({', '.join(kept)}))"
-    edit = replace(module, call, text)
-    return Fix("unsafe", (edit,), ("torch",)) if edit else None
+    kept = [file.text(a) for a in call.args]
+    kept += [f"{k.arg}={file.text(k.value)}" for k in call.keywords if k.arg != "requires_grad"]
+    text = f"torch.nn.Parameter({file.text(call.func)}({', '.join(kept)}))"
+    return make_fix("unsafe", replace(file, call, text), imports=("torch",))

@@ -1,11 +1,11 @@
 """`torch.cuda.amp` is deprecated.
 
 ## What it does
-Finds calls of `torch.cuda.amp.GradScaler`, `torch.cuda.amp.autocast` and their CPU relatives.
+Finds calls of `torch.cuda.amp.GradScaler`, `torch.cuda.amp.autocast` and their CPU versions.
 
 ## Why is this bad?
-Each call warns, and will be removed; and the device is fixed in the name, so that the same script does
-nothing useful on any other accelerator.
+Each call gives a warning and will be removed. The device is part of the name, so the same script is of no use
+on any other accelerator.
 
 ## Example
 ```py
@@ -26,7 +26,7 @@ with torch.amp.autocast("cuda"):
 ```
 
 ## Fix safety
-Safe where arguments are given by name: the new call does the same. An argument by position gets its name.
+Safe if arguments are given by name: the new call does the same. A positional argument gets its name.
 
 ## References
 pytorch 2.4 release notes.
@@ -38,17 +38,16 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.conditions import text_of
-from halfguard.lint.edits import replace
+from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.match import Fix, Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG405",
     name="deprecated-amp",
     cure='Use torch.amp.GradScaler("cuda") and torch.amp.autocast("cuda").',
-    words=("cuda.amp", "cpu.amp", "cuda import amp"),
+    contains=("cuda.amp", "cpu.amp", "cuda import amp"),
     fix="safe",
 )
 _VERSION = re.compile(r"version|GREATER|hasattr|is_torch", re.IGNORECASE)
@@ -58,35 +57,33 @@ _NAMES = {
 }
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find deprecated calls."""
     for name, positions in _NAMES.items():
-        for call in module.calls(name):
-            dotted = module.dotted(call.func)
-            device = next(
-                (d for d in ("cuda", "cpu") if dotted.startswith(f"torch.{d}.amp.")), None
-            )
-            if device is not None and not _is_fallback(module, call):
-                fix = _fix(module, call, name, device, positions)
-                message = f'{dotted} is deprecated: use torch.amp.{name}("{device}").'
+        for call in file.calls(name):
+            full = file.full_name(call.func)
+            device = next((d for d in ("cuda", "cpu") if full.startswith(f"torch.{d}.amp.")), None)
+            if device is not None and not _is_fallback(file, call):
+                fix = _fix(file, call, name, device, positions)
+                message = f'{full} is deprecated: use torch.amp.{name}("{device}").'
                 yield match_at(call, message, fix)
 
 
-def _is_fallback(module: Model, call: ast.Call) -> bool:
-    """Whether the call serves older versions of torch, behind a question about the version."""
-    tests = [p.test for p in module.ancestors(call) if isinstance(p, ast.If | ast.IfExp)]
-    return any(_VERSION.search(text_of(test)) for test in tests)
+def _is_fallback(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether the call is for older versions of torch, behind a check of the version."""
+    tests = [p.test for p in file.ancestors(call) if isinstance(p, ast.If | ast.IfExp)]
+    return any(_VERSION.search(ast.unparse(test)) for test in tests)
 
 
 def _fix(
-    module: Model, call: ast.Call, name: str, device: str, positions: tuple[str, ...]
+    file: PythonFile, call: ast.Call, name: str, device: str, positions: tuple[str, ...]
 ) -> Fix | None:
     if any(isinstance(a, ast.Starred) for a in call.args) or len(call.args) > len(positions):
         return None
-    kept = [f"{n}={module.text(a)}" for n, a in zip(positions, call.args, strict=False)]
+    kept = [f"{n}={file.text(a)}" for n, a in zip(positions, call.args, strict=False)]
     for keyword in call.keywords:
-        value = module.text(keyword.value)
+        value = file.text(keyword.value)
         kept.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
     text = ", ".join((f'"{device}"', *kept))
-    edit = replace(module, call, f"torch.amp.{name}({text})")
-    return Fix("safe", (edit,), ("torch",)) if edit else None
+    edit = replace(file, call, f"torch.amp.{name}({text})")
+    return make_fix("safe", edit, imports=("torch",))

@@ -1,11 +1,11 @@
 """A loss is scaled for bfloat16, which does not need it.
 
 ## What it does
-Finds a scaler that is surely on in a file whose autocast blocks are all bfloat16.
+Finds a scaler that is always on, in a file whose autocast blocks all use bfloat16.
 
 ## Why is this bad?
-bfloat16 has the range of float32, so there is nothing to rescue. What is left is the cost: an inf check in
-every step, and steps skipped after a false alarm of the scale itself.
+bfloat16 has the range of float32, so gradients need no scaling. Only the cost remains: an inf check in every
+step, and steps that are skipped because the scale itself was too large.
 
 ## Example
 ```py
@@ -32,26 +32,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from halfguard.lint.expressions import argument, boolean, has_keyword
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, boolean, has_keyword
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG409",
     name="scaler-with-bfloat16",
-    cure="Leave the scaler out, or make it with enabled=False for bfloat16.",
-    words=("bfloat16",),
+    cure="Remove the scaler, or create it with enabled=False for bfloat16.",
+    contains=("bfloat16",),
     severity="note",
     preview=True,
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find scalers beside bfloat16 alone."""
-    dtypes = {region.dtype for region in module.regions.all.values() if region.enabled is not False}
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find scalers in files that autocast only to bfloat16."""
+    regions = file.autocast.by_node.values()
+    dtypes = {region.dtype for region in regions if region.enabled is not False}
     if dtypes != {"bfloat16"}:
         return
-    for call in module.roles.constructed_scalers:
+    for call in file.roles.constructed_scalers:
         if not has_keyword(call, "enabled") or boolean(argument(call, -1, "enabled")) is True:
-            yield match_at(call, "bfloat16 has the range of float32: nothing needs scaling.")
+            yield match_at(call, "bfloat16 has the range of float32: gradients need no scaling.")

@@ -1,4 +1,4 @@
-"""FP16 and BF16 are both switched on.
+"""FP16 and BF16 are both turned on.
 
 ## What it does
 Finds `fp16=True` and `bf16=True` in one call of `TrainingArguments`.
@@ -30,23 +30,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from halfguard.lint.expressions import argument, boolean
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, boolean
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG410",
     name="fp16-and-bf16",
-    cure="Choose one; 'halfguard doctor' says which one the card has.",
-    words=("bf16",),
-    also=("TrainingArguments", "SFTConfig"),
+    cure="Choose one; 'halfguard doctor' shows which one the GPU supports.",
+    contains=("bf16",),
+    also_contains=("TrainingArguments", "SFTConfig"),
     severity="error",
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find calls with both."""
-    for call in module.calls("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"):
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find calls that turn on both."""
+    for call in file.calls("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"):
         if all(boolean(argument(call, -1, name)) is True for name in ("fp16", "bf16")):
             yield match_at(call, "fp16 and bf16 exclude each other.")

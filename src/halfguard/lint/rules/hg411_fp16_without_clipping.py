@@ -1,12 +1,12 @@
-"""FP16 training with gradient clipping switched off.
+"""FP16 is used without gradient clipping.
 
 ## What it does
 Finds `TrainingArguments(fp16=True)` with a `max_grad_norm` of 0, and a Lightning `Trainer` in 16-mixed
 without `gradient_clip_val`.
 
 ## Why is this bad?
-A single large gradient that is still finite passes the scaler, and moves the weights so far that the next
-forward pass leaves the range of half. Clipping bounds it.
+A single large gradient that is still finite passes the scaler's check and changes the weights so much that
+the next forward pass leaves the range of float16. Clipping limits it.
 
 ## Example
 ```py
@@ -34,27 +34,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from halfguard.lint.expressions import argument, boolean, has_keyword, string
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
-from halfguard.lint.names import argument, boolean, has_keyword, string
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG411",
     name="fp16-without-clipping",
-    cure="Clip the gradient norm, at 1.0 to begin with.",
-    words=("max_grad_norm", "16-mixed"),
+    cure="Clip the gradient norm; 1.0 is a good start.",
+    contains=("max_grad_norm", "16-mixed"),
     preview=True,
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find trainers in FP16 that do not clip."""
-    for call in module.calls("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"):
-        off = module.constant(argument(call, -1, "max_grad_norm")) == 0
+    for call in file.calls("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"):
+        off = file.constant(argument(call, -1, "max_grad_norm")) == 0
         if off and boolean(argument(call, -1, "fp16")) is True:
             yield match_at(call, "FP16 without gradient clipping: max_grad_norm is 0.")
-    for call in module.calls("Trainer"):
+    for call in file.calls("Trainer"):
         half = string(argument(call, -1, "precision")) in {"16-mixed", "16"}
         if half and not has_keyword(call, "gradient_clip_val"):
             yield match_at(call, "FP16 without gradient clipping: gradient_clip_val is not set.")

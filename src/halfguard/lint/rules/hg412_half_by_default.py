@@ -1,11 +1,11 @@
-"""Half is made the default type of every new tensor.
+"""The default dtype of new tensors is set to float16.
 
 ## What it does
-Finds `torch.set_default_dtype(torch.float16)` and `torch.set_default_tensor_type` with a half type.
+Finds `torch.set_default_dtype(torch.float16)` and `torch.set_default_tensor_type` with a float16 type.
 
 ## Why is this bad?
-Every parameter, statistic and constant made afterwards is half: sums over many values stall at 2048,
-normalisation constants vanish, and updates are lost. Autocast chooses half only where it is safe.
+Every parameter, statistic and constant created afterwards is float16: sums over many values stop growing at
+2048, normalization constants become zero, and updates are lost. Autocast uses float16 only where it is safe.
 
 ## Example
 ```py
@@ -31,23 +31,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
 from halfguard.lint.precision import Precision
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG412",
     name="half-by-default",
-    cure="Use autocast, and keep the default dtype.",
-    words=("set_default_",),
+    cure="Use autocast and keep the default dtype.",
+    contains=("set_default_",),
 )
 
 
-def check(module: Model) -> Iterator[Match]:
-    """Find half as a default."""
-    for call in module.calls("set_default_dtype", "set_default_tensor_type"):
-        if not call.args or not module.dotted(call.func).startswith("torch."):
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find calls that set the default dtype to float16."""
+    for call in file.calls("set_default_dtype", "set_default_tensor_type"):
+        if not call.args or not file.full_name(call.func).startswith("torch."):
             continue
-        half = module.dtype(call.args[0]) is Precision.HALF
-        if half or module.dotted(call.args[0]).endswith("HalfTensor"):
-            yield match_at(call, "Every tensor made from here on is half.")
+        half = file.dtype_precision(call.args[0]) is Precision.HALF
+        if half or file.full_name(call.args[0]).endswith("HalfTensor"):
+            yield match_at(call, "Every tensor created after this call is float16.")

@@ -1,11 +1,11 @@
-"""Mixed precision through apex.
+"""Mixed precision uses apex.amp.
 
 ## What it does
 Finds `apex.amp.initialize`.
 
 ## Why is this bad?
-apex.amp is no longer developed; it patches functions of torch that have moved on. `torch.amp` does the same,
-is tested with every release, and lets several models and optimizers be scaled apart.
+apex.amp is no longer developed, and it patches functions of torch that have changed since. `torch.amp` does
+the same, is tested with every release, and can scale several models and optimizers separately.
 
 ## Example
 ```py
@@ -33,19 +33,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.model import Model
+from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG413",
     name="apex-amp",
     cure="Use torch.amp.autocast and torch.amp.GradScaler.",
-    words=("apex",),
+    contains=("apex",),
 )
 
 
-def check(module: Model) -> Iterator[Match]:
+def check(file: PythonFile) -> Iterator[Match]:
     """Find the entry point of apex.amp."""
-    for call in module.calls("initialize"):
-        if module.dotted(call.func) == "apex.amp.initialize":
+    for call in file.calls("initialize"):
+        if file.full_name(call.func) == "apex.amp.initialize":
             yield match_at(call, "apex.amp is no longer developed.")

@@ -5,8 +5,8 @@ Finds Lightning's `precision: 16-mixed` in a mapping of trainer settings without
 transformers' `fp16: true` with a `max_grad_norm` of 0 or null.
 
 ## Why is this bad?
-A gradient that is large but finite passes the scaler. The step that follows can carry activations out of
-the range of half, from where they do not come back.
+A gradient that is large but finite passes the scaler's check. The next step can move activations out of the
+range of float16, and they do not return.
 
 ## Example
 ```yaml
@@ -32,28 +32,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.configs import is_on, is_trainer, lightning_half
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.trainer_configs import find_lightning_fp16, is_lightning_trainer, is_on
+from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG501",
     name="config-without-clipping",
     cure="Set gradient_clip_val (Lightning) or max_grad_norm (transformers).",
-    words=("16", "fp16"),
+    contains=("16", "fp16"),
     language="yaml",
 )
 
 
 def check(file: YamlFile) -> Iterator[Match]:
-    """Find half without clipping."""
+    """Find 16-bit settings without clipping."""
     for mapping in file.mappings:
-        half = lightning_half(mapping)
-        if half is not None and is_trainer(mapping):
+        half = find_lightning_fp16(mapping)
+        if half is not None and is_lightning_trainer(mapping):
             clip = mapping.get("gradient_clip_val")
             if clip is None or clip.is_null or clip.number == 0:
                 yield half.match("16-bit training without gradient clipping.")
         fp16, norm = mapping.get("fp16"), mapping.get("max_grad_norm")
         if is_on(fp16) and norm is not None and (norm.is_null or norm.number == 0):
-            yield norm.match("fp16 is on, and this switches gradient clipping off.")
+            yield norm.match("fp16 is on, but this turns off gradient clipping.")

@@ -1,12 +1,12 @@
-"""A clip value so high that it clips nothing.
+"""A clip value is too high to clip anything.
 
 ## What it does
-Finds a `gradient_clip_val` or `max_grad_norm` of 10 or more beside 16-bit precision, where clipping is by
+Finds a `gradient_clip_val` or `max_grad_norm` of 10 or more together with 16-bit precision, for clipping by
 norm.
 
 ## Why is this bad?
-A higher value clips less. A gradient of norm 10 becomes 0.5 at 0.5, 5 at 5, and stays 10 at 50. Raising it
-against NaN does the reverse of what was meant.
+A higher value clips less. A gradient of norm 10 becomes 0.5 with a value of 0.5, 5 with 5, and stays 10 with
+50. A higher value against NaN has the opposite of the intended effect.
 
 ## Example
 ```yaml
@@ -32,26 +32,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.configs import is_on, lightning_half
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.trainer_configs import find_lightning_fp16, is_on
+from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG502",
     name="config-raised-clip",
-    cure="Lower it: 1.0 is a common start, 5.0 a generous one.",
-    words=("gradient_clip_val", "max_grad_norm"),
+    cure="Lower it: 1.0 is a common start, 5.0 is generous.",
+    contains=("gradient_clip_val", "max_grad_norm"),
     language="yaml",
 )
 
 
 def check(file: YamlFile) -> Iterator[Match]:
-    """Find clip values that are out of reach."""
+    """Find clip values of 10 or more."""
     for mapping in file.mappings:
-        if lightning_half(mapping) is None and not is_on(mapping.get("fp16")):
+        if find_lightning_fp16(mapping) is None and not is_on(mapping.get("fp16")):
             continue
         for name in ("gradient_clip_val", "max_grad_norm"):
             entry = mapping.get(name)
             if entry is not None and entry.number is not None and entry.number >= 10:
-                yield entry.match(f"{name} of {entry.number:g} clips less, not more.")
+                yield entry.match(f"{name} is {entry.number:g}: a higher value clips less.")

@@ -1,4 +1,4 @@
-"""A configuration switches FP16 and BF16 on.
+"""A configuration turns on both FP16 and BF16.
 
 ## What it does
 Finds `fp16: true` and `bf16: true` in one mapping.
@@ -27,16 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.configs import is_on
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.trainer_configs import is_on
+from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG503",
     name="config-fp16-and-bf16",
     cure="Choose one.",
-    words=("bf16",),
+    contains=("bf16",),
     language="yaml",
     severity="error",
 )

@@ -1,11 +1,11 @@
-"""A configuration loads half weights and asks for a scaler.
+"""A configuration loads float16 weights and uses a gradient scaler.
 
 ## What it does
 Finds `torch_dtype: float16` (or `dtype`) and `fp16: true` in one file.
 
 ## Why is this bad?
-With `fp16: true` the trainer makes a gradient scaler, which refuses half parameters: "Attempting to unscale
-FP16 gradients."
+With `fp16: true` the trainer creates a gradient scaler, which raises on float16 parameters: "Attempting to
+unscale FP16 gradients."
 
 ## Example
 ```yaml
@@ -33,30 +33,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.configs import is_on
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.trainer_configs import is_on
+from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG504",
     name="config-half-parameters",
-    cure="Load the weights in float32; autocast makes the operations half.",
-    words=("float16",),
+    cure="Load the weights in float32; autocast runs the operations in float16.",
+    contains=("float16",),
     language="yaml",
     severity="error",
 )
+_HALF_DTYPES = {"float16", "half"}
+_MESSAGE = "fp16 creates a gradient scaler, which raises on float16 parameters."
 
 
 def check(file: YamlFile) -> Iterator[Match]:
-    """Find half weights beside fp16."""
+    """Find float16 weights together with fp16."""
     if not any(is_on(mapping.get("fp16")) for mapping in file.mappings):
         return
     for mapping in file.mappings:
         for name in ("torch_dtype", "dtype", "model_dtype"):
             entry = mapping.get(name)
-            if entry is not None and (entry.value or "").removeprefix("torch.") in {
-                "float16",
-                "half",
-            }:
-                yield entry.match("fp16 makes a scaler, and a scaler refuses half parameters.")
+            if entry is not None and (entry.value or "").removeprefix("torch.") in _HALF_DTYPES:
+                yield entry.match(_MESSAGE)

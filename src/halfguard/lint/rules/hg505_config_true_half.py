@@ -1,11 +1,11 @@
-"""A configuration trains half weights.
+"""A configuration trains float16 weights.
 
 ## What it does
 Finds Lightning's `precision: 16-true` among trainer settings.
 
 ## Why is this bad?
-The weights themselves are half: updates below 2**-11 of a weight are lost, and Adam's eps is 0. Inference is
-fine that way; training is not.
+The weights themselves are float16: updates below 2**-11 of a weight are lost, and Adam's eps is 0. This is
+fine for inference, but not for training.
 
 ## Example
 ```yaml
@@ -30,24 +30,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.configs import is_trainer
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.trainer_configs import is_lightning_trainer
+from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG505",
     name="config-true-half",
-    cure="Use 16-mixed, or bf16-mixed where the card has it.",
-    words=("16-true",),
+    cure="Use 16-mixed, or bf16-mixed if the GPU supports it.",
+    contains=("16-true",),
     language="yaml",
     severity="error",
 )
 
 
 def check(file: YamlFile) -> Iterator[Match]:
-    """Find half weights in training."""
+    """Find trainers with float16 weights."""
     for mapping in file.mappings:
         entry = mapping.get("precision")
-        if entry is not None and entry.value == "16-true" and is_trainer(mapping):
-            yield entry.match("The weights themselves are half: small updates are lost.")
+        if entry is not None and entry.value == "16-true" and is_lightning_trainer(mapping):
+            yield entry.match("The weights themselves are float16: small updates are lost.")

@@ -1,10 +1,10 @@
-"""A configuration leaves NaN out of the log.
+"""A configuration hides NaN in the log.
 
 ## What it does
 Finds `fp16: true` among transformers' training arguments without `logging_nan_inf_filter: false`.
 
 ## Why is this bad?
-By default a loss that is not finite is replaced by the running mean before it is logged.
+By default a loss that is not finite is replaced with the running mean before it is logged.
 
 ## Example
 ```yaml
@@ -29,16 +29,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.configs import is_arguments, is_on
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.trainer_configs import is_on, is_training_arguments
+from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG506",
     name="config-nan-filtered",
     cure="Set logging_nan_inf_filter: false.",
-    words=("fp16",),
+    contains=("fp16",),
     language="yaml",
 )
 
@@ -46,9 +46,9 @@ META = Meta(
 def check(file: YamlFile) -> Iterator[Match]:
     """Find arguments with the filter on."""
     for mapping in file.mappings:
-        if not is_on(mapping.get("fp16")) or not is_arguments(mapping):
+        if not is_on(mapping.get("fp16")) or not is_training_arguments(mapping):
             continue
         entry = mapping.get("logging_nan_inf_filter")
-        if entry is None or entry.truth is True:
+        if entry is None or entry.boolean is True:
             where = entry or mapping["fp16"]
             yield where.match("A NaN loss is replaced before it is logged.")

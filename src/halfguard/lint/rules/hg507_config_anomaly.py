@@ -1,10 +1,10 @@
-"""A configuration detects anomalies in a scaled run.
+"""A configuration turns on anomaly detection in a run with loss scaling.
 
 ## What it does
-Finds `detect_anomaly: true` beside `precision: 16-mixed`.
+Finds `detect_anomaly: true` together with `precision: 16-mixed`.
 
 ## Why is this bad?
-It raises on overflow that the scaler would skip, and makes the run two to three times slower.
+It raises on an overflow that the scaler would skip, and makes the run two to three times slower.
 
 ## Example
 ```yaml
@@ -29,23 +29,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.configs import is_on, lightning_half
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.trainer_configs import find_lightning_fp16, is_on
+from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG507",
     name="config-anomaly",
-    cure="Turn it off for real runs.",
-    words=("detect_anomaly",),
+    cure="Turn it off for training runs.",
+    contains=("detect_anomaly",),
     language="yaml",
 )
 
 
 def check(file: YamlFile) -> Iterator[Match]:
-    """Find anomaly mode beside half."""
+    """Find anomaly mode together with 16-bit precision."""
     for mapping in file.mappings:
         entry = mapping.get("detect_anomaly")
-        if entry is not None and is_on(entry) and lightning_half(mapping) is not None:
-            yield entry.match("This raises on overflow that the scaler would skip.")
+        if entry is not None and is_on(entry) and find_lightning_fp16(mapping) is not None:
+            yield entry.match("This raises on an overflow that the scaler would skip.")

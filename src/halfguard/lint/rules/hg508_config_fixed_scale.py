@@ -1,11 +1,11 @@
-"""A fixed loss scale.
+"""A configuration sets a fixed loss scale.
 
 ## What it does
 Finds DeepSpeed's `loss_scale` other than 0 in an `fp16` section.
 
 ## Why is this bad?
-A fixed scale does not stop overflow: it only removes the exception. Steps are skipped for good, or
-gradients vanish, because nothing adapts. 0 means dynamic.
+A fixed scale does not prevent overflow: it only removes the exception. Because the scale never adapts, every
+step is skipped, or gradients become zero. 0 means dynamic scaling.
 
 ## Example
 ```yaml
@@ -30,24 +30,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.configs import is_on
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.yamlfile import YamlFile
+from halfguard.lint.trainer_configs import is_on
+from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG508",
     name="config-fixed-scale",
     cure="Set loss_scale: 0 for dynamic scaling.",
-    words=("loss_scale",),
+    contains=("loss_scale",),
     language="yaml",
     preview=True,
 )
 
 
 def check(file: YamlFile) -> Iterator[Match]:
-    """Find scales that cannot move."""
+    """Find loss scales that cannot change."""
     for mapping in file.mappings:
         entry = mapping.get("loss_scale")
         if entry is not None and is_on(mapping.get("enabled")) and (entry.number or 0) > 0:
-            yield entry.match("A fixed scale never adapts: overflow is skipped for ever.")
+            yield entry.match(
+                "A fixed scale never adapts: if it is too high, every step is skipped."
+            )

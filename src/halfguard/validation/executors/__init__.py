@@ -1,8 +1,8 @@
-"""Where runs take place: an executor takes tasks and yields results as they come in.
+"""Executors run tasks in other processes or on other machines, and yield each result when it is ready.
 
-A worker that dies takes its run with it. The run is repeated, at most ``ATTEMPTS`` times in all; then it is
-lost, and the result says how its worker died. What is under way when the time is up is handed back as cut
-off: a run that never ends must not look like one that was never begun.
+If a worker dies, its run is repeated, up to ``MAX_ATTEMPTS`` attempts in all. Then the run is lost, and the
+result says how its worker died. A run that has started but not ended when the time budget ends is returned
+as timed out: a run that hangs must not look like one that never started.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 from halfguard.records.study import RunResult, Speed
-from halfguard.validation.ledger import Result
+from halfguard.validation.finished_runs import Result
 from halfguard.validation.runs.task import Task
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 
 
 class Executor(Protocol):
-    """Carries out tasks, in their order as far as it can."""
+    """Runs tasks, in their order as far as possible."""
 
     def run(self, tasks: Sequence[Task], *, deadline: float) -> Generator[tuple[Task, Result]]:
-        """Yield each task with its result, soonest first; end early at ``deadline`` (monotonic).
+        """Yield each task with its result, in the order they end; stop at ``deadline`` (monotonic time).
 
-        Runs that had begun by then are yielded too, as ``cut_off``. Closing the iterator stops what runs.
+        Tasks that are still running then get ``timed_out_result``. Closing the iterator stops all runs.
         """
 
 
-def may_begin(task: Task, beside: Sequence[Task]) -> bool:
-    """Whether ``task`` may run while those ``beside`` it do."""
-    return not beside or not (task.alone or any(other.alone for other in beside))
+def may_start(task: Task, running: Sequence[Task]) -> bool:
+    """Return whether ``task`` may run at the same time as the ``running`` tasks."""
+    return not running or not (task.exclusive or any(other.exclusive for other in running))
 
 
-def lost(task: Task, why: str) -> Result:
-    """The result of a task whose workers died every time."""
-    failure = f"its worker died {ATTEMPTS} times, the last time: {why}"
-    return _nothing(task, failure=failure, attempt=ATTEMPTS)
+def lost_result(task: Task, why: str) -> Result:
+    """Return the result of a task whose worker died in every attempt."""
+    failure = f"its worker died {MAX_ATTEMPTS} times, the last time: {why}"
+    return _empty_result(task, failure=failure, attempt=MAX_ATTEMPTS)
 
 
-def cut_off(task: Task, attempt: int, state: str) -> Result:
-    """The result of a task that had begun, and was in this ``state``, when the time was up."""
-    failure = f"{state} when the budget of time was used up"
-    return _nothing(task, failure=failure, attempt=attempt, cause="budget")
+def timed_out_result(task: Task, attempt: int, state: str) -> Result:
+    """Return the result of a task that had started, and was in this ``state``, when the time budget ended."""
+    failure = f"{state} when the time budget ended"
+    return _empty_result(task, failure=failure, attempt=attempt, cause="budget")
 
 
-def _nothing(task: Task, **why: Any) -> Result:
+def _empty_result(task: Task, **why: Any) -> Result:
     if task.against is not None:
         return Speed(candidate=task.candidate, ratio=math.nan, low=math.nan, high=math.nan, pairs=0)
     return RunResult(

@@ -1,6 +1,6 @@
-"""Runs as processes on this machine, a new one for every run, so that none finds another's traces.
+"""Runs on this machine, each in a new process, so that no run affects another.
 
-What a run prints goes to a file of its own; when it dies, the last of that is in the reason.
+Each run prints to its own log file. If it dies, the last line of that log is part of the failure message.
 """
 
 from __future__ import annotations
@@ -17,100 +17,99 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from halfguard.validation.executors import ATTEMPTS, cut_off, lost, may_begin
-from halfguard.validation.executors.worker import Answer, Order
-from halfguard.validation.ledger import Result, parse
-from halfguard.validation.runs.last_words import last_words
+from halfguard.validation.executors import MAX_ATTEMPTS, lost_result, may_start, timed_out_result
+from halfguard.validation.executors.worker import TaskReply, TaskRequest
+from halfguard.validation.finished_runs import Result, parse_result
+from halfguard.validation.runs.log_tail import describe_exit
 from halfguard.validation.runs.task import Task
 
 _POLL = 0.05
 
 
 class LocalExecutor:
-    """``workers`` runs at a time; one, unless told otherwise, as befits one accelerator."""
+    """Runs ``workers`` tasks at a time; by default one, which suits a single accelerator."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or 1
 
     def run(self, tasks: Sequence[Task], *, deadline: float) -> Generator[tuple[Task, Result]]:
-        """See ``Executor``."""
         waiting = deque((task, 1) for task in tasks)
         workers = [_Worker() for _ in range(min(self.workers, len(tasks)))]
         try:
             while time.monotonic() < deadline:
                 for worker in workers:
-                    beside = [other.task for other in workers if other.task is not None]
-                    if worker.task is None and waiting and may_begin(waiting[0][0], beside):
-                        worker.begin(*waiting.popleft())
+                    running = [other.task for other in workers if other.task is not None]
+                    if worker.task is None and waiting and may_start(waiting[0][0], running):
+                        worker.start(*waiting.popleft())
                 if all(worker.task is None for worker in workers):
                     return
                 ended = False
-                for found in _ended(workers, waiting):
+                for found in _collect(workers, waiting):
                     ended = True
                     yield found
                 if not ended:
                     time.sleep(_POLL)
-            yield from _ended(workers, waiting)
+            yield from _collect(workers, waiting)
             for worker in workers:
                 if worker.task is not None:
-                    yield worker.task, cut_off(worker.task, worker.attempt, worker.state)
+                    yield worker.task, timed_out_result(worker.task, worker.attempt, worker.state)
             for task, attempt in waiting:
                 if attempt > 1:
-                    yield task, cut_off(task, attempt - 1, "its worker had died")
+                    yield task, timed_out_result(task, attempt - 1, "its worker had died")
         finally:
             for worker in workers:
                 worker.stop()
 
 
-def _ended(
+def _collect(
     workers: Sequence[_Worker], waiting: deque[tuple[Task, int]]
 ) -> Iterator[tuple[Task, Result]]:
-    """What has just ended; a task whose worker died goes back to the front of those that wait."""
+    """Yield tasks that have ended; put a task whose worker died back to the front of ``waiting``."""
     for worker in workers:
-        if worker.task is None or not worker.ended():
+        if worker.task is None or not worker.has_ended():
             continue
-        task, attempt, result = worker.finish()
+        task, attempt, result = worker.take_result()
         if result is not None:
             yield task, result
-        elif attempt < ATTEMPTS:
+        elif attempt < MAX_ATTEMPTS:
             waiting.appendleft((task, attempt + 1))
         else:
-            yield task, lost(task, worker.last_words)
+            yield task, lost_result(task, worker.exit_text)
 
 
 class _Worker:
-    """A process that carries out one order after another; started when it is needed."""
+    """A process that runs one task after another; it is started when first needed."""
 
     def __init__(self) -> None:
         self.task: Task | None = None
-        self.last_words = ""
-        self.attempt, self._begun, self._code = 0, 0.0, ""
+        self.exit_text = ""
+        self.attempt, self._started, self._code = 0, 0.0, ""
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="halfguard-")
-        files = (Path(self._folder.name) / name for name in ("answer", "log", "errors"))
-        self._answer, self._log, self._errors = files
+        files = (Path(self._folder.name) / name for name in ("reply", "log", "errors"))
+        self._reply, self._log, self._errors = files
 
-    def begin(self, task: Task, attempt: int) -> None:
-        """Order a task."""
-        for file in (self._answer, self._log):
+    def start(self, task: Task, attempt: int) -> None:
+        for file in (self._reply, self._log):
             file.unlink(missing_ok=True)
-        self.task, self.attempt, self._begun = task, attempt, time.monotonic()
-        order = Order(
+        self.task, self.attempt, self._started = task, attempt, time.monotonic()
+        request = TaskRequest(
             task=task.model_dump_json(),
             attempt=attempt,
-            answer=str(self._answer),
+            reply=str(self._reply),
             log=str(self._log),
         )
-        stdin = self._running().stdin
+        stdin = self._running_process().stdin
         assert stdin is not None  # noqa: S101 - it is a pipe
-        with contextlib.suppress(BrokenPipeError):  # it has just died, as its other pipe will tell
-            stdin.write(order.model_dump_json().encode() + b"\n")
+        # If the worker has just died, has_ended() finds that its output is closed.
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(request.model_dump_json().encode() + b"\n")
             stdin.flush()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             with self._errors.open("wb") as errors:
-                # In a session of its own: it is stopped together with whatever it has started.
+                # In its own session, so that stop() also kills the processes that it started.
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "halfguard.validation.executors.worker"],
                     stdin=subprocess.PIPE,
@@ -122,35 +121,32 @@ class _Worker:
 
     @property
     def state(self) -> str:
-        """For how long the task has been under way."""
-        return f"it was under way for {time.monotonic() - self._begun:.0f} s"
+        """The running time of the task as text."""
+        return f"it had been running for {time.monotonic() - self._started:.0f} s"
 
-    def ended(self) -> bool:
-        """Whether the task is over, well or not."""
-        assert self._process is not None  # noqa: S101 - it was begun
+    def has_ended(self) -> bool:
+        """Return whether the task has ended, with or without a result."""
+        assert self._process is not None  # noqa: S101 - it was started
         out = self._process.stdout
         assert out is not None  # noqa: S101 - it is a pipe
         if not select.select([out], [], [], 0)[0]:
             return False
-        self._code = out.readline().decode().strip()  # empty if the worker itself is gone
+        self._code = out.readline().decode().strip()  # empty if the worker itself has died
         return True
 
-    def finish(self) -> tuple[Task, int, Result | None]:
-        """The task, which attempt it was, and its result; None if the process died before."""
+    def take_result(self) -> tuple[Task, int, Result | None]:
+        """Return the task, its attempt and its result, which is None if the process died."""
         task, self.task = self.task, None
-        assert task is not None  # noqa: S101 - it was begun
-        if self._answer.is_file():
-            answer = Answer.model_validate_json(self._answer.read_bytes())
-            return task, self.attempt, parse(task, answer.take())
+        assert task is not None  # noqa: S101 - it was started
+        if self._reply.is_file():
+            reply = TaskReply.model_validate_json(self._reply.read_bytes())
+            return task, self.attempt, parse_result(task, reply.result_or_raise())
         code = int(self._code or -signal.SIGKILL)
-        log = self._log if self._log.is_file() else self._errors
-        said = last_words(log)
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self.last_words = f"{how}{': ' if said else ''}{said}"
+        self.exit_text = describe_exit(code, self._log if self._log.is_file() else self._errors)
         return task, self.attempt, None
 
     def stop(self) -> None:
-        """End it and everything that it has started, and remove its files."""
+        """Kill the process and everything that it started, and delete its files."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,11 +1,11 @@
-"""Runs as Ray tasks: Ray knows the nodes, their processors and accelerators, and places a run on one.
+"""Runs as Ray tasks: Ray knows the nodes, their processors and accelerators, and places each run.
 
-Each task gets a worker process of its own (``max_calls=1``), like a local one. Ray is told not to retry:
-its retries would not be counted, and a finished run whose result was on a lost node would be run again
-behind the ledger's back. A run whose node died is submitted anew, here, where attempts are counted.
+Each task gets its own worker process (``max_calls=1``), as in the local executor. Ray's own retries are off:
+they would not be counted, and a finished run whose result was on a lost node would be repeated unnoticed.
+Instead, a run whose node died is submitted again here, where attempts are counted.
 
-Ray holds more tasks than it has room for. So a task yields twice, first that it has begun: what was cut off
-by the budget of time is a finding, what still waited for its turn is not.
+Ray accepts more tasks than it can run at once. So a task yields twice, the first time when it starts. When
+the time budget ends, this tells tasks that were running (timed out) from tasks that were still queued.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from halfguard.errors import HalfguardError, MissingExtraError, UsageError
-from halfguard.validation.executors import ATTEMPTS, cut_off, lost, may_begin
-from halfguard.validation.executors.worker import Answer, execute
-from halfguard.validation.ledger import Result, parse
+from halfguard.validation.executors import MAX_ATTEMPTS, lost_result, may_start, timed_out_result
+from halfguard.validation.executors.worker import TaskReply, execute
+from halfguard.validation.finished_runs import Result, parse_result
 from halfguard.validation.runs.task import Task
 from halfguard.validation.sections import ExecutorSpec
 
@@ -30,33 +30,32 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("executor: ray", "ray") from error
 
 _POLL = 1.0
-_BEGUN = "begun"
+_STARTED = "started"
 
 
 class RayExecutor:
-    """Uses the cluster at ``address``, or one that is connected already, or starts one here."""
+    """Uses the cluster at ``address`` or one that is already connected, or starts one here."""
 
     def __init__(self, spec: ExecutorSpec) -> None:
         self.spec = spec
 
     def run(self, tasks: Sequence[Task], *, deadline: float) -> Generator[tuple[Task, Result]]:
-        """See ``Executor``."""
-        started = not ray.is_initialized()
+        initialize = not ray.is_initialized()
         context = None
-        if started:
+        if initialize:
             context = ray.init(
                 address=self.spec.address, log_to_driver=False, include_dashboard=False
             )
-        flight = _Flight(self._remote(), list(tasks), self.spec.workers)
+        queue = _RayQueue(self._remote(), list(tasks), self.spec.workers)
         try:
-            _refuse_too_small(self.spec, grows=not _is_ours(context))
-            while flight.fill() and time.monotonic() < deadline:
-                yield from flight.landed(_POLL)
-            yield from flight.landed(0)
-            yield from flight.cut_off()
+            _check_node_size(self.spec, may_grow=not _started_cluster(context))
+            while queue.submit() and time.monotonic() < deadline:
+                yield from queue.collect(_POLL)
+            yield from queue.collect(0)
+            yield from queue.timed_out()
         finally:
-            flight.cancel()
-            if started:
+            queue.cancel()
+            if initialize:
                 ray.shutdown()
 
     def _remote(self) -> Any:
@@ -72,104 +71,104 @@ class RayExecutor:
 
 
 def _execute(task_json: str, attempt: int) -> Iterator[str]:
-    yield _BEGUN
+    yield _STARTED
     yield execute(task_json, attempt)
 
 
-class _Flight:
-    """The tasks that Ray has, and those that it shall have."""
+class _RayQueue:
+    """Tasks that were submitted to Ray, and tasks that wait to be submitted."""
 
     def __init__(self, remote: Any, tasks: list[Task], limit: int | None) -> None:
         self._remote, self._limit = remote, limit or len(tasks)
         self._waiting = [(task, 1) for task in reversed(tasks)]
-        self._flying: dict[Any, tuple[Task, int]] = {}
-        self._begun: dict[Any, float] = {}  # and since when
+        self._submitted: dict[Any, tuple[Task, int]] = {}
+        self._start_times: dict[Any, float] = {}
 
-    def fill(self) -> bool:
-        """Submit what may be; false when there is nothing left to wait for."""
-        while self._waiting and len(self._flying) < self._limit:
+    def submit(self) -> bool:
+        """Submit as many tasks as allowed; return False when there is nothing left to wait for."""
+        while self._waiting and len(self._submitted) < self._limit:
             task, attempt = self._waiting[-1]
-            if not may_begin(task, [other for other, _ in self._flying.values()]):
+            if not may_start(task, [other for other, _ in self._submitted.values()]):
                 break
             self._waiting.pop()
-            self._flying[self._remote.remote(task.model_dump_json(), attempt)] = (task, attempt)
-        return bool(self._flying)
+            self._submitted[self._remote.remote(task.model_dump_json(), attempt)] = (task, attempt)
+        return bool(self._submitted)
 
-    def landed(self, seconds: float) -> Iterator[tuple[Task, Result]]:
-        """All results that have come in, after at most so many seconds."""
+    def collect(self, seconds: float) -> Iterator[tuple[Task, Result]]:
+        """Wait at most ``seconds`` and yield all results that have arrived."""
         while ready := self._ready(seconds):
-            for flying in ready:
-                yield from self._take(flying)
-            seconds = 0  # what has begun may have ended too
+            for reference in ready:
+                yield from self._read(reference)
+            seconds = 0  # a task that has started may have ended too
 
     def _ready(self, seconds: float) -> list[Any]:
-        """Whatever has news: ``ray.wait`` wakes with the first, and then tells of that one alone."""
-        flying = list(self._flying)
-        if not flying or not ray.wait(flying, timeout=seconds)[0]:
+        """Return all tasks with output: the first ``ray.wait`` returns only one of them."""
+        submitted = list(self._submitted)
+        if not submitted or not ray.wait(submitted, timeout=seconds)[0]:
             return []
-        ready: list[Any] = ray.wait(flying, num_returns=len(flying), timeout=0)[0]
+        ready: list[Any] = ray.wait(submitted, num_returns=len(submitted), timeout=0)[0]
         return ready
 
-    def _take(self, flying: Any) -> Iterator[tuple[Task, Result]]:
-        task, attempt = self._flying[flying]
+    def _read(self, reference: Any) -> Iterator[tuple[Task, Result]]:
+        task, attempt = self._submitted[reference]
         try:
-            answer: Any = ray.get(next(flying))
+            reply: Any = ray.get(next(reference))
         except RayTaskError as error:
-            raise HalfguardError(f"The run {task.key} broke: {error}.") from error
-        except RayError as error:  # the worker, its node or its memory is gone
-            del self._flying[flying]
-            if attempt < ATTEMPTS:
+            raise HalfguardError(f"The run {task.key} failed in Ray: {error}.") from error
+        except RayError as error:  # the worker or its node died, or it ran out of memory
+            del self._submitted[reference]
+            if attempt < MAX_ATTEMPTS:
                 self._waiting.append((task, attempt + 1))
             else:
-                yield task, lost(task, type(error).__name__)
+                yield task, lost_result(task, type(error).__name__)
             return
-        if answer == _BEGUN:
-            self._begun[flying] = time.monotonic()
+        if reply == _STARTED:
+            self._start_times[reference] = time.monotonic()
             return
-        del self._flying[flying]
-        yield task, parse(task, Answer.model_validate_json(answer).take())
+        del self._submitted[reference]
+        yield task, parse_result(task, TaskReply.model_validate_json(reply).result_or_raise())
 
-    def cut_off(self) -> Iterator[tuple[Task, Result]]:
-        """What has begun and not ended."""
-        for flying, (task, attempt) in self._flying.items():
-            if flying in self._begun:
-                seconds = time.monotonic() - self._begun[flying]
-                yield task, cut_off(task, attempt, f"it was under way for {seconds:.0f} s")
+    def timed_out(self) -> Iterator[tuple[Task, Result]]:
+        """Yield results for tasks that have started and not ended."""
+        for reference, (task, attempt) in self._submitted.items():
+            if reference in self._start_times:
+                seconds = time.monotonic() - self._start_times[reference]
+                state = f"it had been running for {seconds:.0f} s"
+                yield task, timed_out_result(task, attempt, state)
             elif attempt > 1:
-                yield task, cut_off(task, attempt - 1, "its worker had died")
+                yield task, timed_out_result(task, attempt - 1, "its worker had died")
         for task, attempt in self._waiting:
             if attempt > 1:
-                yield task, cut_off(task, attempt - 1, "its worker had died")
+                yield task, timed_out_result(task, attempt - 1, "its worker had died")
 
     def cancel(self) -> None:
-        """Stop what is under way."""
-        for flying in self._flying:
-            ray.cancel(flying, force=True)
+        for reference in self._submitted:
+            ray.cancel(reference, force=True)
 
 
-def _refuse_too_small(spec: ExecutorSpec, *, grows: bool) -> None:
-    """Raise if no node can hold a run; where another may yet join, say what is waited for."""
+def _check_node_size(spec: ExecutorSpec, *, may_grow: bool) -> None:
+    """Raise if no node can hold a run; if larger nodes may still join, warn instead."""
     wanted = {"CPU": spec.cpus, "GPU": spec.gpus, **spec.resources}
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = [node["Resources"] for node in known if node["Alive"]]
     if any(all(node.get(k, 0) >= count for k, count in wanted.items()) for node in nodes):
         return
     largest = max(nodes, key=lambda node: [node.get(name, 0) for name in reversed(wanted)])
-    told = (
-        f"executor: no node of the Ray cluster can hold a run with {_told(wanted, wanted)}; the largest "
-        f"has {_told(largest, wanted)}."
+    message = (
+        f"executor: no node of the Ray cluster can hold a run with {_list_resources(wanted, wanted)}; the "
+        f"largest has {_list_resources(largest, wanted)}."
     )
-    if not grows:
-        cure = "Ask for less in cpus, gpus and resources, or name another cluster as address."
-        raise UsageError(told, cure=cure)
-    warnings.warn(f"{told} Runs wait until such a node joins.", stacklevel=2)
+    if not may_grow:
+        cure = "Request less in cpus, gpus and resources, or set address to another cluster."
+        raise UsageError(message, cure=cure)
+    warnings.warn(f"{message} Runs wait until such a node joins.", stacklevel=2)
 
 
-def _told(resources: Mapping[str, float], names: Mapping[str, float]) -> str:
+def _list_resources(resources: Mapping[str, float], names: Mapping[str, float]) -> str:
     return ", ".join(f"{resources.get(name, 0):g} {name}" for name in names)
 
 
-def _is_ours(context: object) -> bool:
-    """Whether ``ray.init`` started the cluster, not joined one: its session has our process's number."""
+def _started_cluster(context: object) -> bool:
+    """Return whether ``ray.init`` started the cluster: then its session ends with this process's ID."""
     session = str((getattr(context, "address_info", None) or {}).get("session_dir"))
     return session.endswith(f"_{os.getpid()}")

@@ -1,1 +1,1 @@
-"""From the runs of a study to its verdict: statistics, words and checklist, without a run being made."""
+"""From the runs of a study to its verdict: statistics, reasons and checklist. Nothing is trained here."""

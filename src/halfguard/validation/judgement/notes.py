@@ -1,91 +1,92 @@
-"""What a reader of a verdict must know besides: what is missing, what was left out, what to beware of."""
+"""Notes beside a verdict: what is missing, what was left out, and what limits the result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from halfguard.records.study import RunResult, Study
-from halfguard.records.verdict import Comparison, Effort, Word
-from halfguard.validation.judgement.pairs import Question, finished, repetitions
-from halfguard.validation.judgement.statistics import FEWEST
+from halfguard.records.verdict import Comparison, TrainingStats, VerdictLabel
+from halfguard.validation.judgement.paired_runs import StudyDesign, is_finished, repeated_seeds
+from halfguard.validation.judgement.statistics import MIN_PAIRS
 
-_PLACE = ("device", "torch", "cuda", "hip", "halfguard")  # what may change numbers
+_ENVIRONMENT_KEYS = ("device", "torch", "cuda", "hip", "halfguard")  # they may change results
+_UNFINISHED = {
+    "failed": "did not finish with seed {}; such a seed shows nothing and is left out.",
+    "budget": "was stopped by the time budget with seed {}; run the study again to finish it.",
+    "died": "was lost with seed {} because its worker died; run the study again to finish it.",
+}
 
 
 def notes(
-    study: Study, question: Question, comparisons: Sequence[Comparison], taken: Sequence[Effort]
+    study: Study,
+    design: StudyDesign,
+    comparisons: Sequence[Comparison],
+    stats: Sequence[TrainingStats],
 ) -> Iterator[str]:
-    """One sentence for each thing that weakens the verdict, or is part of it unseen."""
-    own = [run for run in study.runs if run.candidate == question.baseline]
-    yield from _unfinished(own, question.metric)
-    yield from _repeated(own, question.metric)
-    there = sum(not run.lost for run in study.runs)
-    expected = (1 + len(question.candidates)) * len(question.seeds)
-    if there < expected and not question.sequential:
-        yield f"{there} of {expected} runs are there: the study is not complete."
-    places = {
-        tuple(run.environment.get(fact) for fact in _PLACE) for run in study.runs if run.environment
+    """Yield one note for each fact that limits the verdict or is hidden in it."""
+    baseline = [run for run in study.runs if run.candidate == design.baseline]
+    yield from _unfinished(baseline, design.metric)
+    yield from _repeated(baseline, design.metric)
+    done = sum(not run.lost for run in study.runs)
+    expected = (1 + len(design.candidates)) * len(design.seeds)
+    if done < expected and not design.sequential:
+        yield f"The study is incomplete: {done} of {expected} runs have a result."
+    environments = {
+        tuple(run.environment.get(key) for key in _ENVIRONMENT_KEYS)
+        for run in study.runs
+        if run.environment
     }
-    if len(places) > 1:
-        told = "; ".join(sorted(", ".join(fact for fact in place if fact) for place in places))
-        yield f"Not all runs were made on the same device with the same software ({told})."
+    if len(environments) > 1:
+        listed = "; ".join(sorted(", ".join(fact for fact in one if fact) for one in environments))
+        yield f"Not all runs used the same device and software ({listed})."
     for comparison in comparisons:
-        if comparison.pairs >= FEWEST and comparison.noise == 0:
+        if comparison.pairs >= MIN_PAIRS and comparison.noise == 0:
             yield (
-                f"All seeds of {comparison.candidate} lose exactly the same: the metric is too coarse, "
-                "or the seed changes nothing. The verdict is worth as little as one run."
+                f"Every seed of {comparison.candidate} shows exactly the same loss: the metric is too "
+                "coarse, or the seed has no effect. The verdict is worth no more than that of a single run."
             )
-    unsure = any(c.word is Word.INCONCLUSIVE and c.pairs >= FEWEST for c in comparisons)
-    if unsure and not question.sequential:
+    unsure = any(c.word is VerdictLabel.INCONCLUSIVE and c.pairs >= MIN_PAIRS for c in comparisons)
+    if unsure and not design.sequential:
         yield (
-            "Adding seeds to a study that was looked at is a second look: it can double the chance of a "
-            "wrong PASS. With 'sequential: true', set beforehand, every look is accounted for."
+            "Adding seeds after reading the result is a second analysis: it can double the chance of a wrong "
+            "PASS. With 'sequential: true', set in advance, every analysis is accounted for."
         )
-    elif unsure and there == expected:
+    elif unsure and done == expected:
         yield (
-            f"Every look at the {len(question.seeds)} planned seeds is accounted for, further seeds are not: "
-            "going on beyond the plan can double the chance of a wrong PASS. Set beforehand the most seeds "
-            "that you would pay for."
+            f"Every analysis of the {len(design.seeds)} planned seeds is accounted for. Seeds beyond the "
+            "plan are not: adding them can double the chance of a wrong PASS. Plan in advance for the "
+            "largest number of seeds that you can afford."
         )
-    if any(effort.retried for effort in taken):
-        yield "Steps that were repeated in FP32 are part of the result: it is that of 16 bits with its guard."
+    if any(one.retried for one in stats):
+        yield "Steps repeated in FP32 are part of the result: it holds for 16 bits together with the guard."
 
 
 def _unfinished(baseline: Sequence[RunResult], metric: str) -> Iterator[str]:
-    """Seeds without a baseline: those that it broke stay so, the others can still be had."""
-    without = [run for run in baseline if not finished(run, metric)]
-    for runs, what in (
-        (
-            [run for run in without if not run.lost],
-            "did not finish with seed {}; such a seed says nothing and is left out.",
-        ),
-        (
-            [run for run in without if run.lost and run.cause == "budget"],
-            "was cut off with seed {}; run the study again for it.",
-        ),
-        (
-            [run for run in without if run.lost and run.cause is None],
-            "was lost with its machine with seed {}; run the study again for it.",
-        ),
-    ):
-        if runs:
-            yield f"The baseline {what.format(', '.join(str(run.seed) for run in runs))}"
+    """Yield notes on seeds without a baseline: failed ones stay out, lost ones can be run again."""
+    seeds: dict[str, list[str]] = {}
+    for run in baseline:
+        if not is_finished(run, metric):
+            why = (run.cause or "died") if run.lost else "failed"
+            seeds.setdefault(why, []).append(str(run.seed))
+    for cause, text in _UNFINISHED.items():
+        if cause in seeds:
+            yield f"The baseline {text.format(', '.join(seeds[cause]))}"
 
 
 def _repeated(baseline: Sequence[RunResult], metric: str) -> Iterator[str]:
-    repeated = repetitions(baseline, metric)
+    repeated = repeated_seeds(baseline, metric)
     if not repeated:
         return
     seeds = ", ".join(map(str, repeated))
     if all(run.initial_weights is not None for run in baseline):
         yield (
-            f"The run with seed {seeds} is one that was there before, bit for bit, and does not count again: "
-            "let the job make its weights and batches from its seed."
+            f"The run with seed {seeds} repeats an earlier run bit for bit and does not count again: create "
+            "the job's weights and batches from its seed."
         )
     else:
         yield (
-            f"The baseline's metrics with seed {seeds} are those of an earlier seed to the last digit, and "
-            "do not count again: the script ignores its seed, or the metric is too coarse or saturated. "
-            "If the seed is used, write a finer number beside the metric, its loss perhaps: that tells runs "
+            f"The baseline's metrics with seed {seeds} equal those of an earlier seed to the last digit and "
+            "do not count again: the script ignores its seed, or the metric is too coarse or saturated. If "
+            "the seed is used, write a finer number beside the metric, for example the loss: it tells runs "
             "apart."
         )

@@ -1,4 +1,4 @@
-"""A verdict in words: why, with its numbers, and the way back to FP32."""
+"""The reason for each verdict as a sentence with its numbers, and how to return to FP32."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halfguard.records.study import RunResult
-from halfguard.records.verdict import Comparison, Word
-from halfguard.validation.judgement.statistics import FEWEST, Terms
+from halfguard.records.verdict import Comparison, VerdictLabel
+from halfguard.validation.judgement.statistics import MIN_PAIRS, Criteria
 
 
 def broken_reason(found: Comparison, first: RunResult, metric: str, baseline: str) -> str:
-    """For a candidate that did not finish what the baseline did."""
+    """Explain a FAIL by a run that broke with a seed that the baseline finished."""
     total = len(found.broken) + found.pairs
     return (
         f"{len(found.broken)} of {total} seeds broke where {baseline} finished "
@@ -21,53 +21,48 @@ def broken_reason(found: Comparison, first: RunResult, metric: str, baseline: st
     )
 
 
-def unfounded_reason(first: RunResult, metric: str) -> str:
-    """For any candidate of a study whose baseline finished nothing."""
+def no_baseline_reason(first: RunResult, metric: str) -> str:
+    """Explain that the baseline finished no seed."""
     if first.failure is None:
-        cure = "A changed job is run anew."
+        cure = "Change the job: it is then run again."
     elif not first.lost:
-        cure = "Mend what made it fail, and run the study again."
+        cure = "Fix the cause and run the study again."
     elif first.cause == "budget":
         cure = "Run the study again with more time."
     else:
         cure = "Run the study again."
     return (
-        f"{first.candidate} finished with no seed (seed {first.seed}: {_why(first, metric)}), so that there "
-        f"is nothing to compare with. {cure}"
+        f"{first.candidate} did not finish any seed (seed {first.seed}: {_why(first, metric)}), so there is "
+        f"nothing to compare with. {cure}"
     )
 
 
-def lost_reason(lost: Sequence[RunResult], metric: str) -> str:
-    """For a candidate of which runs are missing that nobody chose to leave out."""
-    told = []
+def missing_runs_reason(lost: Sequence[RunResult], metric: str) -> str:
+    """Explain that runs were lost or stopped by the time budget."""
+    sentences = []
     for runs, what in (
-        ([run for run in lost if run.cause is None], "were lost with their machines"),
-        ([run for run in lost if run.cause == "budget"], "had begun, and were cut off"),
+        ([run for run in lost if run.cause is None], "were lost"),
+        ([run for run in lost if run.cause == "budget"], "were stopped by the time budget"),
     ):
         if runs:
             seeds = ", ".join(str(run.seed) for run in runs)
-            told.append(f"The runs with seed {seeds} {what} ({_why(runs[0], metric)}).")
-    return f"{' '.join(told)} Run the study again for them."
+            sentences.append(f"The runs with seed {seeds} {what} ({_why(runs[0], metric)}).")
+    return f"{' '.join(sentences)} Run the study again to finish them."
 
 
-def few_reason(found: Comparison, repeated: Sequence[int], *, digests: bool) -> str:
-    """For a candidate with too few pairs to claim anything."""
+def too_few_reason(found: Comparison, repeated: Sequence[int], *, has_digests: bool) -> str:
+    """Explain that there are too few pairs to claim anything."""
     have = {0: "There is no pair of runs yet", 1: "There is only one pair of runs"}
-    told = have.get(found.pairs, f"There are only {found.pairs} pairs of runs")
-    noise = f"from {FEWEST} on, the noise between seeds can be told from a loss"
-    return f"{told}{_again(repeated, digests)}; {noise}."
-
-
-def _again(repeated: Sequence[int], digests: bool) -> str:
-    if not repeated:
-        return ""
+    text = have.get(found.pairs, f"There are only {found.pairs} pairs of runs")
     seeds = ", ".join(map(str, repeated))
-    if digests:
-        return f", because seed {seeds} changes nothing in the baseline"
-    return (
-        f", because the baseline's metrics with seed {seeds} are to the last digit those of an earlier seed: "
-        "the seed changes nothing, or the metric is too coarse, or saturated, to show it"
-    )
+    if seeds and has_digests:
+        text += f", because seed {seeds} changes nothing in the baseline"
+    elif seeds:
+        text += (
+            f", because the baseline's metrics with seed {seeds} equal those of an earlier seed to the last "
+            "digit: the seed has no effect, or the metric is too coarse or saturated to show it"
+        )
+    return f"{text}; at least {MIN_PAIRS} are needed to tell a loss from noise between seeds."
 
 
 def _why(run: RunResult, metric: str) -> str:
@@ -75,74 +70,56 @@ def _why(run: RunResult, metric: str) -> str:
     return (run.failure or f"{metric} is {value}").splitlines()[0][:200]
 
 
-def written_reason(found: Comparison, terms: Terms, undone: str, later: int) -> str:
-    """For a candidate with an interval.
+def interval_reason(found: Comparison, criteria: Criteria, uncorrected: str, later: int) -> str:
+    """Explain the verdict on a candidate by the interval of its loss.
 
-    ``undone`` is what it would be if it were the only candidate; ``later`` counts the pairs that came when
-    it had its verdict.
+    ``uncorrected`` is the verdict it would have as the only candidate; ``later`` counts the pairs that were
+    added after its verdict.
     """
-    low, high = _share(terms.passing), _share(terms.marginal)
+    low, high = (f"{100 * value:.6g}%" for value in (criteria.passing, criteria.marginal))
     if not math.isfinite(found.low):
         return (
-            "The baseline's mean may be zero, so that a share of it means nothing. Choose a metric whose "
-            "zero is far away."
+            "The baseline's mean may be zero, so a fraction of it is not meaningful. Choose a metric that "
+            "is far from zero."
         )
     gained = round(found.loss, 4) < 0  # in the digits that are shown
     change = f"a gain of {-found.loss:.2%}" if gained else f"a loss of {found.loss:z.2%}"
-    seen = (
-        f"{change} over {found.pairs} seeds (between {found.low:z.2%} and {found.high:z.2%} lost, "
-        "with 95% certainty)"
+    estimate = (
+        f"{change} over {found.pairs} seeds (95% confidence interval of the loss: {found.low:z.2%} to "
+        f"{found.high:z.2%})"
     )
-    match found.word:
-        case Word.PASS:
-            return f"Below {low}: {seen}.{_later(later)}"
-        case Word.MARGINAL:
-            return f"Above {low}, below {high}: {seen}.{_later(later)}"
-        case Word.FAIL:
-            return f"Above {high}: {seen}.{_later(later)}"
-    return f"The seeds do not tell: {seen}.{_known(found, terms)}{_correction(undone)}{_further(found)}"
-
-
-def _later(pairs: int) -> str:
-    if not pairs:
-        return ""
-    seeds = "1 seed" if pairs == 1 else f"{pairs} seeds"
-    return f" This was certain then; what was run later ({seeds}) is not part of it."
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.6g}%"
-
-
-def _known(found: Comparison, terms: Terms) -> str:
-    if found.joint_high < terms.marginal:
-        return f" It is certain to be below {_share(terms.marginal)}."
-    if found.joint_low > terms.passing:
-        return f" It is certain to be above {_share(terms.passing)}."
-    return ""
-
-
-def _correction(undone: str) -> str:
-    if undone in ("", Word.INCONCLUSIVE):
-        return ""
-    return f" Alone it would be {undone}; among several candidates that can be luck."
-
-
-def _further(found: Comparison) -> str:
-    if found.further_seeds is None:
-        return " The loss is too close to a threshold for any reasonable number of seeds."
-    if found.further_seeds == 1:
-        return " About 1 further seed should."
-    return f" About {found.further_seeds} further seeds should."
+    claims = {
+        VerdictLabel.PASS: f"Below {low}",
+        VerdictLabel.MARGINAL: f"Above {low}, below {high}",
+        VerdictLabel.FAIL: f"Above {high}",
+    }
+    sentences = [f"{claims.get(found.word, 'No claim is possible yet')}: {estimate}."]
+    if found.word in claims:
+        seeds = "1 seed" if later == 1 else f"{later} seeds"
+        note = f"The verdict was reached at that point; later runs ({seeds}) are not part of it."
+        return " ".join([*sentences, note] if later else sentences)
+    if found.joint_high < criteria.marginal:
+        sentences.append(f"The loss is below {high} with 95% confidence.")
+    elif found.joint_low > criteria.passing:
+        sentences.append(f"The loss is above {low} with 95% confidence.")
+    if uncorrected != VerdictLabel.INCONCLUSIVE:
+        sentences.append(
+            f"Alone it would be {uncorrected}; with several candidates, it can be chance."
+        )
+    further = found.further_seeds
+    seeds = "1 further seed" if further == 1 else f"{further} further seeds"
+    close = "The loss is too close to a threshold to decide with a reasonable number of seeds."
+    return " ".join([*sentences, close if further is None else f"About {seeds} should decide."])
 
 
 def way_back(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """How to return to the baseline's precision: one key, or the command itself."""
+    """Return the change that restores the baseline's precision: one key, or the command itself."""
     precision = str(spec["baseline"]["precision"])
     command = spec.get("command")
     if command:
-        given = {"{precision}": precision, "{seed}": str(spec["seeds"][0]), "{out}": "metrics.json"}
-        for hole, value in given.items():
-            command = command.replace(hole, shlex.quote(value))
+        seed = str(spec["seeds"][0])
+        values = {"{precision}": precision, "{seed}": seed, "{out}": "metrics.json"}
+        for placeholder, value in values.items():
+            command = command.replace(placeholder, shlex.quote(value))
         return (str(command),)
     return (f"precision: {precision}",)

@@ -1,1 +1,1 @@
-"""One run: what determines it, and how it is carried out in the process it was given to."""
+"""One run: the data that determines it, and the code that executes it in a worker process."""

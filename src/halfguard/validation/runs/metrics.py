@@ -1,9 +1,9 @@
-"""The numbers that a run tells about itself, whether a script wrote them or a function returned them.
+"""The metrics of a run, written by a script or returned by a function.
 
-One bad number is a result and no mistake: what has diverged is written as NaN, as null or as a number that
-no float holds, and all of these are numbers that are not finite. A metric that is missing altogether may be
-either. The run cannot know which, so ``NoMetricError`` carries the run as it would be kept, and the study,
-which knows what the others told, decides.
+A bad number is a result, not an error: a script whose training diverged writes NaN, null or a number outside
+the range of floats, and all of these are read as non-finite numbers. A missing metric may be a result or an
+error. One run cannot tell, so ``NoMetricError`` carries the run's result, and the study, which sees all runs,
+decides.
 """
 
 from __future__ import annotations
@@ -17,51 +17,44 @@ from halfguard.errors import UsageError
 from halfguard.records.study import RunResult
 
 CURE = (
-    'Let the script write one object at {out}, as {"accuracy": 0.93}; or let evaluate(model) return the '
-    "metric. metric.name must be one of its names."
+    'Let the script write one JSON object to {out}, for example {"accuracy": 0.93}, or let evaluate(model) '
+    "return the metric. metric.name must be one of the names."
 )
 
 
 class NoMetricError(UsageError):
-    """A run came to its end without the metric that decides."""
+    """A run ended without the metric that is compared."""
 
     def __init__(self, message: str, run: RunResult) -> None:
         super().__init__(message, cure=CURE)
         self.run = run.model_copy(update={"failure": message, "cause": "metric"})
 
 
-def numbers_in(values: Mapping[Any, Any]) -> dict[str, float]:
-    """What is a number in ``values``, by its name; text, lists and truth values are left out."""
+def numeric_values(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the entries of ``values`` that are numbers; text, lists and booleans are left out."""
     found = ((str(name), _number(value)) for name, value in values.items())
     return {name: value for name, value in found if value is not None}
 
 
-def required(run: RunResult, metric: str, told: str = "") -> RunResult:
-    """The run itself; raises if it ended well without ``metric``, as ``told`` says if it says anything."""
+def require_metric(run: RunResult, metric: str, problem: str = "") -> RunResult:
+    """Return the run, or raise if it succeeded without ``metric``; ``problem`` is the known reason."""
     if run.failure is None and metric not in run.metrics:
-        names = ", ".join(map(repr, run.metrics)) or "none at all"
-        missing = told or f"metric.name: the run tells no number {metric!r}; it has {names}"
+        names = ", ".join(map(repr, run.metrics)) or "none"
+        missing = problem or f"metric.name: the run has no number {metric!r}; it has {names}"
         raise NoMetricError(f"{missing}.", run)
     return run
 
 
 def _number(value: object) -> float | None:
     if value is None:
-        return math.nan  # how JSON says NaN
-    if isinstance(value, str):
-        return _not_finite(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan  # null is how JSON writes NaN
+    if isinstance(value, bool) or not isinstance(value, Real | str):
         return None
     try:
-        return float(value)
-    except OverflowError:  # an integer beyond every float
+        number = float(value)
+    except ValueError:  # text
+        return None
+    except OverflowError:  # an integer outside the range of floats
         return math.inf if value > 0 else -math.inf  # type: ignore[operator]
-
-
-def _not_finite(text: str) -> float | None:
-    """NaN and infinity in any spelling, as JSON writers that cannot say them put them into quotes."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return None if math.isfinite(value) else value
+    # Some JSON writers put NaN and infinity in quotes; other text is not a number.
+    return None if isinstance(value, str) and math.isfinite(number) else number

@@ -1,14 +1,13 @@
-"""What makes two runs a pair: the same initial weights, the same batches in the same order.
+"""Paired runs: the same initial weights, and the same batches in the same order.
 
-Batches get a random stream of their own. Dropout draws differently in half, and data augmentation that
-shared its generator would then differ from candidate to candidate: the runs would no longer be pairs.
+Batches have their own random generators. Dropout draws different numbers in half precision. If data
+augmentation used the same generator, its batches would differ between candidates, and the runs would not be
+pairs.
 """
 
 from __future__ import annotations
 
 import hashlib
-import random
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,11 +17,11 @@ from torch.utils._pytree import tree_flatten
 
 from halfguard.errors import UsageError
 from halfguard.records.study import RunResult
-from halfguard.workload import seeded
+from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 
 
 def digest_of(tree: Any) -> str:
-    """SHA-256 of everything in a nested structure: tensors by dtype, shape and bits."""
+    """Return the SHA-256 of a nested structure; tensors count by dtype, shape and bits."""
     digest = hashlib.sha256()
     leaves, layout = tree_flatten(tree)
     digest.update(repr(layout).encode())
@@ -37,14 +36,14 @@ def digest_of(tree: Any) -> str:
     return digest.hexdigest()
 
 
-class OwnStream:
-    """Batches drawn from generators that nothing else touches; digests each as it passes."""
+class SeededBatches:
+    """Batches with their own random generators; computes a digest over all of them."""
 
     def __init__(self, batches: Iterable[Any], seed: int) -> None:
         self._batches = iter(batches)
         self._digest = hashlib.sha256()
         with seeded(seed):
-            self._generators = _states()
+            self._generators = capture_random_state()
         self.ended = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -61,26 +60,17 @@ class OwnStream:
             yield batch
 
     def _swap(self) -> None:
-        others = _states()
-        torch_state, python_state, numpy_state = self._generators
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        if numpy_state is not None:
-            sys.modules["numpy"].random.set_state(numpy_state)
+        others = capture_random_state()
+        restore_random_state(self._generators)
         self._generators = others
 
     def digest(self) -> str | None:
-        """Of all batches in their order; None for a run that did not see them all."""
+        """Return the digest of all batches in order, or None if the run did not use all of them."""
         return self._digest.hexdigest() if self.ended else None
 
 
-def _states() -> tuple[Tensor, Any, Any]:
-    numpy = sys.modules.get("numpy")
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-
-
-def refuse_strangers(runs: Sequence[RunResult], baseline: str) -> None:
-    """Raise if a run is not the pair of the baseline's with the same seed."""
+def refuse_unpaired(runs: Sequence[RunResult], baseline: str) -> None:
+    """Raise if a run and the baseline's run with the same seed are not a pair."""
     bases = {run.seed: run for run in runs if run.candidate == baseline}
     for run in runs:
         base = bases.get(run.seed)
@@ -90,8 +80,8 @@ def refuse_strangers(runs: Sequence[RunResult], baseline: str) -> None:
             mine, theirs = getattr(run, field), getattr(base, field)
             if None not in (mine, theirs) and mine != theirs:
                 raise UsageError(
-                    f"With seed {run.seed}, {run.candidate} and {baseline} began with other {what} "
-                    f"({mine[:12]} and {theirs[:12]}): they are no pair, and are not compared.",
-                    cure="Let the entry's function make everything random from its seed alone: no "
-                    "clock, no generator of its own without a seed, no order of files or sets.",
+                    f"With seed {run.seed}, {run.candidate} and {baseline} have different {what} "
+                    f"({mine[:12]} and {theirs[:12]}): they are not a pair and cannot be compared.",
+                    cure="Make everything random in the entry's function depend on its seed alone: not on "
+                    "the clock, an unseeded generator, or the order of files or sets.",
                 )

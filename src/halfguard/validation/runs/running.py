@@ -1,8 +1,8 @@
-"""One run, in this process: train a workload as a setting says, evaluate it, and tell everything.
+"""One run, in this process: train a workload with a setting, evaluate it, and record the results.
 
-A run that raises, halts or diverges is a result like any other, with the reason in ``failure``: that a
-candidate does not survive is what a study is there to find. Only a mistake in the job's description
-(no such function, no such metric) is raised, because it may make every run fail alike.
+A run that raises, halts or diverges is a result like any other, with the reason in ``failure``: a study
+exists to find candidates that fail. Only a mistake in the job's description (a missing function, a missing
+metric) is raised, because it may make every run fail in the same way.
 """
 
 from __future__ import annotations
@@ -17,104 +17,108 @@ import torch
 from torch import Tensor
 
 from halfguard.errors import TrainingHaltedError, UsageError
-from halfguard.journal.run_environment import environment
-from halfguard.precision.emulation import as_on_cuda
-from halfguard.precision.modes import Precision, full_precision
+from halfguard.journal.run_environment import collect_environment
+from halfguard.precision.emulation import autocast_like_cuda
+from halfguard.precision.modes import full_precision
+from halfguard.precision_names import Precision
 from halfguard.records.study import Curve, RunResult
-from halfguard.validation.runs.metrics import numbers_in, required
-from halfguard.validation.runs.pairing import OwnStream, digest_of
-from halfguard.validation.runs.stepping import Seen, Step, make_step
+from halfguard.step.random_state import seeded
+from halfguard.validation.runs.metrics import numeric_values, require_metric
+from halfguard.validation.runs.pairing import SeededBatches, digest_of
+from halfguard.validation.runs.stepping import Step, StepResult, make_step
 from halfguard.validation.runs.task import Task
-from halfguard.workload import Workload, final_loss, load, seeded
-from halfguard.workload.memory import step_memory
-from halfguard.workload.user_error import told
+from halfguard.workload import Workload, final_loss, load
+from halfguard.workload.memory import measure_step_memory
+from halfguard.workload.user_error import describe_error
 
-_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_MEASURED = 2  # by then an optimizer has made its state
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_MEMORY_STEP = 2  # memory is measured here: by then an optimizer has created its state
 
 
 def run(task: Task, attempt: int = 1) -> RunResult:
-    """Carry out ``task``; ``attempt`` is told in the result."""
+    """Run ``task``; ``attempt`` is recorded in the result."""
     assert task.job.entry is not None  # noqa: S101
     assert task.job.steps is not None  # noqa: S101
     started = time.perf_counter()
     workload = load(task.job.entry, task.seed)
     initial_weights = digest_of(dict(workload.model.state_dict()))
     training = _Training(workload, make_step(workload, task.setting))
-    stream = OwnStream(workload.take(task.job.steps), task.seed)
+    stream = SeededBatches(workload.take(task.job.steps), task.seed)
     with seeded(task.seed):
-        failure = training.go(stream)
-        metrics, flaw = _evaluate(task, workload, training.seen) if failure is None else ({}, None)
+        failure = training.run(stream)
+        metrics: dict[str, float] = {}
+        if failure is None:
+            metrics, failure = _evaluate(task, workload, training.results)
     result = RunResult(
         candidate=task.candidate,
         precision=task.setting.precision,
         seed=task.seed,
         metrics=metrics,
-        steps=len(training.seen),
-        skipped=sum(not seen.applied for seen in training.seen),
-        retried=sum(seen.retried for seen in training.seen),
-        curve=_curve(training.seen),
+        steps=len(training.results),
+        skipped=sum(not one.applied for one in training.results),
+        retried=sum(one.retried for one in training.results),
+        curve=_curve(training.results),
         peak_bytes=training.peak,
         duration=time.perf_counter() - started,
-        failure=failure or flaw,
+        failure=failure,
         attempt=attempt,
-        environment=environment(workload.device),
+        environment=collect_environment(workload.device),
         initial_weights=initial_weights,
         batch_order=stream.digest(),
     )
-    return required(result, task.job.metric)
+    return require_metric(result, task.job.metric)
 
 
 class _Training:
-    """The loop; keeps what was seen also when it ends early."""
+    """The loop over the batches; its results are kept if it ends early."""
 
     def __init__(self, workload: Workload, step: Step) -> None:
         self.workload, self.step = workload, step
-        self.seen: list[Seen] = []
+        self.results: list[StepResult] = []
         self.peak: int | None = None
 
-    def go(self, stream: OwnStream) -> str | None:
-        """Train to the end of the batches; returns why it did not."""
+    def run(self, stream: SeededBatches) -> str | None:
+        """Train to the end of the batches; return the failure, or None."""
         try:
             for index, batch in enumerate(stream):
-                seen = self._measured(batch) if index == _MEASURED else self.step(batch)
-                if seen is not None:
-                    self.seen.append(seen)
+                step = self._measure_memory if index == _MEMORY_STEP else self.step
+                if (result := step(batch)) is not None:
+                    self.results.append(result)
         except TrainingHaltedError as error:
             return f"halted: {error.message}"
         except UsageError:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may end in any way
-            _refuse_machine_failure(error)
-            return told(error)
+            _raise_disk_error(error)
+            return describe_error(error)
         return None
 
-    def _measured(self, batch: Any) -> Seen | None:
-        kept: list[Seen | None] = []
-        memory = step_memory(
-            lambda: kept.append(self.step(batch)),
+    def _measure_memory(self, batch: Any) -> StepResult | None:
+        results: list[StepResult | None] = []
+        memory = measure_step_memory(
+            lambda: results.append(self.step(batch)),
             model=self.workload.model,
             optimizer=self.workload.optimizer,
             device=self.workload.device,
         )
         self.peak = memory.allocator_peak or memory.peak
-        return kept[0]
+        return results[0]
 
 
 def _evaluate(
-    task: Task, workload: Workload, seen: list[Seen]
+    task: Task, workload: Workload, results: list[StepResult]
 ) -> tuple[dict[str, float], str | None]:
-    """The metrics, and why there are none."""
+    """Return the metrics, and the failure or None."""
     if workload.evaluate is None:
-        metrics: Any = {"loss": final_loss([one.loss for one in seen])}
+        metrics: Any = {"loss": final_loss([one.loss for one in results])}
     else:
         workload.model.eval()
         try:
             with torch.no_grad(), _evaluation_context(task, workload):
                 metrics = workload.evaluate(workload.model)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-            _refuse_machine_failure(error)
-            return {}, f"evaluation: {told(error)}"
+            _raise_disk_error(error)
+            return {}, f"evaluation: {describe_error(error)}"
     if metrics is None:  # a function that forgot to return
         return {}, None
     return _numbers(metrics if isinstance(metrics, Mapping) else {task.job.metric: metrics}), None
@@ -124,11 +128,11 @@ def _evaluation_context(task: Task, workload: Workload) -> AbstractContextManage
     if task.job.evaluation == "fp32":
         workload.model.float()
         return full_precision(workload.device.type)
-    return as_on_cuda(Precision(task.setting.precision), workload.device)
+    return autocast_like_cuda(Precision(task.setting.precision), workload.device)
 
 
 def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
-    return numbers_in(
+    return numeric_values(
         {
             name: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             for name, value in metrics.items()
@@ -136,16 +140,16 @@ def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     )
 
 
-def _curve(seen: list[Seen]) -> Curve:
+def _curve(results: list[StepResult]) -> Curve:
     return Curve(
-        steps=tuple(range(len(seen))),
-        loss=tuple(one.loss for one in seen),
-        grad_norm=tuple(one.grad_norm for one in seen),
-        scale=tuple(one.scale for one in seen),
+        steps=tuple(range(len(results))),
+        loss=tuple(one.loss for one in results),
+        grad_norm=tuple(one.grad_norm for one in results),
+        scale=tuple(one.scale for one in results),
     )
 
 
-def _refuse_machine_failure(error: BaseException) -> None:
-    """Let a full or broken disk end the process: it says nothing about the candidate, and may be mended."""
-    if isinstance(error, OSError) and error.errno in _MACHINE:
+def _raise_disk_error(error: BaseException) -> None:
+    """Raise the error of a full or broken disk: it is not the candidate's failure, and can be repaired."""
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         raise error

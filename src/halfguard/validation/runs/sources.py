@@ -1,8 +1,8 @@
-"""The files that a job is made of: those that its specification names, and what these import of the user's.
+"""The files of a job: those that its specification names, and the user's modules that they import.
 
-Their digests are part of a run's name, so that a changed line, also in a neighbour of the entry, is another
-run. What is imported is found by reading the source, never by running it. Installed packages are left out:
-their versions belong to the environment. Modules whose names are computed, and data, are not seen.
+Their digests are part of a run's name, so a changed line in any of them makes a new run. Imports are found by
+parsing the source, never by running it. Installed packages are left out: their versions are part of the
+environment. Data files and modules whose names are computed are not found.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ _OURS = Path(__file__).resolve().parents[2]
 
 
 def digests_of(folder: Path, entry: str | None, command: Sequence[str] | None) -> dict[str, str]:
-    """SHA-256 of every file of the job, by its path as seen from ``folder``."""
-    named = _named(folder, entry, command)
+    """Return the SHA-256 of every file of the job, by its path relative to ``folder``."""
+    named = _named_files(folder, entry, command)
     files = dict.fromkeys(path.resolve() for path in named if _is_file(path))
     waiting = [path for path in files if path.suffix == ".py"]
     roots = [
         *(path.parent for path in waiting[:1]),
         folder,
-    ]  # beside a script, or from where it starts
+    ]  # the folder of the script, and the current folder
     while waiting:
-        for path in _imported(waiting.pop(), roots):
-            if path not in files and _is_the_users(path):
+        for path in _imported_files(waiting.pop(), roots):
+            if path not in files and _is_user_file(path):
                 files[path] = None
                 waiting.append(path)
     return {os.path.relpath(path, folder.resolve()): _digest(path) for path in sorted(files)}
 
 
 def refuse_changed(digests: Mapping[str, str]) -> None:
-    """Raise unless the files, seen from the current folder, are still what they were."""
+    """Raise if a file, relative to the current folder, has changed."""
     for name, digest in digests.items():
         if not Path(name).is_file() or _digest(Path(name)) != digest:
             raise UsageError(
-                f"{name} is not what it was when the study was started, so its runs would not be of one "
-                "kind.",
-                cure="Start the same command again: runs of the changed job are new runs. On several "
-                "machines, the job's files must be the same on each.",
+                f"{name} has changed since the study was started, or is missing here. The runs of the study "
+                "could not be compared.",
+                cure="Start the same command again: the changed job gets new runs. On several machines, the "
+                "job's files must be the same on each.",
             )
 
 
-def _named(folder: Path, entry: str | None, command: Sequence[str] | None) -> Iterator[Path]:
-    """What the specification itself names: an entry's file, or the files among a command's words."""
+def _named_files(folder: Path, entry: str | None, command: Sequence[str] | None) -> Iterator[Path]:
+    """Yield the files that the specification names: an entry's file, or files in a command's arguments."""
     if entry is not None:
         place = entry.rpartition(":")[0]
         is_file = place.endswith(".py")
         yield from [folder / place] if is_file else _module_files(place, [folder])
-    for before, word in zip(("", *(command or ())), command or (), strict=False):
+    for before, argument in zip(("", *(command or ())), command or (), strict=False):
         if before == "-m":
-            yield from _module_files(word, [folder])
+            yield from _module_files(argument, [folder])
         # --config=train.yaml names a file as well
-        yield from (folder / part for part in {word, word.rpartition("=")[2]} if part)
+        yield from (folder / part for part in {argument, argument.rpartition("=")[2]} if part)
 
 
-def _imported(path: Path, roots: Sequence[Path]) -> Iterator[Path]:
+def _imported_files(path: Path, roots: Sequence[Path]) -> Iterator[Path]:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # running it will tell
+        return  # the run will report it
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -81,11 +81,11 @@ def _imported(path: Path, roots: Sequence[Path]) -> Iterator[Path]:
             package = path.parents[node.level - 1]
             for alias in node.names:
                 parts = (*(node.module or "").split("."), alias.name)
-                yield from _below(package, [part for part in parts if part])
+                yield from _package_files(package, [part for part in parts if part])
 
 
 def _module_files(name: str, roots: Sequence[Path]) -> Iterator[Path]:
-    """The files that importing a dotted name runs, as far as they are files."""
+    """Yield the files that importing a dotted name would run; they may not exist."""
     top, *rest = name.split(".")
     found = _find(top, roots)
     if found is None:
@@ -93,20 +93,20 @@ def _module_files(name: str, roots: Sequence[Path]) -> Iterator[Path]:
     if found.origin is not None and found.has_location:
         yield Path(found.origin)
     for place in found.submodule_search_locations or ():
-        yield from _below(Path(place), rest)
+        yield from _package_files(Path(place), rest)
 
 
 def _find(top: str, roots: Sequence[Path]) -> ModuleSpec | None:
-    near = PathFinder.find_spec(top, [str(root) for root in roots])
-    if near is not None:
-        return near
+    local = PathFinder.find_spec(top, [str(root) for root in roots])
+    if local is not None:
+        return local
     try:
-        return importlib.util.find_spec(top)  # a name without a dot: nothing is imported by this
+        return importlib.util.find_spec(top)  # imports nothing: the name has no dot
     except (ImportError, ValueError):
         return None
 
 
-def _below(package: Path, parts: Sequence[str]) -> Iterator[Path]:
+def _package_files(package: Path, parts: Sequence[str]) -> Iterator[Path]:
     yield package / "__init__.py"
     for part in parts:
         yield package / f"{part}.py"
@@ -117,11 +117,11 @@ def _below(package: Path, parts: Sequence[str]) -> Iterator[Path]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a word of a command that is too long for a name is none
+    except OSError:  # an argument that is too long for a file name
         return False
 
 
-def _is_the_users(path: Path) -> bool:
+def _is_user_file(path: Path) -> bool:
     foreign = path.is_relative_to(_OURS) or path.is_relative_to(_STANDARD)
     return path.is_file() and not foreign and not any(part in _INSTALLED for part in path.parts)
 

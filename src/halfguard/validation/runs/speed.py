@@ -1,4 +1,4 @@
-"""How fast a candidate steps: its steps and the baseline's in turns, and the ratio within each turn."""
+"""The speed of a candidate: its steps and the baseline's in turn, and the time ratio of each round."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import itertools
 from collections.abc import Callable
 
 from halfguard.records.study import RunResult, Speed
+from halfguard.step.random_state import seeded
 from halfguard.validation.runs.stepping import make_step
 from halfguard.validation.runs.task import Setting, Task
-from halfguard.workload import load, seeded
-from halfguard.workload.timing import Spread, interleaved
+from halfguard.workload import load
+from halfguard.workload.timing import Spread, time_interleaved
 
 ROUNDS, WARM_UP = 30, 5
-_KEPT = 8  # batches made beforehand: a step is timed, not the reading of data
+_PRELOADED_BATCHES = 8  # the time of a step must not include loading data
 
 
-def measure(task: Task) -> Speed:
-    """Time ``task``'s setting against the one that it names."""
+def measure_speed(task: Task) -> Speed:
+    """Time ``task``'s setting against ``task.against``."""
     assert task.against is not None  # noqa: S101
     with seeded(task.seed):
-        steps = {"mine": _stepping(task, task.setting), "theirs": _stepping(task, task.against)}
-        seconds = interleaved(steps, rounds=ROUNDS, warmup=WARM_UP)
-    return _speed(task.candidate, seconds["theirs"], seconds["mine"])
+        settings = {"candidate": task.setting, "baseline": task.against}
+        steps = {name: _make_timed_step(task, setting) for name, setting in settings.items()}
+        seconds = time_interleaved(steps, rounds=ROUNDS, warmup=WARM_UP)
+    return _speed(task.candidate, seconds["baseline"], seconds["candidate"])
 
 
 def speed_of_runs(candidate: str, baseline: str, runs: tuple[RunResult, ...]) -> Speed | None:
-    """From whole runs, for commands, whose steps are not ours to time; None without a pair."""
+    """Return the speed from whole runs, for commands whose steps cannot be timed; None without a pair."""
     seconds = {
         name: {run.seed: run.duration for run in runs if run.candidate == name and not run.failure}
         for name in (candidate, baseline)
@@ -33,20 +35,20 @@ def speed_of_runs(candidate: str, baseline: str, runs: tuple[RunResult, ...]) ->
     seeds = sorted(seconds[candidate].keys() & seconds[baseline].keys())
     if not seeds:
         return None
-    theirs, mine = ([seconds[name][seed] for seed in seeds] for name in (baseline, candidate))
-    return _speed(candidate, theirs, mine)
+    base, own = ([seconds[name][seed] for seed in seeds] for name in (baseline, candidate))
+    return _speed(candidate, base, own)
 
 
-def _stepping(task: Task, setting: Setting) -> Callable[[], object]:
+def _make_timed_step(task: Task, setting: Setting) -> Callable[[], object]:
     assert task.job.entry is not None  # noqa: S101
     workload = load(task.job.entry, task.seed)
-    batches = itertools.cycle(list(workload.take(_KEPT)))
+    batches = itertools.cycle(list(workload.take(_PRELOADED_BATCHES)))
     step = make_step(workload, setting)
     return lambda: step(next(batches))
 
 
-def _speed(candidate: str, theirs: list[float], mine: list[float]) -> Speed:
-    pairs = [base / own for base, own in zip(theirs, mine, strict=True)]
+def _speed(candidate: str, baseline_seconds: list[float], seconds: list[float]) -> Speed:
+    pairs = [base / own for base, own in zip(baseline_seconds, seconds, strict=True)]
     spread = Spread.of(pairs)
     return Speed(
         candidate=candidate, ratio=spread.median, low=spread.low, high=spread.high, pairs=len(pairs)

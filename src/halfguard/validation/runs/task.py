@@ -1,8 +1,8 @@
-"""One unit of work: everything that determines a run, as plain data that can travel to another machine.
+"""One task: everything that determines a run, as plain data that can be sent to another machine.
 
-Guard configurations and plans are resolved here, once, so that a worker needs no file but the job's own.
-The digest covers what determines the numbers and leaves out where they are computed: it names the file in
-which the result is kept, and a changed job, seed, plan or version of torch is another file.
+Guard configurations and plans are read here, once, so a worker needs only the job's own files. The name of a
+task's result file contains a digest of everything that determines its numbers, but not of where they are
+computed. So a changed job, seed, plan or torch version gets a new file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from halfguard.errors import ConfigError
 from halfguard.guard.config import GuardConfig
-from halfguard.precision.modes import Precision
+from halfguard.precision_names import Precision
 from halfguard.records.plan import PrecisionPlan
 from halfguard.validation.runs.sources import digests_of
 from halfguard.validation.sections import Candidate
@@ -31,7 +31,7 @@ class _Part(BaseModel):
 
 
 class Setting(_Part):
-    """How to train: a candidate with its files read."""
+    """The training method: a candidate with its files read."""
 
     precision: str
     guard: dict[str, Any] | None = None
@@ -39,19 +39,19 @@ class Setting(_Part):
 
 
 class Job(_Part):
-    """What to train."""
+    """The training job."""
 
     entry: str | None
     command: tuple[str, ...] | None
     steps: int | None
     evaluation: Literal["as-trained", "fp32"]
     metric: str
-    files: dict[str, str]  # their digests, by path as seen from the specification's folder
+    files: dict[str, str]  # path relative to the specification's folder -> digest
     versions: str
 
 
 class Task(_Part):
-    """A run of one candidate with one seed; with ``against``, the measurement of its speed."""
+    """A run of one candidate with one seed; with ``against``, a measurement of its speed."""
 
     candidate: str
     setting: Setting
@@ -61,13 +61,13 @@ class Task(_Part):
     against: Setting | None = None
 
     @property
-    def alone(self) -> bool:
-        """Whether nothing may run beside it: what is timed must not be disturbed."""
+    def exclusive(self) -> bool:
+        """Return whether it must run alone: speed is measured."""
         return self.against is not None
 
     @property
     def key(self) -> str:
-        """The name of its result: readable, and unlike that of any other task."""
+        """The unique, readable name of its result file."""
         body = self.model_dump_json(exclude={"folder"})
         digest = hashlib.sha256(body.encode()).hexdigest()[:16]
         slug = re.sub(r"[^a-z0-9]+", "-", self.candidate.lower()).strip("-")[:40]
@@ -75,7 +75,7 @@ class Task(_Part):
 
 
 def run_tasks(spec: Spec) -> list[Task]:
-    """Every run, all candidates of one seed before the next: what is cut short still has whole pairs."""
+    """Return all runs, seed by seed, so that a study that ends early still has complete pairs."""
     job, settings = _job(spec), _settings(spec)
     tasks = [
         Task(candidate=name, setting=setting, seed=seed, job=job, folder=str(spec.folder))
@@ -86,7 +86,7 @@ def run_tasks(spec: Spec) -> list[Task]:
 
 
 def speed_tasks(spec: Spec) -> list[Task]:
-    """One measurement a candidate; a command is not stepped by us and has none."""
+    """Return one speed measurement per candidate; none for a command, whose steps cannot be timed."""
     if spec.entry is None:
         return []
     job, settings = _job(spec), _settings(spec)
@@ -125,16 +125,15 @@ def _settings(spec: Spec) -> dict[str, Setting]:
     for place, arm in zip(places, spec.arms, strict=True):
         try:
             settings[arm.name] = _setting(arm, spec.folder)
-        except ValueError as error:  # every error of ours about a value is one
+        except ValueError as error:  # includes halfguard's own errors about values
             raise ConfigError(f"{place} ({arm.name}): {error}") from error
     counts = {
         name: (setting.guard or {}).get("accumulate", 1) for name, setting in settings.items()
     }
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
         raise ConfigError(
-            f"The candidates differ in how many batches make a step ({told}), so that they would not "
-            "train alike.",
+            f"Candidates must use the same number of batches per step, but they differ ({listed}).",
             cure="Set accumulate in their guard: {preset: fp16_safe, accumulate: 1}.",
         )
     return settings
@@ -150,17 +149,17 @@ def _setting(arm: Candidate, folder: Path) -> Setting:
         config = _guard(arm.guard, folder).model_dump(mode="json")
         if config["plan"] is not None:
             raise ConfigError(
-                "a guard's plan belongs beside it, as the candidate's own key 'plan'."
+                "a plan is not allowed inside 'guard': move it to the candidate's own key 'plan'."
             )
         guard = config | {"precision": str(precision), "incidents": None}
         GuardConfig.load(guard)
     return Setting(precision=str(precision), guard=guard, plan=plan)
 
 
-def _guard(given: str | dict[str, Any], folder: Path) -> GuardConfig:
-    if isinstance(given, str):
-        return GuardConfig.load(folder / given if (folder / given).is_file() else given)
-    keys = dict(given)
+def _guard(value: str | dict[str, Any], folder: Path) -> GuardConfig:
+    if isinstance(value, str):
+        return GuardConfig.load(folder / value if (folder / value).is_file() else value)
+    keys = dict(value)
     preset = keys.pop("preset", None)
     base = GuardConfig.load(preset).model_dump(mode="json") if preset is not None else {}
     return GuardConfig.load(_merged(base, keys))

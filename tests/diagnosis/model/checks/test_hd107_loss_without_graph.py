@@ -64,7 +64,7 @@ def test_everything_frozen_is_said_as_such() -> None:
     diagnosis = hg.doctor(model, optimizer, loss=loss, batch=batch())
     assert codes(diagnosis) == ["HD107"]
     finding = found(diagnosis, "HD107")
-    assert "all 4 parameters that the optimizer holds are frozen" in finding.message
+    assert "all 4 parameters in the optimizer are frozen" in finding.message
     assert "detached" not in finding.why
     cured(finding, model=model)
     assert hg.doctor(model, optimizer, loss=loss, batch=batch()).ok

@@ -1,1 +1,1 @@
-"""One check a file: ``check(subject)`` yields findings; a file registers by being here."""
+"""One check per file: ``check(setup)`` yields findings. Every ``hd*.py`` in this folder is a check."""

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.diagnosis.model.checks.hd110_mixed_dtypes import is_mixture
-from halfguard.diagnosis.model.forward import Raised
-from halfguard.diagnosis.model.subject import Subject
+from halfguard.diagnosis.model.checks.hd110_mixed_dtypes import is_dtype_mismatch
+from halfguard.diagnosis.model.forward import ForwardError
+from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.records.finding import Finding
 
 
-def check(subject: Subject) -> Iterator[Finding]:
-    """Report what was raised, unless HD110 has a better word for it."""
-    raised = None if subject.forward is None else subject.forward.raised
-    if raised is None or is_mixture(raised):
+def check(setup: TrainingSetup) -> Iterator[Finding]:
+    """Report the error that was raised, unless HD110 explains it better."""
+    error = None if setup.forward is None else setup.forward.error
+    if error is None or is_dtype_mismatch(error):
         return
-    module = raised.call.around.module
-    why, cure = _explained(subject, raised)
+    module = error.call.context.module
+    why, cure = _explain(setup, error)
     yield Finding(
         code="HD100",
         severity="error",
         message=f"the forward pass raised{f' in {module}' if module else ''}: "
-        f"{raised.message}{raised.place}",
+        f"{error.message}{error.place}",
         subject=module or None,
         why=why,
         cure=cure,
     )
 
 
-def _explained(subject: Subject, raised: Raised) -> tuple[str, str]:
-    call, before = raised.call, subject.advice.raised
-    if raised.out_of_memory:
-        return "", "What to change first: halfguard doctor ENTRY --cost"
-    if call.around.autocast is not None and call.around.module:
-        why = f"{call.operation} was called under autocast, and may have no kernel for these dtypes here."
-        return why, f'halfguard.fp32_island(model.get_submodule("{call.around.module}").float())'
-    if before and raised.missing_attribute:
-        return "Only the training step was run, and none of the hooks that come before it.", before
+def _explain(setup: TrainingSetup, error: ForwardError) -> tuple[str, str]:
+    call, before = error.call, setup.advice.setup_calls
+    if error.out_of_memory:
+        return "", "To see what to change first, run: halfguard doctor ENTRY --cost"
+    if call.context.autocast is not None and call.context.module:
+        why = f"{call.operation} was called under autocast and may have no kernel for these dtypes here."
+        return why, f'halfguard.fp32_island(model.get_submodule("{call.context.module}").float())'
+    if before and error.missing_attribute:
+        return "Only the training step was run, without the hooks that run before it.", before
     return "", "Run the same call without halfguard, in FP32."

@@ -1,25 +1,25 @@
-"""HD101: the forward pass runs in another precision than the one asked for."""
+"""HD101: the forward pass runs in another precision than requested."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.diagnosis.model.measured_precision import in_words
-from halfguard.diagnosis.model.subject import Subject
+from halfguard.diagnosis.model.measured_precision import describe_precision
+from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.records.finding import Finding
 
 
-def check(subject: Subject) -> Iterator[Finding]:
-    """Compare what was asked for with what was measured."""
-    found = subject.effective
+def check(setup: TrainingSetup) -> Iterator[Finding]:
+    """Compare the measured precision with the requested one."""
+    found = setup.effective
     if found is None or found.as_asked:
         return
-    cure = subject.advice.precision
-    if subject.frozen_half:  # which may stay as it is
+    cure = setup.advice.precision
+    if setup.has_frozen_half_base:  # the base may stay in half
         cure = cure.replace("model.float()", "halfguard.upcast_trainable(model)")
     yield Finding(
         code="HD101",
-        message=f"{found.asked} was asked for, and the forward pass ran {in_words(found.got)} "
+        message=f"{found.asked} was requested, but the forward pass ran {describe_precision(found.got)} "
         f"({found.evidence[0]}).",
         subject="precision",
         why=found.why,

@@ -1,8 +1,8 @@
-"""HD102: a GradScaler refuses FP16 parameters, or is bypassed and their updates are lost.
+"""HD102: a GradScaler raises for FP16 parameters, or is bypassed and small updates are lost.
 
-torch raises "Attempting to unscale FP16 gradients." for them: the scaler is not broken, the parameters
-should be FP32. A fused optimizer unscales by itself and escapes the error; then small updates are rounded
-away: at a weight of 1, everything below 2**-11 times the weight.
+torch raises "Attempting to unscale FP16 gradients.": the scaler works, but the parameters should be FP32. A
+fused optimizer unscales by itself, so there is no error, but small updates are rounded away: at a weight of
+1, everything below 2**-11 times the weight.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections.abc import Iterator
 
 import torch
 
-from halfguard.diagnosis.model.subject import Held, Subject
-from halfguard.diagnosis.model.wording import counted, listed
+from halfguard.diagnosis.model.training_setup import (
+    TrainingSetup,
+    count_are,
+    join_names,
+)
 from halfguard.records.finding import Finding
 
 
-def check(subject: Subject) -> Iterator[Finding]:
-    """Find FP16 parameters that are trained with a loss scaler; adapters are HD103's."""
-    found = [one for one in subject.half_trained if one.tensor.dtype is torch.float16]
-    if not found or not subject.scales or subject.frozen_half:
+def check(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find FP16 parameters that are trained with a loss scaler; HD103 reports adapters."""
+    found = [p for p in setup.trained_in_half if p.tensor.dtype is torch.float16]
+    if not found or not setup.scaler_enabled or setup.has_frozen_half_base:
         return
-    fused = all(_is_fused(one) for one in found)
+    fused = all(parameter.group.get("fused") for parameter in found)
     yield Finding(
         code="HD102",
         severity="error",
-        message=f"{counted(len(found), 'trainable parameter')} float16: {listed(o.name for o in found)}.",
+        message=f"{count_are(len(found), 'trainable parameter')} float16: "
+        f"{join_names(parameter.name for parameter in found)}.",
         subject=found[0].name,
-        why="The fused optimizer escapes torch's refusal of FP16 parameters, and small updates are "
-        "rounded away: 1 - 1e-4 is 1 in half."
+        why="With a fused optimizer torch does not raise for FP16 parameters, but small updates are rounded "
+        "away: 1 - 1e-4 is 1 in half."
         if fused
-        else 'scaler.step() will raise "Attempting to unscale FP16 gradients.": small updates to FP16 '
-        "weights are rounded away, so torch refuses them.",
-        cure=subject.half_cure,
+        else 'scaler.step() will raise "Attempting to unscale FP16 gradients.": torch rejects FP16 '
+        "parameters, because small updates to them are rounded away.",
+        cure=setup.half_weights_cure,
     )
-
-
-def _is_fused(held: Held) -> bool:
-    return bool(held.group.get("fused"))

@@ -1,8 +1,8 @@
-"""HD106: the optimizer was made before the model's parameters were replaced.
+"""HD106: the model's parameters were replaced after the optimizer was built.
 
 ``model.to(device)`` keeps the parameters on most devices, but sharding, ``load_state_dict(assign=True)``
-and XLA put new ones in their place. The optimizer goes on updating the old ones, which have no gradients;
-a scaler then says "No inf checks were recorded for this optimizer.", and without one nothing is said.
+and XLA replace them. The optimizer keeps updating the old ones, which have no gradients. A scaler then
+raises "No inf checks were recorded for this optimizer."; without a scaler there is no error.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfguard.diagnosis.model.graph import leaves
-from halfguard.diagnosis.model.subject import Subject
-from halfguard.diagnosis.model.wording import listed
+from halfguard.diagnosis.model.graph import find_graph_leaves
+from halfguard.diagnosis.model.training_setup import TrainingSetup, join_names
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records.finding import Finding
 
 
-def check(subject: Subject) -> Iterator[Finding]:
-    """Find parameters that no optimizer holds, beside held ones that were in their place."""
-    if subject.model is None or not subject.optimizers:
+def check(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find model parameters without an optimizer, and optimizer parameters that fit in their place."""
+    if setup.model is None or not setup.optimizers:
         return
-    own = {one.name for one in subject.held}
-    trainable = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
-    left_out = {name: p for name, p in trainable.items() if name not in own}
-    used = set() if subject.forward is None else set(map(id, leaves(subject.forward.result).found))
-    strangers = [one for one in subject.held if not one.own and id(one.weight) not in used]
-    free = {place for parameter in left_out.values() for place in _places(parameter)}
-    if not any(place in free for one in strangers for place in _places(one.weight)):
+    in_optimizer = {one.name for one in setup.parameters}
+    trainable = {name: p for name, p in setup.model.named_parameters() if p.requires_grad}
+    left_out = {name: p for name, p in trainable.items() if name not in in_optimizer}
+    leaves = () if setup.forward is None else find_graph_leaves(setup.forward.result).tensors
+    in_graph = set(map(id, leaves))
+    outside = [p for p in setup.parameters if not p.in_model and id(p.weight) not in in_graph]
+    free_shapes = {shape for p in left_out.values() for shape in _possible_shapes(p)}
+    if not any(shape in free_shapes for p in outside for shape in _possible_shapes(p.weight)):
         return
     yield Finding(
         code="HD106",
         severity="error",
-        message=f"{len(strangers)} of the {len(subject.held)} parameters that the optimizer holds are "
-        f"not the model's, and it does not hold {listed(left_out)}.",
+        message=f"{len(outside)} of the {len(setup.parameters)} parameters in the optimizer are not the "
+        f"model's, and it does not contain {join_names(left_out)}.",
         subject=next(iter(left_out)),
-        why="They were replaced after the optimizer had been built, by a move, by sharding or by "
-        "load_state_dict(assign=True). The old ones get no gradient: nothing is trained.",
-        cure=f"optimizer = {_built(strangers[0].optimizer)}  # after the model is complete",
+        why="The model's parameters were replaced after the optimizer was built: by a move, by sharding or "
+        "by load_state_dict(assign=True). The old ones get no gradient: nothing is trained.",
+        cure=f"optimizer = {_constructor_call(outside[0].optimizer)}  # after the model is complete",
     )
 
 
-def _places(parameter: Tensor) -> Iterator[tuple[int | None, ...]]:
-    """Where it may have stood: for its very shape, or in a layer with any number of outputs."""
+def _possible_shapes(parameter: Tensor) -> Iterator[tuple[int | None, ...]]:
+    """Yield the shapes that it may replace: its own, and that of a layer with other outputs."""
     yield tuple(parameter.shape)
     if parameter.dim() > 1:
         yield None, *parameter.shape[1:]
 
 
-def _built(optimizer: Optimizer | None) -> str:
+def _constructor_call(optimizer: Optimizer | None) -> str:
     if isinstance(optimizer, MasterWeights):
-        return f"halfguard.MasterWeights({_built(optimizer.inner)})"
+        return f"halfguard.MasterWeights({_constructor_call(optimizer.inner)})"
     kind = type(optimizer)
-    torchs = getattr(torch.optim, kind.__name__, None) is kind
-    return f"{'torch.optim.' if torchs else ''}{kind.__name__}(model.parameters())"
+    from_torch = getattr(torch.optim, kind.__name__, None) is kind
+    return f"{'torch.optim.' if from_torch else ''}{kind.__name__}(model.parameters())"

@@ -1,6 +1,6 @@
-"""HD109: a checkpoint has the optimizer's state and not the scaler's.
+"""HD109: a checkpoint has the state of the optimizer but not of the scaler.
 
-A resumed run then starts again at 65536, whatever scale the saved one had found: overflows, or a spike.
+A resumed run then starts at scale 65536 instead of the saved run's scale: steps overflow, or the loss spikes.
 """
 
 from __future__ import annotations
@@ -11,45 +11,45 @@ from typing import Any
 
 import torch
 
-from halfguard.diagnosis.model.subject import Subject
+from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.errors import UsageError
 from halfguard.records.finding import Finding
 
 _SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
-_DEPTH = 3  # mappings within mappings that are searched; Lightning's needs two
+_DEPTH = 3  # levels of nested mappings to search; Lightning's checkpoint needs two
 
 
-def check(subject: Subject) -> Iterator[Finding]:
-    """Look into the checkpoint, where a loss scale is in use."""
-    if subject.checkpoint is None or not subject.scales:
+def check(setup: TrainingSetup) -> Iterator[Finding]:
+    """Search the checkpoint for the scaler's state, if a loss scale is in use."""
+    if setup.checkpoint is None or not setup.scaler_enabled:
         return
-    source = subject.checkpoint
-    named = "the checkpoint" if isinstance(source, Mapping) else str(source)
-    folder = not isinstance(source, Mapping) and Path(source).is_dir()
-    resumable, scaled = _in_folder(Path(source)) if folder else _in_mapping(_opened(source))
-    if not resumable or scaled:
+    source = setup.checkpoint
+    name = "the checkpoint" if isinstance(source, Mapping) else str(source)
+    is_folder = not isinstance(source, Mapping) and Path(source).is_dir()
+    saved = _in_folder(Path(source)) if is_folder else _in_mapping(_load(source))
+    has_optimizer, has_scaler = saved
+    if not has_optimizer or has_scaler:
         return
     yield Finding(
         code="HD109",
         severity="error",
-        message=f"{named} has the state of the optimizer, and none of the scaler.",
-        subject=named,
-        why="A resumed run begins at the initial scale again: steps overflow that did not before.",
+        message=f"{name} has the state of the optimizer but not of the scaler.",
+        subject=name,
+        why="A resumed run starts at the initial scale again: steps may overflow that did not before.",
         cure='torch.save({**checkpoint, "scaler": scaler.state_dict()}, path)  '
         '# and on resume scaler.load_state_dict(checkpoint["scaler"])',
     )
 
 
 def _in_folder(folder: Path) -> tuple[bool, bool]:
-    """Whether a folder of the Trainer or of Accelerate has the optimizer's state, and the scaler's."""
+    """Return whether a folder of Trainer or Accelerate has the optimizer's state, and the scaler's."""
     return any(folder.glob("optimizer*")), any(folder.glob("scaler*"))
 
 
 def _in_mapping(saved: Any) -> tuple[bool, bool]:
     parts = list(_mappings(saved, _DEPTH))
-    return any({"state", "param_groups"} <= p.keys() for p in parts), any(
-        p.keys() >= _SCALER for p in parts
-    )
+    has_optimizer = any({"state", "param_groups"} <= part.keys() for part in parts)
+    return has_optimizer, any(part.keys() >= _SCALER for part in parts)
 
 
 def _mappings(value: Any, depth: int) -> Iterator[Mapping[Any, Any]]:
@@ -63,7 +63,7 @@ def _mappings(value: Any, depth: int) -> Iterator[Mapping[Any, Any]]:
             yield from _mappings(part, depth - 1)
 
 
-def _opened(source: Any) -> Any:
+def _load(source: Any) -> Any:
     if isinstance(source, Mapping) or Path(source).suffix == ".safetensors":
         return source
     try:

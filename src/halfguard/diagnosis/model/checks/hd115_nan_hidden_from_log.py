@@ -1,27 +1,27 @@
 """HD115: transformers' Trainer leaves NaN out of the log of a 16-bit run.
 
-With ``logging_nan_inf_filter`` a loss that is not finite counts as the mean of the others: the curve is
-clean, and the run is corrupt.
+With ``logging_nan_inf_filter`` a nonfinite loss is logged as the mean of the others: the curve looks clean,
+but the run is broken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.diagnosis.model.subject import Subject
+from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.records.finding import Finding
 
 
-def check(subject: Subject) -> Iterator[Finding]:
-    """Find the filter where something runs, or is asked to run, in 16 bits."""
-    filters = getattr(subject.settings, "logging_nan_inf_filter", False)
-    half = any("16" in (name or "") for name in (subject.asked, subject.precision))
-    if not filters or not (half or subject.half_trained):
+def check(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find the filter if anything runs in 16 bits, or was requested to."""
+    filters = getattr(setup.training_arguments, "logging_nan_inf_filter", False)
+    half = any("16" in (name or "") for name in (setup.asked, setup.precision))
+    if not filters or not (half or setup.trained_in_half):
         return
     yield Finding(
         code="HD115",
-        message="logging_nan_inf_filter is on: a loss that is NaN will not be in the log.",
+        message="logging_nan_inf_filter is on: a NaN loss will not be in the log.",
         subject="logging_nan_inf_filter",
-        why="The Trainer replaces it by the mean of the others, and the curve stays clean.",
+        why="The Trainer replaces it by the mean of the others, so the curve looks clean.",
         cure="args.logging_nan_inf_filter = False",
     )

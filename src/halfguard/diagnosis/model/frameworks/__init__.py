@@ -1,1 +1,1 @@
-"""What each framework does to a forward pass, one framework a file; none of them is imported here."""
+"""Reads training setups, one framework per file. Works on the user's objects, so it needs no framework."""

@@ -1,17 +1,17 @@
-"""The lines that lead from the precision that ran to the one that was asked for, and what lies between."""
+"""The lines that change the measured precision to the requested one, and the difference in words."""
 
 from __future__ import annotations
 
-from halfguard.diagnosis.model.measured_precision import Ran, named
-from halfguard.diagnosis.model.wording import listed
+from halfguard.diagnosis.model.measured_precision import MeasuredPrecision, parse_precision
+from halfguard.diagnosis.model.training_setup import join_names
 
-CONVERSION = {
+CONVERSIONS = {
     "fp32": "model.float()",
     "fp16": "model.half()",
     "bf16": "model.bfloat16()",
     "fp64": "model.double()",
 }
-DTYPE = {
+DTYPE_NAMES = {
     "fp32": "torch.float32",
     "fp16": "torch.float16",
     "bf16": "torch.bfloat16",
@@ -19,49 +19,52 @@ DTYPE = {
 }
 
 
-def conversion(asked: str | None, ran: Ran) -> str:
-    """The line that gives the weights the dtype that was asked for; empty if they have it.
+def conversion_line(asked: str | None, measured: MeasuredPrecision) -> str:
+    """Return the line that gives the weights the requested dtype; empty if they have it.
 
-    Most of them may have it: without autocast, another precision comes from the rest, or from casts.
+    The line is also needed if most weights have it, but not all: without autocast, the others or casts in the
+    model lead to another precision.
     """
     if asked is None:
         return ""
-    wanted = named(asked)
-    line = CONVERSION.get(wanted.weights, "")
-    if wanted.weights != ran.weights:
+    wanted = parse_precision(asked)
+    line = CONVERSIONS.get(wanted.weights, "")
+    if wanted.weights != measured.weights:
         return line
-    if wanted.autocast == ran.autocast == "off" and asked != ran.name:
-        return f"{line}  # the whole of it, without casts inside"
+    if wanted.autocast == measured.autocast == "off" and asked != measured.name:
+        return f"{line}  # all of it, without casts inside"
     return ""
 
 
-def region(asked: str | None, ran: Ran, device: str) -> str:
-    """The line that opens the autocast that was asked for; empty if it was on, or off, everywhere."""
-    wanted = "off" if asked is None else named(asked).autocast
-    if asked is None or (wanted == ran.autocast and (wanted == "off" or not ran.partly)):
+def autocast_line(asked: str | None, measured: MeasuredPrecision, device: str) -> str:
+    """Return the line that opens the requested autocast; empty if autocast was as requested everywhere."""
+    wanted = "off" if asked is None else parse_precision(asked).autocast
+    partial = measured.is_partial
+    if asked is None or (wanted == measured.autocast and (wanted == "off" or not partial)):
         return ""
     if wanted != "off":
-        return f'with torch.autocast("{device}", dtype={DTYPE[wanted]}):  # around the forward pass'
-    where = "in place of the one inside the model" if ran.partly else "around the forward pass"
+        return f'with torch.autocast("{device}", dtype={DTYPE_NAMES[wanted]}):  # around the forward pass'
+    where = "instead of the one inside the model" if partial else "around the forward pass"
     return f'with torch.autocast("{device}", enabled=False):  # {where}'
 
 
-def difference(asked: str | None, ran: Ran) -> str:
-    """In which of the two choices they differ, in words."""
+def explain_difference(asked: str | None, measured: MeasuredPrecision) -> str:
+    """Say how weights and autocast differ from the requested ones."""
     if asked is None:
         return ""
-    wanted, facts = named(asked), []
-    if wanted.weights != ran.weights:
-        facts.append(f"The trained weights are {ran.weights}.")
-    if ran.partly:
-        facts.append(f"Only a part of the work was in 16 bits; in more: {listed(ran.left)}.")
-    elif wanted.autocast != ran.autocast:
-        state = "off" if ran.autocast == "off" else f"on, in {ran.autocast},"
+    wanted, facts = parse_precision(asked), []
+    if wanted.weights != measured.weights:
+        facts.append(f"The trained weights are {measured.weights}.")
+    if measured.is_partial:
+        wider = join_names(measured.wider_modules)
+        facts.append(f"Less than half of the FLOPs were in 16 bits. In more bits: {wider}.")
+    elif wanted.autocast != measured.autocast:
+        state = "off" if measured.autocast == "off" else f"on, in {measured.autocast},"
         facts.append(f"Autocast was {state} in the forward pass.")
-    if not facts and asked != ran.name:
+    if not facts and asked != measured.name:
         facts.append(
-            "Autocast was off: some of the weights, or a cast in the model, have another dtype."
-            if ran.autocast == "off"
-            else "Autocast was on, and does not cast the products that ran."
+            "Autocast was off: some weights have another dtype, or the model casts to one."
+            if measured.autocast == "off"
+            else "Autocast was on, but it does not cast the products that ran."
         )
     return " ".join(facts)

@@ -1,4 +1,4 @@
-"""What the caller of ``doctor`` handed over, and what every framework does with it."""
+"""The arguments of ``doctor``, and helpers that every framework uses on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halfguard.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Given:
+class DoctorInputs:
     """The arguments of ``doctor``, apart from the framework's own object."""
 
     model: nn.Module | None = None
@@ -31,20 +31,20 @@ class Given:
 
     @property
     def copied_batch(self) -> Any:
-        """The batch with copies of its tensors and containers, into which a forward pass may write."""
-        return tree_map(_copied, self.batch)
+        """The batch with copies of its tensors and containers, since a forward pass may write to them."""
+        return tree_map(_copy_leaf, self.batch)
 
-    def needed_model(self, owner: str) -> nn.Module:
-        """The model, which ``owner`` does not hold itself."""
+    def require_model(self, owner: str) -> nn.Module:
+        """Return the model; raise a UsageError if it is missing, since ``owner`` does not contain one."""
         if self.model is None:
             raise UsageError(
-                f"doctor() was given {owner}, which holds no model to look at.",
+                f"doctor() was given {owner}, which does not contain the model.",
                 cure="Pass the model as the first argument.",
             )
         return self.model
 
-    def call(self, model: nn.Module, batch: Any) -> Any:
-        """The loss if there is a function for it; else the model called with its batch."""
+    def run_forward(self, model: nn.Module, batch: Any) -> Any:
+        """Return the loss if there is a loss function, else the output of the model for the batch."""
         if self.loss is not None:
             return self.loss(model, batch)
         if isinstance(batch, Mapping):
@@ -52,24 +52,24 @@ class Given:
         return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
-def _copied(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-    if isinstance(leaf, UserDict):  # what a tokenizer returns, of which torch's trees know nothing
+    if isinstance(leaf, UserDict):  # a tokenizer returns one; tree_map does not open it
         fresh = copy.copy(leaf)
-        fresh.data = tree_map(_copied, leaf.data)
+        fresh.data = tree_map(_copy_leaf, leaf.data)
         return fresh
     return leaf
 
 
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device."""
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """Return the batch with its tensors on the device."""
     return tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
 
 
 @contextmanager
-def replaced(target: Any, **values: Any) -> Iterator[None]:
-    """Give an object attributes of its own for a while, in front of those of its class."""
+def patch(target: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of an object during the block, over those of its class."""
     before = {name: vars(target)[name] for name in values if name in vars(target)}
     vars(target).update(values)
     try:
@@ -81,6 +81,6 @@ def replaced(target: Any, **values: Any) -> Iterator[None]:
 
 
 def is_a(value: object, name: str, *packages: str) -> bool:
-    """Whether a class of this name, from one of these packages, is among the bases of the value."""
+    """Return whether the value's class, or a base of it, has this name and is from one of the packages."""
     bases = type(value).__mro__
     return any(b.__name__ == name and b.__module__.split(".")[0] in packages for b in bases)

@@ -1,7 +1,7 @@
 """Lightning: the Trainer's precision plugin converts the model and wraps the training step.
 
-On a CPU a Trainer turns ``precision="16-mixed"`` into ``"bf16-mixed"`` with a warning and forgets what it
-was asked for (Lightning 2.6). So the request must be told again: ``doctor(..., precision="16-mixed")``.
+On a CPU a Trainer replaces ``precision="16-mixed"`` by ``"bf16-mixed"`` with a warning and does not keep the
+request (Lightning 2.6). So the request must be passed again: ``doctor(..., precision="16-mixed")``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from halfguard.diagnosis.model.effective import asked_for
-from halfguard.diagnosis.model.frameworks.conversions import conversion, difference
-from halfguard.diagnosis.model.frameworks.inputs import Given, is_a, moved, replaced
-from halfguard.diagnosis.model.measured_precision import Ran
-from halfguard.diagnosis.model.subject import Advice, Subject
+from halfguard.diagnosis.model.effective import resolve_precision
+from halfguard.diagnosis.model.frameworks.conversions import conversion_line, explain_difference
+from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs, is_a, move_batch, patch
+from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
+from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
 from halfguard.errors import UsageError
 
-_ON_CPU = (
+_FP16_ON_CPU = (
     "from lightning.pytorch.plugins import MixedPrecision\n"
     'trainer = Trainer(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu", '
     'scaler=torch.amp.GradScaler("cpu"))])'
 )
-_WORDS = {
+_SETTINGS = {
     "fp32": "32-true",
     "fp16-mixed": "16-mixed",
     "bf16-mixed": "bf16-mixed",
@@ -34,7 +34,7 @@ _WORDS = {
     "fp64": "64-true",
 }
 
-# What sets attributes up, in the order in which a Trainer calls it.
+# Hooks that may set attributes, with their arguments, in the order in which a Trainer calls them.
 _BEFORE_TRAINING = {
     "prepare_data": "",
     "setup": '"fit"',
@@ -46,19 +46,19 @@ _BEFORE_TRAINING = {
 
 
 def recognise(trainer: object) -> bool:
-    """Whether it is a Lightning Trainer, of either package name."""
+    """Return whether it is a Lightning Trainer, from either package."""
     return is_a(trainer, "Trainer", "lightning", "pytorch_lightning")
 
 
-def subject(trainer: Any, given: Given) -> Subject:
-    """The setup of a LightningModule under a Trainer."""
-    module, plugin = given.needed_model("a Lightning Trainer"), trainer.precision_plugin
+def read_setup(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
+    """Return the setup of a LightningModule and its Trainer."""
+    module, plugin = inputs.require_model("a Lightning Trainer"), trainer.precision_plugin
     device = trainer.strategy.root_device
-    if given.batch is not None and given.loss is None and not module.automatic_optimization:
+    if inputs.batch is not None and inputs.loss is None and not module.automatic_optimization:
         raise UsageError(
-            f"{type(module).__name__} optimizes by hand: its training_step() would change weights, "
+            f"{type(module).__name__} uses manual optimization: its training_step() would change weights, "
             "so doctor() does not run it.",
-            cure="Pass loss=: a function of the module and a batch that returns a loss.",
+            cure="Pass loss=: a function loss(module, batch) that returns the loss.",
         )
 
     @contextmanager
@@ -66,72 +66,70 @@ def subject(trainer: Any, given: Given) -> Subject:
         plugin.convert_module(module.to(device))
         yield
 
-    def step() -> Any:
-        batch = plugin.convert_input(moved(given.copied_batch, device))
+    def run_forward() -> Any:
+        batch = plugin.convert_input(move_batch(inputs.copied_batch, device))
         with plugin.train_step_context():
-            return _training_step(trainer, given, batch)
+            return _training_step(trainer, inputs, batch)
 
-    return Subject(
+    return TrainingSetup(
         framework="Lightning",
         model=module,
-        optimizers=given.optimizers or tuple(trainer.optimizers),
-        scaler=given.scaler or getattr(plugin, "scaler", None),
-        asked=_asked(trainer.precision, device.type, given.precision),
-        step=step if given.batch is not None else None,
+        optimizers=inputs.optimizers or tuple(trainer.optimizers),
+        scaler=inputs.scaler or getattr(plugin, "scaler", None),
+        asked=_requested(trainer.precision, device.type, inputs.precision),
+        run_forward=run_forward if inputs.batch is not None else None,
         as_trained=as_trained,
         advise=partial(_advise, device.type, module),
-        checkpoint=given.checkpoint,
+        checkpoint=inputs.checkpoint,
         detects_anomalies=bool(getattr(trainer, "_detect_anomaly", False)),
     )
 
 
-def _asked(configured: str, device: str, told: Any) -> str | None:
-    """The request: as told, or as the Trainer has it, unless it may have changed it."""
-    if told is not None:
-        return asked_for(told)
-    return None if device == "cpu" and configured == "bf16-mixed" else asked_for(configured)
+def _requested(configured: str, device: str, passed: Any) -> str | None:
+    """Return the precision passed to doctor, else the Trainer's, unless the Trainer may have replaced it."""
+    if passed is not None:
+        return resolve_precision(passed)
+    return None if device == "cpu" and configured == "bf16-mixed" else resolve_precision(configured)
 
 
-def _training_step(trainer: Any, given: Given, batch: Any) -> Any:
-    module: Any = given.model
-    if given.loss is not None:
-        return given.loss(module, batch)
+def _training_step(trainer: Any, inputs: DoctorInputs, batch: Any) -> Any:
+    module: Any = inputs.model
+    if inputs.loss is not None:
+        return inputs.loss(module, batch)
     takes_index = len(inspect.signature(module.training_step).parameters) > 1
-    # Nothing is logged, and the module may ask for its trainer as it does in training.
-    silent = {"log": _nothing, "log_dict": _nothing, "_trainer": trainer}
-    with replaced(module, **silent):
+    # Nothing is logged, and the module finds its trainer as in training.
+    silent = dict.fromkeys(("log", "log_dict"), lambda *_args, **_kwargs: None)
+    with patch(module, **silent, _trainer=trainer):
         return module.training_step(batch, 0) if takes_index else module.training_step(batch)
 
 
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    return None
-
-
-def _advise(device: str, module: Any, asked: str | None, ran: Ran) -> Advice:
+def _advise(device: str, module: Any, asked: str | None, measured: MeasuredPrecision) -> Advice:
     on_cpu = device == "cpu" and asked == "fp16-mixed"
-    setting = _ON_CPU if on_cpu else f'trainer = Trainer(precision="{_WORDS.get(asked or "")}")'
+    setting = (
+        _FP16_ON_CPU if on_cpu else f'trainer = Trainer(precision="{_SETTINGS.get(asked or "")}")'
+    )
     return Advice(
-        why=_why(asked, ran, turned=on_cpu and ran.name == "bf16-mixed"),
-        precision=conversion(asked, ran) or setting,
-        scaler=_ON_CPU if device == "cpu" else 'trainer = Trainer(precision="16-mixed")',
-        raised="\n".join(_hooks(module)),
+        why=_why(asked, measured, replaced=on_cpu and measured.name == "bf16-mixed"),
+        precision=conversion_line(asked, measured) or setting,
+        scaler=_FP16_ON_CPU if device == "cpu" else 'trainer = Trainer(precision="16-mixed")',
+        setup_calls="\n".join(_hook_calls(module)),
     )
 
 
-def _hooks(module: Any) -> Iterator[str]:
-    """Calls of the module's own hooks, which a Trainer runs before a training step and doctor does not."""
+def _hook_calls(module: Any) -> Iterator[str]:
+    """Yield calls of the module's hooks that a Trainer runs before a training step and doctor does not."""
     kinds = [kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule"]
     for name, arguments in _BEFORE_TRAINING.items() if kinds else ():
         if getattr(type(module), name, None) is not getattr(kinds[0], name, None):
-            yield f"model.{name}({arguments})  # Lightning calls it before training, doctor() does not"
+            yield f"model.{name}({arguments})  # called by Lightning before training, not by doctor()"
 
 
-def _why(asked: str | None, ran: Ran, *, turned: bool) -> str:
-    if turned:
+def _why(asked: str | None, measured: MeasuredPrecision, *, replaced: bool) -> str:
+    if replaced:
         return "On a CPU, Lightning runs 16-mixed as bf16-mixed."
     if asked is None:
         return (
-            "On a CPU, Lightning runs 16-mixed as bf16-mixed and forgets the request: "
-            'pass precision="16-mixed" to doctor() if that is what you asked for.'
+            "On a CPU, Lightning runs 16-mixed as bf16-mixed and does not keep the request: "
+            'pass precision="16-mixed" to doctor() if you asked for it.'
         )
-    return difference(asked, ran)
+    return explain_difference(asked, measured)

@@ -1,8 +1,8 @@
-"""A loop of one's own: the precision is whatever autocast its author wrote around the forward pass.
+"""A plain training loop: its precision is the autocast that the user wrote around the forward pass.
 
-``doctor`` runs the forward pass in the autocast state of its caller. So it is called where the loop calls
-its forward pass; a loss function that enters autocast by itself needs nothing. A ``halfguard.Guard`` brings
-its own autocast, and everything else.
+``doctor`` runs the forward pass in the autocast state of its caller, so call it where the loop calls the
+forward pass. A loss function that enters autocast itself works anywhere. A ``halfguard.Guard`` has its own
+autocast, and everything else.
 """
 
 from __future__ import annotations
@@ -11,69 +11,73 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from halfguard.diagnosis.model.effective import asked_for
-from halfguard.diagnosis.model.frameworks.conversions import conversion, difference, region
-from halfguard.diagnosis.model.frameworks.inputs import Given
-from halfguard.diagnosis.model.measured_precision import Ran
-from halfguard.diagnosis.model.subject import Advice, Subject
+from halfguard.diagnosis.model.effective import resolve_precision
+from halfguard.diagnosis.model.frameworks.conversions import (
+    autocast_line,
+    conversion_line,
+    explain_difference,
+)
+from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs
+from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
+from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
 from halfguard.guard import Guard
-from halfguard.precision.modes import Precision, autocast
+from halfguard.precision.modes import autocast
+from halfguard.precision_names import Precision
 
-_ELSEWHERE = "(If your loop has another autocast around it, call doctor() inside of that.)"
+_OTHER_AUTOCAST = "(If your loop runs under another autocast, call doctor() inside it.)"
 
 
-def subject(given: Given) -> Subject:
-    """The setup of a plain loop."""
-    model = given.model
-    found = Subject(
+def read_setup(inputs: DoctorInputs) -> TrainingSetup:
+    """Return the setup of a plain loop."""
+    model = inputs.model
+    found = TrainingSetup(
         model=model,
-        optimizers=given.optimizers,
-        scaler=given.scaler,
-        asked=asked_for(given.precision),
-        step=None
-        if model is None or given.batch is None
-        else lambda: given.call(model, given.copied_batch),
-        checkpoint=given.checkpoint,
+        optimizers=inputs.optimizers,
+        scaler=inputs.scaler,
+        asked=resolve_precision(inputs.precision),
+        run_forward=None
+        if model is None or inputs.batch is None
+        else lambda: inputs.run_forward(model, inputs.copied_batch),
+        checkpoint=inputs.checkpoint,
     )
     return replace(found, advise=partial(_advise, found.device_type))
 
 
-def guarded(guard: Guard, given: Given) -> Subject:
-    """The setup of a guard, which holds everything but the loss and a batch."""
+def read_guard(guard: Guard, inputs: DoctorInputs) -> TrainingSetup:
+    """Return the setup of a guard, which contains everything except the loss and a batch."""
     return in_precision(
-        Given(
+        DoctorInputs(
             model=guard.model,
             optimizers=tuple(guard.optimizers),
             scaler=guard.scaler,
-            loss=given.loss,
-            batch=given.batch,
-            checkpoint=given.checkpoint,
+            loss=inputs.loss,
+            batch=inputs.batch,
+            checkpoint=inputs.checkpoint,
         ),
         guard.config.precision,
     )
 
 
-def in_precision(given: Given, precision: Precision | str) -> Subject:
-    """A setup whose forward pass runs under the autocast of one of our precisions."""
+def in_precision(inputs: DoctorInputs, precision: Precision | str) -> TrainingSetup:
+    """Return a setup whose forward pass runs under the autocast of a halfguard precision."""
     wanted = Precision(precision)
-    found = replace(subject(given), asked=str(wanted))
-    if found.step is None:
+    found = replace(read_setup(inputs), asked=str(wanted))
+    if found.run_forward is None:
         return found
-    run, device_type = found.step, found.device_type
+    run, device_type = found.run_forward, found.device_type
 
-    def step() -> Any:
+    def run_forward() -> Any:
         with autocast(wanted, device_type):
             return run()
 
-    return replace(found, step=step)
+    return replace(found, run_forward=run_forward)
 
 
-def _advise(device: str, asked: str | None, ran: Ran) -> Advice:
-    if asked is None:
-        return Advice(scaler=f'scaler = torch.amp.GradScaler("{device}")')
-    weights, block = conversion(asked, ran), region(asked, ran, device)
+def _advise(device: str, asked: str | None, measured: MeasuredPrecision) -> Advice:
+    weights, block = conversion_line(asked, measured), autocast_line(asked, measured, device)
+    why = explain_difference(asked, measured)
     return Advice(
-        why=f"{difference(asked, ran)} {_ELSEWHERE}" if block else difference(asked, ran),
+        why=f"{why} {_OTHER_AUTOCAST}" if block else why,
         precision="\n".join(line for line in (weights, block) if line),
         scaler=f'scaler = torch.amp.GradScaler("{device}")',
     )

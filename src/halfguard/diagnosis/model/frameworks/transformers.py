@@ -1,4 +1,4 @@
-"""transformers: a Trainer makes an Accelerator from its TrainingArguments, and inherits what that does."""
+"""transformers: a Trainer makes an Accelerator from its TrainingArguments, and behaves like it."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from halfguard.diagnosis.model.effective import asked_for
-from halfguard.diagnosis.model.frameworks.accelerate import placed, prepared
-from halfguard.diagnosis.model.frameworks.conversions import conversion, difference
-from halfguard.diagnosis.model.frameworks.inputs import Given, is_a, moved
-from halfguard.diagnosis.model.measured_precision import Ran
-from halfguard.diagnosis.model.subject import Advice, Subject
+from halfguard.diagnosis.model.effective import resolve_precision
+from halfguard.diagnosis.model.frameworks.accelerate import move_model, prepare_forward
+from halfguard.diagnosis.model.frameworks.conversions import conversion_line, explain_difference
+from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs, is_a, move_batch
+from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
+from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
 
 
 def recognise(trainer: object) -> bool:
-    """Whether it is a Trainer of transformers, or the arguments for one."""
+    """Return whether it is a Trainer of transformers, or its TrainingArguments."""
     return _is_trainer(trainer) or is_a(trainer, "TrainingArguments", "transformers")
 
 
-def subject(trainer: Any, given: Given) -> Subject:
-    """The setup of a model under a Trainer, or under arguments that a Trainer will be given."""
+def read_setup(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
+    """Return the setup of a Trainer, or of TrainingArguments before there is a Trainer."""
     if _is_trainer(trainer):
-        return _under_trainer(trainer, given)
-    return _under_arguments(trainer, given)
+        return _read_trainer(trainer, inputs)
+    return _read_arguments(trainer, inputs)
 
 
 def _is_trainer(trainer: object) -> bool:
     return is_a(trainer, "Trainer", "transformers")
 
 
-def _under_trainer(trainer: Any, given: Given) -> Subject:
+def _read_trainer(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
     model = trainer.model
 
-    def step() -> Any:
+    def run_forward() -> Any:
         model.train()
-        inputs = trainer._prepare_inputs(given.copied_batch)
-        with prepared(trainer.accelerator, model), trainer.compute_loss_context_manager():
-            if given.loss is not None:
-                return given.loss(model, inputs)
-            return trainer.compute_loss(model, dict(inputs))
+        batch = trainer._prepare_inputs(inputs.copied_batch)
+        with prepare_forward(trainer.accelerator, model), trainer.compute_loss_context_manager():
+            if inputs.loss is not None:
+                return inputs.loss(model, batch)
+            return trainer.compute_loss(model, dict(batch))
 
     own = (trainer.optimizer,) if trainer.optimizer is not None else ()
-    scaler = given.scaler or trainer.accelerator.scaler
-    return _subject(trainer.args, given, model, given.optimizers or own, scaler, step)
+    scaler = inputs.scaler or trainer.accelerator.scaler
+    return _make_setup(trainer.args, inputs, model, inputs.optimizers or own, scaler, run_forward)
 
 
-def _under_arguments(arguments: Any, given: Given) -> Subject:
-    model, device = given.needed_model("TrainingArguments"), arguments.device
+def _read_arguments(arguments: Any, inputs: DoctorInputs) -> TrainingSetup:
+    model, device = inputs.require_model("TrainingArguments"), arguments.device
 
-    def step() -> Any:
+    def run_forward() -> Any:
         model.train()
-        with _accelerator(arguments) as accelerator, prepared(accelerator, model):
-            return given.call(model, moved(given.copied_batch, device))
+        with _accelerator(arguments) as accelerator, prepare_forward(accelerator, model):
+            return inputs.run_forward(model, move_batch(inputs.copied_batch, device))
 
     with _accelerator(arguments) as accelerator:
-        scaler = given.scaler or accelerator.scaler
-    return _subject(arguments, given, model, given.optimizers, scaler, step)
+        scaler = inputs.scaler or accelerator.scaler
+    return _make_setup(arguments, inputs, model, inputs.optimizers, scaler, run_forward)
 
 
 @contextmanager
 def _accelerator(arguments: Any) -> Iterator[Any]:
-    """The Accelerator that a Trainer would make; Accelerate's global state is as before afterwards."""
+    """Yield the Accelerator that a Trainer would make, then restore Accelerate's global state."""
     accelerate, states = (importlib.import_module(n) for n in ("accelerate", "accelerate.state"))
     shared = [kind._shared_state for kind in (states.AcceleratorState, states.GradientState)]
     before = [dict(state) for state in shared]
-    shared[0].clear()  # an Accelerator of another precision would be in the way
+    shared[0].clear()  # an existing Accelerator of another precision would raise
     try:
         yield accelerate.Accelerator(mixed_precision=arguments.mixed_precision)
     finally:
@@ -76,33 +76,32 @@ def _accelerator(arguments: Any) -> Iterator[Any]:
             state.update(values)
 
 
-def _subject(
-    arguments: Any, given: Given, model: Any, optimizers: Any, scaler: Any, step: Any
-) -> Subject:
-    asked = arguments.mixed_precision if given.precision is None else given.precision
-    return Subject(
+def _make_setup(
+    arguments: Any, inputs: DoctorInputs, model: Any, optimizers: Any, scaler: Any, run_forward: Any
+) -> TrainingSetup:
+    asked = arguments.mixed_precision if inputs.precision is None else inputs.precision
+    return TrainingSetup(
         framework="transformers",
         model=model,
         optimizers=optimizers,
         scaler=scaler,
-        asked=asked_for(asked),
-        step=step if given.batch is not None else None,
-        as_trained=partial(placed, model, arguments.device),
+        asked=resolve_precision(asked),
+        run_forward=run_forward if inputs.batch is not None else None,
+        as_trained=partial(move_model, model, arguments.device),
         advise=partial(_advise, arguments.device.type),
-        settings=arguments,
-        checkpoint=given.checkpoint,
+        training_arguments=arguments,
+        checkpoint=inputs.checkpoint,
     )
 
 
-def _advise(device: str, asked: str | None, ran: Ran) -> Advice:
-    silent = device == "cpu" and asked == "fp16-mixed" and ran.name == "fp32"
-    word = {"fp32": "fp16=False, bf16=False", "fp16-mixed": "fp16=True"}.get(
-        asked or "", "bf16=True"
-    )
+def _advise(device: str, asked: str | None, measured: MeasuredPrecision) -> Advice:
+    runs_fp32 = device == "cpu" and asked == "fp16-mixed" and measured.name == "fp32"
+    options = {"fp32": "fp16=False, bf16=False", "fp16-mixed": "fp16=True"}
+    option = "bf16=True" if runs_fp32 else options.get(asked or "", "bf16=True")
     return Advice(
-        why="On a CPU, the Trainer's Accelerator runs fp16=True as FP32 and says nothing."
-        if silent
-        else difference(asked, ran),
-        precision=conversion(asked, ran) or f"TrainingArguments({'bf16=True' if silent else word})",
+        why="On a CPU, the Trainer's Accelerator runs fp16=True as FP32 without a warning."
+        if runs_fp32
+        else explain_difference(asked, measured),
+        precision=conversion_line(asked, measured) or f"TrainingArguments({option})",
         scaler="TrainingArguments(fp16=True)  # with model.float()",
     )

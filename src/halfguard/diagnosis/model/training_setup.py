@@ -1,0 +1,188 @@
+"""The training setup that checks look at: a model, its optimizers, its loss scaler and its settings.
+
+A plain loop, a Lightning Trainer and an Accelerator keep them in different places. The files in
+``frameworks`` find them and make one ``TrainingSetup``, so no check depends on a framework.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfguard.diagnosis.model.forward import ObservedForward
+from halfguard.diagnosis.model.measured_precision import MeasuredPrecision, parse_precision
+from halfguard.precision.master_weights import MasterWeights
+from halfguard.precision.modes import HALF_DTYPES
+from halfguard.records.diagnosis import EffectivePrecision
+
+
+@dataclass(frozen=True)
+class OptimizerParameter:
+    """A parameter in an optimizer, with the name that it has in the model."""
+
+    name: str
+    tensor: Tensor
+    group: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Optimizer | None = None
+    in_model: bool = True  # a parameter of the model, or the master of one
+    master_of: Tensor | None = None
+
+    @property
+    def updated_in_half(self) -> bool:
+        return self.tensor.requires_grad and self.tensor.dtype in HALF_DTYPES
+
+    @property
+    def weight(self) -> Tensor:
+        """The tensor that the forward pass uses: for a master weight, the half weight."""
+        return self.tensor if self.master_of is None else self.master_of
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Lines for the user to paste, written for one framework."""
+
+    why: str = ""  # why the precision differs from the requested one
+    precision: str = ""  # a line that sets the requested precision, or the nearest
+    scaler: str = ""  # a line that adds a loss scaler
+    setup_calls: str = ""  # lines to run first; without them the forward pass may raise
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A model and everything that trains it, and one forward pass as it runs in training."""
+
+    framework: str = "plain"
+    model: nn.Module | None = None
+    optimizers: tuple[Optimizer, ...] = ()
+    scaler: torch.amp.GradScaler | None = None
+    asked: str | None = None  # the requested precision
+    run_forward: Callable[[], Any] | None = None  # one forward pass as it runs in training
+    # Inside this context the model has the dtypes and the device that it has in training.
+    as_trained: Callable[[], AbstractContextManager[Any]] = nullcontext
+    advise: Callable[[str | None, MeasuredPrecision], Advice] = lambda _asked, _measured: Advice()
+    training_arguments: Any = None  # of transformers
+    checkpoint: Any = None
+    detects_anomalies: bool = False
+    # Set after the forward pass.
+    forward: ObservedForward | None = None
+    measured: MeasuredPrecision | None = None  # None if it raised
+    effective: EffectivePrecision | None = None
+
+    @property
+    def device_type(self) -> str:
+        parameters = () if self.model is None else self.model.parameters()
+        return next((p.device.type for p in parameters), "cpu")
+
+    @cached_property
+    def parameters(self) -> tuple[OptimizerParameter, ...]:
+        """The parameters of the optimizers; without an optimizer, the trainable ones of the model."""
+        if self.optimizers:
+            return tuple(chain.from_iterable(map(self._parameters_of, self.optimizers)))
+        parameters = () if self.model is None else self.model.named_parameters()
+        return tuple(OptimizerParameter(name, p) for name, p in parameters if p.requires_grad)
+
+    @property
+    def trained_dtypes(self) -> Counter[torch.dtype]:
+        """Trained elements by dtype: in the model, else outside of it, else all elements."""
+        updated = [one for one in self.parameters if one.weight.requires_grad]
+        in_model = [one.weight for one in updated if one.in_model]
+        outside = [one.weight for one in updated if not one.in_model]
+        all_parameters = [] if self.model is None else list(self.model.parameters())
+        counts: Counter[torch.dtype] = Counter()
+        not_updated = [p for p in all_parameters if p.requires_grad]
+        for parameter in in_model or not_updated or outside or all_parameters:
+            counts[parameter.dtype] += parameter.numel()
+        return counts
+
+    @property
+    def trained_in_half(self) -> list[OptimizerParameter]:
+        return [one for one in self.parameters if one.updated_in_half]
+
+    @property
+    def has_frozen_half_base(self) -> bool:
+        """Return whether the model has frozen 16-bit parameters next to trainable ones."""
+        parameters = [] if self.model is None else list(self.model.parameters())
+        frozen = any(not p.requires_grad and p.dtype in HALF_DTYPES for p in parameters)
+        return frozen and any(p.requires_grad for p in parameters)
+
+    @property
+    def precision(self) -> str | None:
+        """The measured precision; if there is none, the requested one."""
+        return self.asked if self.measured is None else self.measured.name
+
+    @property
+    def trains_through_fp16(self) -> bool:
+        """Return whether gradients pass through FP16: measured, or else as requested."""
+        if self.forward is None or self.measured is None:
+            return (self.asked or "").startswith("fp16")
+        return any(p.passes_gradient and p.dtype is torch.float16 for p in self.forward.products)
+
+    @property
+    def advice(self) -> Advice:
+        """Advice for the measured precision, or else for the requested one."""
+        return self.advise(self.asked, self.measured or parse_precision(self.asked or "unknown"))
+
+    @property
+    def scaler_enabled(self) -> bool:
+        return self.scaler is not None and self.scaler.is_enabled()
+
+    @property
+    def for_training(self) -> bool:
+        """Return whether there is an optimizer or a trainer."""
+        return bool(self.optimizers) or self.framework != "plain"
+
+    @property
+    def half_weights_cure(self) -> str:
+        """The line that makes the optimizer update FP32 weights."""
+        if self.has_frozen_half_base:
+            return "halfguard.upcast_trainable(model)  # before the optimizer is built"
+        if self.asked is not None and not self.asked.endswith(("-weights", "-true")):
+            return "model.float()  # before the optimizer is built"
+        return "optimizer = halfguard.MasterWeights(optimizer)"
+
+    @cached_property
+    def _parameter_names(self) -> dict[int, str]:
+        if self.model is None:
+            return {}
+        return {id(parameter): name for name, parameter in self.model.named_parameters()}
+
+    def _parameters_of(self, optimizer: Optimizer) -> Iterable[OptimizerParameter]:
+        owners: dict[int, Tensor] = {}
+        if isinstance(optimizer, MasterWeights):
+            owners = {id(master): half for half, master in optimizer.masters().items()}
+        for position, group in enumerate(optimizer.param_groups):
+            # By index: iterating over MasterWeights' parameters moves gradients into the masters.
+            params = group["params"]
+            for index in range(len(params)):
+                owner = owners.get(id(params[index]), params[index])
+                name = self._parameter_names.get(id(owner))
+                unnamed = f"parameter {index} of group {position}"
+                yield OptimizerParameter(
+                    name or unnamed,
+                    params[index],
+                    group,
+                    optimizer,
+                    in_model=name is not None,
+                    master_of=owners.get(id(params[index])),
+                )
+
+
+def count_are(number: int, noun: str) -> str:
+    """Return ``"1 parameter is"`` or ``"3 parameters are"``."""
+    return f"1 {noun} is" if number == 1 else f"{number} {noun}s are"
+
+
+def join_names(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names and the number of the others: ``"a, b, c and 5 more"``."""
+    all_names = list(names)
+    more = len(all_names) - most
+    return ", ".join(all_names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,197 @@
+"""Read a training loop as a list of events: backward, unscale, clip, step, update, skip.
+
+Calls to functions of the same file are inlined. Each event keeps the conditions under which it runs, so that
+the two branches of an ``if use_amp`` never count as one path.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from dataclasses import replace
+from functools import cached_property
+
+from halfguard.lint.conditions import condition_of
+from halfguard.lint.event import Context, Event, EventKind
+from halfguard.lint.expressions import called_name, name_of, receiver
+from halfguard.lint.roles import Roles
+from halfguard.lint.syntax_tree import Function, SyntaxTree, parameter_names
+
+_CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
+_STEP_METHODS = {"backward", "step", "update", "unscale_", "zero_grad", *_CLIPS}
+_MAX_DEPTH, _MAX_INLINED = 3, 60
+
+
+class EventReader:
+    """Reads the functions of a file as lists of events."""
+
+    def __init__(self, tree: SyntaxTree, roles: Roles) -> None:
+        self.tree = tree
+        self.roles = roles
+        self._inlined = 0
+
+    @cached_property
+    def _calls_in(self) -> dict[ast.stmt, list[ast.Call]]:
+        """Relevant calls by statement, in the order in which they run."""
+        found: dict[ast.stmt, list[ast.Call]] = defaultdict(list)
+        local = {function.name for function in self.tree.functions}
+        for call in self.tree.calls(*_STEP_METHODS, *local):
+            statement = self.tree.statement_of(call)
+            if statement is not None:
+                found[statement].append(call)
+        for calls in found.values():
+            calls.sort(key=lambda c: (c.end_lineno or 0, c.end_col_offset or 0))
+        return found
+
+    @cached_property
+    def _functions(self) -> dict[tuple[ast.ClassDef | None, str], list[Function]]:
+        found: dict[tuple[ast.ClassDef | None, str], list[Function]] = defaultdict(list)
+        for function in self.tree.functions:
+            found[self.tree.class_of(function), function.name].append(function)
+        return found
+
+    def entry_points(self) -> list[Function | None]:
+        """Return the functions that no other function of the file calls; None is the module body."""
+        called = {self._callee(c) for calls in self._calls_in.values() for c in calls}
+        return [None, *(f for f in self.tree.functions if f not in called)]
+
+    def read(self, function: Function | None) -> list[Event]:
+        """Return the events of a function, with the functions that it calls inlined."""
+        self._inlined = 0
+        out: list[Event] = []
+        body = self.tree.root.body if function is None else function.body
+        self._block(body, Context(stack=(function,) if function else ()), out)
+        return out
+
+    def _callee(self, call: ast.Call) -> Function | None:
+        """Return the function of this file that a call runs, if only one has that name."""
+        name = name_of(call.func)
+        owner = self.tree.class_of(call) if name.startswith("self.") else None
+        candidates = self._functions.get((owner, name.removeprefix("self.")), [])
+        return candidates[0] if len(candidates) == 1 else None
+
+    # --- statements --------------------------------------------------------------------------------
+
+    def _block(self, statements: list[ast.stmt], context: Context, out: list[Event]) -> None:
+        for statement in statements:
+            self._statement(statement, context, out)
+            if isinstance(statement, ast.If) and not statement.orelse and _exits(statement.body):
+                # The rest of the block runs only if the test fails.
+                text, truth = condition_of(statement.test)
+                context = context.under((text, not truth), statement.test)
+
+    def _statement(self, node: ast.stmt, context: Context, out: list[Event]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return
+        for call in self._calls_in.get(node, ()):
+            self._call(call, context, out)
+        if isinstance(node, ast.If):
+            text, truth = condition_of(node.test)
+            self._block(node.body, context.under((text, truth), node.test), out)
+            self._block(node.orelse, context.under((text, not truth), node.test), out)
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            self._block(node.body, replace(context, loops=(*context.loops, node)), out)
+            self._block(node.orelse, context, out)
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            self._block(node.body, context, out)
+        elif isinstance(node, ast.Try):
+            self._try(node, context, out)
+        elif isinstance(node, ast.Match):
+            for number, case in enumerate(node.cases):
+                condition = (f"match {node.lineno}:{number}", True)
+                self._block(case.body, context.under(condition, node.subject), out)
+        elif isinstance(node, ast.Continue | ast.Return):
+            kind: EventKind = "continue" if isinstance(node, ast.Continue) else "return"
+            out.append(self._event(kind, node, context))
+
+    def _try(self, node: ast.Try, context: Context, out: list[Event]) -> None:
+        self._block(node.body + node.orelse, context, out)
+        for handler in node.handlers:
+            condition = (f"except {handler.lineno}", True)
+            self._block(handler.body, context.under(condition, None), out)
+        self._block(node.finalbody, context, out)
+
+    # --- calls -------------------------------------------------------------------------------------
+
+    def _call(self, call: ast.Call, context: Context, out: list[Event]) -> None:
+        kind = self._kind(call)
+        if kind is not None:
+            receiving = receiver(call)
+            if kind == "scaled_backward" and isinstance(receiving, ast.Call):
+                receiving = receiver(receiving)
+            owner = self.roles.resolve_alias(receiving)
+            optimizer = self.roles.resolve_alias(call.args[0]) if call.args else ""
+            out.append(self._event(kind, call, context, owner=owner, optimizer=optimizer))
+            return
+        callee = self._callee(call)
+        if callee is None or callee in context.stack or len(context.stack) > _MAX_DEPTH:
+            return
+        self._inlined += 1
+        if self._inlined > _MAX_INLINED:
+            return
+        inner: list[Event] = []
+        self._block(callee.body, replace(context, stack=(*context.stack, callee)), inner)
+        names = _caller_names(call, callee, self.roles)
+        out.extend(
+            replace(
+                event,
+                owner=names.get(event.owner, event.owner),
+                optimizer=names.get(event.optimizer, event.optimizer),
+            )
+            for event in inner
+        )
+
+    def _kind(self, call: ast.Call) -> EventKind | None:
+        name, owner, roles = called_name(call), receiver(call), self.roles
+        if name in _CLIPS:
+            return "clip"
+        if owner is None:
+            return None
+        if name == "backward":
+            return self._backward_kind(call, owner)
+        if roles.is_scaler(owner):
+            kinds: dict[str, EventKind] = {
+                "step": "scaler_step", "update": "scaler_update", "unscale_": "unscale",
+            }  # fmt: skip
+            return kinds.get(name)
+        if name == "step" and roles.is_scheduler(owner):
+            return "scheduler_step"
+        if name in {"step", "zero_grad"} and roles.is_optimizer(owner):
+            return "optimizer_step" if name == "step" else "zero_grad"
+        return None
+
+    def _backward_kind(self, call: ast.Call, owner: ast.expr) -> EventKind | None:
+        if isinstance(owner, ast.Call):
+            if called_name(owner) == "scale":
+                return "scaled_backward" if self.roles.is_scaler(receiver(owner)) else None
+            return "backward" if called_name(owner) != "super" else None
+        if call.args:  # accelerator.backward(loss), engine.backward(loss)
+            return "framework_backward"
+        assigned = self.tree.last_assignment(owner)
+        value = assigned.value if assigned else None
+        if isinstance(value, ast.Call) and called_name(value) == "scale":
+            return "scaled_backward"
+        return "backward" if name_of(owner) != "self" else None
+
+    def _event(
+        self, kind: EventKind, node: ast.Call | ast.stmt, context: Context, *, owner: str = "",
+        optimizer: str = "",
+    ) -> Event:  # fmt: skip
+        if kind == "scaled_backward" and owner not in self.roles.scalers:
+            owner = next(iter(sorted(self.roles.scalers)), "")
+        return Event(
+            kind, node, owner, optimizer, context.conditions, context.loops, context.tests
+        )  # fmt: skip
+
+
+def _exits(body: list[ast.stmt]) -> bool:
+    """Return whether a block ends by leaving the code that follows it."""
+    return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
+
+
+def _caller_names(call: ast.Call, callee: Function, roles: Roles) -> dict[str, str]:
+    """Map the callee's parameters to the names of the variables that the caller passes."""
+    names = [n for n in parameter_names(callee) if n != "self"]
+    passed = dict(zip(names, call.args, strict=False))
+    passed.update({k.arg: k.value for k in call.keywords if k.arg in names})
+    return {name: known for name, value in passed.items() if (known := roles.resolve_alias(value))}

@@ -1,0 +1,238 @@
+"""The syntax tree of a file, walked once, with its imports and assignments.
+
+Rules never walk the tree themselves. One walk sorts the nodes by type, and the calls by the last part of the
+called name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar, cast
+
+from halfguard.lint.expressions import argument, called_name, name_of, name_parts, number, receiver
+from halfguard.lint.source import Source
+
+# The fields that the walk follows in each type of node. Contexts and operators are read from their parent.
+_CHILD_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
+    kind: tuple(f for f in kind._fields if f not in {"ctx", "op", "ops", "type_comment"})
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Node = TypeVar("Node", bound=ast.AST)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """An assignment to a name or attribute; ``value`` is None where it is not a known expression."""
+
+    line: int
+    value: ast.expr | None
+    function: Function | None
+
+
+class SyntaxTree:
+    """Nodes by type, calls by name, the parents of each node, and the values of variables."""
+
+    def __init__(self, source: Source, root: ast.Module) -> None:
+        self.source = source
+        self.root = root
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self._by_type: dict[type[ast.AST], list[ast.AST]] = defaultdict(list)
+        self._calls: dict[str, list[ast.Call]] = defaultdict(list)
+        self._walk()
+
+    def _walk(self) -> None:
+        """Visit every node once, in source order, without recursion."""
+        stack: list[ast.AST] = [self.root]
+        parents, by_type = self.parents, self._by_type
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            by_type[kind].append(node)
+            if kind is ast.Call:
+                self._calls[called_name(cast("ast.Call", node))].append(cast("ast.Call", node))
+            children: list[ast.AST] = []
+            for name in _CHILD_FIELDS[kind]:
+                value = getattr(node, name, None)
+                if isinstance(value, list):
+                    children += [item for item in value if isinstance(item, ast.AST)]
+                elif isinstance(value, ast.AST):
+                    children.append(value)
+            children.reverse()
+            for child in children:
+                parents[child] = node
+                # Constants are many and have no children, and no rule looks for them by type.
+                if type(child) is not ast.Constant:
+                    stack.append(child)
+
+    def nodes(self, kind: type[Node]) -> list[Node]:
+        """Return all nodes of a type, in source order."""
+        return cast("list[Node]", self._by_type.get(kind, []))
+
+    def calls(self, *names: str) -> Iterator[ast.Call]:
+        """Yield all calls whose function ends in one of these names."""
+        for name in names:
+            yield from self._calls.get(name, ())
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around a node, innermost first."""
+        parent = self.parents.get(node)
+        while parent is not None:
+            yield parent
+            parent = self.parents.get(parent)
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        """Return the innermost function around a node."""
+        for parent in self.ancestors(node):
+            if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
+                return parent
+        return None
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """Return the innermost class around a node."""
+        return next((p for p in self.ancestors(node) if isinstance(p, ast.ClassDef)), None)
+
+    def statement_of(self, node: ast.AST) -> ast.stmt | None:
+        """Return the statement that contains a node."""
+        if isinstance(node, ast.stmt):
+            return node
+        return next((p for p in self.ancestors(node) if isinstance(p, ast.stmt)), None)
+
+    @cached_property
+    def functions(self) -> list[Function]:
+        """Functions and methods."""
+        return [*self.nodes(ast.FunctionDef), *self.nodes(ast.AsyncFunctionDef)]
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """The full name behind each imported name."""
+        found: dict[str, str] = {}
+        for node in self.nodes(ast.Import):
+            for name in node.names:
+                package = name.name.partition(".")[0]
+                found[name.asname or package] = name.name if name.asname else package
+        for origin in self.nodes(ast.ImportFrom):
+            for name in origin.names:
+                found[name.asname or name.name] = f"{origin.module or ''}.{name.name}"
+        return found
+
+    def full_name(self, node: ast.AST) -> str:
+        """Return ``torch.nn.functional.softmax`` for ``F.softmax``; empty if ``node`` is not a name."""
+        parts = name_parts(node)
+        if not parts:
+            return ""
+        return ".".join((self.aliases.get(parts[0], parts[0]), *parts[1:]))
+
+    def is_torch_call(self, call: ast.Call) -> bool:
+        return self.full_name(call.func).startswith("torch.")
+
+    def tensor_of(self, call: ast.Call) -> ast.expr | None:
+        """Return ``x`` of ``torch.f(x)`` or ``x.f()``."""
+        return argument(call, 0, "input") if self.is_torch_call(call) else receiver(call)
+
+    def imports(self, *packages: str) -> bool:
+        """Return whether the file imports anything from these packages."""
+        prefixes = tuple(f"{package}." for package in packages)
+        names = [name.name for node in self.nodes(ast.Import) for name in node.names]
+        names += [*self.aliases.values()]
+        return any(f"{name}.".startswith(prefixes) for name in names)
+
+    @cached_property
+    def assignments(self) -> dict[str, list[Assignment]]:
+        """Every assignment in the file, by the name of its target."""
+        found: dict[str, list[Assignment]] = defaultdict(list)
+        for node in self.nodes(ast.Assign):
+            for target in node.targets:
+                self._add_assignment(found, target, node.value)
+        for annotated in self.nodes(ast.AnnAssign):
+            self._add_assignment(found, annotated.target, annotated.value)
+        for named in self.nodes(ast.NamedExpr):
+            self._add_assignment(found, named.target, named.value)
+        for loop in self.nodes(ast.For):
+            self._add_assignment(found, loop.target, None)
+        for changed in self.nodes(ast.AugAssign):
+            self._add_assignment(found, changed.target, None)
+        return found
+
+    def _add_assignment(
+        self, found: dict[str, list[Assignment]], target: ast.expr, value: ast.expr | None
+    ) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            values: list[ast.expr | None] = [None] * len(target.elts)
+            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
+                values = list(value.elts)
+            for element, part in zip(target.elts, values, strict=True):
+                self._add_assignment(found, element, part)
+        elif name := name_of(target):
+            found[name].append(Assignment(target.lineno, value, self.function_of(target)))
+
+    def last_assignment(self, node: ast.AST) -> Assignment | None:
+        """Return the last assignment before this use of a variable.
+
+        A name is looked up in its function first, then at module level. Outside of its function, and for an
+        attribute, the assignment must be the only one.
+        """
+        name = name_of(node)
+        function = self.function_of(node)
+        line = getattr(node, "lineno", 0)
+        assigned = self.assignments.get(name, ())
+        if "." not in name:
+            # "<" rather than "<=": in ``x = x.float()`` the right side is still the old x.
+            here = [a for a in assigned if a.function is function and a.line < line]
+            if here:
+                return max(here, key=lambda a: a.line)
+            is_parameter = function is not None and name in parameter_names(function)
+            assigned = [a for a in assigned if a.function is None] if not is_parameter else []
+        return assigned[0] if len(assigned) == 1 else None
+
+    def assigned_value(self, node: ast.AST | None) -> ast.AST | None:
+        """Return the value last assigned to a name, or the node itself."""
+        assigned = self.last_assignment(node) if isinstance(node, ast.Name) else None
+        return assigned.value if assigned and assigned.value is not None else node
+
+    def constructed(self, name: str) -> list[str]:
+        """Return the variables that are assigned a call of this name, as in ``x = GradScaler()``."""
+        return [
+            variable
+            for variable, assigned in self.assignments.items()
+            if any(isinstance(a.value, ast.Call) and called_name(a.value) == name for a in assigned)
+        ]
+
+    def calls_of(self, variable: str) -> Iterator[ast.Call]:
+        """Yield the calls of a variable, such as ``self.criterion``."""
+        for call in self.calls(variable.rpartition(".")[2]):
+            if name_of(call.func) == variable:
+                yield call
+
+    def constant(self, node: ast.AST | None) -> float | None:
+        """Return the number behind a literal, a variable assigned once, or ``finfo(float32).min``."""
+        if node is None:
+            return None
+        value = number(node)
+        if value is None and isinstance(node, ast.Name | ast.Attribute):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+                return self._finfo_limit(node, node.value)
+            assigned = self.last_assignment(node)
+            value = number(assigned.value) if assigned else None
+        return value
+
+    def _finfo_limit(self, node: ast.Attribute, call: ast.Call) -> float | None:
+        if called_name(call) != "finfo" or len(call.args) != 1:
+            return None
+        limits = {"float32": 3.4028234663852886e38, "float": 3.4028234663852886e38}
+        largest = limits.get(self.full_name(call.args[0]).removeprefix("torch."))
+        if largest is None:
+            return None
+        return {"min": -largest, "max": largest}.get(node.attr)
+
+
+def parameter_names(function: Function) -> list[str]:
+    """Return the names of a function's parameters."""
+    a = function.args
+    every = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+    return [parameter.arg for parameter in every]

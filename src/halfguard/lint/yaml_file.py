@@ -1,0 +1,96 @@
+"""The mappings of a YAML file, with the position of every key.
+
+The file is composed into nodes, which carry lines and columns. No Python object is constructed from it, so
+no tag in a file can run code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import yaml
+
+from halfguard.lint.match import Match, Span
+from halfguard.lint.source import Source
+
+_MAX_NODES = 200_000  # aliases can expand a small file into a very large one
+
+
+@dataclass(frozen=True)
+class YamlEntry:
+    """One key of a mapping; ``value`` is None for null, lists and mappings."""
+
+    key: str
+    value: str | None
+    is_null: bool
+    span: Span
+
+    @property
+    def number(self) -> float | None:
+        """The value as a number, or None if it is not one."""
+        try:
+            return float(self.value or "")
+        except ValueError:
+            return None
+
+    @property
+    def boolean(self) -> bool | None:
+        """The value as a boolean, or None if it is not one."""
+        values = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+        return values.get((self.value or "").lower())
+
+    def match(self, message: str) -> Match:
+        return Match(self.span, message)
+
+
+YamlMapping = dict[str, YamlEntry]
+
+
+class YamlFile:
+    """Every mapping of a YAML file, at any depth, in all its documents."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    @cached_property
+    def mappings(self) -> list[YamlMapping]:
+        """Mappings, outermost first."""
+        return list(self._mappings())
+
+    def _mappings(self) -> Iterator[YamlMapping]:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        stack = [node for node in yaml.compose_all(self.source.text, Loader=loader) if node][::-1]
+        seen: set[int] = set()
+        while stack and len(seen) < _MAX_NODES:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                yield (
+                    {entry.key: entry for entry in map(self._entry, *zip(*node.value, strict=True))}
+                    if node.value
+                    else {}
+                )
+                stack.extend(value for _, value in reversed(node.value))
+            elif isinstance(node, yaml.SequenceNode):
+                stack.extend(reversed(node.value))
+
+    def _entry(self, name: yaml.Node, value: yaml.Node) -> YamlEntry:
+        scalar = isinstance(value, yaml.ScalarNode)
+        begin = self._position(name.start_mark)
+        end = self._position(value.end_mark if scalar else name.end_mark)
+        is_null = scalar and value.tag == "tag:yaml.org,2002:null"
+        return YamlEntry(
+            key=str(name.value) if isinstance(name, yaml.ScalarNode) else "",
+            value=str(value.value) if scalar and not is_null else None,
+            is_null=is_null,
+            span=Span(*begin, *end),
+        )
+
+    def _position(self, mark: yaml.Mark) -> tuple[int, int]:
+        """Return the line from 1 and the UTF-8 column from 0 of a mark, which counts characters."""
+        text = self.source.line(mark.line + 1)
+        return mark.line + 1, len(text[: mark.column].encode())

@@ -1,0 +1,121 @@
+"""The runs of a plan search: one FP32 run as the reference, and 16-bit runs that follow it or do not.
+
+No set of islands is run twice. A run passes if it stays finite and its loss is within the tolerance of
+the FP32 run's, at the end and on average over all steps. A run that does not pass has a reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from halfguard.errors import UsageError
+from halfguard.precision_names import Precision
+from halfguard.probing.probe import raise_user_failure
+from halfguard.probing.ranges import find_scale_window, total_by_module
+from halfguard.probing.shrink import outermost
+from halfguard.probing.training import Advance, Failure, RunSetting, TrainingRun, train
+from halfguard.workload import Workload
+
+
+@dataclass(frozen=True)
+class IslandTrial:
+    """One 16-bit run with its verdict; ``reason`` is empty if it passed."""
+
+    islands: tuple[str, ...]
+    run: TrainingRun
+    reason: str
+
+    @property
+    def passed(self) -> bool:
+        """True if the run stayed finite and followed FP32."""
+        return not self.reason
+
+
+class IslandTrials:
+    """The runs of one plan search."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        precision: Precision,
+        *,
+        steps: int,
+        tolerance: float,
+        advance: Advance | None = None,
+        watch: Callable[[IslandTrial], None] | None = None,
+    ) -> None:
+        self.workload, self.precision, self.steps = workload, precision, steps
+        self.tolerance, self._advance, self._watch = tolerance, advance, watch
+        self.reference = train(
+            workload.fresh(), RunSetting(), steps, detail="range", advance=advance
+        )
+        raise_user_failure(self.reference)
+        if self.reference.failure is not None:
+            raise UsageError(
+                f"The workload is not finite in FP32 either: {self.reference.failure.message} at step "
+                f"{self.reference.failure.step}. No island can cure that.",
+                cure="Look at the data and the learning rate first.",
+            )
+        self.totals = total_by_module(self.reference.trace, self.reference.scales)
+        self._scale = 2.0 ** find_scale_window(self.totals, 0.01).best
+        self._known: dict[frozenset[str], IslandTrial] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of 16-bit runs; the FP32 run is not counted."""
+        return len(self._known)
+
+    def passes(self, islands: Sequence[str]) -> bool:
+        """Return whether the model with these islands follows FP32."""
+        return self.of(islands).passed
+
+    def of(self, islands: Sequence[str]) -> IslandTrial:
+        """Return the trial of a set of islands; run it if it is new."""
+        paths = outermost(islands)
+        key = frozenset(paths)
+        if key not in self._known:
+            setting = RunSetting(self.precision, paths, self._scale)
+            fresh = self.workload.fresh()
+            run = train(fresh, setting, self.steps, diagnose=True, advance=self._advance)
+            self._known[key] = IslandTrial(paths, run, self._find_reason(run))
+            if self._watch is not None:
+                self._watch(self._known[key])
+        return self._known[key]
+
+    def _find_reason(self, run: TrainingRun) -> str:
+        """Return why the run does not follow FP32, or ""."""
+        if run.failure is not None:
+            return _describe_failure(run.failure)
+        reference = self.reference.losses
+        end, reference_end = run.final_loss(), self.reference.final_loss()
+        # A loss close to zero is compared relative to its first value.
+        size = max(abs(reference_end), 0.01 * abs(reference[0]), 1e-12)
+        if not abs(end - reference_end) <= self.tolerance * size:
+            return f"the loss ends at {end:.4g} instead of FP32's {reference_end:.4g}"
+        # Two runs may end alike by chance; on the same batches all steps must be alike.
+        difference = sum(abs(a - b) for a, b in zip(run.losses, reference, strict=True))
+        share = difference / max(sum(map(abs, reference)), 1e-12)
+        if not share <= self.tolerance:
+            return f"the loss differs from FP32's by {share:.1%} on average"
+        return ""
+
+
+def _describe_failure(failure: Failure) -> str:
+    culprit = failure.culprit
+    if culprit is None:
+        return f"step {failure.step} fails: {failure.message}"
+    where = f"{_short_path(culprit.file)}:{culprit.line}" if culprit.file else culprit.place
+    return (
+        f"{culprit.op} at {where} makes the first bad number in the {culprit.phase} pass "
+        f"of step {failure.step}"
+    )
+
+
+def _short_path(file: str) -> str:
+    """Return the path below the current folder, else the file's name: plans are shared between machines."""
+    path = Path(file)
+    inside = path.is_relative_to(Path.cwd())
+    return os.path.relpath(path) if inside else path.name

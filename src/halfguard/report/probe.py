@@ -1,0 +1,53 @@
+"""A probe as a page: findings, heat map, table of layers."""
+
+from __future__ import annotations
+
+import math
+
+from halfguard.records.ranges import LayerRange, ProbeReport, module_label
+from halfguard.report.blocks import Block, Figure, Heading, Mono, Page, Table, Text, Tone
+from halfguard.report.heat_map import ROWS, draw_heat_map
+
+_CAPTION = (
+    "Headroom in bits: how often the largest magnitude can double before FP16 overflows. Forward: outputs of "
+    "the layer. Backward: gradients."
+)
+
+
+def probe_page(report: ProbeReport) -> Page:
+    """Return the page of a probe."""
+    window, count = report.window, len(report.layers)
+    fits = f"{window.low:g} to {window.high:g}" if window else "none fits all layers"
+    tones: dict[str, Tone] = {"error": "bad"}
+    findings = Table(
+        ("code", "severity", "finding", "what to do"),
+        [[f.code, f.severity, f"{f.message} {f.why}", f.cure] for f in report.findings],
+        [tones.get(found.severity, "") for found in report.findings],
+    )
+    few = f" Of {count} layers, the {ROWS} with the least headroom." if count > ROWS else ""
+    heads = ("layer", "range", "forward, bits", "backward, bits", "lost now", "at best", "scales")
+    rows = [_layer(layer, report.best_scale) for layer in report.layers]
+    blocks: list[Block] = [
+        Text([f"Steps: {report.steps} in {report.precision}. Layers: {count}."]),
+        Text([f"Loss scales: {fits}; best {report.best_scale:g}, current {report.scale:g}."]),
+        Heading("Findings"),
+        findings if report.findings else Text(["None."]),
+        Heading("Headroom"),
+        Figure(draw_heat_map(report), _CAPTION + few),
+        Heading("Layers"),
+        Table(heads, rows, ["" if row[1] == "fits" else "bad" for row in rows]),
+    ]
+    return Page("What FP16 would do to this model", blocks)
+
+
+def _layer(layer: LayerRange, scale: float) -> list[str]:
+    forward, backward = layer.forward_headroom, layer.backward_headroom(scale)
+    found = "fits" if layer.fits else "no loss scale fits"
+    return [
+        Mono(module_label(layer.module)),
+        "overflows" if min(forward, backward) < 0 else found,
+        *("-" if bits == math.inf else f"{bits:.1f}" for bits in (forward, backward)),
+        f"{layer.underflow_now:.1%}",
+        f"{layer.underflow_best:.1%}",
+        layer.scales,
+    ]

@@ -1,0 +1,49 @@
+"""The path of the module that is running, tracked by a pair of hooks on each module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from halfguard.step.names import COMPILED, without_wrappers
+
+
+class ModuleStack:
+    """The modules whose forward is running, outermost first."""
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+
+    @property
+    def current(self) -> str | None:
+        """The path of the innermost module: empty for the model itself, None outside of it."""
+        return self._paths[-1] if self._paths else None
+
+    @contextmanager
+    def tracking(self, model: nn.Module) -> Iterator[None]:
+        """Track the stack while the block runs; the hooks are always removed."""
+        handles: list[Any] = []
+        try:
+            for path, module in model.named_modules():
+                handles.append(
+                    module.register_forward_pre_hook(
+                        self._enter(without_wrappers(path, (COMPILED,)))
+                    )
+                )
+                # always_call: also for a module that raises.
+                handles.append(module.register_forward_hook(self._leave, always_call=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._paths.clear()
+
+    def _enter(self, path: str) -> Callable[[nn.Module, Any], None]:
+        return lambda _module, _args: self._paths.append(path)
+
+    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._paths:
+            self._paths.pop()

@@ -1,0 +1,82 @@
+"""The place of an operation: module, line and phase; a backward operation has the place of its forward one.
+
+Autograd numbers its nodes, and gives a node its number just before the operation runs. So the current number
+identifies the node of a forward operation, and its place is known when the engine runs the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+import torch
+
+from halfguard.records.culprit import Culprit
+from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.source import SourceLine, locate_frame
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPlace:
+    """An operation in the user's code."""
+
+    op: str
+    phase: Literal["forward", "backward"]
+    module: str | None
+    source: SourceLine
+
+    def culprit(self, **facts: Any) -> Culprit:
+        """Return a culprit at this place, with the facts of the caller."""
+        source = self.source
+        return Culprit(
+            op=self.op,
+            phase=self.phase,
+            module=self.module,
+            file=source.file,
+            line=source.line,
+            code=source.code,
+            compiled=source.compiled,
+            **facts,
+        )
+
+
+class OperationPlaces:
+    """Remembers the place of each autograd node."""
+
+    def __init__(self, modules: ModuleStack, outermost: CodeType) -> None:
+        self._modules = modules
+        self._outermost = outermost
+        self._made: dict[int, OperationPlace] = {}
+
+    def of(self, packet: str, frame: FrameType | None) -> OperationPlace:
+        """Return the place of the operation that is running."""
+        op = _display_name(packet)
+        # Typed as a Node; None outside a backward pass.
+        node: Any = torch._C._current_autograd_node()
+        source = SourceLine() if frame is None else locate_frame(frame, self._outermost)
+        if node is None:
+            return self._remember(OperationPlace(op, "forward", self._modules.current, source))
+        made = self._made.get(node._sequence_nr())
+        if frame is None:  # torch's own formula for a gradient
+            if made is None:
+                return OperationPlace(node.name(), "backward", None, source)
+            return replace(made, phase="backward")
+        module = made.module if made else None
+        if not source.recomputed:  # the user's own: a custom autograd function, or a hook
+            return OperationPlace(op, "backward", module, source)
+        inner = self._modules.current
+        return self._remember(
+            OperationPlace(op, "forward", module if inner is None else inner, source)
+        )
+
+    def _remember(self, where: OperationPlace) -> OperationPlace:
+        # The first operation with a number owns the node: operations without a gradient take no number.
+        self._made.setdefault(torch._C._autograd._get_sequence_nr() - 1, where)
+        return where
+
+
+def _display_name(packet: str) -> str:
+    """Return the common name: ``softmax`` for ``_softmax``, ``div`` for ``div_``."""
+    plain = packet.strip("_").removeprefix("native_").removesuffix("_forward")
+    return plain.removesuffix("_copy")

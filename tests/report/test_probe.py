@@ -1,0 +1,91 @@
+"""The page of a probe and its heat map: legend, colours, names of any length, and any number of steps."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from halfguard.records.finding import Finding
+from halfguard.records.plan import ScaleRange
+from halfguard.records.ranges import LayerRange, ProbeReport
+from halfguard.report import probe_page, to_html, to_markdown
+from halfguard.report.heat_map import HEADROOM_COLOURS, draw_heat_map
+from halfguard.report.heat_map_png import save_png
+from tests.report.test_page import EVIL, Tags
+
+
+def layer(
+    name: str, forward: tuple[float, ...], backward: tuple[float, ...] = (1.0,)
+) -> LayerRange:
+    return LayerRange(
+        module=name, kind="Linear", forward=forward, backward=backward, forward_underflow=0.0,
+        underflow_now=0.0, underflow_best=0.0, scale_low=1.0, scale_high=1024.0,
+    )  # fmt: skip
+
+
+def report(*layers: LayerRange, steps: int = 4) -> ProbeReport:
+    found = Finding(code="HG601", severity="error", message="outputs reach 1e6.", cure="Use plan.")
+    return ProbeReport(
+        precision="fp32", steps=steps, scale=1.0, best_scale=1024.0, losses=(1.0,), layers=layers,
+        window=ScaleRange(low=1.0, high=1024.0, best=512.0), findings=(found,),
+    )  # fmt: skip
+
+
+# One step for every colour, and one without a value.
+EVERY_COLOUR = (*(65504.0 / 2.0 ** (min(limit, 13) - 0.5) for limit, _ in HEADROOM_COLOURS), 0.0)
+
+
+@pytest.mark.parametrize("write", [to_html, to_markdown])
+def test_a_page_has_findings_and_layers(write: object) -> None:
+    page = write(probe_page(report(layer("wide", (1e6, 1.0)), layer("", (1.0,)))))  # type: ignore[operator]
+    for part in (
+        "HG601",
+        "outputs reach 1e6",
+        "Use plan.",
+        "wide",
+        "overflows",
+        "the model itself",
+    ):
+        assert part in page, part
+
+
+def test_the_html_is_safe_and_has_a_legend() -> None:
+    page = to_html(probe_page(report(layer("wide", EVERY_COLOUR), steps=len(EVERY_COLOUR))))
+    assert "Content-Security-Policy" in page
+    assert "prefers-color-scheme:dark" in page
+    for label in ("overflow", "&lt; 6", "≥ 12 bits", "no values"):
+        assert f">{label}</text>" in page, label
+    evil = to_html(probe_page(report(layer(EVIL, EVERY_COLOUR), steps=len(EVERY_COLOUR))))
+    assert [t for t in Tags(evil).names if t != "title"] == [
+        t for t in Tags(page).names if t != "title"  # a long name has its full form as a tooltip
+    ]  # fmt: skip
+
+
+def test_png_and_html_use_the_same_colours(tmp_path: Path) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    made = report(layer("wide", EVERY_COLOUR, EVERY_COLOUR), steps=len(EVERY_COLOUR))
+    in_html = set(re.findall(r'fill="(#\w+)"', draw_heat_map(made)))
+    assert in_html == {colour for _, colour in HEADROOM_COLOURS}
+    save_png(made, tmp_path / "map.png")
+    pixels = (image.imread(tmp_path / "map.png")[..., :3] * 255).round().astype(int)
+    in_png = {f"#{r:02x}{g:02x}{b:02x}" for r, g, b in pixels.reshape(-1, 3)}
+    assert in_html <= in_png
+
+
+def test_equal_neighbours_share_a_rectangle() -> None:
+    svg = draw_heat_map(report(layer("a", (1.0,) * 5000, (1.0,) * 5000), steps=5000))
+    assert svg.count("<rect") == 12  # ten in the legend, two in the map
+    assert "steps 0 to 4999" in svg
+
+
+def test_everything_stays_inside_the_drawing() -> None:
+    long = "encoder.layers." * 9 + "out_proj"
+    for steps in (1, 2, 333):
+        values = tuple(2.0**step for step in range(steps % 40)) or (math.inf,)
+        svg = draw_heat_map(report(layer(long, values, values), steps=steps))
+        assert f"<title>{long}</title>" in svg
+        for x, width in re.findall(r'<rect [^>]*x="([\d.]+)" y="\d+" width="([\d.]+)"', svg):
+            assert float(x) + float(width) <= 720.01

@@ -1,0 +1,56 @@
+"""Comparing a checkout with itself finds nothing; comparing it with a changed copy names the change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PATTERN = "conv/*/rollback-disk"  # journal, incidents and snapshots
+RUNS = {"conv/default/rollback-disk", "conv/fp16_safe/rollback-disk"}
+
+
+def compare(old: Path, new: Path) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "scripts" / "compare_checkouts"
+    options = ["--json", "--steps", "20", "--runs", PATTERN]
+    command = [sys.executable, str(script), str(old), str(new), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def differences(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    return {row["run"]: row["difference"] for row in json.loads(result.stdout)["runs"]}
+
+
+@pytest.mark.slow
+def test_a_checkout_is_equal_to_itself() -> None:
+    result = compare(ROOT, ROOT)
+    assert result.returncode == 0, result.stderr
+    assert differences(result) == dict.fromkeys(RUNS)
+
+
+@pytest.mark.slow
+def test_a_planted_difference_is_named(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    [preset] = (tmp_path / "src").rglob("fp16_safe.yaml")
+    text = preset.read_text("utf-8")
+    assert "window: 128" in text
+    preset.write_text(text.replace("window: 128", "window: 127"), "utf-8")
+    result = compare(ROOT, tmp_path)
+    assert result.returncode == 1, result.stderr
+    found = differences(result)
+    assert found.keys() == RUNS
+    assert found["conv/default/rollback-disk"] is None
+    assert found["conv/fp16_safe/rollback-disk"]["item"] == "guard, recovery.base.spike.window"
+    assert "recovery.base.spike.window: 128 != 127" in result.stderr
+
+
+def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
+    result = compare(ROOT, tmp_path)
+    assert result.returncode == 2
+    assert "is not a checkout" in result.stderr

@@ -1,0 +1,67 @@
+"""scripts/test leaves out slow tests only; scripts/bench passes arguments that benchmarks accept."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = sorted(p.stem.removeprefix("bench_") for p in ROOT.glob("benchmarks/bench_*.py"))
+PARALLEL = ["-m", "pytest", "-n", "2", "--dist", "worksteal"]
+
+
+def started(folder: Path, *command: str) -> list[list[str]]:
+    """Return the arguments of each ``python`` that a script starts."""
+    python = folder / "python"
+    python.write_text('#!/usr/bin/env bash\nprintf "%q " "$@"; echo\n')
+    python.chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        [ROOT / command[0], *command[1:]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [shlex.split(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ([], [*PARALLEL, "-m", "not slow"]),
+        (["--all"], PARALLEL),
+        (["--all", "-k", "two words"], [*PARALLEL, "-k", "two words"]),
+        (["tests/ops", "-x"], ["-m", "pytest", "tests/ops", "-x"]),
+    ],
+)
+def test_the_marker_is_the_only_selection(
+    tmp_path: Path, given: list[str], passed: list[str], pytestconfig: pytest.Config
+) -> None:
+    assert started(tmp_path, "scripts/test", *given) == [passed]
+    options = {option.split("=")[0] for option in pytestconfig.getini("addopts")}
+    assert options == {"--strict-markers", "--strict-config", "--import-mode", "-ra"}
+    assert pytestconfig.getini("testpaths") == ["tests"]
+
+
+def test_ci_runs_all_tests() -> None:
+    assert "\nscripts/test --all --hypothesis-profile=ci\n" in (ROOT / ".ci/run").read_text()
+
+
+def test_all_benchmarks_are_run_unless_one_is_named(tmp_path: Path) -> None:
+    calls = [["-m", f"benchmarks.bench_{name}"] for name in BENCHMARKS]
+    assert started(tmp_path, "scripts/bench") == calls
+    assert started(tmp_path, "scripts/bench", "guard") == [["-m", "benchmarks.bench_guard"]]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_accepts_the_arguments_that_the_script_passes(
+    name: str, tmp_path: Path
+) -> None:
+    ((_, module, *arguments),) = started(tmp_path, "scripts/bench", name)
+    importlib.import_module(module).make_parser().parse_args(arguments)

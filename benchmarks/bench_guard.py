@@ -82,7 +82,7 @@ class GPT2Like(nn.Module):
 
 
 class Tiny(nn.Module):
-    """Residual layers of 16 by 16: two parameter tensors each, and next to nothing to compute."""
+    """Residual layers of 16 by 16: two parameter tensors each, and almost nothing to compute."""
 
     def __init__(self, tensors: int) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ def compare(title: str, model: nn.Module, loss_fn: Loss, batch: Any, rounds: int
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    # The default is one of the choices: Python 3.11 compares it, as a whole, with each of them.
+    # The default must be one of the choices: Python 3.11 compares it as a whole with each of them.
     parser.add_argument("models", nargs="*", choices=[*MODELS, "all"], default="all")
     parser.add_argument("--rounds", type=int, default=None, help="steps of each contestant")
     parser.add_argument("--threads", type=int, default=1)

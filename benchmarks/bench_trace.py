@@ -86,7 +86,7 @@ def contestants(ids: Tensor) -> dict[str, Callable[[], object]]:
             step()
             tracer.step()
             if not sampled and (tracer.step_index + 1) % every == 0:
-                tracer.step_index += 1  # a step in between every time
+                tracer.step_index += 1  # every measured step is one between samples
 
         return run
 

@@ -63,6 +63,7 @@ def runs_on_a_cpu(seen: list[Seen]) -> Runs:
     return {(one.framework, one.preset): one for one in seen if one.as_printed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("framework", "name"), ALL)
 def test_the_framework_does_what_the_preset_says(runs: Runs, framework: str, name: str) -> None:
     seen, config = runs[framework, name], GuardConfig.load(name)
@@ -81,6 +82,7 @@ def test_the_framework_does_what_the_preset_says(runs: Runs, framework: str, nam
     assert seen.updated == "float32", "what the optimizer updates"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", preset_names())
 def test_what_a_framework_does_by_itself_on_a_cpu_is_what_the_text_says(
     runs: Runs, runs_on_a_cpu: Runs, name: str
@@ -100,6 +102,7 @@ def test_what_a_framework_does_by_itself_on_a_cpu_is_what_the_text_says(
         assert "runs in FP16 for real" in framework_text(name, framework)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", preset_names())
 def test_lightnings_words_for_a_device_become_torchs(runs: Runs, name: str) -> None:
     for there, found in runs["lightning", name].devices.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,7 @@ def test_torch_is_not_there(fresh: Path) -> None:
     assert run(fresh / "python", "-c", "import torch").returncode == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [(("explain", "1e-8"), "underflow"), (("--help",), "explain"), (("--version",), "halfguard")],

@@ -19,7 +19,7 @@ def _groups() -> Iterator[dict[int, Ranks]]:
 
 @pytest.fixture
 def ranks(_groups: dict[int, Ranks]) -> Callable[[int], Ranks]:
-    """A group of so many processes; a new one if the last one was killed."""
+    """Return a group of this many processes; a new one if the last one was killed."""
 
     def group(count: int) -> Ranks:
         if count not in _groups or not _groups[count].alive:

@@ -1,4 +1,4 @@
-"""Random faults on random ranks, and what must be true after each: nobody hung, everybody agrees.
+"""Random faults on random ranks, and the checks after each: no rank hangs, and all ranks agree.
 
 ``python -m tests.dist.faults COUNT [SEED]`` (or ``scripts/soak ranks``) draws faults from a printed seed; CI
 runs the same code with a small count. Each fault is a short run on real processes: DDP or FSDP2, 2 or 4
@@ -55,7 +55,7 @@ STEPS = 8
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, and the run that it happens to."""
+    """One fault, and the run in which it happens."""
 
     engine: Engine
     ranks: int
@@ -89,7 +89,7 @@ class Fault:
 
 @dataclass
 class Ending:
-    """How the run went for one rank."""
+    """The result of the run on one rank."""
 
     steps: list[tuple[str, str, float, tuple[str, ...], tuple[int, ...]]]
     scale: float
@@ -98,7 +98,7 @@ class Ending:
 
 
 def run(fault: Fault, alone: bool = False) -> Ending:
-    """The run as one rank sees it; ``alone`` is one process with everybody's batches."""
+    """Run one rank; ``alone`` is a single process with the batches of all ranks."""
     model, net = make("alone" if alone else fault.engine)
     optimizer = optimizer_of(model, fault.optimizer)
     config = {
@@ -155,7 +155,7 @@ def _plan(fault: Fault, rows: slice) -> Plan:
 
 
 def problems(fault: Fault, endings: list[Ending], alone: Ending) -> list[str]:
-    """What is wrong with a run; nothing, it is to be hoped."""
+    """Return a description of everything that is wrong with a run; empty if all is well."""
     first, found = endings[0], []
     for rank, ending in enumerate(endings[1:], 1):
         if (ending.steps, ending.scale, ending.halted) != (first.steps, first.scale, first.halted):
@@ -169,8 +169,8 @@ def problems(fault: Fault, endings: list[Ending], alone: Ending) -> list[str]:
         found.append(f"ranks: {taken}\nalone: {expected}")
     else:
         error = max((first.weights[n] - w).abs().max().item() for n, w in alone.weights.items())
-        # Gradients are rounded to half before they are added, by each rank for itself. A step of AdamW
-        # moves a weight by about 1e-2, one of SGD here by about as much.
+        # Each rank rounds its gradients to half before they are added. A step of AdamW changes a weight
+        # by about 1e-2, and a step of SGD here by about as much.
         if not error < 5e-3:
             found.append(f"weights differ from one process by {error:.2g}")
     if not all(torch.isfinite(w).all() for w in first.weights.values()):
@@ -186,7 +186,7 @@ _NAMED = {"forward_overflow", "bad_batch"}
 
 
 def main(count: int, seed: int, *, show: bool = True) -> Counter[str]:
-    """Run ``count`` faults; returns how often each action was taken because of one."""
+    """Run ``count`` faults; return how often each action was taken."""
     print(f"seed {seed}", flush=True)
     chance, groups = random.Random(seed), {n: Ranks(n) for n in (2, 4)}
     taken: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 """Small training jobs that run on every rank of a group, and in one process for comparison.
 
-Each rank learns from its own part of every batch. What a fault does depends on rank and step alone, so that
-the same faults can be planted in a single process that sees the whole batch.
+Each rank learns from its own part of every batch. A fault depends only on rank and step, so the same faults
+can be planted in a single process that sees the whole batch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Poison(torch.autograd.Function):
 
 @dataclass
 class Plan:
-    """What the layers of a model do to the rows of a batch until somebody says otherwise."""
+    """The fault to plant: factors on some rows of one layer's output or gradient."""
 
     layer: int = -1
     rows: slice = field(default_factory=lambda: slice(0))
@@ -55,7 +55,7 @@ class Plan:
 
 
 class Net(nn.Module):
-    """Three layers without batch statistics, so that a batch can be cut between ranks."""
+    """Three layers without batch statistics, so that a batch can be divided among ranks."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Net(nn.Module):
 
 
 def make(engine: Engine, seed: int = 0, mesh: tuple[int, ...] = ()) -> tuple[nn.Module, Net]:
-    """A model as the engine wraps it, and the same model without the wrapper."""
+    """Return a model wrapped by the engine, and the same model without the wrapper."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = Net()
@@ -97,12 +97,12 @@ def make(engine: Engine, seed: int = 0, mesh: tuple[int, ...] = ()) -> tuple[nn.
 def optimizer_of(model: nn.Module, name: str) -> Optimizer:
     if name == "sgd":
         return SGD(model.parameters(), lr=0.1, momentum=0.9)
-    # With a large eps a difference in the last bit of a tiny gradient is not a whole step.
+    # With a large eps, a difference in the last bit of a tiny gradient does not change a whole step.
     return AdamW(model.parameters(), lr=1e-2, eps=1e-3, fused=name == "adamw-fused")
 
 
 def batch_of(step: int, ranks: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
-    """The batch of a step for ``ranks`` ranks; with ``rank`` its part only."""
+    """Return the batch of a step for ``ranks`` ranks; with ``rank``, only its part."""
     generator = torch.Generator().manual_seed(1000 + step)
     x = torch.randn(ranks * PER_RANK, FEATURES, generator=generator)
     y = x[:, :4].argmax(1)
@@ -118,7 +118,7 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights as every rank together holds them."""
+    """Return the full weights, gathered from all ranks."""
     return {
         name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p)
         .detach()
@@ -130,7 +130,7 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
 def healthy(
     engine: Engine, guarded: bool, optimizer: str, clip: float | None, accumulate: int, steps: int
 ) -> Any:
-    """A run without faults, guarded or as torch's documentation writes it; weights and scale at its end."""
+    """Run without faults, guarded or as in torch's documentation; return final weights and scale."""
     model, _ = make(engine)
     chosen = optimizer_of(model, optimizer)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -162,7 +162,7 @@ def healthy(
 
 
 def synchronised(model: Any, engine: Engine, last: bool) -> AbstractContextManager[Any]:
-    """As the documentation of each engine says it: gradients are reduced with the last micro-batch."""
+    """Reduce gradients with the last micro-batch only, as the documentation of each engine describes."""
     if engine == "ddp" and not last:
         held: AbstractContextManager[Any] = model.no_sync()
         return held
@@ -175,7 +175,7 @@ RECOVERY = {"store": "disk", "every": 4, "prove": 2}
 
 
 def snapshotted(engine: Engine, folder: str, steps: int) -> tuple[int, Any]:
-    """Train and leave a good snapshot behind; its step, and the weights and moments of that step."""
+    """Train until there is a good snapshot; return its step, and the weights and moments of that step."""
     model, _ = make(engine)
     optimizer = optimizer_of(model, "adamw")
     guard = hg.Guard(model, optimizer, {"recovery": RECOVERY}, run_dir=folder)
@@ -189,18 +189,18 @@ def snapshotted(engine: Engine, folder: str, steps: int) -> tuple[int, Any]:
 
 
 def resumed(engine: Engine, folder: str) -> tuple[int, Any]:
-    """A new model, brought to the last good snapshot; the step, and its weights and moments."""
+    """Load the last good snapshot into a new model; return the step, and its weights and moments."""
     model, _ = make(engine, seed=1)
     optimizer = optimizer_of(model, "adamw")
     guard = hg.Guard(model, optimizer, {"recovery": RECOVERY}, run_dir=folder)
     assert guard.resume()
     found = guard.step_index, everything(model, optimizer)
-    assert guard.step(loss_fn, batch_of(99, 4, 0)).applied  # and it goes on
+    assert guard.step(loss_fn, batch_of(99, 4, 0)).applied  # and training continues
     return found
 
 
 def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Weights and moments as all ranks together hold them."""
+    """Return the full weights and moments, gathered from all ranks."""
     moments = {
         f"{number}.{key}": value
         for number, parameter in enumerate(model.parameters())
@@ -213,14 +213,14 @@ def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def workload(seed: int) -> hg.Workload:
-    """The job as one process sees it, for ``halfguard replay``."""
+    """Return the job for a single process, for ``halfguard replay``."""
     model, _ = make("alone", seed)
     batches = [batch_of(step, 2, 1) for step in range(8)]
     return hg.Workload(model, loss_fn, batches, optimizer_of(model, "sgd"))
 
 
 def overflowing(engine: Engine, folder: str) -> None:
-    """Three steps; at the last, rank 1 has inputs that leave the range of half."""
+    """Run three steps; at the last one, the inputs of rank 1 leave the range of half."""
     model, _ = make(engine)
     entry = "tests.dist.jobs:workload"
     guard = hg.Guard(model, optimizer_of(model, "sgd"), run_dir=folder, entry=entry)

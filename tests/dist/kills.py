@@ -1,4 +1,4 @@
-"""SIGKILL of random ranks at random steps, under torchrun with restarts: the end must be bitwise the same.
+"""SIGKILL of random ranks at random steps, under torchrun with restarts: final weights must be bitwise equal.
 
 ``python -m tests.dist.kills COUNT [SEED]`` (``scripts/soak kills``) kills COUNT times, several times in one
 run; CI kills a few.
@@ -21,7 +21,7 @@ KILLS_A_RUN = 5
 
 
 def train(folder: Path, engine: str, kills: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
-    """One job from its start to its end, through as many restarts as there are kills."""
+    """Run one job from start to end, with one restart for each kill."""
     folder.mkdir(parents=True)
     command = [
         sys.executable,
@@ -38,7 +38,7 @@ def train(folder: Path, engine: str, kills: list[tuple[int, int]]) -> dict[str, 
         str(STEPS),
         *(str(number) for kill in kills for number in kill),
     ]
-    # With the store that torchrun shares by default, a restarted rank finds addresses of dead ones.
+    # With the store that torchrun shares by default, a restarted rank finds addresses of dead ranks.
     # https://github.com/pytorch/pytorch/issues/135712
     environment = {
         **os.environ,
@@ -59,7 +59,7 @@ def train(folder: Path, engine: str, kills: list[tuple[int, int]]) -> dict[str, 
 
 
 def main(count: int, seed: int) -> None:
-    """Kill ``count`` times, in runs of DDP and FSDP2 in turn."""
+    """Kill ``count`` times, in runs that alternate between DDP and FSDP2."""
     print(f"seed {seed}", flush=True)
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as home:

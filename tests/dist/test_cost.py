@@ -1,4 +1,4 @@
-"""What agreement costs: one collective of at most 64 bytes a step, for 2 ranks and for 16,384."""
+"""The cost of agreement: one collective of at most 64 bytes per step, for 2 ranks and for 16,384."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ KINDS = ["None 1", "None 3", "1.0 1", "1.0 3"]  # clipping and accumulation
 
 @cache
 def counted(engine: str, ranks: int) -> Any:
-    command = [sys.executable, "-m", "tests.dist.counting", engine, str(ranks)]
+    command = [sys.executable, "-m", "tests.dist.count_collectives", engine, str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def ours(engine: str, ranks: int, kind: str) -> list[list[int]]:
-    """Bytes of the collectives that a guarded step makes and a bare one does not."""
+    """Return the bytes of the collectives that a guarded step adds to a bare one."""
     found = counted(engine, ranks)[kind]
     extra = []
     for with_us, without in zip(found["guarded"], found["bare"], strict=True):
@@ -41,13 +41,15 @@ def test_one_small_collective_a_step(engine: str, kind: str) -> None:
     assert max(size for [size] in extra) <= 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_many_for_any_number_of_ranks(kind: str) -> None:
     few, some, many = (ours("ddp", ranks, kind) for ranks in (2, 128, 16384))
-    assert few == some == many == [[24], [8], [24], [8]]  # the checksum rides along at every second
+    assert few == some == many == [[24], [8], [24], [8]]  # every second step carries the checksum
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_ranks() -> None:
-    """Python's own caches move by a few kilobytes; anything kept for each rank is 8 bytes or more."""
+    """Python's own caches vary by a few kilobytes; an entry per rank would take 8 bytes or more."""
     few, many = (counted("ddp", ranks)["None 1"]["held"] for ranks in (2, 16384))
-    assert abs(many - few) < 16384  # less than a byte a rank
+    assert abs(many - few) < 16384  # less than one byte per rank

@@ -1,4 +1,4 @@
-"""A damaged snapshot: no rank reads it, all of them take the one before it, or all of them say why not."""
+"""A damaged snapshot: all ranks read the one before it, or all ranks raise the same error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARDS = "shard-*"
 
 
 def trained(engine: jobs.Engine, folder: str) -> list[dict[str, torch.Tensor]]:
-    """Weights and moments after each step; snapshots of steps 4 and 8 are left behind."""
+    """Train; return weights and moments after each step. Snapshots of steps 4 and 8 remain."""
     model, _ = jobs.make(engine)
     optimizer = jobs.optimizer_of(model, "sgd")
     guard = hg.Guard(model, optimizer, {"recovery": jobs.RECOVERY}, run_dir=folder)
@@ -49,8 +49,9 @@ def trained(engine: jobs.Engine, folder: str) -> list[dict[str, torch.Tensor]]:
 
 
 def resumed(engine: jobs.Engine, folder: str) -> Any:
-    """The step that is gone on from, with weights and moments; or the error."""
-    junk = [torch.full((64,), 7e7) for _ in range(5000)]  # so that memory as it is found shows
+    """Return the step that the run resumes at, with weights and moments; or the error."""
+    # Fill memory, so that uninitialized tensors can be recognized.
+    junk = [torch.full((64,), 7e7) for _ in range(5000)]
     del junk
     model, _ = jobs.make(engine, seed=1)
     optimizer = jobs.optimizer_of(model, "sgd")
@@ -89,7 +90,7 @@ def test_the_snapshot_before_it_is_taken(
 def test_a_lost_shard_never_becomes_memory_as_it_was_found(
     ranks: Callable[[int], Ranks], number: int, tmp_path: Path
 ) -> None:
-    """Whichever it is, and however many ranks read what is left."""
+    """For every shard, and for every number of ranks that read the rest."""
     ranks(4).run(trained, "fsdp2", str(tmp_path))
     (name,) = {damage(Path.unlink, tmp_path, step, SHARDS, number) for step in (4, 8)}
     for found in [
@@ -100,7 +101,7 @@ def test_a_lost_shard_never_becomes_memory_as_it_was_found(
         assert f"{name} is missing" in found
         assert f"remove {tmp_path / 'snapshots'} to start again" in found
     left = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
-    assert left == ["000000004", "000000008"]  # somebody may still bring the file back
+    assert left == ["000000004", "000000008"]  # the file may still be restored
 
 
 def test_a_file_that_one_rank_alone_reads_stops_all_of_them(

@@ -1,4 +1,4 @@
-"""Replicas that drift apart are found, named, and halted or healed; healthy ones never are."""
+"""Differing replicas are found and named, and the run halts or resyncs; equal replicas never cause it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ EVERY = 4
 
 
 def flip(tensor: torch.Tensor, element: int, bit: int) -> None:
-    """Flip one bit where it lies, as a particle would: no version counter moves."""
+    """Flip one bit in place, like a memory error: no version counter changes."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     bits = local.data.view(-1).view(torch.int32)
     bits[element % len(bits)] ^= 1 << bit if bit < 31 else -(1 << 31)
 
 
 def flipped(engine: Engine, cases: list[tuple[int, int, int, int, int]], action: str) -> Any:
-    """One short run a case: (rank, step, parameter, element, bit); when it was found and what was said."""
+    """Run once per case (rank, step, parameter, element, bit); return when it was found, and the message."""
     found = []
     for rank, step, number, element, bit in cases:
         model, _ = make(engine)
@@ -74,6 +74,7 @@ def draw(count: int, ranks: int, seed: int) -> list[tuple[int, int, int, int, in
     ]
 
 
+@pytest.mark.slow
 def test_one_flipped_bit_is_found_within_one_interval(ranks: Callable[[int], Ranks]) -> None:
     cases = draw(100, 4, seed=0)
     found = [
@@ -107,14 +108,14 @@ def test_two_ranks_have_no_majority(ranks: Callable[[int], Ranks]) -> None:
 
 
 def test_replicas_of_shards_are_compared(ranks: Callable[[int], Ranks]) -> None:
-    """HSDP with two replicas: the pair is named, though nobody can say who of the two is right."""
+    """HSDP with two replicas: both are named, since it is not known which of them is right."""
     [(said, _)] = ranks(4).run(flipped, "hsdp", [(3, 2, 2, 5, 3)], "halt")[0]
     assert said[1] == "halt"
     assert "ranks 1, 3 differ in layers.1.weight" in said[2]
 
 
 class WithBuffers(nn.Module):
-    """Statistics that differ between ranks by design, and a table that must not."""
+    """Statistics that differ between ranks by design, and a table that must not differ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,8 +160,10 @@ def test_a_table_that_nothing_writes_to_is_compared(ranks: Callable[[int], Ranks
 Said = list[tuple[str, tuple[int, ...], tuple[str, ...]]]
 
 
-def told(guard: hg.Guard, steps: int, before: Callable[[int], None], loss: Any = loss_fn) -> Said:
-    """What became of each step, who differed and in what; a halt is the last of them."""
+def run_steps(
+    guard: hg.Guard, steps: int, before: Callable[[int], None], loss: Any = loss_fn
+) -> Said:
+    """Return action, differing ranks and tensors of each step; a halt comes last."""
     said: Said = []
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(steps):
@@ -177,7 +180,7 @@ APPLIED = ("apply", (), ())
 
 
 def state_of_one(lost: bool) -> tuple[Said, float]:
-    """Rank 2 has another weight; its moments are lost, or merely others."""
+    """Give rank 2 a different weight, and delete or change its moments."""
     model, _ = make("ddp")
     optimizer = optimizer_of(model, "adamw")
     guard = hg.Guard(model, optimizer, {"desync": {"every": 1, "action": "resync"}})
@@ -191,7 +194,7 @@ def state_of_one(lost: bool) -> tuple[Said, float]:
             if lost:
                 optimizer.state.clear()
 
-    said = told(guard, 4, before)
+    said = run_steps(guard, 4, before)
     numbers = [v.double().sum().item() for s in optimizer.state.values() for v in s.values()]
     return said, sum(numbers)
 
@@ -207,7 +210,7 @@ def test_state_is_taken_over_and_a_rank_without_it_is_not_waited_for(
 
 
 def spread_state() -> tuple[Said, float, bool]:
-    """The scale differs on one rank of four that hold a part each; parts must stay where they are."""
+    """Change the scale on one of four ranks that hold one shard each; shards must not be copied."""
     model, _ = make("fsdp2")
     optimizer = optimizer_of(model, "adamw")
     guard = hg.Guard(model, optimizer, {"desync": {"every": 1, "action": "resync"}})
@@ -222,7 +225,7 @@ def spread_state() -> tuple[Said, float, bool]:
             guard.scaler._scale.mul_(0.5)  # type: ignore[union-attr]
 
     kept = moments()
-    said = told(guard, 1, before)
+    said = run_steps(guard, 1, before)
     same = all(torch.equal(a, b) for a, b in zip(kept, moments(), strict=True))
     return said, guard.scaler.get_scale(), same
 
@@ -250,7 +253,7 @@ def replicated_dtensors() -> tuple[Said, float]:
         if (dist.get_rank(), step) == (2, 1):
             flip(model.weight, 0, 20)
 
-    said = told(guard, 3, before, loss)
+    said = run_steps(guard, 3, before, loss)
     return said, full_state(model)["weight"].sum().item()
 
 
@@ -269,7 +272,7 @@ def never_equal() -> Said:
         if dist.get_rank() == 2:
             flip(next(model.parameters()), 0, 3)
 
-    return told(guard, 12, before)
+    return run_steps(guard, 12, before)
 
 
 def test_healing_gives_up(ranks: Callable[[int], Ranks]) -> None:
@@ -278,7 +281,7 @@ def test_healing_gives_up(ranks: Callable[[int], Ranks]) -> None:
 
 
 class Writing(nn.Module):
-    """Buffers that are assigned anew, made in inference mode, and written to when told."""
+    """Buffers that are reassigned, created in inference mode, or written to on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +312,7 @@ def writing(on: list[int], action: str) -> Said:
     def before(step: int) -> None:
         model.module.write = step == 2 and dist.get_rank() in on
 
-    return told(guard, 4, before)
+    return run_steps(guard, 4, before)
 
 
 def test_buffers_that_all_ranks_write_are_no_difference(ranks: Callable[[int], Ranks]) -> None:
@@ -319,7 +322,7 @@ def test_buffers_that_all_ranks_write_are_no_difference(ranks: Callable[[int], R
 
 @pytest.mark.parametrize("action", ["halt", "resync"])
 def test_a_buffer_that_one_rank_writes_is_named(ranks: Callable[[int], Ranks], action: str) -> None:
-    """Even with a majority it is no flipped bit, and the program would do it again."""
+    """It halts even with a majority: this is not a flipped bit, and the program would write again."""
     halted = ("halt", (), ("s in seen",))
     assert ranks(4).run(writing, [1], action) == [[APPLIED, APPLIED, halted]] * 4
 
@@ -345,7 +348,7 @@ class SetOnce(nn.Module):
 
 
 def set_once(event: str) -> tuple[Said, float]:
-    """Something happens at step 3 on all ranks, and at step 5 a bit of rank 2's table flips."""
+    """Let ``event`` happen at step 3 on all ranks; flip a bit of rank 2's table at step 5."""
     torch.manual_seed(0)
     model = DistributedDataParallel(SetOnce(), broadcast_buffers=False)
     weight, bias = model.parameters()
@@ -368,13 +371,13 @@ def set_once(event: str) -> tuple[Said, float]:
         bad = event == "roll back" and guard.step_index == 3
         return loss_fn(net, batch) * (float("nan") if bad else 1.0)
 
-    said = told(guard, 7, before, loss)
+    said = run_steps(guard, 7, before, loss)
     return said, model.module.get_buffer("table").sum().item()
 
 
 @pytest.mark.parametrize("event", ["nothing", "more parameters", "roll back"])
 def test_what_is_compared_survives(ranks: Callable[[int], Ranks], event: str) -> None:
-    """Neither does each rank's own become a difference, nor is a difference no longer seen."""
+    """Private tensors of a rank do not count as a difference, and real differences are still found."""
     answers = ranks(4).run(set_once, event)
     for said, _ in answers:
         actions = [action for action, _, _ in said]
@@ -415,7 +418,7 @@ def own_buffers(flips: bool, action: str) -> tuple[Said, float, float]:
         if flips and (dist.get_rank(), step) == (2, 2):
             flip(model.module.get_buffer("table"), 0, 5)
 
-    said = told(guard, 5, before)
+    said = run_steps(guard, 5, before)
     return said, model.module.codebook.sum().item(), model.module.get_buffer("table").sum().item()
 
 
@@ -432,11 +435,11 @@ def test_a_flipped_table_beside_them_is_found_and_healed(ranks: Callable[[int], 
     skipped = ("skip", (2,), ("table",))
     assert [said for said, _, _ in answers] == [[APPLIED, APPLIED, skipped, APPLIED, APPLIED]] * 4
     assert {table for _, _, table in answers} == {4.0}
-    assert len({codebook for _, codebook, _ in answers}) == 4  # nobody's was overwritten
+    assert len({codebook for _, codebook, _ in answers}) == 4  # none was overwritten
 
 
 def several_passes(passes: int, accumulate: int) -> tuple[list[str], int]:
-    """A loop of its own with so many backward passes a step; rank 1 changes at step 2."""
+    """Run a loop with this many backward passes per step; flip a bit of rank 1 at step 2."""
     model, _ = make("ddp")
     config = {"accumulate": accumulate, "desync": {"every": 1}}
     guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
@@ -465,7 +468,7 @@ def test_ranks_are_compared_however_many_passes_a_step_has(
 
 
 def operations(count: int) -> tuple[int, int]:
-    """Of one comparison, with buffers of which every second was written to."""
+    """Return operations and host syncs of one comparison; every second buffer was written to."""
     net = nn.Sequential(*(WithBuffers() for _ in range(count)))
     model = DistributedDataParallel(net)
     stepper = hg.Guard(model, optimizer_of(model, "sgd"))._stepper
@@ -495,7 +498,7 @@ def frozen() -> Said:
         if (dist.get_rank(), step) == (1, 1):
             flip(first.weight, 0, 20)
 
-    return told(guard, 3, before)
+    return run_steps(guard, 3, before)
 
 
 def test_frozen_parameters_are_compared(ranks: Callable[[int], Ranks]) -> None:
@@ -512,7 +515,7 @@ def masters() -> Said:
         if (dist.get_rank(), step) == (2, 1):
             flip(optimizer.master_parameters()[0], 0, 0)  # too little to change the half weight
 
-    return told(guard, 3, before)
+    return run_steps(guard, 3, before)
 
 
 def test_master_weights_are_compared(ranks: Callable[[int], Ranks]) -> None:
@@ -529,6 +532,7 @@ def healthy(engine: Engine, steps: int) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "hsdp"])
 def test_no_false_alarm(ranks: Callable[[int], Ranks], engine: Engine) -> None:
     """Compared at every step; ``scripts/soak desync`` does it for 10,000 steps."""

@@ -1,4 +1,4 @@
-"""A healthy run on several ranks is bitwise the one without us."""
+"""A healthy run on several ranks is bitwise equal to the one without the guard."""
 
 from __future__ import annotations
 

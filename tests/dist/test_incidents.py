@@ -1,4 +1,4 @@
-"""A bad step of one rank, kept by that rank and repeated in a single process."""
+"""A bad step of one rank is saved by that rank and repeated in a single process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_the_rank_concerned_keeps_what_can_be_repeated(
     assert (folder.name, record.rank, record.world_size) == ("000002-r1", 1, 2)
     assert record.step.ranks == (1,)
     autopsy = hg.replay(folder)
-    # Gradients were averaged over ranks, so that there are none of this rank's own to compare.
+    # Gradients were averaged over ranks, so this rank has none of its own to compare.
     assert autopsy.reproduced == "same fault"
     if engine == "ddp":
         assert record.weights
     else:
-        assert not record.weights  # no rank has them all; the page says what was used instead
+        assert not record.weights  # no rank has all of them; the page names what was used instead
         assert "spread over ranks" in " ".join(record.problems)
     assert autopsy.culprit is not None
     assert autopsy.culprit.module == "layers.0"

@@ -7,6 +7,7 @@ import pytest
 from tests.dist import kills
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_restarted_job_ends_bitwise_where_the_undisturbed_one_does() -> None:
     kills.main(3, seed=5)

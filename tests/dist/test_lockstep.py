@@ -1,4 +1,4 @@
-"""Ways in which ranks part company, each beside the guarded loop that keeps them together."""
+"""Situations in which ranks take different actions without the guard, and the same action with it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.ranks import HangError, Ranks
 
 
 def bare_with_continue(steps: int) -> list[str]:
-    """The advice of the web on one rank's NaN."""
+    """Skip a NaN loss on one rank with ``continue``, as advice on the web recommends."""
     model, net = make("ddp")
     optimizer, scaler = optimizer_of(model, "sgd"), torch.amp.GradScaler("cpu")
     for step in range(steps):
@@ -68,6 +68,7 @@ def guarded(steps: int) -> list[str]:
     return taken
 
 
+@pytest.mark.slow
 def test_continue_hangs_and_the_guard_does_not() -> None:
     group = Ranks(2)
     assert group.run(guarded, 5) == [["apply", "apply", "skip", "apply", "apply"]] * 2
@@ -76,7 +77,7 @@ def test_continue_hangs_and_the_guard_does_not() -> None:
 
 
 def scaler_alone(steps: int, ours: bool) -> list[float]:
-    """A scaler in a plain loop; one rank's loss is NaN at one step."""
+    """Run a scaler in a plain loop; the loss of one rank is NaN at one step."""
     model, net = make("ddp")
     optimizer = optimizer_of(model, "sgd")
     scaler = hg.GradScaler("cpu") if ours else torch.amp.GradScaler("cpu")
@@ -98,16 +99,16 @@ def scaler_alone(steps: int, ours: bool) -> list[float]:
 def test_the_scaler_by_itself_keeps_one_scale_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
     assert (
         ranks(2).run(scaler_alone, 4, True) == [[65536.0] * 4] * 2
-    )  # and blames it on nobody's scale
+    )  # the scale did not cause it, so it stays
     assert ranks(2).run(scaler_alone, 4, False) == [[65536.0, 65536.0, 32768.0, 32768.0]] * 2
 
 
 def repeated_in(engine: Engine) -> list[Any]:
-    """The dtypes in which the layers of a step ran, and in which its repetition did."""
+    """Check the dtypes of all layers in a step and in its repetition; return the actions."""
     model, net = make(engine)
     guard = hg.Guard(model, optimizer_of(model, "sgd"), {"skip": {"on_nonfinite": "retry_fp32"}})
     seen: list[Any] = []
-    for layer in net.layers:  # looked at between gathering and sharding
+    for layer in net.layers:  # read between gathering and sharding
         layer.register_forward_pre_hook(lambda m, i: seen.append((m.weight.dtype, i[0].dtype)))
     taken = []
     for step in range(3):
@@ -125,7 +126,7 @@ def test_fsdp2_repeats_in_full_precision_and_returns_to_half(ranks: Callable[[in
 
 
 class Gated(nn.Module):
-    """Two layers for tensor parallelism, and a norm that stays as it is."""
+    """Two layers for tensor parallelism, and a norm that is not parallelized."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +196,7 @@ def test_several_meshes_agree_over_all_ranks(
 
 
 class Experts(nn.Module):
-    """A shared layer and an expert that each rank has for itself."""
+    """A shared layer, and an expert that is private to each rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +230,7 @@ def experts(steps: int) -> Any:
 
 
 def test_an_expert_on_one_rank_overflows_for_all(ranks: Callable[[int], Ranks]) -> None:
-    """Its gradients reach nobody else: overflow and norm are agreed on over all ranks."""
+    """Its gradients are not reduced, so ranks must agree on overflow and norm."""
     (seen, shared), (other, other_shared) = ranks(2).run(experts, 4)
     assert str(seen) == str(other)
     assert [action for action, *_ in seen] == ["apply", "apply", "skip", "apply"]
@@ -258,7 +259,7 @@ def half_weights(steps: int, alone: bool = False) -> Any:
 def test_master_weights_stay_equal(ranks: Callable[[int], Ranks]) -> None:
     (half, masters, norms), (other_half, other_masters, _) = ranks(2).run(half_weights, 20)
     *_, expected = half_weights(20, alone=True)
-    assert norms == pytest.approx(expected, rel=0.02)  # once, not once for each rank
+    assert norms == pytest.approx(expected, rel=0.02)  # counted once, not once per rank
     assert all(torch.equal(half[name], other_half[name]) for name in half)
     assert all(torch.equal(a, b) for a, b in zip(masters, other_masters, strict=True))
 
@@ -281,7 +282,7 @@ def test_a_step_whose_gradients_are_held_back_cannot_be_closed(
 
 
 def remedied(steps: int) -> list[tuple[str, str]]:
-    """FP32 as a remedy: in which dtype does FSDP2 gather the first layer's weights?"""
+    """Roll back to the FP32 remedy; return the dtype in which FSDP2 gathers the first layer's weights."""
     model, net = make("fsdp2")
     recovery = {"every": 2, "prove": 1, "max_rollbacks": 0}
     config = {"skip": {"max_consecutive": 1}, "recovery": recovery}

@@ -52,7 +52,7 @@ def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 def test_nothing_is_pickled(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
     ranks(2).run(jobs.snapshotted, "fsdp2", str(tmp_path), 11)
     kinds = {path.suffix for path in (tmp_path / "snapshots").rglob("*") if path.is_file()}
-    assert kinds == {".safetensors", ".json", ""}  # the mark of a good one has no suffix
+    assert kinds == {".safetensors", ".json", ""}  # the manifest of a good snapshot has no suffix
 
 
 def full_disk(folder: str, full_on: int, steps: int) -> tuple[int, int | None]:
@@ -87,7 +87,7 @@ def test_a_full_disk_on_one_rank_stops_nobody(
 
 
 def no_room_for_tensors(folder: str, full_on: int) -> list[tuple[int | None, list[str]]]:
-    """Train while torch cannot write a rank's tensors to the end, then while it can; what there is then."""
+    """Train while torch cannot write all tensors of a rank, then while it can; return the snapshots found."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(jobs.FEATURES, 2**16), nn.Linear(2**16, 4))
     model = DistributedDataParallel(net)
@@ -121,7 +121,7 @@ def test_a_file_that_torch_cannot_write_to_its_end_stops_nobody(
 
 
 def experts(folder: str, steps: int) -> tuple[float, float]:
-    """Each rank has an expert of its own; how far it is from itself, and from the other, after a return."""
+    """Give each rank its own expert; return its distance to itself and to the other after a rollback."""
     expert = nn.Linear(4, 4)
     net = nn.Sequential(nn.Linear(jobs.FEATURES, 4), expert)
     with torch.random.fork_rng():
@@ -157,7 +157,7 @@ def test_what_a_rank_holds_alone_returns_to_that_rank(
 
 
 class Average:
-    """An average that is spread over ranks as its model is, as FSDP2's users keep one."""
+    """A weight average that is sharded like its model, as is common with FSDP2."""
 
     def __init__(self, engine: jobs.Engine) -> None:
         self.net, _ = jobs.make(engine, seed=2)
@@ -175,7 +175,7 @@ class Average:
 
 
 def averaged(engine: jobs.Engine, folder: str, steps: int) -> tuple[int, dict[str, torch.Tensor]]:
-    """Train with an average for some steps, or resume; the step, and the average of that step."""
+    """Train with an average for some steps, or resume; return the step and its average."""
     model, _ = jobs.make(engine)
     average = Average(engine)
     config = {"recovery": jobs.RECOVERY}
@@ -205,7 +205,7 @@ def test_an_average_that_is_spread_over_ranks_returns(
 
 
 def scattered() -> str:
-    # Loading it warns of torch.jit, which is an error in the process of the tests.
+    # Loading it gives a warning about torch.jit, which is an error in the test process.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model, _ = jobs.make("ddp")

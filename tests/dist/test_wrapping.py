@@ -1,4 +1,4 @@
-"""What is wrapped around a model, and within what, makes no difference to the guard."""
+"""Wrappers around or inside the model make no difference to the guard."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wrapped(ddp: nn.Module, wrapping: Wrapping) -> nn.Module:
 
 
 def reductions(wrapping: Wrapping) -> tuple[int, tuple[str, ...], list[Tensor]]:
-    """Of three steps of four micro-batches, the last of which is bad; who is blamed; the weights."""
+    """Run three steps of four micro-batches, the last one bad; return reductions, culprits and weights."""
     ddp, _ = make("ddp")
     assert isinstance(ddp, DistributedDataParallel)
     calls = []

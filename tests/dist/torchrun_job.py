@@ -1,7 +1,7 @@
-"""A script as a user would start it with torchrun: trains, resumes after a restart, writes its weights.
+"""A script for torchrun, as a user would write it: trains, resumes after a restart, writes its weights.
 
-``torchrun ... -m tests.dist.torchrun_job RUN_DIR ENGINE STEPS [KILL_RANK KILL_STEP ...]``; a rank that finds
-its own name in the list kills itself at that step, once.
+``torchrun ... -m tests.dist.torchrun_job RUN_DIR ENGINE STEPS [KILL_RANK KILL_STEP ...]``; a rank in the
+list kills itself at that step, once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(run_dir: Path, engine: Engine, steps: int, kills: list[tuple[int, int]]
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         inputs, labels = batch_of(step, ranks, rank)
-        guard.step(loss_fn, (inputs + 0.01 * torch.randn_like(inputs), labels))  # draws a number
+        guard.step(loss_fn, (inputs + 0.01 * torch.randn_like(inputs), labels))  # random
     guard.close()
     weights = full_state(model)
     if rank == 0:

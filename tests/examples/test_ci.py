@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 JOB = Path(__file__).parents[2] / "examples" / "ci" / "halfguard-validate.yml"
@@ -34,6 +35,7 @@ def steps() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_loss_fails_the_job_and_its_report_is_kept(tmp_path: Path) -> None:
     (tmp_path / "validate.yaml").write_text(SPEC.format(python=sys.executable))
     (tmp_path / "job.py").write_text(SCRIPT)

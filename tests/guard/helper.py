@@ -1,4 +1,4 @@
-"""Steps whose loss and gradient are chosen freely, and bitwise comparison of whatever has a state."""
+"""Steps with a chosen loss and gradient, and bitwise comparison of states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Inject(torch.autograd.Function):
 def inject(
     parameter: Tensor, loss: float = 1.0, grad: float = 1.0, *, half: bool = False
 ) -> Tensor:
-    """A loss of this value with this gradient; ``half`` rounds the *scaled* gradient to FP16."""
+    """Return a loss of this value with this gradient; ``half`` rounds the *scaled* gradient to FP16."""
     result: Tensor = _Inject.apply(parameter, loss, grad, half)
     return result
 
@@ -44,8 +44,8 @@ def parameter(value: float = 1.0, size: int = 3) -> nn.Parameter:
 
 
 def frozen(state: Any) -> Any:
-    """A copy of a state that later steps cannot change."""
-    if type(state) in _PLAIN:  # most of what there is: a random generator's state has 625 numbers
+    """Return a copy of a state that later steps cannot change."""
+    if type(state) in _PLAIN:  # the most common case: a random generator's state has 625 numbers
         return state
     if isinstance(state, Tensor):
         return state.detach().clone()
@@ -57,7 +57,7 @@ def frozen(state: Any) -> Any:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two states are bitwise the same."""
+    """Return whether two states are bitwise equal."""
     if type(first) in _PLAIN:
         return type(first) is type(second) and bool(first == second)
     if isinstance(first, Tensor) and isinstance(second, Tensor):

@@ -1,4 +1,4 @@
-"""Whatever a loader hands out is looked into, and nothing in it makes looking fail."""
+"""Batches of any structure are checked, and no content makes the check fail."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 
 class ModelOutput(OrderedDict[str, Tensor]):
-    """A mapping whose entries are attributes too, as transformers has them."""
+    """A mapping whose entries are attributes too, as in transformers."""
 
     def __init__(self, **values: Tensor) -> None:
         super().__init__(values)

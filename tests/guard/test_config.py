@@ -1,4 +1,4 @@
-"""A configuration is checked as a whole, and a mistake is answered with key, value and what is allowed."""
+"""A configuration is checked as a whole; the error names the key, the value and the allowed keys."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_configuration_survives_json_and_yaml(name: str, tmp_path: Path) -> No
     assert GuardConfig.load(path) == config == GuardConfig.load(str(path))
 
 
-# -- where it comes from
+# -- sources of a configuration
 
 
 def test_sources(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_sources(tmp_path: Path) -> None:
     path.write_text("clip: {max_norm: 0.5}\nskip:\n  max_consecutive: 3\nscale: {floor: 1e-3}\n")
     from_file = GuardConfig.load(path)
     assert from_file.skip.max_consecutive == 3
-    assert from_file.scale.floor == 1e-3  # which YAML 1.1 reads as a word
+    assert from_file.scale.floor == 1e-3  # YAML 1.1 reads it as a string
     mapping = {"clip": {"max_norm": 0.5}, "skip": {"max_consecutive": 3}, "scale": {"floor": 1e-3}}
     assert GuardConfig.load(mapping) == from_file
     assert GuardConfig.load(from_file) is from_file
@@ -91,7 +91,7 @@ def test_neither_preset_nor_file(name: str) -> None:
     assert all(preset in text for preset in PRESETS)
 
 
-# -- what is refused, and how
+# -- refused values, and their errors
 
 
 @pytest.mark.parametrize(
@@ -172,20 +172,20 @@ def test_the_infinity_norm_is_one() -> None:
 
 
 def test_a_warm_up_that_never_ends_is_refused() -> None:
-    # Limits need warm_up values, and the window holds fewer: spikes would never be looked for.
+    # Limits need warm_up values, and the window has fewer: spikes would never be found.
     text = refused({"spike": {"window": 16, "warm_up": 32}})
     assert "warm_up" in text
     assert "window" in text
 
 
 def test_a_snapshot_that_is_never_proved_is_refused() -> None:
-    # Each candidate would be replaced by the next before it counts as good.
+    # Each candidate would be replaced by the next before it is confirmed.
     text = refused({"recovery": {"every": 10, "prove": 50}})
     assert "prove" in text
     assert "every" in text
 
 
-# -- files from strangers
+# -- untrusted files
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "3.5", "[1, 2]", "true"])
@@ -221,7 +221,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["clip", "anything", "accumulate"])
 def test_a_yaml_bomb_is_refused_in_few_words(key: str, tmp_path: Path) -> None:
-    # Nine lists, each of ten times the one before, are small until somebody prints them.
+    # Nine lists, each holding the one before ten times, are small until they are printed.
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 6)]
     path = tmp_path / "guard.yaml"

@@ -1,4 +1,4 @@
-"""What a healthy guarded step asks of the device beyond the bare loop: counted, never timed."""
+"""Count the operations and host syncs that a healthy guarded step adds to the bare loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPIKE = LIMITS | {"spike": {"warm_up": 2, "sigma": 1000.0}}
 
 
 class Many(nn.Module):
-    """A model with as many parameter tensors as one likes, with or without BatchNorm."""
+    """A model with any number of parameter tensors, with or without BatchNorm."""
 
     def __init__(self, tensors: int, *, norm: bool) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def endless_batches() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def counted(step: Callable[[], object]) -> OpCounter:
-    """The operations of a step in mid-run; the first ones make optimizer state, and limits."""
+    """Count the operations of a step in mid-run; the first steps create optimizer state and limits."""
     for _ in range(4):
         step()
     counter = OpCounter()
@@ -108,7 +108,7 @@ def guarded(
 def added(
     tensors: int, optimizer: str, config: Mapping[str, Any] = LIMITS, *, norm: bool = False
 ) -> tuple[int, int]:
-    """Operations and host syncs that the guard adds."""
+    """Return the operations and host syncs that the guard adds."""
     models = [Many(tensors, norm=norm) for _ in range(2)]
     make = OPTIMIZERS[optimizer]
     base = bare(
@@ -118,6 +118,7 @@ def added(
     return ours.total - base.total, ours.host_syncs - base.host_syncs
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -145,9 +146,9 @@ def test_other_configurations(optimizer: str, config: dict[str, Any]) -> None:
     few, few_syncs = added(20, optimizer, config)
     many, many_syncs = added(200, optimizer, config)
     assert few == many
-    # Of every further micro-batch the input is looked at (norms, stack, maximum) and the loss kept.
+    # For every further micro-batch the input is checked (norms, stack, maximum) and the loss is saved.
     assert few <= AT_MOST + 6 * (config.get("accumulate", 1) - 1)
-    # To stop at the first bad step takes an answer at once, which a fused optimizer does without.
+    # Stopping at the first bad step needs the answer at once; a fused optimizer alone does not.
     waits = optimizer == "AdamW fused" and config.get("skip") is not None
     assert few_syncs == many_syncs == int(waits)
 
@@ -190,7 +191,7 @@ def test_a_journal_asks_nothing_of_the_device_but_the_state_of_its_generator(
 
 
 def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None:
-    """Fake tensors have no numbers, and raise an error where one is read."""
+    """Fake tensors have no values; reading one raises an error."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = Many(20, norm=True)
         optimizer = AdamW(model.parameters(), lr=1e-3, fused=True)

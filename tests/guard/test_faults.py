@@ -1,7 +1,7 @@
-"""The fault matrix: every kind of fault, model, optimizer, accumulation and way of reacting.
+"""The fault matrix: every kind of fault, model, optimizer, accumulation and reaction.
 
-Each cell trains a few healthy steps, plants one fault in the last micro-batch of a step, and looks at what
-the guard did: the cause it names, the parameters it blames, and what became of every piece of state.
+Each cell trains a few healthy steps, plants one fault in the last micro-batch of a step, and checks what the
+guard did: the cause and the parameters that it names, and the state of every part afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALE, LARGE_SCALE = 64.0, 2.0**23
 
 @dataclass(frozen=True)
 class Fault:
-    """How to plant it, and the cause that must be named."""
+    """A fault to plant, and the cause that must be named."""
 
     cause: Cause
     inputs: float | None = None  # written into one element of the inputs
@@ -51,13 +51,13 @@ FAULTS = {
 HEALTHY_BATCH = Fault(Cause.BAD_BATCH)  # plants nothing
 SPIKES = {Cause.GRADIENT_SPIKE, Cause.LOSS_SPIKE}
 GIVES_UP = {"roll back", "halt"}
-# An overflow is a bad step, rather than the scale finding its level, once the scale is at its floor.
+# Once the scale is at its floor, an overflow is a bad step, not scale calibration.
 OVERFLOW_AT_THE_FLOOR = Fault(Cause.GRADIENT_OVERFLOW, gradient=1e8)
 RETRIED = {Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW}
 
 
 class Cell:
-    """A guarded run with everything that a step could touch."""
+    """A guarded run with every part that a step could change."""
 
     def __init__(
         self, fault: Fault, model: str, optimizer: str, accumulate: int, reaction: str
@@ -68,7 +68,7 @@ class Cell:
         self.model = make(model)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
-        # An average makes the host wait; without one, a fused optimizer is judged on the device.
+        # An average makes the host wait; without one, the step of a fused optimizer is decided on the device.
         self.ema = None if optimizer == "adamw-fused" else average(self.model)
         self.guard = Guard(
             self.model,
@@ -81,7 +81,7 @@ class Cell:
         self.planted: Batch | None = None
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss function; a fault belongs to its batch, so that a repeated batch brings it again."""
+        """Return the loss; a fault belongs to its batch, so a repeated batch has it again."""
         fault = self.fault if batch is self.planted else HEALTHY_BATCH
         model.faulty.forward_factor = fault.forward  # type: ignore[union-attr,assignment]
         model.faulty.gradient_factor = fault.gradient  # type: ignore[union-attr,assignment]
@@ -175,7 +175,7 @@ def test_skip(fault: str, model: str, optimizer: str, accumulate: int, reaction:
         after = cell.guard.step(cell.loss, batch)
     assert (
         after.applied or after.cause is Cause.GRADIENT_OVERFLOW
-    )  # the scale is still finding its level
+    )  # the scale is still being calibrated
 
 
 @cells("retry")
@@ -197,7 +197,7 @@ def test_retry(fault: str, model: str, optimizer: str, accumulate: int, reaction
 
 
 def fp32_twin(cell: Cell) -> Callable[[Cell], dict[str, Any]]:
-    """The same step, taken in FP32 by a bare loop from the same state."""
+    """Run the same step in FP32, in a bare loop from the same state."""
     model, random_state = copy.deepcopy(cell.model), torch.get_rng_state()
     ema = copy.deepcopy(cell.ema)
     optimizer_state = copy.deepcopy(cell.optimizer.state_dict())
@@ -241,7 +241,7 @@ def test_roll_back(fault: str, model: str, optimizer: str, accumulate: int, reac
     outcome = cell.run_faulty()
     assert outcome.action is Action.ROLL_BACK
     assert_blamed(outcome, cell)
-    # Snapshots after steps 4, 8 and 12; the one after step 8 is the last that two steps have proved.
+    # Snapshots after steps 4, 8 and 12; the one after step 8 is the last that two steps have confirmed.
     assert differences(weights[7], cell.model.state_dict()) == []
     assert cell.optimizer.param_groups[0]["lr"] == pytest.approx(learning_rate * 0.5 / 0.99**4)
     assert cell.guard.summary().rollbacks == 1

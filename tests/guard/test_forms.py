@@ -1,4 +1,4 @@
-"""Both forms of use, several optimizers, accumulation, and what a user can get wrong."""
+"""Both forms of use, several optimizers, accumulation, and mistakes of the user."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_guarded_is_said_at_once() -> None:
 def test_a_backward_pass_that_raises_takes_its_step_with_it(
     accumulate: int, seed: Callable[[int], None]
 ) -> None:
-    """As when memory runs out, and the loop goes on with the next batch."""
+    """For instance out of memory: the loop continues with the next batch."""
 
     def fails(model: nn.Module, batch: Batch) -> Tensor:
         return out_of_memory(loss_fn(model, batch))

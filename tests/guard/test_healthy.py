@@ -1,4 +1,4 @@
-"""A run on which nothing goes wrong is bitwise the bare loop's."""
+"""A run without faults is bitwise equal to the bare loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.models import (
 )
 
 STEPS = 300
-# Small enough that 300 steps, with growth on the way, meet no overflow: skipping is tested elsewhere.
+# Small enough for 300 steps with growth and without an overflow: skipping is tested elsewhere.
 SCALE, INTERVAL = 1024.0, 100
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_bitwise_the_bare_loop(

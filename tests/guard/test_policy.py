@@ -1,4 +1,4 @@
-"""The policy is pure, so that its promises are tested over arbitrary runs of arbitrary numbers."""
+"""The policy is pure, so it is tested over arbitrary runs of arbitrary numbers."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
     state = PolicyState(losses=tuple(losses), grad_norms=tuple(norms))
     found = policy.next_limits(state, config(spike={"sigma": 3.0, "window": 16, "warm_up": 4}))
     for limit, values in ((found.loss, losses), (found.grad_norm, norms)):
-        # Steps that hardly differ deviate by a percent: noise must not be a spike.
+        # The deviation of nearly equal steps counts as one percent: noise must not be a spike.
         deviation = max(np.std(values, ddof=1), 0.01 * abs(np.mean(values)))
         exact = np.mean(values) + 3.0 * deviation
         assert limit == pytest.approx(exact, rel=1e-6, abs=1e-6 * max(map(abs, values)) + 1e-30)
@@ -205,7 +205,7 @@ def test_nor_does_it_end_one() -> None:
 
 @pytest.mark.parametrize("floor", [1.0, 0.1, 1e-3, 3.0])
 def test_at_the_floor_the_scale_is_not_to_blame(floor: float) -> None:
-    # The scale lives in float32, where the floor may be a little more than it is here.
+    # The scale is in float32, where the floor may be a little larger than here.
     seen = replace(CALIBRATING, scale=float(np.float32(floor)))
     _, state = run([seen], config(scale={"floor": floor}))
     assert state.streak == 1
@@ -215,7 +215,7 @@ def test_at_the_floor_the_scale_is_not_to_blame(floor: float) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_without_a_loss_scale_none_finds_its_level(precision: str) -> None:
-    # Their scale is 1 for ever, whatever the floor of a scale that they do not use.
+    # Their scale is always 1, for any floor of the scale that they do not use.
     settings_ = config(precision=precision, scale={"floor": 0.5}, skip={"max_consecutive": 2})
     decisions, _ = run([replace(CALIBRATING, scale=1.0)] * 2, settings_)
     assert [decision.action for decision in decisions] == [Action.SKIP, Action.HALT]
@@ -246,7 +246,7 @@ def test_a_spike_is_not_retried(cause: Cause) -> None:
 
 
 def test_infinities_in_a_batch_that_fp32_learns_from_were_meant() -> None:
-    """A mask of -inf beside a forward overflow: the batch is retried, and not called bad."""
+    """A mask of -inf and a forward overflow: the batch is retried, and not reported as bad."""
     settings_ = config(skip={"on_nonfinite": "retry_fp32"})
     decision, state = policy.decide(PolicyState(), BAD[Cause.BAD_BATCH], settings_)
     assert decision.action is Action.RETRY
@@ -269,7 +269,7 @@ def test_a_retried_step_that_is_healthy_counts_as_applied() -> None:
 
 @pytest.mark.parametrize("first", [CALIBRATING, BAD[Cause.FORWARD_OVERFLOW]])
 def test_a_retried_step_that_is_bad_in_fp32_too_counts_towards_the_streak(first: Signals) -> None:
-    # FP32 has no scale to blame: what is not finite there is not a scale that finds its level.
+    # FP32 has no loss scale, so a step that is not finite there is not scale calibration.
     settings_ = config(skip={"on_nonfinite": "retry_fp32", "max_consecutive": 3})
     state, actions = PolicyState(), []
     for _ in range(3):
@@ -393,10 +393,10 @@ def _from_json(text: str) -> dict[str, Any]:
 
 @given(st.lists(signals, max_size=20), configs)
 def test_a_run_without_healthy_steps_ends(steps: list[Signals], settings_: GuardConfig) -> None:
-    """However bad it gets, the number of steps until a halt is bounded."""
+    """The number of steps until a halt is bounded."""
     skip, recovery = settings_.skip, settings_.recovery
     ways_out = 1 if recovery is None else 1 + recovery.max_rollbacks + len(recovery.ladder)
     _, state = run(steps, settings_)
-    bad = BAD[Cause.GRADIENT_SPIKE]  # neither retried nor a scale that finds its level
+    bad = BAD[Cause.GRADIENT_SPIKE]  # neither retried nor scale calibration
     decisions, _ = run([bad] * (skip.max_consecutive * ways_out), settings_, state)
     assert Action.HALT in {decision.action for decision in decisions}

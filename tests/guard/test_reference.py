@@ -1,4 +1,4 @@
-"""The page that lists every key of the configuration lists every key, with its default."""
+"""The reference page lists every key of the configuration with its default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopped after any step and resumed in fresh objects, a run is bitwise the one that was not stopped."""
+"""A run that is stopped after any step and resumed with new objects is bitwise equal to one that is not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.guard.helper import frozen, same
 
 STEPS = 50
 PRESETS = ["default", "fp16_safe", "balanced", "ultra_conservative", "native_fp16"]
-# What is wrong with a step; by its number, so that a resumed run meets the same faults.
+# The fault of a step, by its number, so that a resumed run has the same faults.
 FAULTS = {3: "overflow", 4: "overflow", 11: "forward", 12: "inputs", 20: "overflow", 33: "forward",
           34: "overflow", 41: "inputs", 48: "overflow"}  # fmt: skip
 
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, fault: str) -> Tensor:
         x = self.dropout(self.norm(self.inner(x)))
-        if torch.is_autocast_enabled("cpu"):  # faults of half alone: FP32 repeats the step well
+        if torch.is_autocast_enabled("cpu"):  # in FP32 the step succeeds
             if fault == "forward":
                 x = x * math.inf
             if fault == "overflow":
@@ -115,6 +115,7 @@ def saved(parts: Parts) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.usefixtures("seed")
 def test_stopped_after_any_step(preset: str) -> None:
@@ -132,7 +133,7 @@ def test_stopped_after_any_step(preset: str) -> None:
     )
 
     for step, checkpoint in enumerate(checkpoints):
-        torch.manual_seed(99)  # nothing may hang on what the new process did before
+        torch.manual_seed(99)  # nothing may depend on what the new process did before
         parts = Parts.fresh(preset)
         parts.load_state_dict(torch.load(io.BytesIO(checkpoint), weights_only=True))
         run(parts, step + 1, STEPS)
@@ -144,7 +145,7 @@ def test_stopped_after_any_step(preset: str) -> None:
 
 @pytest.mark.usefixtures("seed")
 def test_the_order_of_loading_does_not_matter() -> None:
-    """A guard with snapshots must not keep the weights that the model had before it was loaded."""
+    """A guard with snapshots must not keep the weights that the model had before loading."""
     config = {
         "recovery": {"every": 100, "prove": 2, "max_rollbacks": 1},
         "skip": {"max_consecutive": 1},

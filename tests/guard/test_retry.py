@@ -1,4 +1,4 @@
-"""No batch is lost to half precision: what overflows only there is repeated in FP32."""
+"""No batch is lost to half precision: a step that overflows only there is repeated in FP32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES, OVERFLOWING = 1000, 50
 
 
 def data_with_overflows() -> list[Batch]:
-    """1,000 batches; 50 hold a row that is finite in float32 and overflows in half."""
+    """Return 1,000 batches; 50 have a row that is finite in float32 and overflows in half."""
     data = batches(BATCHES)
     positions = torch.randperm(BATCHES, generator=torch.Generator().manual_seed(5))[:OVERFLOWING]
     for position in positions.tolist():
@@ -33,6 +33,7 @@ def final_loss(model: nn.Module) -> float:
         return torch.stack([loss_fn(model, batch) for batch in batches(50, seed=9)]).mean().item()
 
 
+@pytest.mark.slow
 def test_fifty_of_a_thousand_batches_overflow_and_none_is_lost(seed: Callable[[int], None]) -> None:
     data = data_with_overflows()
 

@@ -1,7 +1,7 @@
-"""Random runs of a guard over one parameter, whose losses and gradients are chosen by hypothesis.
+"""Random runs of a guard over one parameter; hypothesis chooses losses and gradients.
 
-Whatever comes in whatever order, the invariants of the design hold after every step. CI runs a few hundred
-sequences; ``scripts/soak guard 10000`` runs as many as one likes with the same code, and counts them.
+For every sequence of events, the invariants of the design hold after every step. CI runs a few hundred
+sequences; ``scripts/soak guard 10000`` runs any number of them with the same code, and counts them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class One(nn.Module):
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step shall see: in half, and when it is repeated in FP32."""
+    """Loss and gradient of one step: in half, and when it is repeated in FP32."""
 
     loss: float = 1.0
     grad: float = 0.5  # always positive, so that an applied step always moves the weight
@@ -78,7 +78,7 @@ def half(value: float) -> float:
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 class Run(RuleBasedStateMachine):
-    """One guarded run; the streak is counted a second time, by its own rules."""
+    """One guarded run; the streak is counted again here, independently of the guard."""
 
     @initialize(
         optimizer=st.sampled_from(sorted(OPTIMIZERS)),
@@ -117,7 +117,7 @@ class Run(RuleBasedStateMachine):
     def parts(self) -> list[Any]:
         return [self.model, self.optimizer, self.scheduler, self.guard]
 
-    # -- what may happen
+    # -- events
 
     @precondition(lambda self: not self.halted)
     @rule(loss=st.sampled_from([0.5, 1.0, 1.25]), grad=st.sampled_from([0.25, 0.5, 1.0]))
@@ -127,16 +127,16 @@ class Run(RuleBasedStateMachine):
     @precondition(lambda self: not self.halted)
     @rule(count=st.integers(2, 6))
     def some_healthy(self, count: int) -> None:
-        """Enough to fill a window, to prove a snapshot, to let the scale grow."""
+        """Run enough steps to fill a window, to confirm a snapshot, or to let the scale grow."""
         for i in range(count):
             loss = 1.0 + i / 8
-            if not self.halted:  # by a limit that a window of equal losses makes narrow
+            if not self.halted:  # a window of equal losses gives a tight limit
                 self.step(Batch(loss, loss / 2, loss, loss / 2))
 
     @precondition(lambda self: not self.halted)
     @rule(grad=st.sampled_from([20.0, 500.0, 2e4]), full=st.sampled_from([0.5, math.nan]))
     def large_gradient(self, grad: float, full: float) -> None:
-        """Too large for half if the scale is; else above the limit of the norm."""
+        """Overflow in half if the scale is large; otherwise exceed the limit of the norm."""
         self.step(Batch(grad=grad, grad_fp32=full))
 
     @precondition(lambda self: not self.halted)
@@ -189,10 +189,10 @@ class Run(RuleBasedStateMachine):
     @precondition(lambda self: self.halted)
     @rule()
     def start_again(self) -> None:
-        """What somebody does after a halt: the same run from the beginning."""
+        """Start the same run from the beginning, as a user does after a halt."""
         self.fresh()
 
-    # -- one step, and what must be true of it
+    # -- one step, and its checks
 
     def step(self, batch: Batch) -> None:
         guard, before = self.guard, self.everything()
@@ -232,7 +232,7 @@ class Run(RuleBasedStateMachine):
         return Cause.GRADIENT_SPIKE if abs(grad) > limits.grad_norm else None
 
     def expect(self, batch: Batch, cause: Cause | None, scale: float) -> Action:
-        """The action by the rules of the design; counts the streak."""
+        """Return the action that the design demands; count the streak."""
         skip = self.config.skip
         if cause is None:
             self.streak = 0
@@ -246,7 +246,7 @@ class Run(RuleBasedStateMachine):
             if self.cause(batch, batch.loss_fp32, batch.grad_fp32) is None:
                 self.streak = 0
                 return Action.RETRY
-            calibrating = False  # FP32 has no scale to blame
+            calibrating = False  # FP32 has no loss scale
         self.streak += not calibrating
         if self.streak < skip.max_consecutive:
             return Action.SKIP
@@ -297,13 +297,13 @@ class Run(RuleBasedStateMachine):
 
     @staticmethod
     def same_optimizer(before: dict[str, Any], after: dict[str, Any]) -> bool:
-        """Bitwise; a fused optimizer that skips its very first step may make its state, all zeros."""
+        """Compare bitwise; a fused optimizer that skips its first step may create its state, all zeros."""
         if before["state"] or not after["state"]:
             return same(before, after)
         zeros = (not t.any() for t in after["state"][0].values() if isinstance(t, Tensor))
         return all(zeros) and same(before["param_groups"], after["param_groups"])
 
-    # -- what must be true at all times
+    # -- invariants
 
     @invariant()
     def scale_is_within_bounds(self) -> None:
@@ -350,7 +350,7 @@ class Run(RuleBasedStateMachine):
 
 
 def _without_fleeting(states: list[Any]) -> list[Any]:
-    """Snapshots do not outlive a stop, so that what leads to the next one starts again."""
+    """Remove the counters of recovery: a resumed run has no snapshots and starts them again."""
     *others, guard = states
     return [*others, {key: value for key, value in guard.items() if key != "recovery"}]
 
@@ -366,6 +366,7 @@ def run_sequences(count: int, steps: int = 30) -> None:
     run_state_machine_as_test(Run, settings=options)  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("seed")
 def test_random_runs_keep_every_invariant() -> None:
     logging.getLogger("halfguard").disabled = True

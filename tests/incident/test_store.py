@@ -119,6 +119,7 @@ def kill_while_writing(folder: Path, kills: int, seed: int) -> int:
     return whole
 
 
+@pytest.mark.slow
 def test_kill_dash_nine_leaves_no_half_incident(tmp_path: Path) -> None:
     assert kill_while_writing(tmp_path, KILLS, seed=1) > 0
 

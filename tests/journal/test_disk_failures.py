@@ -32,6 +32,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_fifteen_times_it_goes_on_without_a_gap(tmp_path: Path) -> None:
     chance = random.Random(20240)
     path = tmp_path / STEPS_FILE

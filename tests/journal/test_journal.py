@@ -162,6 +162,7 @@ def test_a_program_that_just_ends_loses_nothing_and_a_fork_adds_nothing(tmp_path
     assert on_disk(tmp_path) == [(0, 4)]
 
 
+@pytest.mark.slow
 def test_a_million_steps_take_little_disk_and_no_memory(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     walk(journal, 0, 199_999)  # fills the memory of recent rows

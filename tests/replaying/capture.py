@@ -1,6 +1,6 @@
-"""``python -m tests.replaying.capture FOLDER``: break every job under a guard, and keep what came out.
+"""``python -m tests.replaying.capture FOLDER``: run every job with a guard until it breaks.
 
-Beside the incidents that the guard writes, the gradients that it refused are saved, for comparison.
+The guard writes the incidents; the refused gradients are saved too, for comparison.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def keep_gradients(guard: Guard, into: dict[str, Tensor]) -> None:
 
 
 def capture(case: Case, folder: Path) -> Path:
-    """One guarded step of a job; the incident that it left."""
+    """Run one guarded step of a job; return its incident."""
     entry = f"tests.replaying.jobs:{case.name}"
     workload = load(entry, seed=7)
     _train_a_little(workload.model)

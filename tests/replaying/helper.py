@@ -1,4 +1,4 @@
-"""Incidents made on the spot, for tests of one thing at a time."""
+"""Small incidents for tests of one feature at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Square(nn.Module):
-    """Squares what it is given: beyond the range of half for more than 255."""
+    """Squares its input; above 255 the result leaves the range of half."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x
@@ -48,7 +48,7 @@ def broken(
     entry: str = "",
     config: dict[str, Any] | None = None,
 ) -> Incident:
-    """Run guarded steps on these batches; the first incident that they leave."""
+    """Run guarded steps on these batches; return the first incident."""
     workload = workload or job()
     config = {"scale": {"init": 64.0}, **(config or {})}
     guard = Guard(workload.model, workload.optimizer, config, run_dir=folder, entry=entry)
@@ -59,14 +59,14 @@ def broken(
 
 
 def edited(incident: Incident, folder: Path, **changes: Any) -> Incident:
-    """The same incident with another record."""
+    """Return the same incident with a changed record."""
     record = incident.record.model_copy(update=changes)
     tensors = {name: t for name, t in incident.tensors().items() if name in incident.names}
     return open_incident(write_incident(folder / "edited", record, tensors))
 
 
 class Glitch:
-    """A hook outside the model's state that spoils one output, once."""
+    """A hook outside the model's state that turns one output into NaN, once."""
 
     def __init__(self) -> None:
         self.fired = False
@@ -79,7 +79,7 @@ class Glitch:
 
 
 def glitched(folder: Path, entry: str = "") -> tuple[Incident, Workload]:
-    """An incident that nothing in the model or the batch explains, and the job with its spent hook."""
+    """Return an incident that neither model nor batch explains, and the job with its used hook."""
     workload = job()
     workload.model.get_submodule("0").register_forward_hook(Glitch())
     return broken(folder, [noise(0, 6, 4)], workload, entry=entry), workload

@@ -1,7 +1,7 @@
 """The zoo's planted failures as ENTRY functions: ``tests.replaying.jobs:mlp_matmul`` takes a seed.
 
-To them come jobs that the zoo has no use for: one bad sample among many, random numbers in the step, several
-micro-batches. ``PLANTS`` are all of those that break a guarded FP16 step.
+Some jobs are only here: one bad sample among many, random numbers in the step, several micro-batches.
+``CASES`` are all jobs that break a guarded FP16 step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.zoo.base import in_half, noise, seeded
 
 @dataclass(frozen=True)
 class Case:
-    """A plant as a guarded step: configuration, batches, and the samples that are to blame."""
+    """A planted failure as a guarded step: configuration, and the samples that cause it."""
 
     plant: Plant
     samples: tuple[int, ...] = ()
@@ -36,13 +36,13 @@ class Case:
 
 
 def mean(model: nn.Module, batch: Tensor) -> Tensor:
-    """The mean of the outputs in whatever precision the guard chose."""
+    """Return the mean of the outputs, in the precision that the guard chose."""
     out: Tensor = model(batch)
     return out.float().mean()
 
 
 class Dropped(nn.Module):
-    """Draws random numbers, and overflows where one row is large."""
+    """Draws random numbers, and overflows if one row is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Dropped(nn.Module):
 
 
 class Energy(nn.Module):
-    """Squares in half: 300 squared is more than it holds."""
+    """Squares in half: 300 squared overflows."""
 
     def forward(self, x: Tensor) -> Tensor:
         energy = x * x  # <- sample-energy
@@ -115,7 +115,7 @@ PLANTS = (
     Plant("sample-energy", energy, "mul", "1"),
     Plant("sample-share", share, "div", "inner"),
 )
-BLAMED = {
+BAD_SAMPLES = {
     "sample-large": (11,),
     "sample-energy": (2, 9),
     "sample-share": (5,),
@@ -124,9 +124,9 @@ BLAMED = {
     "recommender-bad-input": (1,),
     "recommender-embedding-row": (1,),
 }
-# Under the guard's autocast a bad input is first met by the cast that precedes the product.
+# Under the guard's autocast, the first operation on a bad input is the cast before the product.
 UNDER_AUTOCAST = {"recommender-bad-input": "to"}
-# No precision, no operation of ours and no sample left out makes these finite.
+# No precision, no operation of halfguard and no smaller batch makes these finite.
 INCURABLE = ("mlp-cast", "norm-residual", "conv-one-sample", "rnn-exp", "vae-exp")
 SLOW = ("mlp-compiled",)  # the compiler is run for every trial
 ALL = tuple(
@@ -134,16 +134,16 @@ ALL = tuple(
     for plant in (*ZOO, *PLANTS)
     if plant.name not in SLOW
 )
-# While it can fall, a loss scale that is too high is no incident. So it starts at its floor where the
-# forward pass is finite.
+# A loss scale that is too high is no incident while it can fall. So it starts at its floor if the forward
+# pass is finite.
 FIXED = {"scale": {"init": 1024.0, "floor": 1024.0}}
 
 
 def _case(plant: Plant) -> Case:
     config: dict[str, Any] = FIXED if plant.phase == "backward" else {"scale": {"init": 1024.0}}
     if plant.name == "sample-large":  # the second of two micro-batches, with random numbers in each
-        return Case(plant, BLAMED[plant.name], 1, {**config, "accumulate": 2})
-    return Case(plant, BLAMED.get(plant.name, ()), config=config)
+        return Case(plant, BAD_SAMPLES[plant.name], 1, {**config, "accumulate": 2})
+    return Case(plant, BAD_SAMPLES.get(plant.name, ()), config=config)
 
 
 CASES = tuple(map(_case, ALL))
@@ -151,7 +151,7 @@ CASES = tuple(map(_case, ALL))
 
 def workload(plant: Plant, seed: int) -> Workload:
     job = plant.make(seed)
-    if job.loss_fn is in_half:  # the zoo's own half; here it is the guard that lowers
+    if job.loss_fn is in_half:  # the zoo runs in half itself; here the guard does
         job = job._replace(loss_fn=mean)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
     batches = [job.batch]

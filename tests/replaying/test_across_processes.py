@@ -1,4 +1,4 @@
-"""Captured in one process, replayed in another from the folder and the ENTRY alone."""
+"""Incidents of one process are replayed in another, from the folder and the ENTRY alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CURABLE = [case for case in CASES if case.plant.name not in INCURABLE]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("runs")
 
     def run(module: str) -> str:
@@ -27,12 +27,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return done.stdout
 
     run("tests.replaying.capture")
-    lines = map(json.loads, run("tests.replaying.again").splitlines())
+    lines = map(json.loads, run("tests.replaying.replay_captured").splitlines())
     return {line["name"]: line for line in lines}
 
 
-def autopsy_of(told: dict[str, Any], case: Case) -> Autopsy:
-    return Autopsy.from_json(told[case.name]["autopsy"])
+def autopsy_of(results: dict[str, Any], case: Case) -> Autopsy:
+    return Autopsy.from_json(results[case.name]["autopsy"])
 
 
 def test_there_are_enough_of_them() -> None:
@@ -42,14 +42,14 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_loss_and_gradients_are_bitwise_the_same(case: Case, told: dict[str, Any]) -> None:
-    assert told[case.name]["same_gradients"]
-    assert autopsy_of(told, case).reproduced == "bitwise"
+def test_loss_and_gradients_are_bitwise_the_same(case: Case, results: dict[str, Any]) -> None:
+    assert results[case.name]["same_gradients"]
+    assert autopsy_of(results, case).reproduced == "bitwise"
 
 
 @pytest.mark.parametrize("case", CURABLE, ids=str)
-def test_the_producer_is_named(case: Case, told: dict[str, Any]) -> None:
-    culprit, plant = autopsy_of(told, case).culprit, case.plant
+def test_the_producer_is_named(case: Case, results: dict[str, Any]) -> None:
+    culprit, plant = autopsy_of(results, case).culprit, case.plant
     assert culprit is not None
     found = culprit.op, culprit.module, culprit.phase, culprit.kind
     assert found == (plant.op, plant.module, plant.phase, plant.kind), culprit
@@ -58,23 +58,23 @@ def test_the_producer_is_named(case: Case, told: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CURABLE, ids=str)
 def test_the_recommended_cure_was_run_and_works_when_applied(
-    case: Case, told: dict[str, Any]
+    case: Case, results: dict[str, Any]
 ) -> None:
-    autopsy = autopsy_of(told, case)
+    autopsy = autopsy_of(results, case)
     assert autopsy.cure is not None, autopsy.trials
     assert autopsy.cure.trial in {trial.name for trial in autopsy.trials if trial.good}
-    assert told[case.name]["cured"]
+    assert results[case.name]["cured"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_samples_are_blamed_where_they_are_to_blame(case: Case, told: dict[str, Any]) -> None:
-    autopsy = autopsy_of(told, case)
+def test_samples_are_blamed_where_they_are_to_blame(case: Case, results: dict[str, Any]) -> None:
+    autopsy = autopsy_of(results, case)
     assert (autopsy.samples, autopsy.micro_batch) == (case.samples, case.micro_batch)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c not in CURABLE], ids=str)
-def test_where_nothing_helps_no_cure_is_recommended(case: Case, told: dict[str, Any]) -> None:
-    autopsy = autopsy_of(told, case)
+def test_where_nothing_helps_no_cure_is_recommended(case: Case, results: dict[str, Any]) -> None:
+    autopsy = autopsy_of(results, case)
     assert autopsy.cure is None
     assert autopsy.trials
     assert not any(trial.good for trial in autopsy.trials)

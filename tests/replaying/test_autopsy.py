@@ -1,4 +1,4 @@
-"""What an autopsy says, and what it does not say."""
+"""The statements of an autopsy, and those that it must not make."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_overflow_is_cured_by_its_module_in_fp32(tmp_path: Path) -> None:
 def test_a_fault_that_came_once_is_given_no_cause(tmp_path: Path) -> None:
     incident, workload = glitched(tmp_path)
     assert incident.record.step.cause is Cause.FORWARD_OVERFLOW
-    for again in (workload, job()):  # the hook still there, and not
+    for again in (workload, job()):  # with the hook, and without it
         autopsy = replay(incident, again)
         assert autopsy.reproduced == "no"
         assert (autopsy.culprit, autopsy.cure, autopsy.trials) == (None, None, ())
@@ -98,7 +98,7 @@ def test_half_weights_with_masters_are_repeated_bitwise(tmp_path: Path) -> None:
     workload.optimizer = MasterWeights(torch.optim.SGD(model.parameters(), lr=0.1))
     config = {"precision": "fp16-weights", "accumulate": 2}
     incident = broken(tmp_path, [noise(0, 6, 4), overflowing()], workload, config=config)
-    autopsy = replay(incident, job())  # described in float32
+    autopsy = replay(incident, job())  # the job is described in float32
     assert autopsy.reproduced == "bitwise"
     assert autopsy.cure is not None
 

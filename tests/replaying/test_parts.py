@@ -1,4 +1,4 @@
-"""The pieces of a replay, each by itself: samples to blame, source patches, code that came with a folder."""
+"""Parts of a replay, each alone: bad samples, source patches, code that came with a folder."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_line_is_rewritten(before: str, names: set[str], after: str, tmp_path:
 @pytest.mark.parametrize(
     "line",
     [
-        "y = x / 2",  # a number: nothing to protect
+        "y = x / 2",  # a constant: nothing to protect
         "y = F.softmax(f(x), dim=1)",  # f would be called twice
         "y = F.cross_entropy(x, t, reduction='sum')",
         "y = torch.exp(*x)",

@@ -1,4 +1,4 @@
-"""The producer is named: 30 planted failures, healthy models, and what hand-made hooks get wrong."""
+"""The producer is named: 30 planted failures, healthy models, and cases that simple hooks get wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halfguard.errors import UsageError
 from halfguard.tracing import Culprit, find_first_nonfinite
 from tests.support.zoo import HEALTHY, PLANTS, Job, Plant, line_of
 
-# The models of this file draw their weights.
+# The models of this file have random weights.
 pytestmark = pytest.mark.usefixtures("seed")
 
 
@@ -64,7 +64,7 @@ def hooks(model: nn.Module) -> int:
 
 
 class Net(nn.Module):
-    """A linear layer, and whatever a test wants to do with its output."""
+    """A linear layer, followed by any function of its output."""
 
     def __init__(self, then: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_memory_that_was_never_written_is_not_blamed() -> None:
             target.copy_(x)
         return x * target
 
-    torch.full((64,), torch.nan)  # freed at once: the memory that empty() may well get
+    torch.full((64,), torch.nan)  # freed at once; empty() may get the same memory
     assert run(Net(copy), ONES) is None
 
 

@@ -1,4 +1,4 @@
-"""What the tracer sees, what it leaves behind (nothing), and what it asks of the device."""
+"""The tracer's measurements, its cost on the device, and the removal of all hooks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mlp() -> nn.Sequential:
 def train(model: nn.Module, tracer: Tracer, steps: int = 1, x: Tensor | None = None) -> None:
     for _ in range(steps):
         model(torch.randn(3, 4) if x is None else x).sum().backward()
-        model.zero_grad()  # before step(): gradients are seen when they are made
+        model.zero_grad()  # before step(): gradients are measured when they are computed
         tracer.step()
 
 
@@ -282,7 +282,7 @@ def test_the_numbers_of_training_are_not_changed() -> None:
 
 def test_a_compiled_module_is_one_module() -> None:
     class Compiled(nn.Module):
-        """What torch.compile returns, without the compiler."""
+        """A stand-in for the result of torch.compile, without the compiler."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from halfguard.records.study import Study
 from halfguard.validation.study import run_study
 from tests.validation.helper import HereExecutor, all_numbers
@@ -95,6 +97,7 @@ def kill_and_resume(folder: Path, kills: int, seed: int, longest: float) -> Kill
     return killing
 
 
+@pytest.mark.slow
 def test_a_study_survives_being_killed(tmp_path: Path) -> None:
     killing = kill_and_resume(tmp_path, kills=3, seed=7, longest=10)
     assert killing.kills == 3

@@ -255,6 +255,7 @@ def test_a_saturated_metric_decides_nothing_without_a_finer_one(
     )
 
 
+@pytest.mark.slow
 def test_the_budget_of_time_reaches_a_script_that_hangs(folder: Path) -> None:
     hanging = when("precision == '16'", "import time; time.sleep(600)")
     spec = spec_of(folder, hanging, seeds=3, budget={"minutes": 0.2})

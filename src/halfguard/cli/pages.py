@@ -45,8 +45,8 @@ def _block(block: Block) -> RenderableType:
             return Padding(Text(b.clean(text), no_wrap=False, overflow="fold"), (0, 0, 0, 4))
         case b.Table():
             return _table(block)
-        case b.Figure(_, caption):
-            return Text(b.clean(caption))
+        case _:
+            return Text(b.clean(block.plain()))
 
 
 def _table(table: Table) -> RenderableType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 import typer.core
@@ -101,8 +101,10 @@ def approve(
 def _executor(spec: Spec, kind: str | None, workers: int | None) -> ExecutorSpec:
     from halfguard.validation.sections import ExecutorSpec  # noqa: PLC0415
 
-    if kind not in (None, "local", "ray"):
-        raise typer.BadParameter(f"{kind!r} is neither local nor ray", param_hint="--executor")
+    kinds = get_args(ExecutorSpec.model_fields["kind"].annotation)
+    if kind not in (None, *kinds):
+        known = " nor ".join(kinds)
+        raise typer.BadParameter(f"{kind!r} is neither {known}", param_hint="--executor")
     given = {"kind": kind, "workers": workers}
     changed = {key: value for key, value in given.items() if value is not None}
     return ExecutorSpec.model_validate(spec.executor.model_dump() | changed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -11,14 +11,63 @@ from halfguard.records.base import Record
 
 
 class Cause(StrEnum):
-    """The reason why a step was unusual."""
+    """The reason why a step was unusual, with a description and what to do if it stops a run."""
 
-    FORWARD_OVERFLOW = "forward_overflow"  # the loss was not finite before it was scaled
-    GRADIENT_OVERFLOW = "gradient_overflow"  # the loss was finite, the gradients were not
-    BAD_BATCH = "bad_batch"  # the inputs were not finite, or every label was ignored
-    GRADIENT_SPIKE = "gradient_spike"  # finite, but above the limit of the norm
-    LOSS_SPIKE = "loss_spike"  # finite, but above the limit of the loss
-    DESYNC = "desync"  # ranks that must hold the same bits do not
+    description: str
+    advice: str
+
+    def __new__(cls, value: str, description: str, advice: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.description, member.advice = value, description, advice
+        return member
+
+    FORWARD_OVERFLOW = (
+        "forward_overflow",
+        "the loss was not finite before it was scaled",
+        (
+            "A smaller loss scale does not help. Keep the overflowing module in FP32, or set "
+            "skip.on_nonfinite to 'retry_fp32'; if FP32 is not finite either, look for log(0), 0/0 or a "
+            "learning rate that is too high."
+        ),
+    )
+    GRADIENT_OVERFLOW = (
+        "gradient_overflow",
+        "the loss was finite, the gradients were not",
+        (
+            "The scale is at its floor, so the gradients themselves leave the range of half: keep the layers "
+            "of these parameters in FP32, or lower the learning rate."
+        ),
+    )
+    BAD_BATCH = (
+        "bad_batch",
+        "the batch itself was bad: inputs not finite, or every label ignored",
+        "Look at these samples in the data; remove or repair them there.",
+    )
+    GRADIENT_SPIKE = (
+        "gradient_spike",
+        "the gradient norm was above its limit",
+        (
+            "Lower the learning rate, warm it up for longer, or raise the limit if these norms are normal "
+            "for the model."
+        ),
+    )
+    LOSS_SPIKE = (
+        "loss_spike",
+        "the loss was above its limit",
+        (
+            "Look at these samples; lower the learning rate, or raise spike.sigma if such losses are normal "
+            "for the data."
+        ),
+    )
+    DESYNC = (
+        "desync",
+        "ranks that must hold the same bits do not",
+        (
+            "Return to an earlier checkpoint. One rank, once: suspect its memory. The same ranks again, or "
+            "many: something is written or drawn on some ranks only; set desync.every to 1 to find the step. "
+            "desync.action='resync' goes on with the majority's bits."
+        ),
+    )
 
 
 class Action(StrEnum):

@@ -7,17 +7,10 @@ from collections.abc import Iterator
 
 from halfguard.records.autopsy import Autopsy, ReplayTrial
 from halfguard.records.culprit import Culprit, TensorRange
-from halfguard.records.step import Action, Cause
+from halfguard.records.step import Action
 from halfguard.report.blocks import Block, Code, Figure, Heading, Listing, Mono, Page, Table, Text
 from halfguard.report.ranges import draw_ranges
 
-_CAUSES = {
-    Cause.FORWARD_OVERFLOW: "the loss was not finite",
-    Cause.GRADIENT_OVERFLOW: "the loss was finite, its gradients were not",
-    Cause.BAD_BATCH: "the batch was bad",
-    Cause.GRADIENT_SPIKE: "the gradient norm was far above its limit",
-    Cause.LOSS_SPIKE: "the loss was far above its limit",
-}
 _ACTIONS = {
     Action.SKIP: "was skipped",
     Action.RETRY: "had to be repeated in FP32",
@@ -30,7 +23,7 @@ _SHOWN_MODULES = 8  # on the way to the loss; the middle of a longer way is left
 
 def autopsy_page(autopsy: Autopsy) -> Page:
     """Return the page of an autopsy; it ends with the recommendation."""
-    cause = _CAUSES[autopsy.cause] if autopsy.cause else "of no known cause"
+    cause = autopsy.cause.description if autopsy.cause else "no known cause"
     blocks: list[Block] = [*_summary(autopsy), *_what_happened(autopsy), *_repeated(autopsy)]
     if autopsy.culprit is not None:
         blocks += _origin(autopsy.culprit, autopsy.way)

@@ -21,15 +21,22 @@ class Link(str):
     __slots__ = ()
 
 
+class Block:
+    """A part of a page. A writer that has no form of its own for a block writes its plain text."""
+
+    def plain(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True)
-class Heading:
+class Heading(Block):
     """A section title."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Block):
     """A paragraph; its parts are joined without spaces."""
 
     parts: Sequence[str]
@@ -37,14 +44,14 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Listing:
+class Listing(Block):
     """A bulleted list."""
 
     items: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Block):
     """A table; ``tones`` has one entry per row."""
 
     heads: Sequence[str]
@@ -53,7 +60,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(Block):
     """Lines to copy, in a language such as ``diff`` or ``yaml``."""
 
     text: str
@@ -61,14 +68,11 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Block):
     """An SVG drawing with its caption. It is not escaped, so only this package may make one."""
 
     svg: str
     caption: str
-
-
-Block = Heading | Text | Listing | Table | Code | Figure
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ def _block(block: Block) -> str:
             return f"<figure>{svg}<figcaption>{_text(caption)}</figcaption></figure>"
         case Table():
             return _table(block)
+        case _:
+            return f"<p>{_text(block.plain())}</p>"
 
 
 def _table(table: Table) -> str:

@@ -8,7 +8,6 @@ from urllib.parse import quote
 from halfguard.report.blocks import (
     Block,
     Code,
-    Figure,
     Heading,
     Link,
     Listing,
@@ -59,8 +58,8 @@ def _block(block: Block) -> str:
             body = clean(text)
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
             return f"{fence}{language}\n{body}\n{fence}"
-        case Figure():
-            return ""
         case Table(heads, rows):
             lines = [heads, ["---"] * len(heads), *([_inline(c) for c in row] for row in rows)]
             return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        case _:
+            return _text(block.plain())

@@ -7,6 +7,7 @@ specification, so a study that was interrupted twenty times or run on ten machin
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import math
 import os
@@ -19,7 +20,6 @@ from typing import Any
 from halfguard.errors import UsageError
 from halfguard.records.study import RunResult, Speed, Study
 from halfguard.validation.executors import Executor
-from halfguard.validation.executors.local import LocalExecutor
 from halfguard.validation.finished_runs import FinishedRuns, Result
 from halfguard.validation.runs.metrics import CURE
 from halfguard.validation.runs.pairing import refuse_unpaired
@@ -75,12 +75,10 @@ def missing_tasks(spec: Spec, folder: str | os.PathLike[str]) -> list[Task]:
 
 
 def make_executor(spec: ExecutorSpec) -> Executor:
-    """Create the executor of a specification."""
-    if spec.kind == "local":
-        return LocalExecutor(spec.workers)
-    from halfguard.validation.executors.ray import RayExecutor  # noqa: PLC0415 - an extra
-
-    return RayExecutor(spec)
+    """Create the executor of a specification: each kind is a module of ``executors``."""
+    module = importlib.import_module(f"halfguard.validation.executors.{spec.kind}")
+    executor: Executor = module.make_executor(spec)
+    return executor
 
 
 class _StudyRunner:

@@ -46,7 +46,7 @@ def test_the_rate_counts_the_operations_of_the_product(monkeypatch: pytest.Monke
     def half_a_second(runs: dict[str, Callable[[], Tensor]], **_: object) -> dict[str, list[float]]:
         return {name: [0.25, 0.5, 9.0] for name, run in runs.items() if run().shape == (512, 512)}
 
-    monkeypatch.setattr(speed, "interleaved", half_a_second)
+    monkeypatch.setattr(speed, "time_interleaved", half_a_second)
     assert measure_rate(CPU) == 2 * 512**3 / 0.5
 
 
@@ -54,7 +54,7 @@ def test_a_device_without_kernels_has_no_speeds(monkeypatch: pytest.MonkeyPatch)
     def missing(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel image is available for execution on the device")
 
-    monkeypatch.setattr(speed, "interleaved", missing)
+    monkeypatch.setattr(speed, "time_interleaved", missing)
     assert measure_speeds(CPU) is None
     assert measure_rate(CPU) is None
     assert torch.get_num_threads() >= 1

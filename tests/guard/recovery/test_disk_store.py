@@ -1,4 +1,4 @@
-"""Snapshots on disk in one process: what is kept, what is swept away, and that no damage goes unseen."""
+"""Snapshots on disk in one process: which are kept, which are removed; every damage is found."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_no_changed_byte_and_no_cut_goes_unseen(saved: Path, data: st.DataObject
             snapshot_folder.verify(saved)
         except RecordError:
             return
-        # White space in the mark may change, and say the same.
+        # White space in the manifest may change without changing its content.
         assert SnapshotManifest.from_json((saved / "good").read_bytes()) == mark
         assert file.name == "good"
     finally:

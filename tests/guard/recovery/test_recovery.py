@@ -1,4 +1,4 @@
-"""The way back: snapshots that proved themselves, a smaller learning rate, and the ladder of remedies."""
+"""Recovery: confirmed snapshots, a smaller learning rate, and the ladder of remedies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG = {
 
 
 class Sick:
-    """A loss that is NaN from a given call on, unless a remedy is in force."""
+    """A loss that is NaN from a given call on, unless a remedy is active."""
 
     def __init__(self, cured: Callable[[Guard], bool]) -> None:
         self.calls, self.cured = 0, cured
@@ -64,7 +64,7 @@ def lr(guard: Guard) -> float:
         (lambda g: lr(g) == pytest.approx(0.05 * 0.5), 1),
         (lambda g: g.config.precision == "fp32", 2),
         (lambda g: lr(g) == pytest.approx(0.05 * 0.5 * 0.1), 3),
-        # Each remedy alone: after lower_lr the rate is back at what going back left.
+        # Each remedy is applied alone: after lower_lr the rate is again the one after the rollbacks.
         (lambda g: g.config.scale.growth_interval == 5000 and lr(g) == pytest.approx(0.025), 4),
         (lambda g: g.config.clip is not None and g.config.clip.max_norm == pytest.approx(1.0), 5),
     ],
@@ -117,7 +117,7 @@ def test_everything_returns_to_the_snapshot(store: str, tmp_path: Path) -> None:
     for batch in batches(2):
         outcome = guard.step(lambda m, b: loss_fn(m, b) * torch.nan, batch)
     assert outcome.action is Action.ROLL_BACK
-    # Snapshots after steps 3 and 6; the latter was proved by steps 7 and 8.
+    # Snapshots after steps 3 and 6; steps 7 and 8 confirmed the latter.
     assert differences(kept[5], (model.state_dict(), optimizer.state_dict()["state"])) == []
     assert scheduler.last_epoch == 6
     files = sorted(path.name for path in tmp_path.glob("snapshots/*"))

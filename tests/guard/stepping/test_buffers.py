@@ -1,4 +1,4 @@
-"""After a skipped step the buffers are bitwise what they were; after an applied one, what they became."""
+"""A skipped step restores the buffers bitwise; an applied step keeps the new values."""
 
 from __future__ import annotations
 

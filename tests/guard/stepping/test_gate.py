@@ -1,4 +1,4 @@
-"""The device's answer and the host's are the same for every row of numbers; norms are torch's own."""
+"""Device and host give the same answer for every row of numbers; norms are equal to torch's."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_measuring_reads_nothing_and_costs_the_same_for_any_number_of_parameters
 
 @pytest.mark.parametrize("coalesced", [True, False])
 def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one(coalesced: bool) -> None:
-    # An embedding that meets a row twice has two entries for it, to be added up.
+    # If an embedding uses a row twice, its gradient has two entries for the row, which must be added.
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     grad = torch.sparse_coo_tensor(torch.tensor([[1, 1, 3]]), rows, (5, 2), check_invariants=True)
     grad = grad.coalesce() if coalesced else grad

@@ -1,4 +1,4 @@
-"""The scaler is torch's where torch is right, and stays within its bounds where torch is not."""
+"""The scaler equals torch's unless its bounds or the cause of an overflow make a difference."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def torchs() -> torch.amp.GradScaler:
 
 
 def common(scaler: torch.amp.GradScaler) -> dict[str, Any]:
-    """The part of the state that torch's scaler has, too."""
+    """Return the part of the state that torch's scaler also has."""
     keys = torch.amp.GradScaler("cpu").state_dict()
     return {key: value for key, value in scaler.state_dict().items() if key in keys}
 
 
-# -- where bounds do not bind, it is torch's
+# -- within its bounds it equals torch's scaler
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -132,7 +132,7 @@ def test_it_is_a_torch_scaler() -> None:
 
 
 def test_switched_off_it_does_nothing() -> None:
-    scaler = GradScaler("cuda", enabled=False)  # as torch's: no CUDA is asked of
+    scaler = GradScaler("cuda", enabled=False)  # as with torch's: CUDA is not used
     p = parameter()
     loss = inject(p)
     assert scaler.scale(loss) is loss
@@ -151,7 +151,7 @@ def test_it_adds_no_host_sync() -> None:
             for scaler in (ours(backoff_after=2), ours(), torchs()):
                 p = parameter()
                 optimizer = make([p])
-                one_step(scaler, optimizer, p, kind)  # lazy state is made here
+                one_step(scaler, optimizer, p, kind)  # creates lazy state
                 with OpCounter() as counter:
                     one_step(scaler, optimizer, p, kind, unscale=True)
                     one_step(scaler, optimizer, p, kind)
@@ -180,7 +180,7 @@ def test_what_it_adds_does_not_grow_with_the_parameters() -> None:
     assert added[0] <= 10
 
 
-# -- when the scale is to blame
+# -- overflows that the scale caused
 
 
 @pytest.mark.parametrize("backoff_after", [1, 2])
@@ -246,7 +246,7 @@ def test_a_witness_excuses_the_scale() -> None:
 
 @dataclass
 class Reference:
-    """The rules of the scale in plain Python."""
+    """The rules of the scale, in plain Python."""
 
     backoff_after: int
     refill_on: str
@@ -326,7 +326,7 @@ def test_a_scale_set_by_hand_stays_within_bounds(new: float, kept: float) -> Non
     assert scaler.get_scale() == kept
 
 
-# -- what became of the step
+# -- was the step applied?
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -435,7 +435,7 @@ def test_state_goes_to_torchs_scaler_and_back() -> None:
 @pytest.mark.parametrize(("scale", "kept"), [(0.0, 1.0), (2.0**30, 2.0**24), (512.0, 512.0)])
 @pytest.mark.parametrize("in_use", [True, False])
 def test_a_loaded_scale_is_brought_within_bounds(scale: float, kept: float, in_use: bool) -> None:
-    # torch's scaler may have saved a scale of 0, with which the next step would write NaN into weights.
+    # torch's scaler may have saved a scale of 0; the next step would then write NaN to the weights.
     saved = torch.amp.GradScaler("cpu").state_dict() | {"scale": scale}
     scaler = GradScaler("cpu")
     if in_use:

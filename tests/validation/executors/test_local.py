@@ -20,6 +20,7 @@ from tests.validation.helper import numbers, spec_of
 from tests.validation.processes import all_gone
 
 
+@pytest.mark.slow
 def test_processes_give_the_numbers_of_this_one() -> None:
     tasks = run_tasks(spec_of("healthy", candidates=["fp16-mixed", "fp16-mixed guarded"], seeds=1))
     found = LocalExecutor(2).run(tasks, deadline=math.inf)
@@ -30,6 +31,7 @@ def test_processes_give_the_numbers_of_this_one() -> None:
     assert results["fp16-mixed"].curve.loss == results["fp16-mixed guarded"].curve.loss
 
 
+@pytest.mark.slow
 def test_a_dead_workers_run_is_repeated_and_a_murderous_one_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +77,7 @@ def test_nothing_is_started_after_the_deadline() -> None:
     assert list(LocalExecutor().run(tasks, deadline=time.monotonic())) == []
 
 
+@pytest.mark.alone
 def test_a_running_task_is_returned_at_the_deadline_and_a_waiting_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,6 +19,7 @@ from tests.validation.cluster import cluster_spec
 from tests.validation.helper import numbers
 
 pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def on_a_cluster(folder: Path, module: str = "tests.validation.cluster") -> dict[str, Any]:

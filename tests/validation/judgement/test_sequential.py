@@ -25,6 +25,7 @@ from tests.validation.judgement.test_statistics import STUDIES, binomial, genera
 from tests.validation.simulation import TERMS, data, sequential
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spread", "candidates"), [(0.0025, 1), (0.005, 1), (0.01, 1), (0.005, 3)])
 def test_looking_after_every_seed_keeps_the_error_and_finds_what_is_there(
     spread: float, candidates: int
@@ -40,6 +41,7 @@ def test_looking_after_every_seed_keeps_the_error_and_finds_what_is_there(
     assert none.seeds < seeds  # that is what it is for
 
 
+@pytest.mark.slow
 def test_looking_without_the_calibration_would_pass_wrongly() -> None:
     baseline, candidate = data(generator(3), STUDIES, 20, 0.01, 0.005)
     passed = np.zeros(STUDIES, bool)
@@ -50,6 +52,7 @@ def test_looking_without_the_calibration_would_pass_wrongly() -> None:
     assert sequential(baseline, candidate).any_pass <= binomial(LEVEL)
 
 
+@pytest.mark.slow
 def test_marginal_and_failing_claims_keep_their_error_too() -> None:
     rates = sequential(*data(generator(4), STUDIES, 16, 0.02, 0.004))
     assert rates.fails <= binomial(LEVEL)
@@ -62,6 +65,7 @@ def test_a_disaster_is_seen_at_once() -> None:
     assert rates.seeds < 4.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", [3, 5, 12, 30])
 def test_the_calibration_is_exact_on_paths_it_has_not_seen(planned: int) -> None:
     noise = generator(planned + 77).standard_normal((40_000, planned)) * 37.0

@@ -259,6 +259,7 @@ def test_a_verdict_and_its_interval_are_those_of_the_look_that_decided() -> None
     assert judge(study(broken, baseline.tolist(), **asked)).comparisons[0].word is VerdictLabel.FAIL
 
 
+@pytest.mark.slow
 def test_no_verdict_of_a_sequential_study_contradicts_its_interval() -> None:
     generator = np.random.default_rng(0)
     seen = dict.fromkeys(VerdictLabel, 0)
@@ -281,6 +282,7 @@ def test_no_verdict_of_a_sequential_study_contradicts_its_interval() -> None:
     assert min(seen.values()) > 5  # each was there
 
 
+@pytest.mark.slow
 def test_the_verdicts_of_a_sequential_study_are_those_that_were_simulated() -> None:
     baseline, candidate = data(np.random.default_rng(3), 40, 9, 0.006, 0.006, candidates=3)
     expected, used = looked(baseline, candidate)

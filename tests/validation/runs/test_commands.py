@@ -38,6 +38,7 @@ def spec_of(command: str = TEMPLATE, **keys: Any) -> Spec:
     return Spec.load(values | keys)
 
 
+@pytest.mark.slow
 def test_an_unmodified_script_is_a_study(tmp_path: Path) -> None:
     study = run_study(spec_of(), tmp_path, LocalExecutor(2))
     base, half = study.runs

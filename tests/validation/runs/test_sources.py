@@ -83,6 +83,7 @@ def test_files_that_change_are_refused(project: Path, monkeypatch: pytest.Monkey
         refuse_changed(digests)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_edited_under_way_ends_the_study(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOBS.read_text())

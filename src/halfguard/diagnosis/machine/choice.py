@@ -28,11 +28,9 @@ def choose(
     if hardware.fp16 == "unknown":
         return _not_listed(hardware, measurements)
     listed = _choose_by_table(hardware, measurements)
-    return (
-        listed
-        if measurements.allows(listed.precision)
-        else choose_by_measurement(hardware, measurements)
-    )
+    if measurements.allows(listed.precision):
+        return listed
+    return choose_by_measurement(hardware, measurements)
 
 
 def _choose_by_table(hardware: Hardware, measurements: Measurements) -> Choice:

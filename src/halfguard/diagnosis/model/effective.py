@@ -33,9 +33,9 @@ def resolve_precision(precision: Any) -> str | None:
     """Return halfguard's name of a precision, which may be given by a framework's name."""
     if precision is None:
         return None
-    word = str(precision).lower().removeprefix("torch.")
+    given = str(precision).lower().removeprefix("torch.")
     for name, others in _OTHER_NAMES.items():
-        if word == name or word in others:
+        if given == name or given in others:
             return name
     raise UsageError(
         f"precision {precision!r} is not known, so it cannot be compared with the measured one.",

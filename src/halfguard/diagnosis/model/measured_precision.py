@@ -94,7 +94,7 @@ def describe_precision(name: str) -> str:
 
 
 def describe_module(module: str | None) -> str:
-    """Return the path of a module, or words for the model itself and for the outside."""
+    """Return the path of a module, or a phrase for the model itself and for the outside."""
     return "outside the model" if module is None else module or "the model itself"
 
 

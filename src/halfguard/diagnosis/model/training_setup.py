@@ -98,8 +98,8 @@ class TrainingSetup:
         outside = [one.weight for one in updated if not one.in_model]
         all_parameters = [] if self.model is None else list(self.model.parameters())
         counts: Counter[torch.dtype] = Counter()
-        not_updated = [p for p in all_parameters if p.requires_grad]
-        for parameter in in_model or not_updated or outside or all_parameters:
+        trainable = [p for p in all_parameters if p.requires_grad]
+        for parameter in in_model or trainable or outside or all_parameters:
             counts[parameter.dtype] += parameter.numel()
         return counts
 

@@ -22,8 +22,14 @@ from halfguard.validation.executors.worker import TaskReply, TaskRequest
 from halfguard.validation.finished_runs import Result, parse_result
 from halfguard.validation.runs.log_tail import describe_exit
 from halfguard.validation.runs.task import Task
+from halfguard.validation.sections import ExecutorSpec
 
 _POLL = 0.05
+
+
+def make_executor(spec: ExecutorSpec) -> LocalExecutor:
+    """Create the executor of a specification of this kind."""
+    return LocalExecutor(spec.workers)
 
 
 class LocalExecutor:

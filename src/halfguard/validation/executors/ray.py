@@ -33,6 +33,11 @@ _POLL = 1.0
 _STARTED = "started"
 
 
+def make_executor(spec: ExecutorSpec) -> RayExecutor:
+    """Create the executor of a specification of this kind."""
+    return RayExecutor(spec)
+
+
 class RayExecutor:
     """Uses the cluster at ``address`` or one that is already connected, or starts one here."""
 

@@ -23,7 +23,7 @@ def test_a_scaler_for_cuda_where_there_is_none() -> None:
     diagnosis = examined(scaler)
     assert codes(diagnosis) == ["HD113"]
     finding = found(diagnosis, "HD113")
-    assert "made for CUDA" in finding.why
+    assert "created for CUDA" in finding.why
     mended = cured(finding)["scaler"]
     assert float(mended.scale(torch.ones(()))) == 65536.0
     assert examined(mended).findings == ()

@@ -1,4 +1,4 @@
-"""A backward pass that raises on all ranks leaves nothing of its step behind."""
+"""A backward pass that raises on all ranks leaves no trace of its step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fails(model: nn.Module, batch: Any) -> Tensor:
 
 
 def given_up(engine: Engine, accumulate: int, failing: bool) -> tuple[list[float], Any]:
-    """Three steps; before the last one another is given up at its last micro-batch."""
+    """Run three steps; with ``failing``, one more before the last raises at its last micro-batch."""
     model, _ = make(engine)
     guard = hg.Guard(model, optimizer_of(model, "sgd"), {"accumulate": accumulate})
     rank, ranks, norms = dist.get_rank(), dist.get_world_size(), []

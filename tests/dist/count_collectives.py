@@ -1,7 +1,7 @@
-"""Run by ``test_cost``: collectives of bare and guarded steps, counted in torch's fake process group.
+"""Count the collectives of bare and guarded steps in torch's fake process group, for ``test_cost``.
 
-``python -m tests.dist.counting ENGINE RANKS`` prints them as JSON, by clipping and accumulation. Ranks that
-do not exist answer at once, with nothing.
+``python -m tests.dist.count_collectives ENGINE RANKS`` prints them as JSON, by clipping and accumulation. In
+the fake group a collective returns at once, without data from other ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Calls = list[tuple[str, int]]
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every collective with the bytes that this rank puts in."""
+    """Records every collective with the number of bytes that this rank sends."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def reduce(_state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own
-    """DDP's own reduction asks the fake group for a result that it does not have."""
+    """Replace DDP's own reduction, which waits for a result that the fake group does not have."""
     dist.all_reduce(bucket.buffer())
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer() / dist.get_world_size())
@@ -58,7 +58,7 @@ def reduce(_state, bucket):  # type: ignore[no-untyped-def]  # torch compares an
 def bare(
     model: nn.Module, engine: Engine, clip: float | None, accumulate: int
 ) -> Callable[[int], None]:
-    """A step of the bare loop."""
+    """Return a step of the bare loop."""
     optimizer, scaler = optimizer_of(model, "adamw-fused"), torch.amp.GradScaler("cpu", 2.0)
 
     def step(number: int) -> None:
@@ -78,7 +78,7 @@ def bare(
 
 
 def guarded(model: nn.Module, clip: float | None, accumulate: int) -> Callable[[int], None]:
-    """A guarded step; replicas are compared at every second."""
+    """Return a guarded step; replicas are compared at every second one."""
     config: dict[str, Any] = {
         "accumulate": accumulate,
         "desync": {"every": 2},
@@ -103,7 +103,7 @@ def model_of(engine: Engine) -> nn.Module:
 
 
 def collectives(step: Callable[[int], None]) -> list[Calls]:
-    """Those of four steps, once everything has found its place."""
+    """Return the collectives of four steps, after four steps of warm-up."""
     for number in range(4):
         step(number)
     steps = []

@@ -1,4 +1,4 @@
-"""Where reading at once would stall the device, a step is judged some steps later: the same answer, late.
+"""If reading a row at once would stall the device, a step is decided some steps later, with the same answer.
 
 The lag is for accelerators; here it is switched on by hand for a fused optimizer on the CPU.
 """
@@ -40,7 +40,7 @@ def loss_fn(model: Any, batch: tuple[Tensor, float]) -> Tensor:
 
 
 class Late:
-    """A guard that reads its mail two steps late."""
+    """A guard that reads its rows two steps late."""
 
     def __init__(self, config: Any = "default", lag: int = LAG, **options: Any) -> None:
         self.model = Model()
@@ -62,7 +62,7 @@ class Late:
 
 
 def test_a_guard_on_an_accelerator_would_lag() -> None:
-    # The switch that these tests turn by hand.
+    # The setting that these tests change by hand.
     late = Late()
     assert late.guard._pending.lag == LAG
     assert not late.guard._needs_answer_now
@@ -91,7 +91,7 @@ def test_weights_are_those_of_a_guard_without_lag() -> None:
     ends = []
     for lag in (0, LAG):
         late = Late(lag=lag)
-        # With a constant rate; what the lag may move by a step or two is the learning rate.
+        # With a constant rate: the lag may shift the learning rate by a step or two.
         late.scheduler.lr_lambdas = [lambda _: 1.0]
         outcomes = late.run(losses)
         ends.append((late.weights(), late.guard.scaler.state_dict(), late.guard.summary()))
@@ -190,14 +190,14 @@ def rolled_back(after: list[float]) -> Late:
     late = Late(RECOVERY)
     late.run([GOOD] * 6)
     late.run([BAD] * 3)
-    late.run(after)  # these are under way when the third bad step is read
+    late.run(after)  # these rows are pending when the third bad step is read
     assert late.guard._policy.rollbacks == 1
     return late
 
 
 @pytest.mark.parametrize("after", [[BAD, BAD], [GOOD, GOOD], [GOOD, BAD]])
 def test_after_rolling_back_what_was_under_way_does_not_count(after: list[float]) -> None:
-    """Steps taken before the return belong to the run that was given up."""
+    """The rollback undoes the steps that were taken before it."""
     late = rolled_back(after)
     assert same(late.model.w.detach(), torch.ones(3)), "back at the first snapshot"
     late.guard.summary()
@@ -224,10 +224,10 @@ def test_every_step_is_counted_once_after_a_return() -> None:
 
 
 def test_going_back_while_everything_is_brought_in_gives_up_the_rest() -> None:
-    """The end of an epoch reads all that is under way; what follows the return was undone by it."""
+    """The end of an epoch reads all pending rows; the rollback undoes the steps after the bad one."""
     late = Late(RECOVERY)
     late.run([GOOD] * 6)
-    late.run([BAD, BAD, BAD, GOOD])  # the third bad step and the good one are still under way
+    late.run([BAD, BAD, BAD, GOOD])  # the rows of the last two steps are still pending
     late.guard.end_epoch()
     assert late.guard._policy.rollbacks == 1
     total = late.guard.summary()

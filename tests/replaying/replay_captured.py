@@ -1,7 +1,8 @@
-"""``python -m tests.replaying.again FOLDER``: replay what ``capture`` left, in another process.
+"""Replay the incidents of ``capture`` in another process.
 
-Prints a JSON object a line: what the autopsy said, whether the gradients were those of the other process bit
-for bit, and how the step went once the recommended cure had really been applied.
+``python -m tests.replaying.replay_captured FOLDER`` prints one JSON object per line: the autopsy, whether
+the gradients are bitwise equal to those of the other process, and whether the step is applied after the
+recommended cure.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Fit = tuple[Workload, dict[str, Any], list[Any]]  # job, configuration, batches
 
 
 def bitwise(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    """Whether the same tensors hold the same bits, those of NaN among them."""
+    """Return whether both hold the same tensors with the same bits, also for NaN."""
     return left.keys() == right.keys() and all(
         torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in left
     )
@@ -46,7 +47,7 @@ def same_gradients(incident: Incident, saved: Path) -> bool:
 
 
 def applied(incident: Incident, autopsy: Autopsy, work: Path) -> bool:
-    """Apply the recommendation and let a guard take the step; whether it was applied."""
+    """Apply the recommendation and run the step with a guard; return whether it was applied."""
     assert autopsy.cure is not None
     workload, config, batches = fit(autopsy.cure, incident, autopsy, work)
     guard = Guard(workload.model, workload.optimizer, config)
@@ -58,7 +59,7 @@ def applied(incident: Incident, autopsy: Autopsy, work: Path) -> bool:
 
 
 def fit(cure: Cure, incident: Incident, autopsy: Autopsy, work: Path) -> Fit:
-    """The job as it is after somebody has followed the advice."""
+    """Return the job with the recommended cure."""
     work.mkdir()
     name = incident.record.entry.rpartition(":")[2]
     make: Callable[[], Workload] = lambda: load(incident.record.entry)  # noqa: E731
@@ -83,7 +84,7 @@ def fit(cure: Cure, incident: Incident, autopsy: Autopsy, work: Path) -> Fit:
 
 
 def from_patched_source(patch: str, name: str, work: Path) -> Workload:
-    """Apply the patch to a copy of the file that it names, and make the job from there."""
+    """Apply the patch to a copy of the file that it names, and make the job from the copy."""
     assert patch, f"{name}: no patch"
     file = patch.split("\n", 1)[0].removeprefix("--- a/")
     (work / file).parent.mkdir(parents=True)
@@ -99,7 +100,7 @@ def from_patched_source(patch: str, name: str, work: Path) -> Workload:
     return workload_of(plant, seed=0)
 
 
-def told(run: Path) -> dict[str, Any]:
+def result_of(run: Path) -> dict[str, Any]:
     incident = open_incident(run / "incidents" / "000000-r0")
     autopsy = replay(incident)  # from the folder and its own ENTRY
     equal = same_gradients(incident, run / "gradients.safetensors")
@@ -115,4 +116,4 @@ def told(run: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     logging.getLogger("halfguard").setLevel(logging.ERROR)
     for run in sorted(Path(sys.argv[1]).iterdir()):
-        print(json.dumps(told(run)), flush=True)
+        print(json.dumps(result_of(run)), flush=True)

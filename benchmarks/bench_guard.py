@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, Optimizer
 
 from benchmarks.table import print_table
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.workload.timing import time_interleaved
 
 MAX_NORM = 1.0

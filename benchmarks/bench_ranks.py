@@ -23,7 +23,7 @@ from torch.optim import AdamW
 
 from benchmarks.bench_guard import MAX_NORM, GPT2Like, bare, next_token
 from benchmarks.table import print_table
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.workload.timing import Spread, time_interleaved
 
 

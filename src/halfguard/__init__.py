@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from halfguard import formats, ops
     from halfguard.diagnosis.doctor import doctor
-    from halfguard.guard import GradScaler, Guard, GuardConfig, StepOutcome
+    from halfguard.guard.config import GuardConfig
+    from halfguard.guard.guard import Guard
+    from halfguard.guard.stepping.outcome import StepOutcome
+    from halfguard.guard.stepping.scaler import GradScaler
     from halfguard.precision import MasterWeights, half_state_dict, upcast_trainable
     from halfguard.precision.emulation import emulate_autocast
     from halfguard.precision.islands import fp32_island
@@ -30,12 +33,12 @@ __version__ = "0.1.0"
 
 # name -> (module, attribute or None for the module itself, the extra it needs or None)
 _NAMES: dict[str, tuple[str, str | None, str | None]] = {
-    "GradScaler": ("halfguard.guard", "GradScaler", "torch"),
-    "Guard": ("halfguard.guard", "Guard", "torch"),
-    "GuardConfig": ("halfguard.guard", "GuardConfig", "torch"),
+    "GradScaler": ("halfguard.guard.stepping.scaler", "GradScaler", "torch"),
+    "Guard": ("halfguard.guard.guard", "Guard", "torch"),
+    "GuardConfig": ("halfguard.guard.config", "GuardConfig", "torch"),
     "MasterWeights": ("halfguard.precision", "MasterWeights", "torch"),
     "PrecisionPlan": ("halfguard.records.plan", "PrecisionPlan", None),
-    "StepOutcome": ("halfguard.guard", "StepOutcome", "torch"),
+    "StepOutcome": ("halfguard.guard.stepping.outcome", "StepOutcome", "torch"),
     "Workload": ("halfguard.workload", "Workload", "torch"),
     "apply_plan": ("halfguard.precision.plans", "apply_plan", "torch"),
     "doctor": ("halfguard.diagnosis.doctor", "doctor", "torch"),

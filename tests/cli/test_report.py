@@ -83,6 +83,7 @@ def test_a_run_is_reported_in_every_format(
     assert as_json["summary"]["applied"] == 36
 
 
+@pytest.mark.slow
 def test_a_run_that_is_still_going_on_and_one_that_was_killed(
     tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:

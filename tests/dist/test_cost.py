@@ -34,7 +34,7 @@ def ours(engine: str, ranks: int, kind: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_one_small_collective_a_step(engine: str, kind: str) -> None:
     extra = ours(engine, 2, kind)
     assert all(len(step) == 1 for step in extra)

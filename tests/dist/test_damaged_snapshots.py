@@ -86,6 +86,7 @@ def test_the_snapshot_before_it_is_taken(
     assert left == ["000000004", "000000008.damaged"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_a_lost_shard_never_becomes_memory_as_it_was_found(
     ranks: Callable[[int], Ranks], number: int, tmp_path: Path

@@ -14,7 +14,7 @@ from tests.support.ranks import Ranks
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adamw-fused"])
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "hsdp"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", pytest.param("hsdp", marks=pytest.mark.slow)])
 def test_bitwise_the_bare_loop(
     ranks: Callable[[int], Ranks],
     engine: jobs.Engine,

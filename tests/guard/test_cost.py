@@ -14,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, Optimizer
 
-from halfguard.guard import Guard, StepOutcome
 from halfguard.guard.config import GuardConfig
+from halfguard.guard.guard import Guard
 from halfguard.guard.policy import StepLimits
 from halfguard.guard.step_batches import MicroBatch, StepBatches
+from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.guard.stepping.stepper import Stepper
 from tests.support.counting import OpCounter
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from halfguard.errors import TrainingHaltedError
-from halfguard.guard import Guard, StepOutcome
+from halfguard.guard.guard import Guard
+from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.records import Action, Cause
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
@@ -139,7 +140,7 @@ def config(fault: Fault, accumulate: int, reaction: str) -> dict[str, Any]:
 def cells(reaction: str) -> Callable[[Any], Any]:
     def mark(test: Any) -> Any:
         axes: dict[str, list[Any]] = {
-            "accumulate": [1, 4],
+            "accumulate": [1, pytest.param(4, marks=pytest.mark.slow)],
             "optimizer": list(OPTIMIZERS),
             "model": ["mlp-batchnorm", "transformer"],
             "fault": list(FAULTS),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import halfguard as hg
 from halfguard.errors import UsageError
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause
 from tests.support.failing import out_of_memory
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from tests.support.models import (
     MODELS,
     OPTIMIZERS,

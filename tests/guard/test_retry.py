@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause
 from tests.support.models import OPTIMIZERS, Batch, bare_step, batches, differences, loss_fn, make
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.incident import decode, open_incident
 from halfguard.records import Action, Cause
 from tests.support.counting import OpCounter

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from halfguard.errors import RecordError, UsageError
-from halfguard.guard import Guard, GuardConfig
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.islands import cast_to_fp32, fp32_island, is_island, remove_island
 from halfguard.precision.plans import apply_plan

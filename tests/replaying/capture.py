@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.workload import load
 from tests.replaying.jobs import CASES, Case
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.incident import Incident, open_incident, write_incident
 from halfguard.workload import Workload
 from tests.support.zoo.base import noise, seeded

@@ -22,7 +22,7 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.incident import Incident, open_incident
 from halfguard.records.autopsy import Autopsy, Cure
 from halfguard.replaying import ReplayedStep, replay

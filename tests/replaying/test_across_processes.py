@@ -14,6 +14,7 @@ from tests.replaying.jobs import CASES, INCURABLE, Case
 from tests.support.docs import ROOT
 from tests.support.zoo import line_of
 
+pytestmark = pytest.mark.slow
 CURABLE = [case for case in CASES if case.plant.name not in INCURABLE]
 
 

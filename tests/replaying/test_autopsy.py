@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import RecordError, UsageError
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.incident import open_incident, write_incident
 from halfguard.precision import MasterWeights
 from halfguard.records import Cause

@@ -1,1 +1,1 @@
-"""What several tests need: counters of operations, plain reference loops."""
+"""Shared by several tests: counters of operations, models, plain reference loops, groups of ranks."""

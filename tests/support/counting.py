@@ -1,4 +1,4 @@
-"""Counting what a piece of code asks of the device: operations, and reads that wait for it."""
+"""Count the operations that code sends to a device, and the reads that wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code in Markdown files: found, so that it can be run as its reader would run it."""
+"""Find the code in Markdown files, to run it as a reader would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Snippet:
-    """One command with the output shown beneath it, or one Python block (then output is empty)."""
+    """One command with the output shown below it, or one Python block (then output is empty)."""
 
     page: str
     line: int
@@ -30,7 +30,7 @@ def pages() -> list[Path]:
 
 
 def snippets(page: Path) -> Iterator[Snippet]:
-    """Every ``console`` command and every ``python`` block of a page, in order."""
+    """Yield every ``console`` command and every ``python`` block of a page, in order."""
     text, name = page.read_text(), str(page.relative_to(ROOT))
     for match in _FENCE.finditer(text):
         language, body = match.groups()

@@ -1,4 +1,4 @@
-"""A backward pass that raises, as one does when memory runs out."""
+"""A backward pass that raises, as it does when memory runs out."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class _OutOfMemory(torch.autograd.Function):
 
 
 def out_of_memory(loss: Tensor) -> Tensor:
-    """The same loss, whose backward pass raises ``torch.OutOfMemoryError``."""
+    """Return the same loss; its backward pass raises ``torch.OutOfMemoryError``."""
     return _OutOfMemory.apply(loss)  # type: ignore[no-any-return, no-untyped-call]

@@ -18,7 +18,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class GradientBoost(torch.autograd.Function):
-    """The identity, whose gradient is multiplied."""
+    """The identity; its gradient is multiplied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -31,7 +31,7 @@ class GradientBoost(torch.autograd.Function):
 
 
 class Faulty(nn.Module):
-    """A layer that lets everything pass, until it is told not to."""
+    """The identity, until a factor for the value or the gradient is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with BatchNorm over the input as a small picture."""
+    """Two convolutions with BatchNorm; the input is taken as a small image."""
 
     def __init__(self, classes: int = 4) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make(name: str, seed: int = 0) -> nn.Module:
-    """A model with the same weights for the same seed; the global generator is left as it was."""
+    """Return a model with the same weights for the same seed; leave the global generator unchanged."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return MODELS[name]()
@@ -133,7 +133,7 @@ def bare_step(
     micro_batches: Sequence[Batch],
     max_norm: float,
 ) -> None:
-    """The loop that torch's documentation recommends: autocast, GradScaler, clipping."""
+    """Take one step of the loop in torch's documentation: autocast, GradScaler, clipping."""
     for batch in micro_batches:
         with torch.autocast("cpu", torch.float16):
             loss = loss_fn(model, batch)
@@ -146,7 +146,7 @@ def bare_step(
 
 
 def tensors_of(state: Any, path: str = "") -> dict[str, Any]:
-    """A nested state as a flat mapping from path to tensor or value."""
+    """Return a nested state as a flat mapping from path to tensor or value."""
     if isinstance(state, dict):
         items = state.items()
     elif isinstance(state, list | tuple):
@@ -160,7 +160,7 @@ def tensors_of(state: Any, path: str = "") -> dict[str, Any]:
 
 
 def differences(first: Any, second: Any) -> list[str]:
-    """Paths at which two states are not bitwise the same."""
+    """Return the paths at which two states are not bitwise equal."""
     left, right = tensors_of(first), tensors_of(second)
     return [
         path

@@ -1,4 +1,4 @@
-"""Every preset in the frameworks named, loaded from its printed text and run; what happened, as JSON lines.
+"""Load every preset from its printed text in the named frameworks, run it, and print JSON lines.
 
 A process of its own: frameworks keep state in the process and in its environment. The task has a gradient
 whose norm is known beforehand, so that clipping can be seen in the step that the optimizer really takes.
@@ -37,7 +37,7 @@ UNIT = math.sqrt(WIDTH * WIDTH + WIDTH)  # the norm of a gradient of ones
 
 @dataclass
 class Seen:
-    """What the framework did, seen from inside the model, the optimizer and the scaler."""
+    """What the framework did, recorded in the model, the optimizer and the scaler."""
 
     framework: str
     preset: str
@@ -53,7 +53,7 @@ class Seen:
 
 
 def wanted_norm(config: GuardConfig) -> float:
-    """Three times what clipping allows, and less than what the guard would skip."""
+    """Return three times the clipping norm; the guard skips only larger gradients."""
     return 3.0 * (config.clip.max_norm if config.clip else 1.0)
 
 
@@ -237,7 +237,7 @@ def main(frameworks: list[str]) -> None:
 
 
 def forget() -> None:
-    """Accelerate keeps its state in the process; another preset is another run."""
+    """Reset what Accelerate keeps in the process, so that the next preset starts a new run."""
     if "accelerate" in sys.modules:
         from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 

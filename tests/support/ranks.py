@@ -18,7 +18,7 @@ from typing import Any
 
 STARTING = 240.0  # importing torch on a busy machine is no hang
 TIMEOUT = 60.0
-_PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor", "halfguard.guard"]
+_PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor", "halfguard.guard.guard"]
 
 
 class HangError(AssertionError):

@@ -82,17 +82,15 @@ def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> 
     first = Path() if paths[0] == Path("-") else paths[0]
     settings = load_settings(first if first.exists() else Path())
     chosen = {
-        name: _codes(codes) for name, codes in (("select", select), ("ignore", ignore)) if codes
+        name: tuple(part.strip().upper() for part in codes.split(",") if part.strip())
+        for name, codes in (("select", select), ("ignore", ignore))
+        if codes
     }
     if chosen.get("ignore"):
         chosen["ignore"] = (*settings.ignore, *chosen["ignore"])
     settings = settings.model_copy(update={**chosen, "preview": preview or settings.preview})
     settings.rules()  # raises a usage error for an unknown code, before any file is read
     return settings
-
-
-def _codes(text: str) -> tuple[str, ...]:
-    return tuple(part.strip().upper() for part in text.split(",") if part.strip())
 
 
 def _run(linter: Linter, paths: list[Path]) -> list[FileResult]:

@@ -28,7 +28,8 @@ from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs
 from halfguard.diagnosis.model.restore_model import reshard, restore_afterwards
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.errors import UsageError
-from halfguard.guard import GradScaler, Guard
+from halfguard.guard.guard import Guard
+from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision_names import Precision
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding

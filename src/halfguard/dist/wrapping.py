@@ -131,7 +131,8 @@ class GradientSync:
 
     def drop_gradients(self) -> None:
         """Drop the gradients of an abandoned step that FSDP2 keeps where no optimizer sees them."""
-        for parameter in (p for sharded in self._sharded for p in _fsdp_parameters(sharded)):
+        groups = (group for sharded in self._sharded for group in _fsdp_groups(sharded))
+        for parameter in (p for group in groups for p in group.fsdp_params):
             parameter.unsharded_accumulated_grad = None
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
@@ -141,10 +142,6 @@ def _fsdp_groups(module: FSDPModule) -> list[Any]:
     state: Any = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.13; before, one or none
     return list(filter(None, [state._fsdp_param_group] if groups is None else groups))
-
-
-def _fsdp_parameters(module: FSDPModule) -> list[Any]:
-    return [parameter for group in _fsdp_groups(module) for parameter in group.fsdp_params]
 
 
 def disable_fsdp_mixed_precision(model: nn.Module) -> Callable[[], None]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from halfguard.errors import ConfigError
 from halfguard.precision_names import PrecisionName
+from halfguard.records.config_file import parse_yaml, read_yaml, validate_config
 
 Remedy = Literal["fp32", "lower_lr", "longer_growth_interval", "tighter_clip"]
 
@@ -153,75 +153,20 @@ class GuardConfig(_Section):
         if isinstance(source, GuardConfig):
             return source
         if isinstance(source, Mapping):
-            return cls._checked(source, "the configuration")
+            return cls._validate(source, "the configuration")
         if isinstance(source, str) and source in preset_names():
-            return cls._checked(_parse(preset_text(source), source), f"preset {source!r}")
+            return cls._validate(parse_yaml(preset_text(source), source), f"preset {source!r}")
         path = Path(source)
         if not path.is_file():
             raise ConfigError(
                 f"{str(source)!r} is neither a preset nor a file.",
                 cure=f"Presets are: {', '.join(preset_names())}.",
             )
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read as text: {error}.") from error
-        return cls._checked(_parse(text, str(path)), str(path))
+        return cls._validate(read_yaml(path), str(path))
 
     @classmethod
-    def _checked(cls, values: Mapping[str, Any], where: str) -> GuardConfig:
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            items = error.errors(include_url=False)
-            problems = "; ".join(_problem(item) for item in items[:5])
-            raise ConfigError(
-                f"{where} is not a guard configuration: {problems}.",
-                cure="\n".join(dict.fromkeys(_allowed(cls, item["loc"]) for item in items[:5])),
-            ) from error
-
-
-def _problem(item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"]) or "values"
-    given = (
-        ""
-        if isinstance(item["input"], Mapping | BaseModel)
-        else f" (given: {_short(item['input'])})"
-    )
-    return f"{key}: {item['msg']}{given}"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, str | int | float | bool | None):
-        text = repr(value)
-        return text if len(text) <= 80 else f"{text[:77]}..."
-    return f"a {type(value).__name__}"
-
-
-def _allowed(section: type[BaseModel], path: tuple[int | str, ...]) -> str:
-    """Return a sentence with the allowed keys of the section that has the problem."""
-    names: list[str] = []
-    for part in path[:-1]:
-        field = section.model_fields.get(str(part))
-        inner = [] if field is None else [*get_args(field.annotation), field.annotation]
-        found = next((t for t in inner if isinstance(t, type) and issubclass(t, BaseModel)), None)
-        if found is None:
-            break
-        section = found
-        names.append(str(part))
-    return f"Keys of {'.'.join(names) or 'a configuration'} are: {', '.join(section.model_fields)}."
-
-
-def _parse(text: str, where: str) -> Mapping[str, Any]:
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {error}.") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where} must hold keys and values, not a {type(values).__name__}.")
-    return values
+    def _validate(cls, values: Mapping[str, Any], where: str) -> GuardConfig:
+        return validate_config(cls, values, where=where, kind="a guard configuration")
 
 
 def preset_names() -> list[str]:

@@ -79,7 +79,7 @@ class Guard:
         self.epoch = 0
         self.step_index = 0  # update attempts so far
         self.batch_index = 0  # batches of this epoch so far
-        self._window = StepBatches()
+        self._batches = StepBatches()
         self._begun = False
         self._policy = policy.PolicyState()
         on_host = self._needs_answer_now or self._stepper.device.type == "cpu"
@@ -99,11 +99,11 @@ class Guard:
             self.config.skip.on_nonfinite == "retry_fp32" or self._recorder.incidents is not None
         )
         micro = MicroBatch(batch, about, loss_fn, capture_random_state() if repeatable else None)
-        with self._stepper.micro_batch(self._window):
+        with self._stepper.micro_batch(self._batches):
             with self.autocast():
                 loss = trainable_loss(loss_fn(self.model, batch))
             self._backward(loss, micro)
-        if len(self._window.micro_batches) < self.config.accumulate:
+        if len(self._batches.micro_batches) < self.config.accumulate:
             return StepOutcome()
         return self._update(self.optimizers)
 
@@ -132,15 +132,15 @@ class Guard:
 
         With several optimizers, ``optimizer`` selects one; the scale is updated after all have stepped.
         """
-        if not self._window.micro_batches:
+        if not self._batches.micro_batches:
             raise UsageError(
                 "update() was called without a backward() since the last one.",
                 cure="Call backward() and update(optimizer) for one optimizer, then for the next; or call "
                 "update() once for all.",
             )
-        if self._window.gradients_held_back:
+        if self._batches.gradients_held_back:
             raise UsageError(
-                f"{len(self._window.micro_batches)} of {self.config.accumulate} micro-batches were made by "
+                f"{len(self._batches.micro_batches)} of {self.config.accumulate} micro-batches were made by "
                 "step(), and ranks reduce gradients only with the last one; update() comes too early.",
                 cure="Leave the step open: the first batches of the next epoch complete it.",
             )
@@ -171,9 +171,9 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard and of the random generators. Save model and optimizer yourself."""
         self._process_due(everything=True)
-        if self._window.micro_batches:
+        if self._batches.micro_batches:
             raise UsageError(
-                f"A step is open: {len(self._window.micro_batches)} of {self.config.accumulate} "
+                f"A step is open: {len(self._batches.micro_batches)} of {self.config.accumulate} "
                 "micro-batches are done, and their gradients belong to no state_dict.",
                 cure="Save after a call whose outcome.action is not 'accumulate'.",
             )
@@ -285,11 +285,11 @@ class Guard:
     def _backward(self, loss: Tensor, micro: MicroBatch) -> None:
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
         try:
-            self._stepper.backward(part, micro, self._window, check=self._compares_ranks)
+            self._stepper.backward(part, micro, self._batches, check=self._compares_ranks)
         except BaseException:
             # A loop may catch this, for instance out of memory, and continue with the next batch.
             self._stepper.discard()
-            self._window, self._begun = StepBatches(), False
+            self._batches, self._begun = StepBatches(), False
             raise
         finally:
             self.batch_index += 1
@@ -297,17 +297,17 @@ class Guard:
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.next_limits(self._policy, self.config)
         row, refused, gradients = self._stepper.examine(
-            optimizers, self._window, limits, check=self._compares_ranks
+            optimizers, self._batches, limits, check=self._compares_ranks
         )
         outcome = StepOutcome(row, limits, gradients)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)
-        self._pending.push(row, StepReport(*where, limits, turn, self._window, outcome))
+        self._pending.push(row, StepReport(*where, limits, turn, self._batches, outcome))
         known = bool(refused.item()) if self._needs_answer_now else None
         self._stepper.apply(optimizers, gradients, refused, known)
         if self._pending.lag:
             self._scheduler_and_ema.advance(turn)  # a skipped step is noticed later, and corrected
-        self._window, self._begun = StepBatches(), False
+        self._batches, self._begun = StepBatches(), False
         self.step_index += 1
         self._process_due()
         return outcome
@@ -376,7 +376,7 @@ class Guard:
         for values, report in self._pending.pop_due(everything=True):
             seen = read_signals(values, report.limits)
             report.outcome.set_decision(undone, seen)
-            self._recorder.note(undone, seen, report, "undone by the rollback")
+            self._recorder.note(undone, seen, report, "undone by going back")
 
     def _note(self, decision: policy.Decision, report: StepReport) -> str:
         if report.outcome.divergence is not None:
@@ -386,7 +386,7 @@ class Guard:
         if decision.action is not Action.HALT or self.config.recovery is None:
             return ""
         if self._recovery is None or not self._recovery.ready:
-            return "There is no snapshot to roll back to: none had proved healthy yet."
+            return "There is nothing to return to: no snapshot had proved healthy yet."
         ladder = policy.allowed_remedies(self._initial_config)
         return describe_recovery(self._policy.rollbacks, ladder[: self._policy.remedies])
 

@@ -31,6 +31,6 @@ def describe_recovery(rollbacks: int, remedies: Sequence[str]) -> str:
     times = "1 time" if rollbacks == 1 else f"{rollbacks} times"
     ladder = f", then tried {', '.join(remedies)}" if remedies else ""
     return (
-        f"Recovery rolled back {times}{ladder}; the run still failed. Change the operation "
-        "that overflows."
+        f"Recovery rolled back {times}{ladder}; none of it held. What is left is the operation that "
+        "overflows itself."
     )

@@ -75,14 +75,11 @@ def without_repeated_outputs(totals: Totals) -> dict[str, ModuleTotals]:
     kept = {}
     for module, one in totals.items():
         inner = [other for path, other in totals.items() if is_inside(path, module)]
-        if not any(_has_same_outputs(one, other) for other in inner):
+        # As text, because NaN is not equal to itself.
+        text = repr(one.forward)
+        if not any(o.outputs == one.outputs and repr(o.forward) == text for o in inner):
             kept[module] = one
     return kept
-
-
-def _has_same_outputs(a: ModuleTotals, b: ModuleTotals) -> bool:
-    # As text, because NaN is not equal to itself.
-    return a.outputs == b.outputs and repr(a.forward) == repr(b.forward)
 
 
 def find_scale_window(totals: Totals, allowed: float) -> ScaleWindow:

@@ -21,9 +21,8 @@ from halfguard.guard.step_batches import trainable_loss
 from halfguard.incident import Incident
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision.islands import fp32_island
-from halfguard.precision.modes import autocast
+from halfguard.precision.modes import HALF_DTYPES, autocast
 from halfguard.precision_names import Precision
-from halfguard.replaying.gradients import collect_gradients, scale_loss, unscale_gradients
 from halfguard.replaying.limits import GoodStepLimits, good_step_limits
 from halfguard.replaying.restore import load_batches, load_model, restore_generators
 from halfguard.replaying.samples import map_tensors, select
@@ -187,3 +186,35 @@ class ReplayedStep:
 
 def _same(left: float, right: float) -> bool:
     return left == right or (math.isnan(left) and math.isnan(right))
+
+
+# Gradients as the scaler computes them, with its own operations, so that the bits are equal.
+
+
+def scale_loss(loss: Tensor, scale: float) -> Tensor:
+    """Return the loss times the scale, as the scaler computes it: in float32, also for a half loss."""
+    return loss * torch.full((), scale, dtype=torch.float32, device=loss.device)
+
+
+def collect_gradients(model: nn.Module, grads: dict[str, Tensor]) -> None:
+    """Move gradients of half parameters into float32 sums, as master weights do; keep the others."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            continue
+        if parameter.dtype not in HALF_DTYPES:
+            grads[name] = parameter.grad
+            continue
+        grad, parameter.grad = parameter.grad.float(), None
+        grads[name] = grads[name].add_(grad) if name in grads else grad
+
+
+def unscale_gradients(grads: list[Tensor], scale: float) -> None:
+    """Divide by the scale with the operations of the scaler, so that the bits are equal."""
+    inverse = torch.full((), scale, dtype=torch.float32).double().reciprocal().float()
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for grad in grads:
+        values = grad._values() if grad.is_sparse else grad
+        by_kind.setdefault((grad.device, grad.dtype), []).append(values)
+    for (device, _), group in by_kind.items():
+        found = torch.zeros((), device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(group, found, inverse.to(device))

@@ -64,11 +64,7 @@ def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = Non
     return ops.rms_norm(x, weight, eps) if len(shape) == 1 else None
 
 
-def _unary(name: str) -> StableForm:
-    return StableForm(name, getattr(ops, name))
-
-
-_UNARY = {name: _unary(name) for name in ("log", "exp", "sqrt", "rsqrt")}
+_UNARY = {name: StableForm(name, getattr(ops, name)) for name in ("log", "exp", "sqrt", "rsqrt")}
 _DIV = StableForm("div", _quotient)
 # By the name of torch's function, in any form: torch.log(x), x.log().
 STABLE_FORMS: dict[str, StableForm] = {

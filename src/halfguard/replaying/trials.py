@@ -14,8 +14,7 @@ from torch import Tensor
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.culprit import Culprit
-from halfguard.replaying.gradients import scale_loss
-from halfguard.replaying.replayed_step import UNCHANGED, ReplayedStep, Variation
+from halfguard.replaying.replayed_step import UNCHANGED, ReplayedStep, Variation, scale_loss
 from halfguard.replaying.samples import batch_size, find_bad_samples
 from halfguard.replaying.substitution import Place, StableForm, StableSubstitution
 from halfguard.tracing.first_nonfinite import find_first_nonfinite

@@ -54,7 +54,9 @@ def _draw(axes: Any, title: str, values: list[list[float]], names: list[str] | N
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     steps = max(map(len, values), default=0)
-    padded = [[_limited(bits) for bits in row] + [math.nan] * (steps - len(row)) for row in values]
+    # NaN, which stays grey, where all values are zero or none came.
+    limited = [[math.nan if b == math.inf else max(b, -1.0) for b in row] for row in values]
+    padded = [row + [math.nan] * (steps - len(row)) for row in limited]
     overflow, *shades, most = (colour for _, colour in HEADROOM_COLOURS)
     colours = ListedColormap(shades).with_extremes(under=overflow, over=most, bad="#e9ecef")
     norm = BoundaryNorm([limit for limit, _ in HEADROOM_COLOURS[:-1]], len(shades))
@@ -67,8 +69,3 @@ def _draw(axes: Any, title: str, values: list[list[float]], names: list[str] | N
     if names is None:
         axes.tick_params(axis="y", length=0)
     return image
-
-
-def _limited(bits: float) -> float:
-    """Return a finite number of bits; NaN, which stays grey, where all values are zero or none came."""
-    return math.nan if bits == math.inf else max(bits, -1.0)

@@ -6,19 +6,7 @@ from html import escape as escaped
 from itertools import zip_longest
 from urllib.parse import quote
 
-from halfguard.report.blocks import (
-    Block,
-    Code,
-    Figure,
-    Heading,
-    Link,
-    Listing,
-    Mono,
-    Page,
-    Table,
-    Text,
-    clean,
-)
+from halfguard.report import blocks as b
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1d2329;--soft:#5c6670;--paper:#fff;--line:#d9dee3;--shade:#f4f6f8;
@@ -58,7 +46,7 @@ STYLE += "".join(
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def to_html(page: Page) -> str:
+def to_html(page: b.Page) -> str:
     """Return the page as HTML text."""
     title = _text(page.title)
     parts = [
@@ -75,36 +63,36 @@ def to_html(page: Page) -> str:
 
 
 def _text(text: str) -> str:
-    return escaped(clean(text))
+    return escaped(b.clean(text))
 
 
 def _inline(text: str) -> str:
-    if isinstance(text, Link):
+    if isinstance(text, b.Link):
         # "./" and quoting make any folder name a path; it can never be read as a URL scheme.
-        return f'<a href="./{quote(clean(text))}">{_text(text)}</a>'
-    return f"<code>{_text(text)}</code>" if isinstance(text, Mono) else _text(text)
+        return f'<a href="./{quote(b.clean(text))}">{_text(text)}</a>'
+    return f"<code>{_text(text)}</code>" if isinstance(text, b.Mono) else _text(text)
 
 
-def _block(block: Block) -> str:
+def _block(block: b.Block) -> str:
     match block:
-        case Heading(text):
+        case b.Heading(text):
             return f"<h2>{_text(text)}</h2>"
-        case Text(parts, tone):
+        case b.Text(parts, tone):
             body = "".join(map(_inline, parts))
             return f'<p class="{tone}">{body}</p>' if tone else f"<p>{body}</p>"
-        case Listing(items):
+        case b.Listing(items):
             return f"<ul>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</ul>"
-        case Code(text):
+        case b.Code(text):
             return f"<pre>{_text(text)}</pre>"
-        case Figure(svg, caption):
+        case b.Figure(svg, caption):
             return f"<figure>{svg}<figcaption>{_text(caption)}</figcaption></figure>"
-        case Table():
+        case b.Table():
             return _table(block)
         case _:
             return f"<p>{_text(block.plain())}</p>"
 
 
-def _table(table: Table) -> str:
+def _table(table: b.Table) -> str:
     heads = "".join(f"<th>{_text(head)}</th>" for head in table.heads)
     rows = []
     for row, tone in zip_longest(table.rows, table.tones, fillvalue=""):

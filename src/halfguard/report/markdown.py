@@ -5,60 +5,48 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from halfguard.report.blocks import (
-    Block,
-    Code,
-    Heading,
-    Link,
-    Listing,
-    Mono,
-    Page,
-    Table,
-    Text,
-    clean,
-    without_figures,
-)
+from halfguard.report import blocks as b
 
 
-def to_markdown(page: Page) -> str:
+def to_markdown(page: b.Page) -> str:
     """Return the page as Markdown text."""
-    parts = [f"# {_text(page.title)}", *map(_block, without_figures(page.blocks))]
+    parts = [f"# {_text(page.title)}", *map(_block, b.without_figures(page.blocks))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _text(text: str) -> str:
     """Return text on one line, with all markup escaped."""
-    flat = " ".join(clean(text).split("\n"))
+    flat = " ".join(b.clean(text).split("\n"))
     escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", flat).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"^([#>+-])", r"\\\1", escaped)
 
 
 def _inline(text: str) -> str:
-    if isinstance(text, Link):
-        return f"[{_text(text)}](./{quote(clean(text))})"
-    if not isinstance(text, Mono) or not text.strip():
+    if isinstance(text, b.Link):
+        return f"[{_text(text)}](./{quote(b.clean(text))})"
+    if not isinstance(text, b.Mono) or not text.strip():
         return _text(text)
     # A bar would end the cell of a table.
-    flat = " ".join(clean(text).split("\n")).replace("|", "¦")
+    flat = " ".join(b.clean(text).split("\n")).replace("|", "¦")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", flat)), default=0))
     pad = " " if flat.startswith("`") or flat.endswith("`") else ""
     return f"{fence}{pad}{flat}{pad}{fence}"
 
 
-def _block(block: Block) -> str:
+def _block(block: b.Block) -> str:
     match block:
-        case Heading(text):
+        case b.Heading(text):
             return f"## {_text(text)}"
-        case Text(parts, tone):
+        case b.Text(parts, tone):
             body = "".join(map(_inline, parts))
             return f"**{body}**" if tone else body
-        case Listing(items):
+        case b.Listing(items):
             return "\n".join(f"- {_inline(item)}" for item in items)
-        case Code(text, language):
-            body = clean(text)
+        case b.Code(text, language):
+            body = b.clean(text)
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
             return f"{fence}{language}\n{body}\n{fence}"
-        case Table(heads, rows):
+        case b.Table(heads, rows):
             lines = [heads, ["---"] * len(heads), *([_inline(c) for c in row] for row in rows)]
             return "\n".join(f"| {' | '.join(line)} |" for line in lines)
         case _:

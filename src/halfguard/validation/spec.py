@@ -11,19 +11,11 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from halfguard.errors import ConfigError
+from halfguard.records.config_file import read_yaml, validate_config
 from halfguard.validation.sections import (
     MAX_SEEDS,
     Arm,
@@ -120,53 +112,8 @@ class Spec(Section):
         if isinstance(source, Spec):
             return source
         if isinstance(source, Mapping):
-            return _validate(cls, source, "The specification")
+            return validate_config(cls, source, where="The specification", kind="a study")
         path = Path(source)
-        try:
-            values = yaml.safe_load(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"The specification {str(path)!r} cannot be read: {error}."
-            ) from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not YAML: {error}.") from error
-        if not isinstance(values, dict):
-            raise ConfigError(
-                f"{path} must contain keys and values, not a {type(values).__name__}.",
-                cure=_allowed_keys(Spec, ()),
-            )
-        spec = _validate(cls, values, str(path))
+        spec = validate_config(cls, read_yaml(path), where=str(path), kind="a study")
         spec._folder = path.resolve().parent
         return spec
-
-
-def _validate(cls: type[Spec], values: Mapping[str, Any], where: str) -> Spec:
-    try:
-        return cls.model_validate(dict(values))
-    except ValidationError as error:
-        items = error.errors(include_url=False)[:5]
-        keys = [".".join(map(str, item["loc"])) or "values" for item in items]
-        texts = [item["msg"].removeprefix("Value error, ") for item in items]
-        problems = "; ".join(f"{key}: {text}" for key, text in zip(keys, texts, strict=True))
-        cures = dict.fromkeys(_allowed_keys(cls, item["loc"]) for item in items)
-        message = f"{where} is not a valid study: {problems}."
-        raise ConfigError(message, cure="\n".join(cures)) from error
-    except ValueError as error:  # from shlex (an unclosed quote) or float("x%")
-        raise ConfigError(f"{where} is not a valid study: {error}.") from error
-
-
-def _allowed_keys(section: type[BaseModel], loc: tuple[int | str, ...]) -> str:
-    """Return the keys of the section that contains the problem at ``loc``."""
-    names: list[str] = []
-    for part in loc[:-1]:
-        field = section.model_fields.get(str(part))
-        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        found = next(
-            (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
-        )
-        if found is None:
-            break
-        section = found
-        names.append(str(part))
-    keys = [field.alias or name for name, field in section.model_fields.items()]
-    return f"Allowed keys of {'.'.join(names) or 'a study'}: {', '.join(keys)}."

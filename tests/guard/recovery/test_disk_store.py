@@ -15,7 +15,7 @@ from torch import nn
 
 from halfguard.dist import checkpoint
 from halfguard.errors import RecordError
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.guard.recovery import snapshot_folder
 from halfguard.guard.recovery.disk_store import DiskStore
 from halfguard.guard.recovery.snapshot_store import SnapshotState

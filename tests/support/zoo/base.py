@@ -1,4 +1,4 @@
-"""What a planted failure is, and how a test finds the line that it names."""
+"""A planted failure, and the line of source that a diagnosis must name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Plant:
-    """A job that breaks, and what a truthful diagnosis says."""
+    """A job that breaks, and the correct diagnosis."""
 
     name: str
     make: Callable[[int], Job]
@@ -43,7 +43,7 @@ class Plant:
 
 
 def line_of(plant: Plant) -> tuple[str, int]:
-    """The file and the line that carry the plant's name."""
+    """Return the file and the line that carry the plant's name."""
     file = inspect.getsourcefile(plant.make)
     assert file is not None
     marked = [
@@ -56,14 +56,14 @@ def line_of(plant: Plant) -> tuple[str, int]:
 
 
 def in_half(model: nn.Module, batch: Any) -> Tensor:
-    """The mean of what the model returns under CUDA's float16 autocast rules."""
+    """Return the mean of the model's output under CUDA's float16 autocast rules."""
     with emulate_autocast("cuda"):
         out: Tensor = model(batch)
     return out.float().mean()
 
 
 def in_full(model: nn.Module, batch: Any) -> Tensor:
-    """The mean of what the model returns in float32."""
+    """Return the mean of the model's output in float32."""
     out: Tensor = model(batch)
     return out.float().mean()
 
@@ -73,7 +73,7 @@ def noise(seed: int, *shape: int) -> Tensor:
 
 
 def seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model without moving the global random state."""
+    """Build a model without changing the global random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()

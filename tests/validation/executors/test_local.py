@@ -54,6 +54,7 @@ def test_a_mistake_ends_the_study_at_once(tmp_path: Path) -> None:
         run_study(spec, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_leaves_no_process_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_running_task_is_returned_at_the_deadline_and_a_waiting_one_is_not(
     assert "running for 1 s when the time budget ended" in result.failure
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_before_the_deadline_and_waits_for_its_turn_had_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_run_that_dies_before_the_deadline_and_waits_for_its_turn_had_begun(
     assert [result.cause for _, result in found if isinstance(result, RunResult)] == ["budget"]
 
 
+@pytest.mark.slow
 def test_a_commands_script_ends_with_its_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

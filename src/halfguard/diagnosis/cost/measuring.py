@@ -65,7 +65,9 @@ def measure_cost(
         target = _target(costs)
         facts = collect_memory_facts(steps[costs.index(target)], target, costs)
     cost = Cost(
-        device=_device(job.device),
+        device=f"cuda ({torch.cuda.get_device_name(job.device)})"
+        if job.device.type == "cuda"
+        else job.device.type,
         rounds=rounds,
         product_flops=rate,
         fp32_products=torch.get_float32_matmul_precision(),
@@ -124,7 +126,3 @@ def _target(costs: Sequence[PrecisionCost]) -> PrecisionCost:
     ran_out = [cost for cost in costs if cost.out_of_memory]
     mixed = [cost for cost in costs if cost.precision != Precision.FP32 and not cost.failure]
     return (ran_out[-1:] or mixed[:1] or list(costs))[0]
-
-
-def _device(device: torch.device) -> str:
-    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type

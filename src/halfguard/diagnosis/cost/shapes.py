@@ -22,7 +22,9 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def find_unaligned_dimensions(model: nn.Module) -> tuple[UnalignedDimension, ...]:
     """Return every dimension that is not a multiple of 8, those of the largest layers first."""
     sizes = {
-        name: _size(module) for name, module in model.named_modules() if any(_dimensions(module))
+        name: sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
+        for name, module in model.named_modules()
+        if any(_dimensions(module))
     }
     total = sum(sizes.values()) or 1
     found = [
@@ -39,10 +41,6 @@ def find_unaligned_dimensions(model: nn.Module) -> tuple[UnalignedDimension, ...
         if size % MULTIPLE
     ]
     return tuple(sorted(found, key=lambda shape: -shape.share))
-
-
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
 
 
 def _dimensions(module: nn.Module) -> Iterator[tuple[str, int]]:

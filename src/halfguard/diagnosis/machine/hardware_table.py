@@ -14,8 +14,9 @@ from importlib import resources
 from typing import Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from halfguard.records.base import RecordPart
 from halfguard.records.machine import Hardware, Support
 
 Checked = Literal["read", "computed"]
@@ -23,18 +24,14 @@ FigureName = Literal["fp32", "fp16", "matrix", "memory", "bandwidth"]
 FIGURES: tuple[FigureName, ...] = get_args(FigureName)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Document(_Part):
+class Document(RecordPart):
     """A document that was opened: its name, and the place in it."""
 
     name: str
     where: str
 
 
-class Figures(_Part):
+class Figures(RecordPart):
     """The figures that one document gives for one card."""
 
     fp32: float | None = None
@@ -43,7 +40,7 @@ class Figures(_Part):
     bandwidth: float | None = None
 
 
-class Figure(_Part):
+class Figure(RecordPart):
     """One number of a card, and its sources."""
 
     value: float
@@ -51,7 +48,7 @@ class Figure(_Part):
     documents: tuple[str, ...]
 
 
-class Rule(_Part):
+class Rule(RecordPart):
     """The rate of matrix units over FP32, for a family of cards."""
 
     cards: str = Field(description="pattern of names")
@@ -62,7 +59,7 @@ class Rule(_Part):
         return re.fullmatch(self.cards, card.name) is not None
 
 
-class Generation(_Part):
+class Generation(RecordPart):
     """A family of chips with the same 16-bit abilities."""
 
     key: str
@@ -102,7 +99,7 @@ class Generation(_Part):
         )
 
 
-class Card(_Part):
+class Card(RecordPart):
     """One card: its figures by the document in which they were read, in order of preference."""
 
     name: str
@@ -126,7 +123,7 @@ class Card(_Part):
         return Figure(value=next(iter(values.values())), checked="read", documents=tuple(values))
 
 
-class ProcessorFeature(_Part):
+class ProcessorFeature(RecordPart):
     """The meaning of a processor flag."""
 
     flag: str
@@ -136,7 +133,7 @@ class ProcessorFeature(_Part):
     sources: tuple[str, ...]
 
 
-class Table(_Part):
+class Table(RecordPart):
     """The content of ``hardware.yaml``."""
 
     checked_on: date

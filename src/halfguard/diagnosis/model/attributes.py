@@ -101,7 +101,7 @@ class _SavedTensor:
         """Write back what has changed. Return errors instead of raising: other tensors must follow."""
         try:
             with torch.no_grad():
-                plain = _is_plain(self._tensor)
+                plain = self._tensor.layout is torch.strided and not self._tensor.is_nested
                 if plain and not _same_storage(self._tensor, self._view):
                     self._tensor.data = self._view
                 if not plain or not _same_values(self._tensor, self._values):
@@ -109,10 +109,6 @@ class _SavedTensor:
         except Exception as error:  # noqa: BLE001  a tensor subclass may raise anything
             return error
         return None
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _same_storage(one: Tensor, other: Tensor) -> bool:

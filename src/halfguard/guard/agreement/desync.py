@@ -130,7 +130,9 @@ class Replicas:
             sums = self._sums(list(named.values()))
             if holders == ALL:
                 sums[: len(self._buffers)].masked_fill_(self._changed(sums), _CHANGED)
-            parts.append(_halves(combine(sums)) * weight)
+            checksum = combine(sums)
+            halves = torch.stack([checksum & _HALF, (checksum >> 32) & _HALF])
+            parts.append(halves.double() * weight)
         return torch.stack(parts).sum(0)
 
     def find_divergence(self, device: torch.device) -> Divergence:
@@ -142,7 +144,8 @@ class Replicas:
         digests = all_gather_object({_digest(h): _digest(words) for h, words in mine.items()})
         leader, agreed = -1, True
         for holders in mine:
-            of_holders = {r: digests[r].get(_digest(holders)) for r in _ranks(holders)}
+            ranks = range(world_size()) if holders.ranks is None else holders.ranks
+            of_holders = {r: digests[r].get(_digest(holders)) for r in ranks}
             value, votes = Counter(of_holders.values()).most_common(1)[0]
             majority = 2 * votes > len(of_holders)
             if majority and of_holders[rank()] == value:
@@ -255,14 +258,6 @@ def _differing(
         ]
         found |= dict.fromkeys(broadcast_object(suspect, wrong, device))
     return tuple(found)
-
-
-def _halves(checksum: Tensor) -> Tensor:
-    return torch.stack([checksum & _HALF, (checksum >> 32) & _HALF]).double()
-
-
-def _ranks(holders: Holders) -> Sequence[int]:
-    return range(world_size()) if holders.ranks is None else holders.ranks
 
 
 def _digest(value: Holders | Descriptions) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision

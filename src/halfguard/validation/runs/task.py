@@ -15,22 +15,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from halfguard.errors import ConfigError
 from halfguard.guard.config import GuardConfig
 from halfguard.precision_names import Precision
+from halfguard.records.base import RecordPart
 from halfguard.records.plan import PrecisionPlan
 from halfguard.validation.runs.sources import digests_of
 from halfguard.validation.sections import Candidate
 from halfguard.validation.spec import Spec
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Setting(_Part):
+class Setting(RecordPart):
     """The training method: a candidate with its files read."""
 
     precision: str
@@ -38,7 +33,7 @@ class Setting(_Part):
     plan: dict[str, Any] | None = None
 
 
-class Job(_Part):
+class Job(RecordPart):
     """The training job."""
 
     entry: str | None
@@ -50,7 +45,7 @@ class Job(_Part):
     versions: str
 
 
-class Task(_Part):
+class Task(RecordPart):
     """A run of one candidate with one seed; with ``against``, a measurement of its speed."""
 
     candidate: str

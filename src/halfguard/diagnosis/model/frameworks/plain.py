@@ -20,7 +20,7 @@ from halfguard.diagnosis.model.frameworks.conversions import (
 from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs
 from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
 from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
-from halfguard.guard import Guard
+from halfguard.guard.guard import Guard
 from halfguard.precision.modes import autocast
 from halfguard.precision_names import Precision
 

@@ -1,0 +1,82 @@
+"""Load configurations from YAML or mappings; errors name the key, the value and the allowed keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from halfguard.errors import ConfigError
+
+_MAX_PROBLEMS = 5
+Config = TypeVar("Config", bound=BaseModel)
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """Return the keys and values of a YAML file; an empty file has none."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as text: {error}.") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, where: str) -> Mapping[str, Any]:
+    """Return the keys and values of a YAML text."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {error}.") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} must contain keys and values, not a {type(values).__name__}.")
+    return values
+
+
+def validate_config(
+    cls: type[Config], values: Mapping[str, Any], *, where: str, kind: str
+) -> Config:
+    """Return the configuration, or raise a ConfigError; ``kind`` is what it should be: a study."""
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as error:
+        items = error.errors(include_url=False)[:_MAX_PROBLEMS]
+        problems = "; ".join(map(_describe_problem, items))
+        cures = dict.fromkeys(_allowed_keys(cls, item["loc"], kind) for item in items)
+        message = f"{where} is not {kind}: {problems}."
+        raise ConfigError(message, cure="\n".join(cures)) from error
+    except ValueError as error:  # from shlex (an unclosed quote) or float("x%")
+        raise ConfigError(f"{where} is not {kind}: {error}.") from error
+
+
+def _describe_problem(item: Any) -> str:
+    key = ".".join(map(str, item["loc"])) or "values"
+    value = item["input"]
+    given = "" if isinstance(value, Mapping | BaseModel) else f" (given: {_short(value)})"
+    return f"{key}: {item['msg'].removeprefix('Value error, ')}{given}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str | int | float | bool | None):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:77]}..."
+    return f"a {type(value).__name__}"
+
+
+def _allowed_keys(section: type[BaseModel], loc: tuple[int | str, ...], kind: str) -> str:
+    """Return the keys of the section that contains the problem at ``loc``."""
+    names: list[str] = []
+    for part in loc[:-1]:
+        field = section.model_fields.get(str(part))
+        types = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        found = next((t for t in types if isinstance(t, type) and issubclass(t, BaseModel)), None)
+        if found is None:
+            break
+        section = found
+        names.append(str(part))
+    keys = [field.alias or name for name, field in section.model_fields.items()]
+    return f"Allowed keys of {'.'.join(names) or kind}: {', '.join(keys)}."

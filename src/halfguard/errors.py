@@ -30,7 +30,7 @@ class HalfguardError(Exception):
 
 
 class UsageError(HalfguardError, ValueError):
-    """The caller asked for something that cannot be done; nothing was changed."""
+    """A mistake of the caller, or a request that cannot be met; nothing was changed."""
 
 
 class ConfigError(UsageError):

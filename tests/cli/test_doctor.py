@@ -201,7 +201,7 @@ def test_without_torch_the_pip_command_is_named(entry: tuple[str, ...], code: in
 
 def test_a_workload_and_its_cost(doctor: Run) -> None:
     done = doctor("examples/overflowing.py:t5", "--cost", "--batch-size", "1")
-    assert "asked for " in done.stdout
+    assert "requested " in done.stdout
     assert "peak memory" in done.stdout
     assert "is fastest here" in done.stdout
     assert "HD001" not in done.stdout  # the job's own scaler was looked at

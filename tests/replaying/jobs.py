@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.workload import Workload
-from tests.support.zoo import PLANTS as ZOO
-from tests.support.zoo import Job, Plant
+from tests.support.zoo import PLANTED_FAILURES as ZOO
+from tests.support.zoo import Job, PlantedFailure
 from tests.support.zoo.base import in_half, noise, seeded
 
 
@@ -22,7 +22,7 @@ from tests.support.zoo.base import in_half, noise, seeded
 class Case:
     """A planted failure as a guarded step: configuration, and the samples that cause it."""
 
-    plant: Plant
+    plant: PlantedFailure
     samples: tuple[int, ...] = ()
     micro_batch: int = 0
     config: dict[str, Any] = field(default_factory=dict)
@@ -110,10 +110,10 @@ def share(seed: int) -> Job:
     return Job(seeded(seed, Shares), mean, x)
 
 
-PLANTS = (
-    Plant("sample-large", large, "addmm", "down"),
-    Plant("sample-energy", energy, "mul", "1"),
-    Plant("sample-share", share, "div", "inner"),
+PLANTED_FAILURES = (
+    PlantedFailure("sample-large", large, "addmm", "down"),
+    PlantedFailure("sample-energy", energy, "mul", "1"),
+    PlantedFailure("sample-share", share, "div", "inner"),
 )
 BAD_SAMPLES = {
     "sample-large": (11,),
@@ -131,7 +131,7 @@ INCURABLE = ("mlp-cast", "norm-residual", "conv-one-sample", "rnn-exp", "vae-exp
 SLOW = ("mlp-compiled",)  # the compiler is run for every trial
 ALL = tuple(
     replace(plant, op=UNDER_AUTOCAST.get(plant.name, plant.op))
-    for plant in (*ZOO, *PLANTS)
+    for plant in (*ZOO, *PLANTED_FAILURES)
     if plant.name not in SLOW
 )
 # A loss scale that is too high is no incident while it can fall. So it starts at its floor if the forward
@@ -139,7 +139,7 @@ ALL = tuple(
 FIXED = {"scale": {"init": 1024.0, "floor": 1024.0}}
 
 
-def _case(plant: Plant) -> Case:
+def _case(plant: PlantedFailure) -> Case:
     config: dict[str, Any] = FIXED if plant.phase == "backward" else {"scale": {"init": 1024.0}}
     if plant.name == "sample-large":  # the second of two micro-batches, with random numbers in each
         return Case(plant, BAD_SAMPLES[plant.name], 1, {**config, "accumulate": 2})
@@ -149,7 +149,7 @@ def _case(plant: Plant) -> Case:
 CASES = tuple(map(_case, ALL))
 
 
-def workload(plant: Plant, seed: int) -> Workload:
+def workload(plant: PlantedFailure, seed: int) -> Workload:
     job = plant.make(seed)
     if job.loss_fn is in_half:  # the zoo runs in half itself; here the guard does
         job = job._replace(loss_fn=mean)
@@ -160,7 +160,7 @@ def workload(plant: Plant, seed: int) -> Workload:
     return Workload(job.model, job.loss_fn, batches, optimizer)
 
 
-def _entry(plant: Plant) -> Any:
+def _entry(plant: PlantedFailure) -> Any:
     return lambda seed: workload(plant, seed)
 
 

@@ -96,7 +96,7 @@ def from_patched_source(patch: str, name: str, work: Path) -> Workload:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    plant = next(p for p in module.PLANTS if p.name.replace("-", "_") == name)
+    plant = next(p for p in module.PLANTED_FAILURES if p.name.replace("-", "_") == name)
     return workload_of(plant, seed=0)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from halfguard.errors import UsageError
 from halfguard.tracing import Culprit, find_first_nonfinite
-from tests.support.zoo import HEALTHY, PLANTS, Job, Plant, line_of
+from tests.support.zoo import HEALTHY, PLANTED_FAILURES, Job, PlantedFailure, line_of
 
 # The models of this file have random weights.
 pytestmark = pytest.mark.usefixtures("seed")
@@ -20,8 +20,8 @@ def diagnose(job: Job) -> Culprit | None:
     return find_first_nonfinite(job.loss, job.model)
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=str)
-def test_a_planted_failure_is_named_by_operation_module_and_line(plant: Plant) -> None:
+@pytest.mark.parametrize("plant", PLANTED_FAILURES, ids=str)
+def test_a_planted_failure_is_named_by_operation_module_and_line(plant: PlantedFailure) -> None:
     culprit = diagnose(plant.make(0))
     assert culprit is not None
     found = culprit.op, culprit.module, culprit.phase, culprit.kind, culprit.compiled
@@ -39,8 +39,8 @@ def test_a_planted_failure_is_named_by_operation_module_and_line(plant: Plant) -
 
 
 def test_there_are_thirty_over_ten_architectures() -> None:
-    assert len(PLANTS) >= 30
-    assert len({plant.make.__module__ for plant in PLANTS}) >= 10
+    assert len(PLANTED_FAILURES) >= 30
+    assert len({plant.make.__module__ for plant in PLANTED_FAILURES}) >= 10
     assert len(HEALTHY) >= 10
 
 
@@ -49,8 +49,8 @@ def test_an_intended_infinity_is_no_culprit(name: str) -> None:
     assert diagnose(HEALTHY[name](0)) is None
 
 
-@pytest.mark.parametrize("plant", PLANTS[:3], ids=str)
-def test_other_seeds_give_the_same_answer(plant: Plant) -> None:
+@pytest.mark.parametrize("plant", PLANTED_FAILURES[:3], ids=str)
+def test_other_seeds_give_the_same_answer(plant: PlantedFailure) -> None:
     places = {(c.op, c.line) for seed in range(3) if (c := diagnose(plant.make(seed)))}
     assert places == {(plant.op, line_of(plant)[1])}
 

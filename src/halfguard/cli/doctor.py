@@ -24,7 +24,9 @@ def doctor(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help='A card that is not here, such as "TITAN RTX".'),
+        typer.Option(
+            metavar="NAME", help='Describe this card instead of this machine: "TITAN RTX".'
+        ),
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help=f"Precision to train in: {', '.join(PRECISIONS)}.")
@@ -87,7 +89,7 @@ def _validate_options(
         raise UsageError(f"There is no precision {precision!r}.", cure=f"Allowed: {allowed}.")
     if gpu is not None and (entry is not None or batch_size is not None):
         raise UsageError(
-            "--gpu names a card that is not here, so nothing can run on it.",
+            "--gpu only describes a card, so nothing can run on it.",
             cure="Leave out ENTRY and --batch-size, or leave out --gpu.",
         )
     if cost and entry is None:

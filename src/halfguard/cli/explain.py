@@ -28,7 +28,7 @@ def explain(
 ) -> None:
     """Show how a number is stored in each format, and what is lost.
 
-    An expression is evaluated exactly, and as code that runs in the format evaluates it. In most
+    An expression is evaluated exactly, and with every step rounded to the format. In most
     shells, put parentheses and * in quotes.
     """
     if expression == ["-h"]:

@@ -31,7 +31,7 @@ def plan(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print every trial.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find the smallest set of FP32 islands with which the loss follows FP32.
+    """Find the smallest set of modules to keep in FP32, so that the loss follows FP32.
 
     On a CPU the trials use CUDA's autocast rules. Exit code 0: a plan was found, possibly empty;
     1: there is none; 2: usage error.

@@ -51,7 +51,7 @@ def doctor(
 ) -> Diagnosis:
     """Examine a training setup. Every argument is optional; each one allows more checks.
 
-    ``precision`` is the precision that you asked for, by halfguard's name or the framework's. With a
+    ``precision`` is the requested precision, by halfguard's name or the framework's. With a
     ``batch``, one forward pass runs as in training, ``loss(model, batch)``, and its precision is measured;
     without a ``loss`` the model is called with the batch. In your own training loop, call this function
     where you call the forward pass, under the same autocast. Otherwise pass as ``trainer`` the object that
@@ -87,7 +87,7 @@ def doctor_workload(workload: Workload, *, precision: Precision | str) -> Diagno
 def examine(setup: TrainingSetup) -> Diagnosis:
     """Run the forward pass, if there is a batch for it, and every check."""
     if setup.model is not None and setup.run_forward is not None:
-        _refuse_without_weights(setup.model)
+        _raise_if_without_weights(setup.model)
     restored = nullcontext() if setup.model is None else restore_afterwards(setup.model)
     with restored, setup.as_trained():
         if setup.model is not None and setup.run_forward is not None:
@@ -98,7 +98,7 @@ def examine(setup: TrainingSetup) -> Diagnosis:
     return Diagnosis(framework=setup.framework, effective=setup.effective, findings=findings)
 
 
-def _refuse_without_weights(model: nn.Module) -> None:
+def _raise_if_without_weights(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         lazy = isinstance(parameter, UninitializedParameter)
         if lazy or parameter.is_meta:

@@ -117,8 +117,8 @@ def _find_ddp_holders(model: nn.Module) -> dict[int, Holders]:
         if not isinstance(module, DistributedDataParallel):
             continue
         group = module.process_group
-        everybody = group.size() == world_size()
-        held = ALL if everybody else Holders(tuple(dist.get_process_group_ranks(group)))
+        all_ranks = group.size() == world_size()
+        held = ALL if all_ranks else Holders(tuple(dist.get_process_group_ranks(group)))
         ignored = module.parameters_to_ignore
         found |= {id(p): held for n, p in module.module.named_parameters() if n not in ignored}
     return found

@@ -172,6 +172,6 @@ def _set_policy(module: FSDPModule, policy: MixedPrecisionPolicy) -> None:
         group.mp_policy = policy
         group._init_mp_dtypes()
         for parameter in group.fsdp_params:
-            # Buffers for the gathered parameter have the old dtype; FSDP2 allocates missing ones anew.
+            # Buffers for the gathered parameter have the old dtype; FSDP2 allocates missing ones again.
             parameter.all_gather_outputs = []
             vars(parameter).pop("_unsharded_param", None)

@@ -58,7 +58,7 @@ class SkipConfig(_Section):
     on_nonfinite: Literal["skip", "retry_fp32", "raise"] = "skip"
     max_grad_norm: float | None = Field(default=None, gt=0, description="skip above it")
     max_consecutive: int = Field(
-        default=10, ge=1, description="bad steps in a row before giving up"
+        default=10, ge=1, description="bad steps in a row before a rollback or halt"
     )
 
 
@@ -67,14 +67,12 @@ class SpikeConfig(_Section):
 
     sigma: float = Field(default=6.0, gt=0)
     window: int = Field(default=128, ge=2)
-    warm_up: int = Field(default=32, ge=2, description="applied steps before limits are in force")
+    warm_up: int = Field(default=32, ge=2, description="applied steps before the limits apply")
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         if self.warm_up > self.window:
-            raise ValueError(
-                f"a window of {self.window} steps never holds the {self.warm_up} of warm_up"
-            )
+            raise ValueError(f"warm_up ({self.warm_up}) must not exceed window ({self.window})")
         return self
 
 
@@ -87,14 +85,14 @@ class RecoveryConfig(_Section):
     max_rollbacks: int = Field(default=3, ge=0)
     lr_factor: float = Field(default=0.5, gt=0, lt=1)
     ladder: tuple[Remedy, ...] = ("fp32", "lower_lr", "longer_growth_interval", "tighter_clip")
-    trial_steps: int = Field(default=200, ge=1, description="applied steps that prove a remedy")
+    trial_steps: int = Field(default=200, ge=1, description="applied steps until a remedy is kept")
 
     @model_validator(mode="after")
     def _provable(self) -> Self:
         if self.prove > self.every:
             raise ValueError(
-                f"a snapshot is replaced after {self.every} steps (every), before {self.prove} (prove) "
-                "have shown it to be good"
+                f"prove ({self.prove}) must not exceed every ({self.every}): a snapshot would be replaced "
+                "before it is confirmed as good"
             )
         return self
 
@@ -112,10 +110,10 @@ class IncidentConfig(_Section):
     """The record of bad steps in ``run_dir``, from which they can be repeated elsewhere."""
 
     keep: int = Field(
-        default=4, ge=1, description="how many incidents of a run to keep, the first ones"
+        default=4, ge=1, description="number of incidents to keep; later ones are not saved"
     )
     max_bytes: int = Field(default=4 * 2**30, ge=1, description="largest size of one incident")
-    weights: bool = Field(default=True, description="False if you keep checkpoints yourself")
+    weights: bool = Field(default=True, description="save them; False if you keep checkpoints")
 
 
 class GuardConfig(_Section):

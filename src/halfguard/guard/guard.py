@@ -120,8 +120,8 @@ class Guard:
         """Run the scaled backward pass of one micro-batch; its loss is divided by ``accumulate``."""
         if self.config.skip.on_nonfinite == "retry_fp32":
             raise UsageError(
-                "skip.on_nonfinite='retry_fp32' repeats a step, and backward(loss) has no forward pass "
-                "to repeat.",
+                "skip.on_nonfinite='retry_fp32' must repeat the forward pass, but backward(loss) gets only "
+                "its result.",
                 cure="Call guard.step(loss_fn, batch), or choose skip.on_nonfinite='skip'.",
             )
         self._begin_step()
@@ -140,8 +140,8 @@ class Guard:
             )
         if self._batches.gradients_held_back:
             raise UsageError(
-                f"{len(self._batches.micro_batches)} of {self.config.accumulate} micro-batches were made by "
-                "step(), and ranks reduce gradients only with the last one; update() comes too early.",
+                f"update() was called after {len(self._batches.micro_batches)} of {self.config.accumulate} "
+                "micro-batches, but ranks reduce gradients only with the last one.",
                 cure="Leave the step open: the first batches of the next epoch complete it.",
             )
         return self._update(self.optimizers if optimizer is None else [optimizer])
@@ -174,7 +174,7 @@ class Guard:
         if self._batches.micro_batches:
             raise UsageError(
                 f"A step is open: {len(self._batches.micro_batches)} of {self.config.accumulate} "
-                "micro-batches are done, and their gradients belong to no state_dict.",
+                "micro-batches are done, and a state_dict does not contain their gradients.",
                 cure="Save after a call whose outcome.action is not 'accumulate'.",
             )
         return self._own_state() | {
@@ -251,7 +251,7 @@ class Guard:
         )
 
     def reconfigure(self, config: GuardConfig) -> None:
-        """Continue with another configuration: a remedy, or a change of yours in mid-run."""
+        """Continue with another configuration: a remedy, or your own change during a run."""
         self.config = config
         self._stepper.reconfigure(config)
 

@@ -138,7 +138,7 @@ class IncidentWriter:
 
 
 def _find_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Keep each tensor once, and turn other names for it into aliases: safetensors refuses shared memory."""
+    """Keep each tensor once, and turn other names for it into aliases: safetensors rejects shared memory."""
     kept: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}

@@ -1,7 +1,7 @@
 """An incident on disk: written atomically, and not trusted when it is opened.
 
 Writing fills a hidden folder and renames it once everything in it is on disk, so a folder with an incident's
-name is complete. Opening trusts nothing: links are refused, the sizes of both files are checked before they
+name is complete. Opening trusts nothing: links are rejected, the sizes of both files are checked before they
 are read, and every tensor that the record names must be in the file.
 """
 

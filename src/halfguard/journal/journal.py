@@ -68,7 +68,7 @@ class Journal:
         except OSError as error:
             # The rows may still be written, and they matter more than this file.
             logger.warning(
-                "The journal cannot write %s: %s. Training goes on without it.",
+                "The journal cannot write %s: %s. Training continues without it.",
                 self.run_dir / RUN_FILE,
                 error,
             )

@@ -83,7 +83,7 @@ class JsonlWriter:
                 self._file.close()
             self._file = None
         logger.warning(
-            "The journal cannot write %s: %s. Training goes on; from now on the journal is kept in "
+            "The journal cannot write %s: %s. Training continues; from now on the journal is kept in "
             "memory only.",
             self.path,
             error,

@@ -1,6 +1,6 @@
 """Edits that rules share: insert a statement, remove one, replace an expression.
 
-An edit is refused (None) where it would break the layout of the file: two statements on one line, or a
+No edit is made (None) where it would break the layout of the file: two statements on one line, or a
 comment inside the replaced text.
 """
 

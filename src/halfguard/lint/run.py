@@ -22,7 +22,7 @@ _CHUNK = 40
 
 @dataclass(frozen=True)
 class FileResult:
-    """Findings of one file; ``before`` and ``after`` are its bytes if fixes were asked for."""
+    """Findings of one file; ``before`` and ``after`` are its bytes if fixes were requested."""
 
     path: str
     diagnostics: list[Diagnostic]

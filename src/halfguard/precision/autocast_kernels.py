@@ -28,8 +28,8 @@ from halfguard.precision.autocast_ops import CUDNN_RNN, RULES, AutocastRule
 _KEY = "AutocastCPU"
 _KEYSET = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _BANNED = (
-    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA refuses "
-    "them, since their gradient may not fit into half. "
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA raises "
+    "an error, since their gradient may not fit into half. "
     "Use binary_cross_entropy_with_logits, or BCEWithLogitsLoss."
 )
 

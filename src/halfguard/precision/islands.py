@@ -99,7 +99,7 @@ def _changed_items(values: Mapping[Any, Any]) -> dict[Any, Any]:
 def _convert_to_fp32(module: nn.Module) -> None:
     for parameter in module.parameters():
         if parameter.dtype in HALF_DTYPES:
-            grad, parameter.grad = parameter.grad, None  # torch refuses a gradient of another dtype
+            grad, parameter.grad = parameter.grad, None  # torch rejects a gradient of another dtype
             parameter.data = parameter.data.float()
             parameter.grad = None if grad is None else grad.float()
     for owner in module.modules():

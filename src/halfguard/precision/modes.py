@@ -1,7 +1,7 @@
 """The precisions as torch runs them: weight dtype, autocast dtype, and the contexts of a forward pass.
 
 FP16 weights keep autocast on. A half model without autocast computes its loss and its softmax in half, and
-refuses FP32 inputs. With it, matrix products cost the same (there is nothing left to cast), and the
+raises for FP32 inputs. With it, matrix products cost the same (there is nothing left to cast), and the
 operations that need FP32 get it.
 """
 

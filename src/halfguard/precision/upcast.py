@@ -31,7 +31,7 @@ def upcast_trainable(model: nn.Module) -> list[str]:
     changed = []
     for name, param in model.named_parameters():
         if param.requires_grad and param.dtype in HALF_DTYPES:
-            grad, param.grad = param.grad, None  # torch refuses a gradient of another dtype
+            grad, param.grad = param.grad, None  # torch rejects a gradient of another dtype
             param.data = param.data.float()
             param.grad = None if grad is None else grad.float()
             changed.append(name)
@@ -46,7 +46,7 @@ def half_state_dict(model: nn.Module) -> dict[str, Any]:
     """
     state = model.state_dict(keep_vars=True)  # the parameters themselves, to recognize tied ones
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    _refuse_nonfinite({n: t.detach() for n, t in tensors.items() if t.is_floating_point()})
+    _raise_if_nonfinite({n: t.detach() for n, t in tensors.items() if t.is_floating_point()})
     saved: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
         if id(tensor) not in saved:
@@ -57,7 +57,7 @@ def half_state_dict(model: nn.Module) -> dict[str, Any]:
     return state
 
 
-def _refuse_nonfinite(tensors: dict[str, Tensor]) -> None:
+def _raise_if_nonfinite(tensors: dict[str, Tensor]) -> None:
     if not tensors:
         return
     rows = health(list(tensors.values()), target=FP16).rows()

@@ -41,7 +41,7 @@ def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
                 severity="error",
                 message=f"{module_label(layer.module)}: outputs reach {max(layer.forward):.3g}.",
                 subject=layer.module,
-                why=f"FP16 ends at 65504, {-room:.1f} bits below. No loss scale changes that.",
+                why=f"FP16's largest value is 65504, {-room:.1f} bits below. No loss scale changes that.",
                 cure=_PLAN,
             )
         elif 0 <= room < LOW_HEADROOM:
@@ -127,7 +127,7 @@ def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
             why="Each such layer costs bits of headroom."
             if gain > MAX_GAIN
             else "Signals that pass through it vanish, and so do its gradients.",
-            cure="Draw it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
+            cure="Initialize it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
         )
 
 

@@ -56,7 +56,7 @@ class IslandTrials:
         if self.reference.failure is not None:
             raise UsageError(
                 f"The workload is not finite in FP32 either: {self.reference.failure.message} at step "
-                f"{self.reference.failure.step}. No island can cure that.",
+                f"{self.reference.failure.step}. FP32 islands cannot help.",
                 cure="Look at the data and the learning rate first.",
             )
         self.totals = total_by_module(self.reference.trace, self.reference.scales)

@@ -163,7 +163,7 @@ class _Search:
         room = self._headroom(path) if path in self.trials.totals else 0.0
         if room < 0:
             top = max(self.trials.totals[path].forward)
-            reason += f" In FP32 its outputs reach {top:.3g}, and FP16 ends at 65504."
+            reason += f" In FP32 its outputs reach {top:.3g}; FP16's largest value is 65504."
         return reason
 
 

@@ -135,7 +135,7 @@ def _train_on(step: TrainingStep, batch: Any, index: int) -> tuple[float, Failur
             return loss_value, Failure(index, "gradient", message)
         step.scaler.update(scale / 2)
     if scale != 1.0:
-        # Not by torch's scaler, which refuses the FP16 gradients of a model that is half by itself.
+        # Not by torch's scaler, which rejects the FP16 gradients of a model with half weights.
         for grad in grads:
             grad.mul_(1 / scale)
     step.workload.optimizer.step()

@@ -1,7 +1,7 @@
 """Base class of every record on disk: frozen, versioned, and without unknown fields.
 
 A record's JSON begins with its ``kind`` and ``schema_version``. The functions in ``migrations`` convert
-an older version one step at a time. A newer version is refused with a clear message rather than misread.
+an older version one step at a time. A newer version raises an error rather than being misread.
 Floats that JSON cannot represent (NaN, infinity) are written as strings and read back.
 """
 

@@ -68,7 +68,7 @@ class Culprit:
         if self.kind != "op":
             what = f"{self.kind} {self.name!r} was not finite when the step began; first used by {self.op}"
         elif self.intended:
-            what = f"{self.op} put in an infinity that reached the result"
+            what = f"{self.op} inserted an infinity that reached the result"
         else:
             what = f"{self.op} ({self.kernel}) made the first bad number in the {self.phase} pass"
         lines = [f"{what}, {where}{region}", f"  {self.place}"]

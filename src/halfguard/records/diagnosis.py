@@ -24,7 +24,7 @@ class EffectivePrecision(RecordPart):
         return self.asked is None or self.got in (self.asked, "unknown")
 
     def __str__(self) -> str:
-        asked = f"asked for {self.asked}, " if self.asked is not None else ""
+        asked = f"requested {self.asked}, " if self.asked is not None else ""
         facts = [*self.evidence, *([self.why] if self.why and self.as_asked else [])]
         return "\n".join([f"{asked}got {self.got}", *(f"  {fact}" for fact in facts)])
 

@@ -20,7 +20,7 @@ def parse_journal_row(text: str | bytes) -> JournalRow | str:
     """Read one row, or return the name of its kind if this version does not know that kind.
 
     An unknown kind was added by a later halfguard, and the known rows are correct without it. A later
-    *version* of a known kind is refused, since its numbers may have another meaning.
+    *version* of a known kind raises an error, since its numbers may have another meaning.
     """
     try:
         body = json.loads(text)

@@ -59,7 +59,7 @@ class PrecisionPlan(Record):
     evidence: PlanEvidence | None = None
 
     @model_validator(mode="after")
-    def _refuse_duplicates(self) -> Self:
+    def _raise_if_duplicates(self) -> Self:
         names = self.modules
         duplicates = {name for name in names if names.count(name) > 1}
         if duplicates:

@@ -63,9 +63,9 @@ class Cause(StrEnum):
         "desync",
         "ranks that must hold the same bits do not",
         (
-            "Return to an earlier checkpoint. One rank, once: suspect its memory. The same ranks again, or "
-            "many: something is written or drawn on some ranks only; set desync.every to 1 to find the step. "
-            "desync.action='resync' goes on with the majority's bits."
+            "Return to an earlier checkpoint. If it was one rank, once, its memory may be faulty. Otherwise "
+            "code writes a tensor or draws random numbers on some ranks only: set desync.every to 1 to find "
+            "the step. With desync.action='resync' the run continues with the majority's bits."
         ),
     )
 

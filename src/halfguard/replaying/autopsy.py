@@ -123,15 +123,13 @@ def _differences(step: ReplayedStep) -> tuple[str, ...]:
     then = record.environment.get("torch", torch.__version__)
     ranks = record.world_size
     facts = {
-        "weights: they were saved some steps after the fault; the host reads late": not record.exact,
-        "weights: the incident holds none, those of the ENTRY were used": not record.weights,
+        "weights: they were saved some steps after the fault": not record.exact,
+        "weights: the incident holds none, so the weights of the ENTRY were used": not record.weights,
         f"torch: {then} then, {torch.__version__} now": then != torch.__version__,
         f"device: {record.device} then, {step.device.type} now": record.device != step.device.type,
         "code: it had uncommitted changes": record.git.get("dirty") == "True",
         "random numbers: guard.backward() saves no random state": None in step.rng,
-        f"other ranks: {ranks} took part, and their gradients are not in this incident; see theirs": (
-            ranks > 1
-        ),
+        f"other ranks: {ranks} took part; their gradients are in their own incidents": (ranks > 1),
         **{f"batch: {problem}": True for problem in record.problems},
     }
     return tuple(text for text, holds in facts.items() if holds)

@@ -82,11 +82,11 @@ def _data(step: ReplayedStep, bad: BadSamples | None) -> Cure | None:
         return None
     about = step.record.micro_batches[bad.micro_batch].about
     place = f" of micro-batch {bad.micro_batch}" if len(step.batches) > 1 else " of the batch"
-    verb = "causes" if len(bad.samples) == 1 else "cause"
+    verb, it = ("causes", "it") if len(bad.samples) == 1 else ("cause", "them")
     return Cure(
         what="data",
         sentence=f"{describe_samples(bad.samples).capitalize()}{place}{f' ({about})' if about else ''} "
-        f"{verb} the fault; without, the step is good. Repair or remove it in the data.",
+        f"{verb} the fault; without {it} the step is good. Repair or remove {it} in the data.",
         trial=bad.without.name,
     )
 
@@ -136,8 +136,8 @@ def _scale(step: ReplayedStep, trials: Trials) -> Cure | None:
     trial, scale = found
     return Cure(
         what="scale",
-        sentence=f"The gradients fit at a loss scale of {scale:g}, not at {step.record.scale:g}: let the "
-        "scale fall to it.",
+        sentence=f"The gradients fit at a loss scale of {scale:g}, not at {step.record.scale:g}: allow "
+        "the scale to decrease to that value.",
         trial=trial.name,
         patch=f"scale:\n  floor: {scale!r}\n  init: {scale!r}",
     )

@@ -1,8 +1,8 @@
 """Find the code that an incident belongs to. The code is executed, so it must be the reader's own.
 
-An incident may come from a stranger, and nothing in its folder is ever executed. The ENTRY that it records is
-only a hint to the reader's own code. A file that arrived together with the incident is refused, unless the
-reader names it.
+An incident may come from somebody else, and nothing in its folder is ever executed. The ENTRY that it records
+is only a hint to the reader's own code. A file that arrived together with the incident is not executed,
+unless the reader names it.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class ReplayedStep:
         except Exception as error:
             raise UsageError(
                 f"The step cannot be run: {describe_error(error)}",
-                cure="The loss of the ENTRY must take the batches of the incident: tensors in dicts, "
-                "lists and tuples as they were, other objects as namespaces with their fields.",
+                cure="The ENTRY's loss function must accept the batches of the incident. Tensors, dicts, "
+                "lists and tuples are unchanged; any other object is a namespace with the same fields.",
             ) from error
 
     def run(self, variation: Variation = UNCHANGED) -> Result:

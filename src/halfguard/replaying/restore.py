@@ -69,8 +69,8 @@ def _load_weights(model: nn.Module, incident: Incident) -> None:
         revision = incident.record.git.get("revision", "unknown")
         raise UsageError(
             f"The model of the ENTRY is not the one of the incident: {_shortened(str(error))}",
-            cure="Name the function that builds the model as it was trained; its git revision "
-            f"then: {revision}.",
+            cure="Name the function that builds the trained model. The git revision of the run: "
+            f"{revision}.",
         ) from error
 
 

@@ -52,7 +52,7 @@ def _diff(file: str, wanted: Mapping[int, set[str]]) -> str:
 
 
 def _importing(text: str) -> str:
-    """The source with ``import halfguard`` after its first imports, if it has none yet."""
+    """Return the source with ``import halfguard`` after its first imports, if it has none yet."""
     imports = [
         node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
     ]
@@ -86,7 +86,7 @@ def _spliced(text: str, node: ast.expr, new: str) -> str:
 
 
 def _stable(node: ast.expr, text: str, names: set[str]) -> str:
-    """The expression with a stable form at its top, or nothing."""
+    """Return the expression in its stable form; empty if there is none."""
 
     def source(part: ast.expr) -> str:
         return ast.get_source_segment(text, part) or ""

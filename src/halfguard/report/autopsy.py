@@ -14,7 +14,7 @@ from halfguard.report.ranges import draw_ranges
 _ACTIONS = {
     Action.SKIP: "was skipped",
     Action.RETRY: "had to be repeated in FP32",
-    Action.ROLL_BACK: "made the run go back to a snapshot",
+    Action.ROLL_BACK: "made the run roll back to a snapshot",
     Action.HALT: "stopped the run",
 }
 _LANGUAGES = {"operation": "diff", "weights": "python"}
@@ -61,7 +61,7 @@ def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
         ]
     )
     if step.culprits:
-        which = "Largest" if math.isfinite(step.grad_norm) else "Nonfinite"
+        which = "Largest" if math.isfinite(step.grad_norm) else "Non-finite"
         yield Text([f"{which} gradients: ", *_join([Mono(c) for c in step.culprits], ", "), "."])
     if step.batches:
         yield Text(["The batch: ", *_join(step.batches, "; "), "."])

@@ -65,7 +65,7 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
     if halted:
         yield Text(["The guard stopped this run."], "bad")
     elif not report.timeline.closed:
-        yield Text(["The journal is not closed: the run is still going on, or it was killed."])
+        yield Text(["The journal is not closed: the run has not ended, or it was killed."])
 
 
 def _curves(report: RunReport) -> Iterator[Block]:

@@ -1,1 +1,1 @@
-"""What every training step has, whoever runs it: random state, a loss, nested batches, parameters by name."""
+"""Parts of every training step, with or without a guard: random state, loss, nested batches, parameters."""

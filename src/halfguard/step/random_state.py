@@ -12,7 +12,7 @@ import torch
 
 
 def capture_random_state() -> dict[str, Any]:
-    """The states of torch (host and accelerator), Python and, where it is in use, NumPy."""
+    """Return the states of torch (host and accelerator), Python and, where it is in use, NumPy."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.accelerator.is_available():
         states["accelerator"] = _accelerator().get_rng_state()
@@ -22,7 +22,7 @@ def capture_random_state() -> dict[str, Any]:
 
 
 def portable_random_state(states: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The same without NumPy's own types, for a file. Not done at every step: it takes longer than those."""
+    """Return the states without NumPy's own types, for a file. This is too slow to do at every step."""
     if states is None or "numpy" not in states:
         return states
     name, keys, *rest = states["numpy"]
@@ -30,7 +30,7 @@ def portable_random_state(states: dict[str, Any] | None) -> dict[str, Any] | Non
 
 
 def restore_random_state(states: dict[str, Any]) -> None:
-    """Put every generator back to where it was."""
+    """Restore every generator to a captured state."""
     torch.set_rng_state(states["torch"].cpu())  # a loader may have moved it
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -45,7 +45,7 @@ def restore_random_state(states: dict[str, Any]) -> None:
 
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
-    """Let the block draw or seed as it likes, on every device; afterwards all generators are as they were."""
+    """Restore all generators, on every device, after the block."""
     accelerator = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     states = capture_random_state()

@@ -22,7 +22,7 @@ from halfguard.records.study import RunResult, Speed, Study
 from halfguard.validation.executors import Executor
 from halfguard.validation.finished_runs import FinishedRuns, Result
 from halfguard.validation.runs.metrics import CURE
-from halfguard.validation.runs.pairing import refuse_unpaired
+from halfguard.validation.runs.pairing import raise_if_unpaired
 from halfguard.validation.runs.speed import speed_of_runs
 from halfguard.validation.runs.task import Task, run_tasks, speed_tasks
 from halfguard.validation.sections import ExecutorSpec
@@ -99,7 +99,7 @@ class _StudyRunner:
         self._found, self._started = len(self._results), time.monotonic()
         self._seeds_checked = 0
         self._deciding_seeds: tuple[int, ...] | None = None
-        refuse_unpaired(self._runs(), spec.baseline.name)
+        raise_if_unpaired(self._runs(), spec.baseline.name)
         self._check_enough()
         self._report_progress(None)
 
@@ -199,12 +199,12 @@ class _StudyRunner:
         if not result.lost:  # a lost run is not saved: the next start tries it again
             self.finished.add(task, result)
         pair = [run for run in self._runs() if run.seed == task.seed]
-        refuse_unpaired(pair, self.spec.baseline.name)
-        self._refuse_missing_metric()
+        raise_if_unpaired(pair, self.spec.baseline.name)
+        self._raise_if_metric_missing()
         self._check_enough()
         self._report_progress(result)
 
-    def _refuse_missing_metric(self) -> None:
+    def _raise_if_metric_missing(self) -> None:
         """Raise if the baseline does not report the metric: then the specification is wrong.
 
         A candidate without the metric may have diverged. That is a result, whether it ends first or last.

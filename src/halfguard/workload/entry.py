@@ -121,7 +121,7 @@ def _import_file(entry: str, path: Path) -> ModuleType:
 def _find_function(entry: str, module: ModuleType, name: str) -> Callable[[int], Any]:
     function = getattr(module, name, None)
     if callable(function):
-        _refuse_without_seed(entry, function, name)
+        _raise_if_without_seed(entry, function, name)
         return function  # type: ignore[no-any-return]
     if function is not None:
         raise UsageError(f"{entry}: {name} is a {type(function).__name__}, not a function.")
@@ -133,7 +133,7 @@ def _find_function(entry: str, module: ModuleType, name: str) -> Callable[[int],
     )
 
 
-def _refuse_without_seed(entry: str, function: Callable[..., Any], name: str) -> None:
+def _raise_if_without_seed(entry: str, function: Callable[..., Any], name: str) -> None:
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function in C has no signature

@@ -1,7 +1,7 @@
 """Small architectures with one planted failure each, and healthy ones full of intended infinities.
 
-Every plant makes a job (model, loss function, batch) from a seed, and says what broke: the operation, the
-module and, by a comment ``# <- plant-name`` at its end, the line.
+Every planted failure makes a job (model, loss function, batch) from a seed, and says what broke: the
+operation, the module and, by a comment ``# <- its-name`` at its end, the line.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tests.support.zoo import (
     rnn,
     vae,
 )
-from tests.support.zoo.base import Job, Plant, line_of
+from tests.support.zoo.base import Job, PlantedFailure, line_of
 
-PLANTS: tuple[Plant, ...] = (
-    *mlp.PLANTS,
-    *attention.PLANTS,
-    *norms.PLANTS,
-    *conv.PLANTS,
-    *rnn.PLANTS,
-    *graph.PLANTS,
-    *moe.PLANTS,
-    *vae.PLANTS,
-    *detector.PLANTS,
-    *recommender.PLANTS,
+PLANTED_FAILURES: tuple[PlantedFailure, ...] = (
+    *mlp.PLANTED_FAILURES,
+    *attention.PLANTED_FAILURES,
+    *norms.PLANTED_FAILURES,
+    *conv.PLANTED_FAILURES,
+    *rnn.PLANTED_FAILURES,
+    *graph.PLANTED_FAILURES,
+    *moe.PLANTED_FAILURES,
+    *vae.PLANTED_FAILURES,
+    *detector.PLANTED_FAILURES,
+    *recommender.PLANTED_FAILURES,
 )
 HEALTHY = healthy.HEALTHY
 
-__all__ = ["HEALTHY", "PLANTS", "Job", "Plant", "line_of"]
+__all__ = ["HEALTHY", "PLANTED_FAILURES", "Job", "PlantedFailure", "line_of"]

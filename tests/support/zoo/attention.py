@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, in_full, in_half, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_full, in_half, noise, seeded
 
 
 class Attention(nn.Module):
@@ -72,8 +72,8 @@ def additive(seed: int) -> Job:
     return Job(seeded(seed, lambda: Block(Additive())), in_half, noise(seed, 2, 6, 8))
 
 
-PLANTS = (
-    Plant("attention-scores", scores, "bmm", "attention"),
-    Plant("attention-masked-row", masked_row, "softmax", "attention"),
-    Plant("attention-additive-mask", additive, "add", "attention"),
+PLANTED_FAILURES = (
+    PlantedFailure("attention-scores", scores, "bmm", "attention"),
+    PlantedFailure("attention-masked-row", masked_row, "softmax", "attention"),
+    PlantedFailure("attention-additive-mask", additive, "add", "attention"),
 )

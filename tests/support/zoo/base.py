@@ -26,7 +26,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plant:
+class PlantedFailure:
     """A job that breaks, and the correct diagnosis."""
 
     name: str
@@ -42,8 +42,8 @@ class Plant:
         return self.name
 
 
-def line_of(plant: Plant) -> tuple[str, int]:
-    """Return the file and the line that carry the plant's name."""
+def line_of(plant: PlantedFailure) -> tuple[str, int]:
+    """Return the file and the line that carry its name."""
     file = inspect.getsourcefile(plant.make)
     assert file is not None
     marked = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, in_full, in_half, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_full, in_half, noise, seeded
 
 
 class Net(nn.Module):
@@ -54,8 +54,8 @@ def blank(seed: int) -> Job:
     return Job(model, in_full, images)
 
 
-PLANTS = (
-    Plant("conv-overflow", overflow, "convolution", "second"),
-    Plant("conv-one-sample", one_sample, "var", "norm"),
-    Plant("conv-blank-image", blank, "div", "0"),
+PLANTED_FAILURES = (
+    PlantedFailure("conv-overflow", overflow, "convolution", "second"),
+    PlantedFailure("conv-one-sample", one_sample, "var", "norm"),
+    PlantedFailure("conv-blank-image", blank, "div", "0"),
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.zoo.base import Job, Plant, in_full, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_full, noise, seeded
 
 
 class Head(nn.Module):
@@ -71,9 +71,13 @@ def checkpoint_reentrant(seed: int) -> Job:
     return in_block("reentrant", seed)
 
 
-PLANTS = (
-    Plant("detector-size", size, "exp", "head"),
-    Plant("detector-checkpoint-forward", checkpoint_forward, "exp", "block"),
-    Plant("detector-checkpoint-backward", checkpoint_backward, "sqrt", "block", "backward"),
-    Plant("detector-checkpoint-reentrant", checkpoint_reentrant, "sqrt", "block", "backward"),
+PLANTED_FAILURES = (
+    PlantedFailure("detector-size", size, "exp", "head"),
+    PlantedFailure("detector-checkpoint-forward", checkpoint_forward, "exp", "block"),
+    PlantedFailure(
+        "detector-checkpoint-backward", checkpoint_backward, "sqrt", "block", "backward"
+    ),
+    PlantedFailure(
+        "detector-checkpoint-reentrant", checkpoint_reentrant, "sqrt", "block", "backward"
+    ),
 )

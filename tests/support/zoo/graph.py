@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, in_full, in_half, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_full, in_half, noise, seeded
 
 EDGES = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 0, 0]])
 
@@ -69,8 +69,8 @@ def distance(seed: int) -> Job:
     return Job(seeded(seed, lambda: Net(Distance())), in_full, noise(seed, 6, 8))
 
 
-PLANTS = (
-    Plant("graph-degree-sum", degree_sum, "index_add", "layer"),
-    Plant("graph-isolated-node", isolated_node, "pow", "layer"),
-    Plant("graph-distance", distance, "sqrt", "layer", "backward"),
+PLANTED_FAILURES = (
+    PlantedFailure("graph-degree-sum", degree_sum, "index_add", "layer"),
+    PlantedFailure("graph-isolated-node", isolated_node, "pow", "layer"),
+    PlantedFailure("graph-distance", distance, "sqrt", "layer", "backward"),
 )

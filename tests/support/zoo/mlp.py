@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, in_full, in_half, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_full, in_half, noise, seeded
 
 
 class Mlp(nn.Module):
@@ -62,9 +62,9 @@ def compiled(seed: int) -> Job:
     return Job(model, in_full, noise(seed, 4, 8))
 
 
-PLANTS = (
-    Plant("mlp-matmul", matmul, "addmm", "down"),
-    Plant("mlp-log-of-zero", log_of_zero, "log", ""),
-    Plant("mlp-cast", cast, "to", ""),
-    Plant("mlp-compiled", compiled, "exp", "1", compiled=True),
+PLANTED_FAILURES = (
+    PlantedFailure("mlp-matmul", matmul, "addmm", "down"),
+    PlantedFailure("mlp-log-of-zero", log_of_zero, "log", ""),
+    PlantedFailure("mlp-cast", cast, "to", ""),
+    PlantedFailure("mlp-compiled", compiled, "exp", "1", compiled=True),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, in_full, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_full, noise, seeded
 
 
 class Router(nn.Module):
@@ -63,8 +63,8 @@ def in_place(seed: int) -> Job:
     return Job(seeded(seed, lambda: Mixture(InPlace())), in_full, noise(seed, 4, 8))
 
 
-PLANTS = (
-    Plant("moe-router", router, "exp", "router"),
-    Plant("moe-entropy", entropy, "log", "router"),
-    Plant("moe-in-place", in_place, "div", "router"),
+PLANTED_FAILURES = (
+    PlantedFailure("moe-router", router, "exp", "router"),
+    PlantedFailure("moe-entropy", entropy, "log", "router"),
+    PlantedFailure("moe-in-place", in_place, "div", "router"),
 )

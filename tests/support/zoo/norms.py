@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, in_half, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_half, noise, seeded
 
 
 class Share(nn.Module):
@@ -65,8 +65,8 @@ def residual(seed: int) -> Job:
     return Job(seeded(seed, Growing), in_half, noise(seed, 4, 8))
 
 
-PLANTS = (
-    Plant("norm-square", square, "mul", "1.norm"),
-    Plant("norm-eps", eps, "div", "1.norm"),
-    Plant("norm-residual", residual, "add", ""),
+PLANTED_FAILURES = (
+    PlantedFailure("norm-square", square, "mul", "1.norm"),
+    PlantedFailure("norm-eps", eps, "div", "1.norm"),
+    PlantedFailure("norm-residual", residual, "add", ""),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, noise, seeded
 
 Batch = tuple[Tensor, Tensor]
 
@@ -55,8 +55,8 @@ def loss(seed: int) -> Job:
     return Job(model, ranking_in_half, batch)
 
 
-PLANTS = (
-    Plant(
+PLANTED_FAILURES = (
+    PlantedFailure(
         "recommender-embedding-row",
         embedding_row,
         "embedding",
@@ -64,6 +64,8 @@ PLANTS = (
         kind="parameter",
         subject="items.weight",
     ),
-    Plant("recommender-bad-input", bad_input, "addmm", "project", kind="input", subject="features"),
-    Plant("recommender-loss", loss, "log", None),
+    PlantedFailure(
+        "recommender-bad-input", bad_input, "addmm", "project", kind="input", subject="features"
+    ),
+    PlantedFailure("recommender-loss", loss, "log", None),
 )

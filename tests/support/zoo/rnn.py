@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, in_full, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_full, noise, seeded
 
 
 class Cell(nn.Module):
@@ -70,8 +70,8 @@ def zero_sum(seed: int) -> Job:
     return Job(seeded(seed, OverTime), in_full, noise(seed, 2, 3, 8))
 
 
-PLANTS = (
-    Plant("rnn-exp", exponential, "exp", "cell"),
-    Plant("rnn-sqrt-at-zero", sqrt_at_zero, "sqrt", "", "backward"),
-    Plant("rnn-zero-sum", zero_sum, "div", ""),
+PLANTED_FAILURES = (
+    PlantedFailure("rnn-exp", exponential, "exp", "cell"),
+    PlantedFailure("rnn-sqrt-at-zero", sqrt_at_zero, "sqrt", "", "backward"),
+    PlantedFailure("rnn-zero-sum", zero_sum, "div", ""),
 )

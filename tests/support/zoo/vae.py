@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.support.zoo.base import Job, Plant, in_full, noise, seeded
+from tests.support.zoo.base import Job, PlantedFailure, in_full, noise, seeded
 
 
 class Gate(torch.autograd.Function):
@@ -65,8 +65,8 @@ def root(seed: int) -> Job:
     return Job(seeded(seed, lambda: Vae("root")), in_full, noise(seed, 4, 8))
 
 
-PLANTS = (
-    Plant("vae-exp", exponential, "exp", "encoder"),
-    Plant("vae-custom-backward", custom_backward, "div", "encoder", "backward"),
-    Plant("vae-root-backward", root, "pow", "encoder", "backward"),
+PLANTED_FAILURES = (
+    PlantedFailure("vae-exp", exponential, "exp", "encoder"),
+    PlantedFailure("vae-custom-backward", custom_backward, "div", "encoder", "backward"),
+    PlantedFailure("vae-root-backward", root, "pow", "encoder", "backward"),
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 from halfguard.errors import UsageError
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.records.study import RunResult
-from halfguard.validation.runs.pairing import SeededBatches, digest_of, refuse_unpaired
+from halfguard.validation.runs.pairing import SeededBatches, digest_of, raise_if_unpaired
 from halfguard.validation.runs.running import run
 from halfguard.validation.runs.task import Task, run_tasks
 from halfguard.workload import Workload
@@ -202,5 +202,5 @@ def test_runs_that_are_no_pair_are_refused() -> None:
     tasks = tasks_of("unpaired")
     runs = [run(tasks["fp32"]), run(tasks["fp16-mixed"])]
     with pytest.raises(UsageError, match="seed 3, fp16-mixed and fp32 have different weights"):
-        refuse_unpaired(runs, "fp32")
-    refuse_unpaired(runs[:1], "fp32")
+        raise_if_unpaired(runs, "fp32")
+    raise_if_unpaired(runs[:1], "fp32")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.errors import UsageError
-from halfguard.validation.runs.sources import digests_of, refuse_changed
+from halfguard.validation.runs.sources import digests_of, raise_if_changed
 from halfguard.validation.study import run_study
 from tests.validation.helper import JOBS, spec_of
 
@@ -77,10 +77,10 @@ def test_what_is_no_python_is_left_to_the_run(project: Path) -> None:
 def test_files_that_change_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     digests = digests_of(project, "train.py:job", None)
-    refuse_changed(digests)
+    raise_if_changed(digests)
     (project / "model.py").unlink()
     with pytest.raises(UsageError, match=r"model\.py has changed since"):
-        refuse_changed(digests)
+        raise_if_changed(digests)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from halfguard.records.cost import Cost, PrecisionCost, TimeRatio
 from halfguard.records.finding import Finding, Severity
 from halfguard.records.sizes import format_bytes
 
-WORTH = 0.10  # a smaller gain is not worth the risk of half precision
+MIN_IMPROVEMENT = 0.10  # a smaller gain is not worth the risk of half precision
 MAX_NAMED = 5  # dimensions in a finding
 
 
@@ -34,7 +34,7 @@ def gain_findings(cost: Cost, severity: Severity = "warning") -> tuple[Finding, 
 
 
 def _time(cost: Cost, base: PrecisionCost, other: PrecisionCost) -> Iterator[Finding]:
-    if other.ratio is None or other.ratio.median <= 1 / (1 + WORTH):
+    if other.ratio is None or other.ratio.median <= 1 / (1 + MIN_IMPROVEMENT):
         return
     reasons = list(find_slow_reasons(cost, base, other))
     yield Finding(
@@ -42,7 +42,7 @@ def _time(cost: Cost, base: PrecisionCost, other: PrecisionCost) -> Iterator[Fin
         subject=other.precision,
         message=f"{other.precision} {_speed(other.ratio, base.precision)} on {cost.device}.",
         why=" ".join(reason.why for reason in reasons)
-        or "Half makes matrix products faster. They are a small part of this step; the rest stays the same.",
+        or "Only matrix products are faster in 16 bits, and they are a small part of this step.",
         cure=reasons[0].cure
         if reasons
         else "Train in FP32 here, or make the matrix products larger: a larger batch, wider layers.",
@@ -60,7 +60,7 @@ def _speed(ratio: TimeRatio, base: str) -> str:
 
 def _memory(base: PrecisionCost, other: PrecisionCost) -> Iterator[Finding]:
     before, after = base.memory.peak, other.memory.peak
-    if after <= (1 - WORTH) * before:
+    if after <= (1 - MIN_IMPROVEMENT) * before:
         return
     half_weights = other.precision == "fp16-weights"
     reason = _with_masters(base, other) if half_weights else _in_mixed_precision(other)

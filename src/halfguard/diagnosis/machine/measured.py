@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import Choice, Hardware, ParityRow, Support
 
-GAIN = 1.1  # a smaller speedup is not worth a change of precision
+MIN_SPEEDUP = 1.1  # a smaller speedup is not worth a change of precision
 SLOWER = 0.8  # of FP32's speed; below it a format is called slower, above it may be noise
-WORTH_A_SCALER = 2.0  # speed of FP16 over BF16; less is not worth loss scaling
+MIN_SPEEDUP_OF_FP16 = 2.0  # speed of FP16 over BF16; less is not worth loss scaling
 FORMATS: dict[MixedPrecisionName, str] = {
     "fp32": "FP32",
     "fp16-mixed": "FP16",
@@ -46,7 +46,7 @@ class Measurements:
         if precision in self.failed or _is_emulated(precision, hardware):
             return False
         if precision in self.speeds:
-            return self.speeds[precision] >= GAIN
+            return self.speeds[precision] >= MIN_SPEEDUP
         return hardware.kind == "gpu" and _support(precision, hardware) == "native"
 
 
@@ -88,7 +88,7 @@ def _best(hardware: Hardware, measurements: Measurements) -> MixedPrecisionName 
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     bf16, fp16 = (measurements.speeds.get(precision, 1.0) for precision in HALF)
-    return "fp16-mixed" if fp16 > WORTH_A_SCALER * bf16 else "bf16-mixed"
+    return "fp16-mixed" if fp16 > MIN_SPEEDUP_OF_FP16 * bf16 else "bf16-mixed"
 
 
 def _reasons_against(
@@ -98,7 +98,7 @@ def _reasons_against(
         format_name, speed = FORMATS[precision], measurements.speeds.get(precision)
         if precision in measurements.failed:
             yield f"{format_name} gives wrong results here: it failed the self-test."
-        elif speed is not None and speed >= GAIN and _is_emulated(precision, hardware):
+        elif speed is not None and speed >= MIN_SPEEDUP and _is_emulated(precision, hardware):
             yield (
                 f"{format_name} ran at {speed:.2g}x the speed of FP32, which is odd: it is emulated here, so "
                 "it is computed in FP32. It is not chosen."

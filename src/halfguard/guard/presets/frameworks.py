@@ -57,16 +57,16 @@ def unsupported_settings(config: GuardConfig, framework: str) -> Iterator[str]:
         return
     skip, scale, clip = config.skip, config.scale, config.clip
     if framework == "accelerate":
-        yield f"keep the scale within {scale.floor:.0f} and {scale.ceiling:.0f}: it may fall to 0"
+        yield f"keep the scale between {scale.floor:.0f} and {scale.ceiling:.0f}: it may fall to 0"
     if skip.on_nonfinite == "retry_fp32":
-        yield "repeat a step that overflowed in FP32: its batch is lost"
+        yield "repeat in FP32 a step that overflowed: its batch is lost"
     if skip.max_grad_norm is not None:
         yield f"skip a step whose gradient norm is above {skip.max_grad_norm:g}"
     yield f"stop after {skip.max_consecutive} bad steps in a row"
     if config.spike is not None:
         yield f"skip a spike of {config.spike.sigma:g} sigma among {config.spike.window} steps"
     if config.recovery is not None:
-        yield f"return to a snapshot, taken every {config.recovery.every} steps"
+        yield f"roll back to a snapshot, taken every {config.recovery.every} steps"
     if config.buffers != "none":
         yield "restore BatchNorm's buffers when a step is skipped"
     if clip is not None and clip.norm_type != 2 and framework != "accelerate":
@@ -92,7 +92,7 @@ def _head(name: str, framework: str, config: GuardConfig) -> str:
     """Return comments: the preset, what the framework does not support, and how to check a run."""
     lines = [f"halfguard preset {name} for {framework}.", *_comments(name)]
     if missing := list(unsupported_settings(config, framework)):
-        lines.append(f"{_DISPLAY_NAMES[framework]} has no setting for these, and does not:")
+        lines.append(f"{_DISPLAY_NAMES[framework]} has no settings for these. It does not:")
         lines += [f"- {line}" for line in missing]
         lines.append(f"The guard does all of it: halfguard presets {name} --for plain")
     lines += [_on_a_cpu(framework, config), _CHECK]

@@ -51,7 +51,7 @@ class Recovery:
         self._base = config  # every remedy starts from it
         self._optimizers, self._others = optimizers, others
         for optimizer in optimizers:
-            _refuse_sharded_optimizer(optimizer)
+            _raise_if_sharded_optimizer(optimizer)
         self._scheduler = others.get("scheduler")
         self._describe = describe  # state of the guard, for a run that continues in another process
         self._model = model
@@ -203,12 +203,12 @@ class Recovery:
             self._scheduler.base_lrs = [lr * factor for lr in self._scheduler.base_lrs]
 
 
-def _refuse_sharded_optimizer(optimizer: Optimizer) -> None:
+def _raise_if_sharded_optimizer(optimizer: Optimizer) -> None:
     # ZeroRedundancyOptimizer and similar ones need this method called before state_dict().
     if hasattr(optimizer, "consolidate_state_dict"):
         raise UsageError(
-            f"recovery cannot take snapshots of a {type(optimizer).__name__}: each rank keeps a part of its "
-            "state to itself, and all of it would have to be gathered on every rank for each snapshot.",
-            cure="Use FSDP2 (fully_shard) with a plain optimizer, whose state is saved where it lies; or "
-            "leave recovery out, and save checkpoints of your own.",
+            f"recovery cannot take snapshots of a {type(optimizer).__name__}: each rank holds only a part of "
+            "its state, and every snapshot would have to gather all of it on every rank.",
+            cure="Use FSDP2 (fully_shard) with a plain optimizer, whose state each rank saves itself; or "
+            "leave recovery out, and save your own checkpoints.",
         )

@@ -47,17 +47,17 @@ class MemoryStore:
         return True
 
     def load(self, held: SnapshotState) -> SnapshotState:
-        """Another copy, so that what is loaded does not share memory with what is kept."""
+        """Return another copy, which shares no memory with the stored one."""
         return SnapshotState(from_host(held.shared), from_host(held.own))
 
     def discard(self, held: SnapshotState) -> None:
-        """Nothing holds it any longer than the caller does."""
+        """Does nothing: the memory is freed when the caller drops the snapshot."""
 
     def set_aside(self, held: SnapshotState) -> None:
-        """What lies in memory is not damaged."""
+        """Does nothing: copies in memory are not damaged."""
 
     def good(self) -> list[tuple[int, SnapshotState]]:
-        """No earlier run left anything."""
+        """Return nothing: memory does not outlive a run."""
         return []
 
 
@@ -73,7 +73,7 @@ def _leaf_to_host(value: Any) -> Any:
 
 
 def from_host(state: Any) -> Any:
-    """Return another such copy, with DTensors where they were."""
+    """Return a copy of a state from ``to_host``, with its DTensors restored."""
     return map_leaves(state, _leaf_from_host)
 
 

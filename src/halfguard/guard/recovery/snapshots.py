@@ -97,7 +97,7 @@ class Snapshots:
     def adopt(self, *, at_most: int | None = None) -> bool:
         """Use the good snapshots of an earlier run; return whether there are any.
 
-        A run at step ``at_most`` refuses snapshots of later steps, which are not its own. One of the same
+        A run at step ``at_most`` raises for snapshots of later steps: another run took them. One of the same
         step is removed, since it is about to be taken again.
         """
         self._good = self._store.good()
@@ -107,9 +107,9 @@ class Snapshots:
         if self.good_step is None or at_most is None or self.good_step < at_most:
             return self.good_step is not None
         raise UsageError(
-            f"run_dir holds a snapshot of step {self.good_step} of an earlier run, and this one is at "
+            f"run_dir contains a snapshot of step {self.good_step} of an earlier run, but this run is at "
             f"step {at_most}.",
-            cure="Call guard.resume() before the first step to go on from it, or choose another run_dir.",
+            cure="Call guard.resume() before the first step to continue from it, or choose another run_dir.",
         )
 
     def drop_candidate(self) -> None:

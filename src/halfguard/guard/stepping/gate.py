@@ -29,15 +29,15 @@ class Gate:
 
     @staticmethod
     def row(loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor) -> Tensor:
-        """One step as four numbers: loss, gradient norm, found_inf (and desync), loss scale."""
+        """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale."""
         parts = (loss, total, fault, scale)
         device = fault.device
         return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
 
     def refused(self, row: Tensor, limits: StepLimits) -> Tensor:
-        """Whether the step must not be applied, as a boolean on the device."""
+        """Return whether the step must not be applied, as a boolean on the device."""
         low, high = self._on_device(limits, row.device)
-        # Clamping changes whatever lies outside, and what is NaN is not equal to itself.
+        # Clamping changes values outside the limits, and NaN is not equal to itself.
         return (row.clamp(low, high) != row).any()
 
     def _on_device(self, limits: StepLimits, device: torch.device) -> tuple[Tensor, Tensor]:

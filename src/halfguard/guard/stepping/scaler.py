@@ -137,7 +137,7 @@ class GradScaler(torch.amp.GradScaler):
     # -- methods of torch's scaler
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale; refuse FP16 parameters with the cure in the error."""
+        """Divide the gradients by the scale; raise for FP16 parameters, with the cure in the error."""
         collect = getattr(optimizer, "collect_gradients", None)  # hg.MasterWeights
         if collect is not None:
             collect()
@@ -148,7 +148,7 @@ class GradScaler(torch.amp.GradScaler):
                 raise
             raise UsageError(
                 "The optimizer holds float16 parameters, and small updates to them are lost: "
-                "1 - 1e-4 is 1 in half. So their gradients are not unscaled.",
+                "1 - 1e-4 is 1 in FP16. So their gradients are not unscaled.",
                 cure="For adapters over a frozen base call halfguard.upcast_trainable(model) before "
                 "building the optimizer; to train FP16 weights wrap it: halfguard.MasterWeights(optimizer).",
             ) from error

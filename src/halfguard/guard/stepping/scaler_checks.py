@@ -17,7 +17,7 @@ def default_device_type() -> str:
 
 
 def warn_of_half_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Warn of float16 parameters: torch refuses them in ``unscale_``, which fused optimizers skip."""
+    """Warn of float16 parameters: torch raises in ``unscale_``, but fused optimizers do not call it."""
     halves = sum(p.dtype is torch.float16 for p in parameters_of(optimizer))
     if halves:
         warnings.warn(
@@ -28,16 +28,16 @@ def warn_of_half_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a missing device; torch would only warn and disable the scaler."""
+    """Raise if the device is missing; torch would only warn and disable the scaler."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(
-            "GradScaler('cuda') was asked for, and this machine has no CUDA device.",
+            "GradScaler('cuda') was requested, but this machine has no CUDA device.",
             cure="Leave the device out to use the one of this machine, or pass enabled=False for FP32.",
         )
 
 
 def check_bounds(floor: float, init: float, ceiling: float) -> None:
-    """Refuse bounds that do not contain the initial scale."""
+    """Raise if the initial scale is outside its bounds."""
     if not 0 < floor <= init <= ceiling:
         raise UsageError(
             f"GradScaler needs 0 < floor <= init_scale <= ceiling; got {floor:g}, {init:g}, {ceiling:g}."
@@ -45,7 +45,7 @@ def check_bounds(floor: float, init: float, ceiling: float) -> None:
 
 
 def check_changes(growth: float, backoff: float, interval: int, after: int, refill: str) -> None:
-    """Refuse factors that do not grow or shrink, and counts that are never reached."""
+    """Raise if a factor does not grow or shrink the scale, or a count is below 1."""
     if not growth > 1 or not 0 < backoff < 1 or interval < 1 or after < 1:
         raise UsageError(
             "GradScaler needs growth_factor > 1, 0 < backoff_factor < 1, growth_interval >= 1 and "

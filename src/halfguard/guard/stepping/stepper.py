@@ -138,7 +138,7 @@ class Stepper:
         )
         scale = self.scaler._get_scale_async()
         if batches.loss is None or scale is None:
-            raise UsageError("An update was asked for without a backward pass since the last one.")
+            raise UsageError("update() was called without a backward pass since the last one.")
         if not self._consensus.has_sum_of(batches.loss):
             self._announce(batches, check=check)
         self._expected = len(batches.micro_batches)
@@ -255,7 +255,7 @@ class Stepper:
         assert batches.loss is not None  # noqa: S101 - a complete step has one
         if self._wrappers.is_joining:
             raise UsageError(
-                "DDP's join() lets ranks stop early, and a rank that has stopped takes part in no decision.",
+                "DDP's join() lets ranks stop early, but all ranks must take part in every decision.",
                 cure="Give every rank the same number of batches: DistributedSampler(drop_last=True).",
             )
         if not self._consensus.single_rank:

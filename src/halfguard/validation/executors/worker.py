@@ -24,7 +24,7 @@ from halfguard.records.atomic_write import write_atomically
 from halfguard.validation.runs.commands import run_command
 from halfguard.validation.runs.metrics import NoMetricError
 from halfguard.validation.runs.running import run
-from halfguard.validation.runs.sources import refuse_changed
+from halfguard.validation.runs.sources import raise_if_changed
 from halfguard.validation.runs.speed import measure_speed
 from halfguard.validation.runs.task import Task
 
@@ -59,7 +59,7 @@ def execute(task_json: str, attempt: int) -> str:
     if Path(task.folder).is_dir():
         os.chdir(task.folder)
     try:
-        refuse_changed(task.job.files)
+        raise_if_changed(task.job.files)
         if task.against is not None:
             result = measure_speed(task).to_json()
         elif task.job.command is not None:

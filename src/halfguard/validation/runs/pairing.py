@@ -69,7 +69,7 @@ class SeededBatches:
         return self._digest.hexdigest() if self.ended else None
 
 
-def refuse_unpaired(runs: Sequence[RunResult], baseline: str) -> None:
+def raise_if_unpaired(runs: Sequence[RunResult], baseline: str) -> None:
     """Raise if a run and the baseline's run with the same seed are not a pair."""
     bases = {run.seed: run for run in runs if run.candidate == baseline}
     for run in runs:

@@ -40,7 +40,7 @@ def digests_of(folder: Path, entry: str | None, command: Sequence[str] | None) -
     return {os.path.relpath(path, folder.resolve()): _digest(path) for path in sorted(files)}
 
 
-def refuse_changed(digests: Mapping[str, str]) -> None:
+def raise_if_changed(digests: Mapping[str, str]) -> None:
     """Raise if a file, relative to the current folder, has changed."""
     for name, digest in digests.items():
         if not Path(name).is_file() or _digest(Path(name)) != digest:

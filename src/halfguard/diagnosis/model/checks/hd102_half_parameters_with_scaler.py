@@ -32,7 +32,7 @@ def check(setup: TrainingSetup) -> Iterator[Finding]:
         f"{join_names(parameter.name for parameter in found)}.",
         subject=found[0].name,
         why="With a fused optimizer torch does not raise for FP16 parameters, but small updates are rounded "
-        "away: 1 - 1e-4 is 1 in half."
+        "away: 1 - 1e-4 is 1 in FP16."
         if fused
         else 'scaler.step() will raise "Attempting to unscale FP16 gradients.": torch rejects FP16 '
         "parameters, because small updates to them are rounded away.",

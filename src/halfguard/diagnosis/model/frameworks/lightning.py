@@ -130,6 +130,6 @@ def _why(asked: str | None, measured: MeasuredPrecision, *, replaced: bool) -> s
     if asked is None:
         return (
             "On a CPU, Lightning runs 16-mixed as bf16-mixed and does not keep the request: "
-            'pass precision="16-mixed" to doctor() if you asked for it.'
+            'pass precision="16-mixed" to doctor() if you requested it.'
         )
     return explain_difference(asked, measured)

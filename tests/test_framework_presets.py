@@ -76,7 +76,7 @@ def test_the_framework_does_what_the_preset_says(runs: Runs, framework: str, nam
     assert {"init", "growth_factor", "backoff_factor", "growth_interval"} <= seen.scale.keys()
     bounded = {"floor", "ceiling"} <= seen.scale.keys()
     assert bounded != any(
-        "the scale within" in line for line in unsupported_settings(config, framework)
+        "the scale between" in line for line in unsupported_settings(config, framework)
     )
     assert seen.weights == ("float16" if config.precision == "fp16-weights" else "float32")
     assert seen.updated == "float32", "what the optimizer updates"

@@ -167,7 +167,7 @@ def elsewhere(model: nn.Module, batch: Batch) -> Tensor:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (detached, "no autograd graph it"),
+        (detached, "no autograd graph"),
         (vector, "shape \\[8, 4\\]; a loss is a tensor with one element"),
         (elsewhere, "No (gradient|parameter)"),
     ],

@@ -103,5 +103,5 @@ def test_the_form_without_a_callable_says_that_it_cannot_retry() -> None:
     guard = Guard(
         model, OPTIMIZERS["sgd"](model.parameters()), {"skip": {"on_nonfinite": "retry_fp32"}}
     )
-    with pytest.raises(UsageError, match="no forward pass to repeat"):
+    with pytest.raises(UsageError, match="must repeat the forward pass"):
         guard.backward(loss_fn(model, batches(1)[0]))

@@ -1,4 +1,4 @@
-"""Killed writers and failing disks: the journal stays readable, and training goes on."""
+"""Killed writers and failing disks: the journal stays readable, and training continues."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_warned_once(caplog: pytest.LogCaptureFixture) -> None:
     warnings = [record for record in caplog.records if record.name == "halfguard"]
     assert len(warnings) == 1, caplog.text
     assert warnings[0].levelno == logging.WARNING
-    assert "Training goes on" in caplog.text
+    assert "Training continues" in caplog.text
 
 
 def test_a_device_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ def capture_random_state() -> dict[str, Any]:
 
 def portable_random_state(states: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the states without NumPy's own types, for a file. This is too slow to do at every step."""
-    if states is None or "numpy" not in states:
+    if states is None or not isinstance(states.get("numpy"), tuple):
         return states
     name, keys, *rest = states["numpy"]
     return states | {"numpy": [name, list(map(int, keys)), *rest]}
@@ -39,8 +39,11 @@ def restore_random_state(states: dict[str, Any]) -> None:
     if "numpy" in states:
         import numpy as np  # noqa: PLC0415
 
-        name, keys, *rest = states["numpy"]
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+        state = states["numpy"]
+        if not isinstance(state, dict):  # a dict is of a generator other than the default
+            name, keys, *rest = state
+            state = (name, np.array(keys, dtype=np.uint32), *rest)
+        np.random.set_state(state)
 
 
 @contextmanager
@@ -49,6 +52,7 @@ def preserved_random_state() -> Iterator[None]:
     accelerator = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     states = capture_random_state()
+    states.pop("accelerator", None)  # fork_rng restores it, on the device it came from
     kind = "cuda" if accelerator is None else accelerator.type
     try:
         with torch.random.fork_rng(devices=list(range(count)), device_type=kind):

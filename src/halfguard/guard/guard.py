@@ -9,9 +9,11 @@ snapshot, or stop.
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,21 @@ from halfguard.guard.protocols import Scheduler, WeightAverage
 from halfguard.guard.recorder import Recorder, StepReport
 from halfguard.guard.recovery.recovery import Recovery
 from halfguard.guard.scheduler_and_ema import SchedulerAndEma
-from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
+from halfguard.guard.step_batches import (
+    MicroBatch,
+    StepBatches,
+    copy_containers,
+    tensor_versions,
+    trainable_loss,
+)
 from halfguard.guard.stepping.gate import read_signals
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.guard.stepping.pending_rows import PendingRows
 from halfguard.guard.stepping.stepper import Stepper
+from halfguard.guard.unsupported import raise_if_unsupported
 from halfguard.precision.modes import autocast
 from halfguard.precision.plans import apply_plan
+from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
 from halfguard.step.loss import LossFunction
 from halfguard.step.random_state import (
@@ -45,6 +55,14 @@ from halfguard.step.random_state import (
     restore_random_state,
 )
 
+logger = logging.getLogger("halfguard")
+
+_HALF_APPLIED = (
+    "An earlier step raised after its optimizer had changed some weights: it is half applied."
+)
+_RELOAD = (
+    "Load a checkpoint of model and optimizer and call guard.load_state_dict(), or guard.resume()."
+)
 # Steps after which a row is read, if reading it at once would stall the device.
 _LAG = 2
 
@@ -72,6 +90,7 @@ class Guard:
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self.config = self._initial_config = GuardConfig.load(config)
         self._scheduler_and_ema = SchedulerAndEma(model, self.optimizers, scheduler, ema)
+        raise_if_unsupported(model, self.optimizers)
         if self.config.plan is not None:
             apply_plan(model, self.config.plan)
         self._stepper = Stepper(model, self.optimizers, self.config)
@@ -81,6 +100,8 @@ class Guard:
         self.batch_index = 0  # batches of this epoch so far
         self._batches = StepBatches()
         self._begun = False
+        self._settled = True  # the scheduler has followed the last decision
+        self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         on_host = self._needs_answer_now or self._stepper.device.type == "cpu"
         self._pending: PendingRows[StepReport] = PendingRows(0 if on_host else _LAG)
@@ -94,18 +115,29 @@ class Guard:
 
         ``about`` describes this batch in the journal if it turns out to be bad.
         """
-        self._begin_step()
-        repeatable = (
-            self.config.skip.on_nonfinite == "retry_fp32" or self._recorder.incidents is not None
-        )
-        micro = MicroBatch(batch, about, loss_fn, capture_random_state() if repeatable else None)
-        with self._stepper.micro_batch(self._batches):
-            with self.autocast():
-                loss = trainable_loss(loss_fn(self.model, batch))
-            self._backward(loss, micro)
-        if len(self._batches.micro_batches) < self.config.accumulate:
-            return StepOutcome()
-        return self._update(self.optimizers)
+        self.batch_index += 1
+        with self._transaction():
+            self._begin_step()
+            micro = self._micro_batch(loss_fn, batch, about)
+            with self._stepper.micro_batch(self._batches):
+                with self.autocast():
+                    loss = trainable_loss(loss_fn(self.model, batch))
+                self._backward(loss, micro)
+            if len(self._batches.micro_batches) < self.config.accumulate:
+                return StepOutcome()
+            return self._update(self.optimizers)
+
+    def _micro_batch(self, loss_fn: LossFunction, batch: Any, about: Any) -> MicroBatch:
+        retries = self.config.skip.on_nonfinite == "retry_fp32"
+        if not retries and self._recorder.incidents is None:
+            return MicroBatch(batch, about, loss_fn)
+        rng = capture_random_state()
+        if not retries:
+            return MicroBatch(batch, about, loss_fn, rng)
+        if self._copies_batches:
+            return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng)
+        # The repeat must see the batch that was given: containers are copied, tensors are watched.
+        return MicroBatch(copy_containers(batch), about, loss_fn, rng, tensor_versions(batch))
 
     # -- the form for a loop that keeps its own forward pass
 
@@ -116,7 +148,9 @@ class Guard:
             self._begin_step()
         return autocast(self.config.precision, self._stepper.device.type)
 
-    def backward(self, loss: Tensor, *, batch: Any = None, about: Any = None) -> None:
+    def backward(
+        self, loss: Tensor, *, batch: Any = None, about: Any = None, retain_graph: bool = False
+    ) -> None:
         """Run the scaled backward pass of one micro-batch; its loss is divided by ``accumulate``."""
         if self.config.skip.on_nonfinite == "retry_fp32":
             raise UsageError(
@@ -124,8 +158,12 @@ class Guard:
                 "its result.",
                 cure="Call guard.step(loss_fn, batch), or choose skip.on_nonfinite='skip'.",
             )
-        self._begin_step()
-        self._backward(trainable_loss(loss), MicroBatch(batch, about))
+        self.batch_index += 1
+        with self._transaction():
+            self._begin_step()
+            self._backward(
+                trainable_loss(loss), MicroBatch(batch, about), retain_graph=retain_graph
+            )
 
     def update(self, optimizer: Optimizer | None = None) -> StepOutcome:
         """Unscale, measure, clip, decide, apply, set the new scale, and clear the gradients.
@@ -144,7 +182,8 @@ class Guard:
                 "micro-batches, but ranks reduce gradients only with the last one.",
                 cure="Leave the step open: the first batches of the next epoch complete it.",
             )
-        return self._update(self.optimizers if optimizer is None else [optimizer])
+        with self._transaction():
+            return self._update(self.optimizers if optimizer is None else [optimizer])
 
     # -- between steps
 
@@ -178,6 +217,7 @@ class Guard:
                 cure="Save after a call whose outcome.action is not 'accumulate'.",
             )
         return self._own_state() | {
+            "precision": self.config.precision,
             "scaler": self.scaler.state_dict(),
             "rng": portable_random_state(capture_random_state()),
         }
@@ -196,7 +236,14 @@ class Guard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of ``state_dict``, random generators included."""
-        self.scaler.load_state_dict(dict(state["scaler"]))
+        # A run without a loss scale has none to hand over.
+        saved = state.get("precision", self.config.precision)
+        if (
+            Precision(saved).needs_loss_scale
+            or not Precision(self.config.precision).needs_loss_scale
+        ):
+            self.scaler.load_state_dict(dict(state["scaler"]))
+        self._stepper.half_applied = False
         self._load_own_state(state)
         restore_random_state(state["rng"])
         if self._recovery is not None:
@@ -217,6 +264,7 @@ class Guard:
             )
         run = self._recovery.resume()
         if run is not None:
+            self._stepper.half_applied = False
             self._load_own_state(run)
             self._stepper.replicas.restart()
         return run is not None
@@ -254,6 +302,13 @@ class Guard:
         """Continue with another configuration: a remedy, or your own change during a run."""
         self.config = config
         self._stepper.reconfigure(config)
+        self._recorder.config = config
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        raise UsageError(
+            "A guard cannot be copied: the copy would step the original's optimizer.",
+            cure="Copy model and optimizer, and make a new guard for them.",
+        )
 
     # -- one step
 
@@ -272,8 +327,24 @@ class Guard:
         desync = self.config.desync
         return desync is not None and self.step_index % desync.every == 0
 
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Abandon the step if anything raises: the caller may catch it and continue with the next batch."""
+        try:
+            yield
+        except BaseException as error:
+            if self._begun:  # not completed yet
+                self._stepper.discard()
+                self._batches, self._begun = StepBatches(), False
+            if self._stepper.half_applied:
+                error.add_note(f"halfguard: {_HALF_APPLIED} {_RELOAD}")
+            raise
+
     def _begin_step(self) -> None:
+        if self._stepper.half_applied:
+            raise UsageError(_HALF_APPLIED, cure=_RELOAD)
         if not self._begun:
+            self._stepper.raise_if_foreign_gradients()
             changed = self._stepper.refresh_parameters()
             if self._recovery is not None:
                 if changed:
@@ -282,17 +353,10 @@ class Guard:
             self._stepper.buffers.keep()
             self._begun = True
 
-    def _backward(self, loss: Tensor, micro: MicroBatch) -> None:
+    def _backward(self, loss: Tensor, micro: MicroBatch, *, retain_graph: bool = False) -> None:
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-        try:
-            self._stepper.backward(part, micro, self._batches, check=self._compares_ranks)
-        except BaseException:
-            # A loop may catch this, for instance out of memory, and continue with the next batch.
-            self._stepper.discard()
-            self._batches, self._begun = StepBatches(), False
-            raise
-        finally:
-            self.batch_index += 1
+        check = self._compares_ranks
+        self._stepper.backward(part, micro, self._batches, check=check, retain_graph=retain_graph)
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.next_limits(self._policy, self.config)
@@ -302,15 +366,31 @@ class Guard:
         outcome = StepOutcome(row, limits, gradients)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)
-        self._pending.push(row, StepReport(*where, limits, turn, self._batches, outcome))
         known = bool(refused.item()) if self._needs_answer_now else None
-        self._stepper.apply(optimizers, gradients, refused, known)
-        if self._pending.lag:
-            self._scheduler_and_ema.advance(turn)  # a skipped step is noticed later, and corrected
+        # A retry tells whether the scale caused the overflow; until then the scale waits.
+        hold_scale = bool(known) and self.config.skip.on_nonfinite == "retry_fp32"
+        self._stepper.apply(optimizers, gradients, refused, known, hold_scale=hold_scale)
+        report = StepReport(*where, limits, turn, self._batches, outcome, holds_scale=hold_scale)
         self._batches, self._begun = StepBatches(), False
         self.step_index += 1
-        self._process_due()
+        self._settled = False
+        try:
+            self._pending.push(row, report)
+            if self._pending.lag:
+                self._advance(turn)  # a skipped step is noticed later, and corrected
+            self._process_due()
+        except BaseException:
+            if not self._settled and hold_scale and not self._stepper.half_applied:
+                self._pending.clear()  # it was refused, and not retried: as if it had never been
+                self._stepper.discard()
+            elif not self._settled and not known:
+                self._stepper.half_applied = True  # without its scheduler and EMA
+            raise
         return outcome
+
+    def _advance(self, turn: frozenset[int]) -> None:
+        self._scheduler_and_ema.advance(turn)
+        self._settled = True
 
     # -- decisions on the host
 
@@ -322,6 +402,8 @@ class Guard:
         cause = policy.find_cause(seen)
         if cause is not None:
             seen = self._investigate(cause, seen, report)
+        elif not self._pending.lag:
+            self._advance(report.turn)
         decision, self._policy = policy.decide(self._policy, seen, self.config)
         exact = not self._pending.lag
         self._recorder.capture(
@@ -332,14 +414,14 @@ class Guard:
             self._stepper.replicas.copy_from_majority(divergence)
         if decision.action is Action.RETRY:
             decision, seen = self._retry(decision, seen, report)
+        elif report.holds_scale:
+            self._stepper.release_scale(is_cause=True)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
             decision = replace(decision, action=Action.HALT)
         report.outcome.set_decision(decision, seen)
-        if decision.action in {Action.APPLY, Action.RETRY}:
-            if not self._pending.lag:
-                self._scheduler_and_ema.advance(report.turn)
-        elif self._pending.lag:
+        if self._pending.lag and cause is not None:
             self._scheduler_and_ema.undo_early_step(report.turn)
+        self._settled = True
         row = self._recorder.note(decision, seen, report, self._note(decision, report))
         if row is not None and decision.action is Action.HALT:
             self._recorder.journal.flush()
@@ -359,16 +441,44 @@ class Guard:
         self, decision: policy.Decision, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         assert decision.cause is not None  # noqa: S101 - a retry has a cause
-        row, gradients = self._stepper.repeat(report.batches)
-        again = replace(read_signals(row.tolist(), report.limits), batch_ok=seen.batch_ok)
-        decision, self._policy = policy.decide_retried(
-            self._policy, again, decision.cause, self.config
-        )
-        if decision.action is Action.RETRY:
-            self._stepper.apply_repeated(gradients)
-        else:
+        if report.batches.changed_in_place:
+            return self._skip_unrepeatable(decision.cause, seen, report)
+        applied = False
+        try:
+            row, gradients = self._stepper.repeat(report.batches)
+            again = replace(read_signals(row.tolist(), report.limits), batch_ok=seen.batch_ok)
+            in_fp32 = policy.find_cause(again)
+            decision, self._policy = policy.decide_retried(
+                self._policy, again, decision.cause, self.config
+            )
+            if decision.action is Action.RETRY:
+                self._stepper.apply_repeated(gradients)
+                applied = True
+            self._stepper.release_scale(is_cause=in_fp32 is None)
+            if applied:
+                self._advance(report.turn)
+        except BaseException:
+            self._stepper.half_applied |= applied
+            self._stepper.discard()
+            raise
+        if not applied:
             self._stepper.discard()
         return decision, replace(again, scale=seen.scale)
+
+    def _skip_unrepeatable(
+        self, cause: Cause, seen: policy.Signals, report: StepReport
+    ) -> tuple[policy.Decision, policy.Signals]:
+        """Skip a step whose batch the loss function changed in place; copy batches from now on."""
+        if not self._copies_batches:
+            logger.warning(
+                "step %d cannot be repeated in FP32: loss_fn changed its batch in place. Batches are copied "
+                "from now on; let loss_fn leave its batch unchanged to save the copies.",
+                report.step,
+            )
+        self._copies_batches = True
+        decision, self._policy = policy.decide_retried(self._policy, seen, cause, self.config)
+        self._stepper.release_scale(is_cause=True)
+        return decision, seen
 
     def _discard_pending(self, decision: policy.Decision) -> None:
         """Record the steps that were taken before the host saw the fault: the rollback undid them."""

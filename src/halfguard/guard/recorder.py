@@ -35,6 +35,7 @@ class StepReport:
     turn: frozenset[int]  # ids of the optimizers that were stepped
     batches: StepBatches
     outcome: StepOutcome
+    holds_scale: bool = False  # the loss scale waits for the result of the retry
 
     def row(self, decision: Decision, seen: Signals, note: str = "") -> StepRow:
         """Return the step in full, for the journal."""
@@ -71,7 +72,7 @@ class Recorder:
         self.journal = Journal(run_dir if rank() == 0 else None)
         self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device))
         self.incidents: IncidentWriter | None = None
-        self._config = config
+        self.config = config
         self._device = device
         if run_dir is not None and config.incidents is not None:
             self.incidents = IncidentWriter(
@@ -96,7 +97,7 @@ class Recorder:
         row = report.row(decision, seen, note)
         self.journal.add_unusual_step(row)
         # A retried step was repaired at once, and scale calibration is part of every healthy run: no warning.
-        routine = decision.action is Action.RETRY or is_scale_calibration(seen, self._config)
+        routine = decision.action is Action.RETRY or is_scale_calibration(seen, self.config)
         level = logging.INFO if routine or rank() else logging.WARNING
         culprits = ", ".join(row.culprits)
         logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, culprits)

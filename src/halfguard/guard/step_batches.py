@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor
 from halfguard.errors import UsageError
 from halfguard.guard.batch_checks import batch_is_finite, describe_batch, every_label_ignored
 from halfguard.step.loss import LossFunction, scalar_loss
+from halfguard.step.nested import batch_leaves
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class MicroBatch:
     about: Any = None
     loss_fn: LossFunction | None = None
     rng: dict[str, Any] | None = None
+    versions: tuple[tuple[Tensor, int], ...] = ()  # tensors of the batch as they were given
 
 
 @dataclass
@@ -36,6 +40,11 @@ class StepBatches:
         self.micro_batches.append(micro_batch)
 
     @property
+    def changed_in_place(self) -> bool:
+        """True if a loss function has written to its batch, so that it cannot be repeated."""
+        return any(t._version != version for m in self.micro_batches for t, version in m.versions)
+
+    @property
     def local_loss(self) -> float:
         """The loss of this rank alone. This reads the device."""
         return float("nan") if self.loss is None else self.loss.item()
@@ -48,6 +57,22 @@ class StepBatches:
     def descriptions(self) -> tuple[str, ...]:
         """Return a line per batch for the journal."""
         return tuple(describe_batch(micro.batch, micro.about) for micro in self.micro_batches)
+
+
+def copy_containers(batch: Any) -> Any:
+    """Return the batch with its own dicts and lists, so that ``batch.pop(...)`` changes only the other."""
+    if isinstance(batch, Mapping) and hasattr(batch, "__setitem__"):
+        copied: Any = copy.copy(batch)
+        for key, value in batch.items():
+            copied[key] = copy_containers(value)
+        return copied
+    return [copy_containers(item) for item in batch] if type(batch) is list else batch
+
+
+def tensor_versions(batch: Any) -> tuple[tuple[Tensor, int], ...]:
+    """Return the tensors of a batch with their version counters."""
+    tensors = (leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor))
+    return tuple((t, t._version) for t in tensors if not t.is_inference())
 
 
 def trainable_loss(result: Any) -> Tensor:

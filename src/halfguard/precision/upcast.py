@@ -8,6 +8,8 @@ keeping those in FP32 is the simplest solution, and also removes the error of to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +38,23 @@ def upcast_trainable(model: nn.Module) -> list[str]:
             param.grad = None if grad is None else grad.float()
             changed.append(name)
     return changed
+
+
+@contextmanager
+def frozen_half_weights_in_fp32(model: nn.Module) -> Iterator[None]:
+    """Run the block with frozen 16-bit weights, and 16-bit buffers, in float32."""
+    frozen = [p for p in model.parameters() if p.dtype in HALF_DTYPES and not p.requires_grad]
+    buffers = [buffer for buffer in model.buffers() if buffer.dtype in HALF_DTYPES]
+    kept = [(tensor, tensor.data) for tensor in (*frozen, *buffers)]
+    try:
+        for tensor, data in kept:
+            tensor.data = data.float()
+        yield
+    finally:
+        for tensor, data in kept:
+            if not isinstance(tensor, nn.Parameter):
+                data.copy_(tensor.data)  # running statistics were updated
+            tensor.data = data
 
 
 def half_state_dict(model: nn.Module) -> dict[str, Any]:

@@ -43,6 +43,10 @@ class PendingRows(Generic[Payload]):
         arrived.record()
         self._queue.append(_Pending(host, arrived, payload))
 
+    def clear(self) -> None:
+        """Drop all rows."""
+        self._queue.clear()
+
     def pop_due(self, *, everything: bool = False) -> Iterator[tuple[list[float], Payload]]:
         """Yield the rows that are due, oldest first; with ``everything``, wait for all of them.
 

@@ -91,9 +91,16 @@ class GradScaler(torch.amp.GradScaler):
         # Zero times a finite value is 0; the plain sum of finite values may overflow.
         self._losses.append(value if value.dim() == 0 else value.mul(0).sum())
 
-    def forget_losses(self) -> None:
-        """Forget all noted values: their step is abandoned."""
-        self._losses, self._agreed_losses = [], []
+    def abandon_step(self) -> None:
+        """Forget everything about a step that is not completed; the scale stays as it is."""
+        self._losses, self._agreed_losses, self._refused = [], [], []
+        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+
+    def excuse_scale(self) -> None:
+        """Do not let the coming ``update`` lower the scale: FP32 failed as well, so it is not the cause."""
+        for state in self._per_optimizer_states.values():
+            if "overflow" in state:
+                state["overflow"] = torch.zeros_like(state["overflow"])
 
     def note_agreed_loss(self, value: Tensor) -> None:
         """Note a value that all ranks agreed on, in place of each rank's own."""
@@ -193,8 +200,7 @@ class GradScaler(torch.amp.GradScaler):
             self._adapt()
         scale, _ = self._check_scale_growth_tracker("update")
         scale.clamp_(self._floor, self._ceiling)
-        self._losses, self._agreed_losses, self._refused = [], [], []
-        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        self.abandon_step()
 
     def _adapt(self) -> None:
         scale, tracker = self._check_scale_growth_tracker("update")
@@ -251,6 +257,13 @@ class GradScaler(torch.amp.GradScaler):
         due = 1 - skipped if self._refill_on == "applied" else (1 - skipped) * (tracker == 0)
         left = cast(Tensor, self._overflows_left)
         left.copy_(torch.where(due > 0, float(self._backoff_after), left))
+
+    def restart(self, init_scale: float, floor: float, ceiling: float) -> None:
+        """Scale from now on, as a new scaler with these bounds would."""
+        check_bounds(floor, init_scale, ceiling)
+        self._floor, self._ceiling, self._init_scale = floor, ceiling, init_scale
+        if self._scale is not None:
+            self._scale.fill_(init_scale)
 
     def set_growth_interval(self, new_interval: int) -> None:
         """Set the growth interval; keep the count of successes below it, or torch would never grow again."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +41,7 @@ from halfguard.guard.stepping.gate import Gate
 from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import full_precision
+from halfguard.precision.upcast import frozen_half_weights_in_fp32
 from halfguard.precision_names import Precision
 from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import restore_random_state
@@ -54,6 +57,8 @@ class Stepper:
         self.device = _device_of(model)
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
+        self._scales = Precision(config.precision).needs_loss_scale  # the scaler has scaled so far
+        self.half_applied = False  # an exception left weights or the scale between two steps
         self._gate = Gate()
         self._wrappers = GradientSync(model)
         self._stepped: set[int] = set()
@@ -61,9 +66,7 @@ class Stepper:
         self._restore_policy: Callable[[], None] | None = None
         self._expected = config.accumulate  # backward passes per step
         self.replicas = Replicas(model, optimizers, self._scale)
-        self._parameter_lists: list[
-            tuple[list[Tensor], int]
-        ] = []  # the optimizers' parameter lists and their lengths
+        self._parameter_ids: list[int] = []  # of all optimizers, in order
         self.refresh_parameters()
 
     @property
@@ -97,10 +100,19 @@ class Stepper:
             self._restore_policy()
             self._restore_policy = None
         self.config = config
+        if Precision(config.precision).needs_loss_scale and not self._scales:
+            self._scales = True
+            self.scaler.restart(config.scale.init, config.scale.floor, config.scale.ceiling)
         self.scaler.set_growth_interval(config.scale.growth_interval)
 
     def backward(
-        self, part: Tensor, micro: MicroBatch, batches: StepBatches, *, check: bool
+        self,
+        part: Tensor,
+        micro: MicroBatch,
+        batches: StepBatches,
+        *,
+        check: bool,
+        retain_graph: bool = False,
     ) -> None:
         """Run the scaled backward pass of a micro-batch, and add its part of the loss to ``batches``.
 
@@ -111,7 +123,7 @@ class Stepper:
         batches.add(self.scaler.last_loss, micro)
         if len(batches.micro_batches) == self._expected:
             self._announce(batches, check=check)
-        scaled.backward()
+        scaled.backward(retain_graph=retain_graph)
         if self.config.accumulate > 1:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, MasterWeights):
@@ -158,35 +170,45 @@ class Stepper:
         gradients: Gradients,
         refused: Tensor,
         known: bool | None,
+        *,
+        hold_scale: bool = False,
     ) -> None:
         """Clip and step unless refused; update the scale; restore buffers if refused.
 
-        ``known`` is ``refused`` if it has been read, and None if it is still on the device only.
+        ``known`` is ``refused`` if it has been read, and None if it is still on the device only. With
+        ``hold_scale``, the scale waits for ``release_scale``: a retry shows whether it is the cause.
         """
         if not known:
             self._clip(optimizers, gradients)
         refusal = refused.to(torch.float32)
-        for optimizer in optimizers:
-            self.scaler.override_found_inf(
-                optimizer, refusal, overflow=gradients.overflow, known=known
-            )
-            self.scaler.step(optimizer)
-            self._stepped.add(id(optimizer))
-        if len(self._stepped) == len(self.optimizers):
-            self._finish_update()
-        if known is None:
-            self.buffers.restore_where(refused)
-        elif known:
-            self.buffers.restore()
-        self.clear()
+        changed = False
+        try:
+            for optimizer in optimizers:
+                self.scaler.override_found_inf(
+                    optimizer, refusal, overflow=gradients.overflow, known=known
+                )
+                self._step(optimizer, partial(self.scaler.step, optimizer))
+                changed = not known
+                self._stepped.add(id(optimizer))
+            if len(self._stepped) == len(self.optimizers) and not hold_scale:
+                self._finish_update()
+            if known is None:
+                self.buffers.restore_where(refused)
+            elif known:
+                self.buffers.restore()
+            self.clear()
+        except BaseException:
+            self.half_applied |= changed
+            raise
 
     def repeat(self, batches: StepBatches) -> tuple[Tensor, Gradients]:
         """Run the whole step again in FP32: same batches, random state and buffers, no loss scale."""
         narrow_again = disable_fsdp_mixed_precision(self.model)
         try:
-            parts = [
-                self._repeat(micro, index) for index, micro in enumerate(batches.micro_batches)
-            ]
+            with frozen_half_weights_in_fp32(self.model):
+                parts = [
+                    self._repeat(micro, index) for index, micro in enumerate(batches.micro_batches)
+                ]
         finally:
             narrow_again()
         self._reduce_partial(self.optimizers)
@@ -210,26 +232,61 @@ class Stepper:
     def apply_repeated(self, gradients: Gradients) -> None:
         """Clip and step with the gradients of a repeated step, which are not scaled."""
         self._clip(self.optimizers, gradients)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self.clear()
+        changed = False
+        try:
+            for optimizer in self.optimizers:
+                self._step(optimizer, optimizer.step)
+                changed = True
+            self.clear()
+        except BaseException:
+            self.half_applied |= changed
+            raise
+
+    def release_scale(self, *, is_cause: bool) -> None:
+        """Update the scale that ``apply`` held back; it falls only if it ``is_cause`` of the overflow."""
+        if not is_cause:
+            self.scaler.excuse_scale()
+        self._finish_update()
+
+    def _step(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
+        """Run an optimizer's step; note if it raises after it changed something: nobody can undo that."""
+        versions, fresh = _first_versions(optimizer), not optimizer.state
+        try:
+            step()
+        except BaseException:
+            self.half_applied |= any(tensor._version != version for tensor, version in versions)
+            if fresh and not self.half_applied:
+                optimizer.state.clear()  # made before the first change
+            raise
 
     def discard(self) -> None:
         """Remove every trace of a step that is abandoned."""
         self._consensus.discard()
         self._wrappers.drop_gradients()
-        self.scaler.forget_losses()
+        self.scaler.abandon_step()
+        self._stepped.clear()
         self.buffers.restore()
         self.clear()
 
+    def raise_if_foreign_gradients(self) -> None:
+        """Raise if a gradient is there before the step begins: it would be added to those of the step."""
+        for group in (group for o in self.optimizers for group in o.param_groups):
+            if group["params"] and group["params"][0].grad is not None:
+                raise UsageError(
+                    "There are gradients before the step begins: another guard's loss, or a backward() of "
+                    "your own, left them in parameters of this guard.",
+                    cure="Give all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or "
+                    "call optimizer.zero_grad() before the step.",
+                )
+
     def refresh_parameters(self) -> bool:
         """Refresh names and layout if the optimizers' parameters changed; return whether they did."""
+        # By identity: a parameter may be replaced inside a group, as Gaussian splatting does.
         lists = [group["params"] for o in self.optimizers for group in o.param_groups]
-        before, self._parameter_lists = self._parameter_lists, [(one, len(one)) for one in lists]
-        if len(before) == len(lists) and all(
-            one is other and length == len(one)
-            for (other, length), one in zip(before, lists, strict=True)
-        ):
+        # list.__iter__: iterating over the parameters of MasterWeights collects gradients.
+        before = self._parameter_ids
+        self._parameter_ids = list(map(id, chain.from_iterable(map(list.__iter__, lists))))
+        if before == self._parameter_ids:
             return False
         self._named = _by_name(unwrap_model(self.model), self.optimizers)
         updated = [(name, parameter) for name, parameter, _ in self._named]
@@ -303,6 +360,20 @@ class Stepper:
         if not self._consensus.sums_early:  # each rank measures its own part; Consensus sums them
             named = [(name, _own_part(grad)) for name, grad in named]
         return measure(named, 2.0 if self.config.clip is None else self.config.clip.norm_type)
+
+
+def _first_versions(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
+    """Return the first parameter of each group and its state, with their version counters.
+
+    Optimizers change the parameters of a group in order, so these change first.
+    """
+    found: list[tuple[Tensor, int]] = []
+    for group in optimizer.param_groups:
+        first = next((p for p in group["params"] if p.grad is not None), None)
+        if first is not None:
+            state = optimizer.state.get(first, {}).values()
+            found += [(t, t._version) for t in (first, *state) if isinstance(t, Tensor)]
+    return found
 
 
 def _own_part(grad: Tensor) -> Tensor:

@@ -1,0 +1,464 @@
+"""A step is a transaction: whatever raises, it leaves no trace, or the guard refuses to continue.
+
+The law is tested by raising at every point of a step in turn: at each operation that torch dispatches, and
+at each Python call inside ``halfguard.guard``. After the exception two more steps are run. Weights, optimizer
+state, buffers, scheduler and loss scale must then be those of a run that never saw the batch. Two other
+outcomes are allowed, and only once an optimizer has changed a weight: the step was applied as a whole, or the
+guard refuses every further step.
+
+``scripts/soak transaction`` tries every point; CI tries a sample.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import halfguard as hg
+from halfguard.errors import UsageError
+from tests.guard.helper import frozen, same
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+
+class InjectedError(Exception):
+    """Raised at a chosen point of a step."""
+
+
+class RaiseAtOperation(TorchDispatchMode):
+    """Raises at the n-th operation that is dispatched."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise InjectedError(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+CLEAN_UP = {"discard", "abandon_step", "restore", "clear", "drop_gradients"}
+
+
+@contextmanager
+def raise_at_call(at: int) -> Iterator[None]:
+    """Raise when the n-th Python function of ``halfguard.guard`` is called."""
+    left = at
+
+    def profile(frame: Any, event: str, _arg: Any) -> None:
+        nonlocal left
+        name = frame.f_code.co_name
+        # Not while the step is being abandoned: what cleans up may not fail as well.
+        if event != "call" or "/halfguard/guard/" not in frame.f_code.co_filename:
+            return
+        if name in CLEAN_UP or frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return
+        if frame.f_code is hg.Guard.step.__code__:
+            return  # nothing has begun when it is called
+        left -= 1
+        if left == 0:
+            sys.setprofile(None)
+            raise InjectedError(name)
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(6, 3),
+    "batchnorm": lambda: nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+    ),
+    "attention": lambda: nn.Sequential(
+        nn.LayerNorm(6), nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True)
+    ),
+}
+POINTS: dict[str, Callable[[int], Any]] = {"operation": RaiseAtOperation, "call": raise_at_call}
+BEFORE, AFTER = 2, 2
+
+
+def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+    output = model(batch)
+    hidden = output * batch.abs().amax()  # overflows in half where the batch is large
+    return nn.functional.mse_loss(hidden.float(), torch.zeros_like(hidden, dtype=torch.float32))
+
+
+class Run:
+    """One run: healthy steps, the step with the exception, healthy steps."""
+
+    def __init__(self, name: str, accumulate: int, *, retry: bool) -> None:
+        torch.manual_seed(0)
+        self.model = MODELS[name]()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
+        on_nonfinite = "retry_fp32" if retry else "skip"
+        config = {
+            "scale": {"init": 64.0, "growth_interval": 2},
+            "accumulate": accumulate,
+            "clip": {"max_norm": 1.0},
+            "skip": {"on_nonfinite": on_nonfinite},
+        }
+        self.guard = hg.Guard(self.model, self.optimizer, config, scheduler=self.scheduler)
+        self.accumulate = accumulate
+        generator = torch.Generator().manual_seed(1)
+        self.data = [torch.randn(4, 2, 6, generator=generator) for _ in range(8 * accumulate)]
+        if name == "batchnorm":
+            self.data = [batch[:, 0] for batch in self.data]
+        self.bad = self.data[-1] * (300.0 if retry else 1.0)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count * self.accumulate):
+            self.guard.step(loss_fn, self.data.pop(0))
+
+    def raising_step(self, injection: Any) -> bool:
+        """Run the step with the exception at its last micro-batch; return whether it was raised."""
+        for batch in self.data[-self.accumulate : -1]:
+            self.guard.step(loss_fn, batch)
+        try:
+            with injection:
+                self.guard.step(loss_fn, self.bad)
+        except InjectedError:
+            return True
+        return False
+
+    def state(self) -> Any:
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scale": self.guard.scaler.state_dict(),
+        }
+        return frozen(state)
+
+
+def outcome(name: str, accumulate: int, *, retry: bool, point: str, at: int, expected: Any) -> str:
+    """Return ``never seen``, ``applied``, ``refused``, ``complete`` (nothing raised), or a difference."""
+    run = Run(name, accumulate, retry=retry)
+    run.steps(BEFORE)
+    if not run.raising_step(POINTS[point](at)):
+        return "complete"
+    try:
+        run.steps(AFTER)
+    except UsageError as error:
+        return "refused" if "half applied" in str(error) else f"{type(error).__name__}: {error}"
+    found = run.state()
+    return next((word for word, state in expected.items() if same(state, found)), "different")
+
+
+def expected_states(name: str, accumulate: int, *, retry: bool) -> dict[str, Any]:
+    states = {}
+    for word in ("never seen", "applied"):
+        run = Run(name, accumulate, retry=retry)
+        run.steps(BEFORE)
+        if word == "applied":
+            run.raising_step(RaiseAtOperation(-1))
+        run.steps(AFTER)
+        states[word] = run.state()
+    return states
+
+
+def try_points(name: str, accumulate: int, *, retry: bool, point: str, every: int) -> Counter[str]:
+    """Raise at every ``every``-th point of a step, until the step has no such point; count the outcomes."""
+    expected = expected_states(name, accumulate, retry=retry)
+    found: Counter[str] = Counter()
+    for at in itertools.count(1, every):
+        word = outcome(name, accumulate, retry=retry, point=point, at=at, expected=expected)
+        if word == "complete":
+            return found
+        found[word] += 1
+    return found
+
+
+@pytest.mark.parametrize("retry", [False, True], ids=["skip", "retry"])
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("point", "every"), [("operation", 11), ("call", 5)])
+def test_an_exception_leaves_no_trace(
+    name: str, accumulate: int, retry: bool, point: str, every: int
+) -> None:
+    found = try_points(name, accumulate, retry=retry, point=point, every=every)
+    assert found["never seen"] > 0
+    assert set(found) <= {"never seen", "applied", "refused"}, found
+
+
+def guarded(model: nn.Module, **config: Any) -> hg.Guard:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return hg.Guard(model, optimizer, {"scale": {"init": 8.0}, **config})
+
+
+def squares(model: nn.Module, batch: Tensor) -> Tensor:
+    loss: Tensor = model(batch).float().square().mean()
+    return loss
+
+
+def test_an_error_in_the_repeat_leaves_no_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False)
+    guard = guarded(model, accumulate=2, skip={"on_nonfinite": "retry_fp32"})
+    repeats = 0
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        nonlocal repeats
+        repeats += not torch.is_autocast_enabled("cpu")
+        if repeats == 2:
+            repeats += 1
+            raise MemoryError
+        return squares(model, batch)
+
+    guard.step(loss, torch.ones(2, 4))
+    with pytest.raises(MemoryError):
+        guard.step(loss, torch.full((2, 4), 6e4))
+    assert model.weight.grad is None
+    batch = torch.ones(2, 4) * 0.1
+    weight = model.weight.detach().clone().requires_grad_()
+    (true,) = torch.autograd.grad((batch @ weight.T).square().mean(), weight)
+    guard.step(loss, batch)
+    assert guard.step(loss, batch).grad_norm == pytest.approx(true.norm().item(), rel=2e-3)
+
+
+def test_an_update_without_gradients_does_not_break_the_guard() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(4, 1), "b": nn.Linear(4, 1)})
+    guard = hg.Guard(
+        model, torch.optim.SGD(model["b"].parameters(), lr=0.1), {"scale": {"init": 8.0}}
+    )
+    with pytest.raises(UsageError, match="No parameter of the optimizer has a gradient"):
+        guard.step(lambda m, x: squares(m["a"], x), torch.randn(2, 4))
+    assert guard.step(lambda m, x: squares(m["b"], x), torch.randn(2, 4)).applied
+
+
+def test_an_interrupt_before_the_first_change_is_forgotten_and_one_after_it_is_refused() -> None:
+    model = nn.Linear(4, 1)
+    guard = guarded(model)
+    optimizer: Any = guard.optimizers[0]
+    step = optimizer.step
+
+    def interrupted(change: bool) -> None:
+        optimizer.step = step
+        if change:
+            with torch.no_grad():
+                model.weight.add_(1.0)
+        raise KeyboardInterrupt
+
+    optimizer.step = lambda *_: interrupted(False)
+    with pytest.raises(KeyboardInterrupt):
+        guard.step(squares, torch.randn(2, 4))
+    assert guard.step(squares, torch.randn(2, 4)).applied
+    optimizer.step = lambda *_: interrupted(True)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        guard.step(squares, torch.randn(2, 4))
+    assert "half applied" in caught.value.__notes__[0]
+    with pytest.raises(UsageError, match="half applied"):
+        guard.step(squares, torch.randn(2, 4))
+    guard.load_state_dict(guard.state_dict())
+    assert guard.step(squares, torch.randn(2, 4)).applied
+
+
+def test_a_forward_pass_that_raises_leaves_batchnorm_and_closes_the_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+    guard = guarded(model, accumulate=2)
+
+    def raising(model: nn.Module, batch: Tensor) -> Tensor:
+        model(batch)
+        raise MemoryError
+
+    before = model[0].running_mean.clone()  # type: ignore[union-attr, operator]
+    guard.step(squares, torch.randn(8, 4))
+    with pytest.raises(MemoryError):
+        guard.step(raising, torch.full((8, 4), torch.nan))
+    assert torch.equal(before, model[0].running_mean)  # type: ignore[arg-type]
+    assert guard.step(squares, torch.randn(8, 4)).action == "accumulate"
+    assert guard.step(squares, torch.randn(8, 4)).applied
+
+
+def test_gradients_of_another_guard_are_refused() -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+    guards = [guarded(generator), guarded(critic)]
+    z = torch.randn(8, 2)
+    assert guards[0].step(lambda g, b: squares(critic, g(b)), z).applied
+    with pytest.raises(UsageError, match="gradients before the step begins"):
+        guards[1].step(squares, z)
+    critic.zero_grad()
+    assert guards[1].step(squares, z).applied
+
+
+class HalfBase(nn.Module):
+    """A frozen half base with an FP32 adapter, as LoRA has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 6).half().requires_grad_(False)
+        self.adapter = nn.Linear(6, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = x.to(self.base.weight.dtype)
+        result: Tensor = self.base(half) + self.adapter(x).to(half.dtype)
+        return result
+
+
+def test_a_retry_over_a_half_base_computes_in_fp32() -> None:
+    torch.manual_seed(0)
+    model, dtypes = HalfBase(), []
+    model.base.register_forward_hook(lambda *args: dtypes.append(args[2].dtype))
+    guard = hg.Guard(
+        model,
+        torch.optim.SGD(model.adapter.parameters(), lr=0.0),
+        {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}},
+    )
+    batch = torch.randn(4, 6)
+    reference = HalfBase().float()
+    reference.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
+    squares(reference, batch).backward()
+    assert reference.adapter.weight.grad is not None
+
+    def overflowing(model: nn.Module, batch: Tensor) -> Tensor:
+        return squares(model, batch) * (1e30 if torch.is_autocast_enabled("cpu") else 1)
+
+    outcome = guard.step(lambda m, b: overflowing(m, b) * 1e10, batch)
+    assert outcome.action == "retry_fp32"
+    assert dtypes == [torch.float16, torch.float32]
+    assert model.base.weight.dtype is torch.float16
+    true = reference.adapter.weight.grad.norm().item() * 1e10
+    assert outcome.grad_norm == pytest.approx(true, rel=1e-6)
+
+
+def test_a_parameter_replaced_inside_a_group_is_measured() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False)
+    guard = guarded(model)
+    guard.step(squares, torch.randn(2, 4))
+    model.weight = nn.Parameter(torch.randn(1, 4))
+    guard.optimizers[0].param_groups[0]["params"][0] = model.weight
+    batch = torch.randn(2, 4)
+    (true,) = torch.autograd.grad(squares(model, batch), model.weight)
+    assert guard.step(squares, batch).grad_norm == pytest.approx(true.norm().item(), rel=1e-2)
+
+
+def test_a_batch_changed_in_place_is_not_repeated_and_copied_from_then_on() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    guard = hg.Guard(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        {"scale": {"init": 1.0}, "skip": {"on_nonfinite": "retry_fp32"}},
+    )
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        hidden = model(batch.div_(10.0))
+        result: Tensor = (hidden * hidden).float().mean()
+        return result
+
+    batch = torch.randn(4, 8) * 6000
+    true = loss(model, batch.clone()).item()
+    assert guard.step(loss, batch.clone()).action == "skip"
+    outcome = guard.step(loss, batch.clone())
+    assert outcome.action == "retry_fp32"
+    assert outcome.loss == pytest.approx(true)
+
+
+def test_a_batch_that_loses_an_entry_is_repeated_whole() -> None:
+    model = nn.Linear(8, 8)
+    guard = hg.Guard(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        {"scale": {"init": 1.0}, "skip": {"on_nonfinite": "retry_fp32"}},
+    )
+
+    def loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        label = batch.pop("label")
+        hidden = model(batch["x"])
+        result: Tensor = (hidden * hidden).float().mean() - label
+        return result
+
+    assert guard.step(loss, {"x": torch.randn(4, 8) * 6000, "label": 1.0}).action == "retry_fp32"
+
+
+def test_the_scale_stays_if_fp32_fails_as_well() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    guard = guarded(model, scale={"init": 1024.0}, skip={"on_nonfinite": "retry_fp32"})
+
+    def distances(model: nn.Module, batch: Tensor) -> Tensor:
+        hidden = model(batch).float()
+        result: Tensor = (hidden - hidden.roll(1, 0)).square().sum(-1).sqrt().mean()
+        return result
+
+    batch = torch.randn(8, 4)
+    batch[1] = batch[0]  # the gradient of sqrt(0) is NaN in every precision
+    assert not guard.step(distances, batch).applied
+    assert guard.scaler.get_scale() == 1024.0
+
+
+def test_a_precision_with_a_loss_scale_starts_at_its_initial_scale() -> None:
+    guard = guarded(nn.Linear(4, 1), precision="bf16-mixed")
+    guard.step(squares, torch.randn(2, 4))
+    other = hg.Guard(guard.model, guard.optimizers, {"precision": "fp16-mixed"})
+    other.load_state_dict(guard.state_dict())
+    assert other.scaler.get_scale() == 65536.0
+    guard.reconfigure(hg.GuardConfig.load({"precision": "fp16-mixed", "scale": {"init": 32.0}}))
+    guard.step(squares, torch.randn(2, 4))
+    assert guard.scaler.get_scale() == 32.0
+
+
+def test_a_graph_can_be_retained() -> None:
+    model = nn.Linear(4, 1)
+    guard = guarded(model, accumulate=2)
+    with guard.autocast():
+        loss = squares(model, torch.randn(2, 4))
+    guard.backward(loss, retain_graph=True)
+    guard.backward(loss)
+    assert guard.update().applied
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.LBFGS, "needs a closure"),
+        (
+            lambda p: torch.optim.SGD([*p, nn.Parameter(torch.ones(2, dtype=torch.cfloat))]),
+            "complex",
+        ),
+    ],
+)
+def test_parts_that_cannot_work_are_refused_at_construction(make: Any, message: str) -> None:
+    model = nn.Linear(4, 1)
+    with pytest.raises(UsageError, match=message):
+        hg.Guard(model, make(list(model.parameters())))
+
+
+def test_lazy_modules_and_copies_are_refused() -> None:
+    import copy
+
+    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(1))
+    with pytest.raises(UsageError, match="lazy"):
+        hg.Guard(lazy, torch.optim.SGD(lazy[0].parameters(), lr=0.1))
+    with pytest.raises(UsageError, match="cannot be copied"):
+        copy.deepcopy(guarded(nn.Linear(4, 1)))
+
+
+if __name__ == "__main__":
+    every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    total: Counter[str] = Counter()
+    for case in itertools.product(MODELS, (1, 4), (False, True), POINTS):
+        name, accumulate, retry, point = case
+        counted = try_points(name, accumulate, retry=retry, point=point, every=every)
+        total += counted
+        print(*case, dict(counted), flush=True)
+    print(sum(total.values()), "points:", dict(total))
+    sys.exit(0 if set(total) <= {"never seen", "applied", "refused"} else 1)

@@ -60,6 +60,8 @@ def resumed(engine: jobs.Engine, folder: str) -> Any:
         assert guard.resume()
     except RecordError as error:
         return str(error)
+    finally:
+        guard.close()  # the next one to resume may be in another process
     return guard.step_index, jobs.everything(model, optimizer)
 
 

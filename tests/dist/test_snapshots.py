@@ -139,6 +139,7 @@ def experts(folder: str, steps: int) -> tuple[float, float]:
         kept.append(
             (expert.weight.detach().clone(), optimizer.state[expert.weight]["exp_avg"].clone())
         )
+    guard.close()
     again = hg.Guard(model, optimizer, config, run_dir=folder)
     assert again.resume()
     weight, moment = kept[again.step_index - 1]
@@ -183,6 +184,7 @@ def averaged(engine: jobs.Engine, folder: str, steps: int) -> tuple[int, dict[st
     guard = hg.Guard(model, optimizer, config, run_dir=folder, ema=average)
     if not steps:
         assert guard.resume()
+        guard.close()
         return guard.step_index, jobs.full_state(average.net)
     kept = []
     for step in range(steps):
@@ -235,6 +237,25 @@ def test_a_second_run_in_the_same_folder_keeps_what_it_takes(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["000000000"]
     x, y = jobs.batch_of(9, 2)
     assert again.step(jobs.loss_fn, (x * torch.nan, y)).action == "roll_back"
+
+
+def second_guard(folder: str) -> str:
+    model, _ = jobs.make("ddp")
+    config, batch = {"recovery": jobs.RECOVERY}, jobs.batch_of(0, 2, dist.get_rank())
+    first = hg.Guard(model, jobs.optimizer_of(model, "sgd"), config, run_dir=folder)
+    first.step(jobs.loss_fn, batch)
+    second = hg.Guard(model, jobs.optimizer_of(model, "sgd"), config, run_dir=folder)
+    with pytest.raises(UsageError, match="writes its snapshots to") as raised:
+        second.step(jobs.loss_fn, batch)
+    first.close()
+    return raised.value.message
+
+
+def test_a_second_guard_in_the_folder_is_refused_on_every_rank(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    first, second = ranks(2).run(second_guard, str(tmp_path))
+    assert first == second
 
 
 def test_half_written_folders_are_swept_away(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ class Run(RuleBasedStateMachine):
             return
         COUNTS[f"{outcome.action}: {cause}"] += 1
         assert outcome.action is wanted
-        self.check_outcome(outcome, cause, scale, before)
+        self.check_outcome(batch, outcome, cause, scale, before)
 
     def expected_cause(self, batch: Batch, scale: float) -> Cause | None:
         in_half = self.guard.config.precision == "fp16-mixed"
@@ -256,7 +256,12 @@ class Run(RuleBasedStateMachine):
         return Action.ROLL_BACK
 
     def check_outcome(
-        self, outcome: StepOutcome, cause: Cause | None, scale: float, before: dict[str, Any]
+        self,
+        batch: Batch,
+        outcome: StepOutcome,
+        cause: Cause | None,
+        scale: float,
+        before: dict[str, Any],
     ) -> None:
         after, new_scale = self.everything(), self.guard.scaler.get_scale()
         assert outcome.applied == (outcome.action in APPLIED)
@@ -277,7 +282,11 @@ class Run(RuleBasedStateMachine):
             assert same(before["buffers"], after["buffers"])
             assert same(before["scheduler"], after["scheduler"])
             assert self.same_optimizer(before["optimizer"], after["optimizer"])
-        if cause is Cause.GRADIENT_OVERFLOW:
+        in_fp32 = self.cause(batch, batch.loss_fp32, batch.grad_fp32)
+        retried = self.config.skip.on_nonfinite == "retry_fp32" and cause in policy.NONFINITE
+        if retried and in_fp32 in policy.NONFINITE:
+            assert new_scale == scale, "the scale is not the cause if FP32 fails as well"
+        elif cause is Cause.GRADIENT_OVERFLOW:
             assert new_scale == max(scale / 2, FLOOR)
         elif cause is not None:
             assert new_scale == scale, "only an overflow of gradients lowers the scale"

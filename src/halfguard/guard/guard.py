@@ -70,9 +70,9 @@ _LAG = 2
 class Guard:
     """Guards a model and its optimizers; the how-to pages show both forms of use.
 
-    ``config`` is a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``scheduler`` and ``ema``
-    advance only when a step was applied. ``run_dir`` is the folder for journal and incidents. ``entry`` names
-    the function that describes the job, so that ``halfguard replay`` finds it.
+    ``config`` is a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``scheduler`` (one,
+    or a list) and ``ema`` advance only when a step was applied. ``run_dir`` is the folder for journal and
+    incidents. ``entry`` names the function that describes the job, so that ``halfguard replay`` finds it.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Guard:
         optimizer: Optimizer | Sequence[Optimizer],
         config: GuardConfig | Mapping[str, Any] | str | Path = "default",
         *,
-        scheduler: Scheduler | None = None,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
         ema: WeightAverage | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         entry: str = "",
@@ -296,6 +296,7 @@ class Guard:
             Path(run_dir) if run_dir else None,
             self._own_state,
             self._stepper.private if not self._stepper.single_rank else frozenset(),
+            rates=self._scheduler_and_ema.rates,
         )
 
     def reconfigure(self, config: GuardConfig) -> None:
@@ -344,8 +345,8 @@ class Guard:
         if self._stepper.half_applied:
             raise UsageError(_HALF_APPLIED, cure=_RELOAD)
         if not self._begun:
-            self._stepper.raise_if_foreign_gradients()
             changed = self._stepper.refresh_parameters()
+            self._stepper.raise_if_foreign_gradients()
             if self._recovery is not None:
                 if changed:
                     self._recovery.on_new_parameters()
@@ -454,7 +455,7 @@ class Guard:
             if decision.action is Action.RETRY:
                 self._stepper.apply_repeated(gradients)
                 applied = True
-            self._stepper.release_scale(is_cause=in_fp32 is None)
+            self._stepper.release_scale(is_cause=in_fp32 not in policy.NONFINITE)
             if applied:
                 self._advance(report.turn)
         except BaseException:

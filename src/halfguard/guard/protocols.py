@@ -20,7 +20,16 @@ class Scheduler(Stateful, Protocol):
     def step(self) -> None: ...
 
 
-class WeightAverage(Protocol):
+class UpdatesParameters(Protocol):
     """An average of weights, such as torch's ``AveragedModel``."""
 
     def update_parameters(self, model: nn.Module) -> Any: ...
+
+
+class UpdatesModel(Protocol):
+    """An average of weights, such as timm's ``ModelEmaV3``."""
+
+    def update(self, model: nn.Module) -> Any: ...
+
+
+WeightAverage = UpdatesParameters | UpdatesModel

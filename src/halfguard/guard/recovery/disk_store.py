@@ -28,6 +28,7 @@ from halfguard.dist.collectives import (
 )
 from halfguard.errors import RecordError, UsageError
 from halfguard.guard.recovery import snapshot_folder
+from halfguard.guard.recovery.folder_lock import FolderLock
 from halfguard.guard.recovery.sharded_tensors import ShardEncoder, empty_tensors, tensors_by_name
 from halfguard.guard.recovery.snapshot_store import SnapshotState
 from halfguard.incident.encoding import decode
@@ -60,12 +61,15 @@ class DiskStore:
         self, folder: Path, device: torch.device, live: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._folder, self._device, self._live = folder, device, live
+        self._lock = FolderLock(folder.with_name(f"{folder.name}.lock"))
+        self._locked = False  # by rank 0, for all ranks
 
     def save(self, step: int, state: SnapshotState) -> _Folder | None:
         """Start to write a state; the files are complete when ``mark_good`` returns True.
 
         Return None, on all ranks, if any rank cannot write, for instance because the disk is full.
         """
+        self._lock_folder()
         encoder = ShardEncoder()
         shared = {name: encoder.encode(part, name) for name, part in state.shared.items()}
         own = encoder.encode(state.own, snapshot_folder.rank_prefix(rank()))
@@ -107,6 +111,7 @@ class DiskStore:
         If the number of ranks changed, statistics are those of rank 0 and the random state is left alone.
         Raise a RecordError on every rank if the snapshot is damaged for any of them.
         """
+        self._lock_folder()
         path, live = held.path, tensors_by_name(self._live())
         record, own, tensors = self._read(path, lambda: _prepared(path, live))
         self._read(path, lambda: checkpoint.load_into(path, tensors))
@@ -128,12 +133,31 @@ class DiskStore:
 
     def good(self) -> list[tuple[int, _Folder]]:
         """Return the good snapshots of an earlier run, newest first; the same on every rank."""
+        self._lock_folder()
         steps = self._read(
             self._folder, lambda: snapshot_folder.good_steps(self._folder) if rank() == 0 else []
         )
         return [
             (step, _Folder(self._at(step))) for step in broadcast_object(0, steps, self._device)
         ]
+
+    def close(self) -> None:
+        """Let another guard use the folder; the next snapshot of this one locks it again."""
+        self._lock.release()
+        self._locked = False
+
+    def _lock_folder(self) -> None:
+        """Lock the folder, or raise a UsageError on every rank."""
+        if self._locked:
+            return
+        owner = broadcast_object(0, self._lock.acquire() if rank() == 0 else "", self._device)
+        if owner:
+            raise UsageError(
+                f"{owner[0].upper()}{owner[1:]} writes its snapshots to {self._folder}. Two guards in one "
+                "folder would restore each other's weights.",
+                cure="Give every guard its own run_dir, or call close() on the other guard first.",
+            )
+        self._locked = True
 
     def _at(self, step: int) -> Path:
         return self._folder / f"{step:09d}"

@@ -21,6 +21,7 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import ClipConfig, GuardConfig, RecoveryConfig, Remedy
 from halfguard.guard.protocols import Stateful
 from halfguard.guard.recovery.disk_store import DiskStore
+from halfguard.guard.recovery.learning_rates import LearningRates
 from halfguard.guard.recovery.snapshot_store import MemoryStore, SnapshotStore
 from halfguard.guard.recovery.snapshots import Snapshots
 from halfguard.step.parameters import parameters_of
@@ -45,14 +46,15 @@ class Recovery:
         run_dir: Path | None,
         describe: Callable[[], dict[str, Any]],
         private: Set[int] = frozenset(),
+        *,
+        rates: LearningRates,
     ) -> None:
         assert config.recovery is not None  # noqa: S101 - constructed only if configured
         self._rules: RecoveryConfig = config.recovery
         self._base = config  # every remedy starts from it
-        self._optimizers, self._others = optimizers, others
+        self._optimizers, self._others, self._rates = optimizers, others, rates
         for optimizer in optimizers:
             _raise_if_sharded_optimizer(optimizer)
-        self._scheduler = others.get("scheduler")
         self._describe = describe  # state of the guard, for a run that continues in another process
         self._model = model
         parts = {f"optimizer{i}": optimizer for i, optimizer in enumerate(optimizers)}
@@ -113,11 +115,13 @@ class Recovery:
 
     def roll_back(self, remedy: Remedy | None) -> GuardConfig:
         """Restore the good snapshot; return the configuration with the remedy applied."""
+        planned = self._rates.planned()
         kept = self._snapshots.restore()
         if remedy is None:
             self._lr_cut *= self._rules.lr_factor
         self._in_force = self._lr_cut * (_LOWER_LR if remedy == "lower_lr" else 1.0)
-        self._cut_learning_rate(self._in_force / kept["lr_cut"])
+        kept_rates = kept["run"]["recovery"].get("rates")
+        self._rates.roll_back(self._in_force, planned, kept_rates, kept["lr_cut"])
         self._healthy = self._since = 0
         logger.warning(
             "rolled back to step %d, learning rate at %.3g of the schedule%s",
@@ -125,6 +129,7 @@ class Recovery:
             self._in_force,
             f", trying: {remedy}" if remedy else "",
         )
+        self._warn_of_rates()
         return self._config_with(remedy)
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,11 +137,13 @@ class Recovery:
         return {
             "lr_cut": self._lr_cut,
             "in_force": self._in_force,
+            "rates": self._rates.state_dict(),
             "base": self._base.model_dump(mode="json"),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._lr_cut, self._in_force = state["lr_cut"], state["in_force"]
+        self._rates.load_state_dict(state.get("rates"), self._in_force)
         self._base = GuardConfig.load(state["base"])
 
     def restart(self) -> None:
@@ -149,7 +156,7 @@ class Recovery:
 
     def close(self) -> None:
         """Wait for pending writes; drop the candidate, which can no longer be confirmed."""
-        self._snapshots.drop_candidate()
+        self._snapshots.close()
 
     def _take_snapshot(self, random_state: dict[str, Any] | None = None) -> None:
         run = self._describe()
@@ -193,14 +200,16 @@ class Recovery:
             return base.model_copy(update={"clip": tighter})
         return base
 
-    def _cut_learning_rate(self, factor: float) -> None:
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                for key in ("lr", "initial_lr"):
-                    if key in group:
-                        group[key] = group[key] * factor
-        if self._scheduler is not None and hasattr(self._scheduler, "base_lrs"):
-            self._scheduler.base_lrs = [lr * factor for lr in self._scheduler.base_lrs]
+    def _warn_of_rates(self) -> None:
+        for name in self._rates.uncuttable():
+            logger.warning("%s sets its own learning rate (lr=None), which is not cut", name)
+        for name in self._rates.stepped_by_user():
+            logger.warning(
+                "a scheduler of %s is not stepped by the guard, so the lr was cut only once. Schedulers that "
+                "compute the rate from base rates (LambdaLR, OneCycleLR, CyclicLR) undo this at their next "
+                "step. To keep the cut, pass the scheduler to the guard, in steps instead of epochs.",
+                name,
+            )
 
 
 def _raise_if_sharded_optimizer(optimizer: Optimizer) -> None:

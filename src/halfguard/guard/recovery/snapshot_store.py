@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -32,6 +34,7 @@ class SnapshotStore(Protocol):
     def discard(self, held: Any) -> None: ...
     def set_aside(self, held: Any) -> None: ...
     def good(self) -> list[tuple[int, Any]]: ...
+    def close(self) -> None: ...
 
 
 class MemoryStore:
@@ -60,6 +63,9 @@ class MemoryStore:
         """Return nothing: memory does not outlive a run."""
         return []
 
+    def close(self) -> None:
+        """Does nothing: nobody else can use this memory."""
+
 
 def to_host(state: Any) -> Any:
     """Return a copy of a state whose tensors lie on the host and share nothing with the original."""
@@ -68,7 +74,7 @@ def to_host(state: Any) -> Any:
 
 def _leaf_to_host(value: Any) -> Any:
     if not isinstance(value, Tensor):
-        return value
+        return _copy_of_data(value)
     return Shard.of(value) if is_dtensor(value) else value.detach().to("cpu", copy=True)
 
 
@@ -80,4 +86,10 @@ def from_host(state: Any) -> Any:
 def _leaf_from_host(value: Any) -> Any:
     if isinstance(value, Shard):
         return value.to_dtensor()
-    return value.clone() if isinstance(value, Tensor) else value
+    return value.clone() if isinstance(value, Tensor) else _copy_of_data(value)
+
+
+def _copy_of_data(value: Any) -> Any:
+    """Copy data that a run may change in place; other objects (functions, models) are shared."""
+    is_data = isinstance(value, set | deque | bytearray) or type(value).__module__ == "numpy"
+    return copy.deepcopy(value) if is_data else value

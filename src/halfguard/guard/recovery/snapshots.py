@@ -23,6 +23,7 @@ from halfguard.dist.collectives import all_agree
 from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import RecordError, UsageError
 from halfguard.guard.protocols import Stateful
+from halfguard.guard.recovery.restoring import open_schedulers, restore_buffers, restore_types
 from halfguard.guard.recovery.snapshot_store import SnapshotState, SnapshotStore
 from halfguard.step.nested import floating_tensors
 from halfguard.step.parameters import parameters_of
@@ -55,7 +56,11 @@ class Snapshots:
     def take(self, step: int, extra: Mapping[str, Any], random_state: dict[str, Any]) -> bool:
         """Take a candidate; return False, and take nothing, if anything in it is not finite."""
         state = self._state(extra, random_state)
-        if not all_agree(all_finite((state.shared, state.own)), self._device):
+        buffers = state.own.get("buffers", {})
+        checked = {name: part for name, part in state.own.items() if name != "buffers"}
+        # Buffers outside the state_dict are often masks, in which infinity is meant.
+        finite = all_finite((state.shared, checked)) and not has_nan(buffers)
+        if not all_agree(finite, self._device):
             return False
         self.drop_candidate()
         held = self._store.save(step, state)
@@ -83,12 +88,13 @@ class Snapshots:
         self.drop_candidate()
         state = self._newest_undamaged()
         model: Any = {**state.shared["model"], **state.own["model"]}
-        self._model.load_state_dict(model)
+        self._model.load_state_dict(restore_types(model, self._model.state_dict()))
+        restore_buffers(self._model, state.own.get("buffers", {}))
         for name, part in self._parts.items():
             kept = state.shared[name]
             if name in state.own:
                 kept["state"] |= state.own[name]
-            part.load_state_dict(kept)
+            part.load_state_dict(restore_types(kept, part.state_dict()))
         if "rng" in state.own:
             restore_random_state(state.own["rng"])
         extra: dict[str, Any] = state.shared["extra"]
@@ -116,6 +122,11 @@ class Snapshots:
         """Remove the candidate, if there is one."""
         self._forget(self._candidate)
         self._candidate = None
+
+    def close(self) -> None:
+        """Drop the candidate, and let another guard use the store."""
+        self.drop_candidate()
+        self._store.close()
 
     def _newest_undamaged(self) -> SnapshotState:
         """Load the good snapshot or, if it is damaged, the one before; all ranks load the same."""
@@ -155,7 +166,14 @@ class Snapshots:
             "rng": portable_random_state(random_state),
             "model": {name: model.pop(name) for name in sorted(mine & model.keys())},
         }
-        shared = {name: part.state_dict() for name, part in self._parts.items()}
+        transient = {
+            name: buffer
+            for name, buffer in self._model.named_buffers()
+            if name not in model and name not in own["model"] and not buffer.is_meta
+        }
+        if transient:
+            own["buffers"] = transient
+        shared = {name: open_schedulers(part.state_dict()) for name, part in self._parts.items()}
         for name, part in self._parts.items():
             if isinstance(part, Optimizer) and self._private:
                 numbers = [n for n, p in enumerate(parameters_of(part)) if id(p) in self._private]
@@ -170,17 +188,33 @@ class Snapshots:
 
 def all_finite(state: Any) -> bool:
     """Return whether every floating-point tensor is finite, with a single read of the device."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for _, tensor in floating_tensors(state):
-        part = local_tensor(tensor.detach())
-        if part.itemsize == 1:
-            part = part.to(torch.bfloat16)  # float8, for which torch has no norm
-        if part.numel():
-            by_kind.setdefault((part.device, part.dtype), []).append(part)
-    largest = [norm for group in by_kind.values() for norm in torch._foreach_norm(group, math.inf)]
+    largest = _largest_values(state)
     if not largest:
         return True
     # Zero times a non-finite number is NaN in every dtype; a cast to a narrower one could overflow.
     device = largest[0].device
     zeros = [(norm * 0).to(device, torch.float32, non_blocking=True) for norm in largest]
     return bool(torch.stack(zeros).isfinite().all())
+
+
+def has_nan(state: Any) -> bool:
+    """Return whether any tensor holds a NaN, with a single read of the device."""
+    largest = _largest_values(state)
+    if not largest:
+        return False
+    device = largest[0].device
+    found = [norm.isnan().to(device, non_blocking=True) for norm in largest]
+    return bool(torch.stack(found).any())
+
+
+def _largest_values(state: Any) -> list[Tensor]:
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for _, tensor in floating_tensors(state):
+        part = local_tensor(tensor.detach())
+        if part.layout is not torch.strided:
+            part = part._values() if part.layout is torch.sparse_coo else part.values()
+        if part.itemsize == 1:
+            part = part.to(torch.bfloat16)  # float8, for which torch has no norm
+        if part.numel():
+            by_kind.setdefault((part.device, part.dtype), []).append(part)
+    return [norm for group in by_kind.values() for norm in torch._foreach_norm(group, math.inf)]

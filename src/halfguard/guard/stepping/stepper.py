@@ -288,6 +288,11 @@ class Stepper:
         self._parameter_ids = list(map(id, chain.from_iterable(map(list.__iter__, lists))))
         if before == self._parameter_ids:
             return False
+        if before:  # gradients of parameters that were not optimized so far are those of many steps
+            known = set(before)
+            for parameter in chain.from_iterable(map(list.__iter__, lists)):
+                if id(parameter) not in known:
+                    parameter.grad = None
         self._named = _by_name(unwrap_model(self.model), self.optimizers)
         updated = [(name, parameter) for name, parameter, _ in self._named]
         # Master weights are updated, but the half parameters have the layout over ranks.

@@ -118,6 +118,22 @@ def test_a_large_array_is_not_walked_through() -> None:
     assert len(list(batch_leaves([np.zeros(100_000), X]))) < 100
 
 
+@pytest.mark.parametrize(
+    "before",
+    [list(range(150_000)), bytearray(150_000), [[0]] * 150_000, range(10**15)],
+    ids=["list", "bytes", "lists", "range"],
+)
+def test_a_tensor_after_much_else_is_found(before: Any) -> None:
+    assert not batch_is_finite({"before": before, "x": X * math.nan})
+
+
+def test_a_list_with_fields_of_another_length_is_opened() -> None:
+    class Rows(list[Tensor]):
+        _fields = ("all",)
+
+    assert list(map(id, batch_leaves(Rows([X, Y])))) == [id(X), id(Y)]
+
+
 # -- finite?
 
 

@@ -152,7 +152,7 @@ def test_end_of_epoch_counts_every_step() -> None:
     late.run([GOOD, BAD, GOOD, GOOD, BAD])
     summary = late.guard.end_epoch()
     assert (summary.steps, summary.applied) == (5, 3)
-    assert summary.skipped == {Cause.FORWARD_OVERFLOW: 2}
+    assert summary.skipped == {Cause.BAD_BATCH: 2}
     late.run([GOOD])
     assert late.guard.end_epoch().steps == 1
 

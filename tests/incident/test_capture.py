@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from halfguard.guard.guard import Guard
-from halfguard.incident import decode, open_incident
-from halfguard.records import Action, Cause
+from halfguard.incident import IncidentWriter, decode, open_incident, write_incident
+from halfguard.incident.capture import BadStep
+from halfguard.records import Action, Cause, StepRow
 from tests.support.counting import OpCounter
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
@@ -152,3 +155,84 @@ def test_a_healthy_step_pays_nothing(tmp_path: Path) -> None:
                 assert guard.step(loss_fn, batch)
         counts.append(counter.ops)
     assert counts[0] == counts[1]
+
+
+def test_weights_that_are_too_large_do_not_cost_the_batch(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path, incidents={"max_bytes": 20_000})
+    guard.model.register_buffer("large", torch.zeros(10_000))
+    guard.step(loss_fn, poisoned(batches(1)[0]))
+    incident = open_incident(tmp_path / "incidents" / "000000-r0")
+    assert not incident.record.weights
+    assert incident.tensors("model.") == {}
+    assert "incidents.max_bytes is 20000" in incident.record.problems[0]
+    assert torch.isinf(decode(incident.record.micro_batches[0].batch, incident.tensors())[0][2, 3])
+
+
+def test_weights_that_a_file_cannot_hold_do_not_cost_the_batch(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    guard.model.register_buffer("spectrum", torch.zeros(3, dtype=torch.complex128))
+    guard.step(loss_fn, poisoned(batches(1)[0]))
+    record = open_incident(tmp_path / "incidents" / "000000-r0").record
+    assert not record.weights
+    assert record.problems == ("model: its weights of torch.complex128 cannot be kept",)
+
+
+def test_a_step_number_that_occurs_twice(tmp_path: Path) -> None:
+    for _ in range(3):
+        guard_of(tmp_path).step(loss_fn, poisoned(batches(1)[0]))
+    names = sorted(path.name for path in (tmp_path / "incidents").iterdir())
+    assert names == ["000000-r0", "000000-r0-2", "000000-r0-3"]
+    assert all(open_incident(tmp_path / "incidents" / name) for name in names)
+
+
+def test_a_folder_that_another_process_makes_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = guard_of(tmp_path)
+
+    def late(folder: Path, *rest: Any) -> Path:
+        if folder.name == "000000-r0":
+            write_incident(folder, *rest)
+        return write_incident(folder, *rest)
+
+    monkeypatch.setattr("halfguard.incident.capture.write_incident", late)
+    guard.step(loss_fn, poisoned(batches(1)[0]))
+    names = sorted(path.name for path in (tmp_path / "incidents").iterdir())
+    assert names == ["000000-r0", "000000-r0-2"]
+
+
+def test_ids_that_the_loss_does_not_use(tmp_path: Path) -> None:
+    inputs, labels = poisoned(batches(1)[0])
+    batch = {
+        "batch": (inputs, labels),
+        "ids": np.arange(8),
+        "names": np.array(["a", "b"]),
+        "g": (i for i in "a"),
+    }
+    guard_of(tmp_path).step(lambda m, b: loss_fn(m, b["batch"]), batch)
+    incident = open_incident(tmp_path / "incidents" / "000000-r0")
+    assert incident.record.problems == (
+        "batch.0.names: an array of dtype <U1 cannot be kept",
+        "batch.0.g: a generator cannot be kept",
+    )
+    again = decode(incident.record.micro_batches[0].batch, incident.tensors())
+    assert differences(again["batch"], (inputs, labels)) == []
+    assert isinstance(again["ids"], np.ndarray)
+    assert again["ids"].tolist() == list(range(8))
+
+
+def test_a_private_incident_has_no_batch(tmp_path: Path) -> None:
+    row = StepRow(
+        step=3, action=Action.SKIP, cause=Cause.BAD_BATCH, loss=1.0, grad_norm=1.0, scale=1.0
+    )
+    moment = BadStep(row, [({"name": "Ada", "x": torch.ones(2)}, None, "Ada")], {}, "fp32", "cpu")
+    writer = IncidentWriter(
+        tmp_path, keep=1, max_bytes=2**20, weights=True, environment={}, private=True
+    )
+    path = writer.capture(make("mlp-batchnorm"), moment)
+    assert path is not None
+    assert b"Ada" not in (path / "incident.json").read_bytes()
+    incident = open_incident(path)
+    assert incident.record.problems == ("batch.0: a private batch cannot be kept",)
+    assert not any(name.startswith("batch") for name in incident.names)
+    assert incident.record.weights

@@ -1,61 +1,207 @@
-"""Checks of a batch: is it finite, does it have labels, and how is it described in the journal."""
+"""Checks of a batch: is it finite, does it have labels, and how is it described in the journal.
+
+A batch may hold anything, so no check raises: a value that cannot be checked counts as good. NumPy is used
+only if the program has imported it.
+"""
 
 from __future__ import annotations
 
+import cmath
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfguard.step.nested import batch_leaves
+from halfguard.dist.wrapping import is_dtensor
+from halfguard.step.nested import PlainValues, named_batch_leaves, text_of
 
 _DESCRIBED = 12  # entries of a batch that a description shows
+_LENGTH = 120  # characters of an entry
+_SEARCHED = 500  # nodes of a batch that are searched for them
+_SMALL = 1024  # elements of a tensor that is checked together with others
+_PART = 2**24  # elements that are checked at a time, to save memory
+_MAX_MAPPED_BYTES = 2**26  # a larger file in memory is a dataset, not a batch
+_LABELS = frozenset({"label", "labels", "target", "targets"})
+_INPUTS = frozenset({"input_ids", "token_type_ids", "attention_mask", "position_ids"})
 
 
 @torch.no_grad()
 def batch_is_finite(batch: Any) -> bool:
-    """Return whether every floating-point tensor of a batch is finite. This reads the device."""
-    tensors = [
-        leaf
-        for leaf in batch_leaves(batch)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
-    return all(bool(_values(tensor).isfinite().all()) for tensor in tensors)
+    """Return whether every floating-point and complex number of a batch is finite. This reads the device."""
+    small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for _, leaf in named_batch_leaves(batch):
+        if isinstance(leaf, PlainValues):
+            finite = _plain_values_are_finite(leaf)
+        elif isinstance(leaf, float | complex):
+            finite = cmath.isfinite(leaf)
+        elif isinstance(leaf, Tensor):
+            values = _values(leaf, floating=True)
+            if values is not None and type(values) is Tensor and values.numel() <= _SMALL:
+                small.setdefault((values.dtype, values.device), []).append(values)
+                continue
+            finite = values is None or _is_finite(values)
+        else:
+            finite = not _is_array(leaf) or _array_is_finite(leaf)
+        if not finite:
+            return False
+    return all(map(_all_finite, small.values()))
 
 
-def _values(tensor: Tensor) -> Tensor:
-    """Return the stored values of a tensor of any layout."""
-    if tensor.layout is torch.strided:
-        return tensor
-    return tensor._values() if tensor.is_sparse else tensor.values()
+def _plain_values_are_finite(values: PlainValues) -> bool:
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return all(map(math.isfinite, values))
+    if float not in kinds and complex not in kinds:
+        return True
+    return all(cmath.isfinite(value) for value in values if type(value) in (float, complex))
+
+
+def _values(tensor: Tensor, *, floating: bool) -> Tensor | None:
+    """Return the values of a tensor of any layout, or None if they are of another kind or cannot be read."""
+    try:
+        if (tensor.is_floating_point() or tensor.is_complex()) != floating or tensor.is_meta:
+            return None
+        if is_dtensor(tensor):
+            tensor = tensor.to_local()
+        if tensor.is_sparse:
+            tensor = tensor._values()
+        elif tensor.is_mkldnn:
+            tensor = tensor.to_dense()
+        elif tensor.is_nested or tensor.layout is not torch.strided:
+            tensor = tensor.values()
+        strides = tensor.stride()
+        tensor = tensor[_once(strides)] if 0 in strides else tensor
+        if hasattr(tensor, "fake_mode"):  # a FakeTensor has no values
+            return None
+        if tensor.is_floating_point() and tensor.itemsize == 1:
+            tensor = tensor.to(torch.bfloat16)  # it holds every float8 value
+    except Exception:  # noqa: BLE001 - a tensor subclass or dtype that this torch cannot convert
+        return None
+    return tensor
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Return whether tensors of one dtype and device are finite; one read of the device for all of them."""
+    try:
+        return bool(torch.cat([tensor.reshape(-1) for tensor in tensors]).isfinite().all())
+    except Exception:  # noqa: BLE001 - one of them cannot be checked
+        return all(map(_is_finite, tensors))
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    try:
+        sizes = list(tensor.shape) or [1]
+        parts = tensor.reshape(sizes).tensor_split(
+            -(-tensor.numel() // _PART) or 1, dim=sizes.index(max(sizes))
+        )
+        return all(bool(part.isfinite().all()) for part in parts)
+    except Exception:  # noqa: BLE001 - it has no data
+        return True
+
+
+def _is_array(leaf: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(leaf, numpy.ndarray | numpy.generic)
+
+
+def _array_is_finite(array: Any) -> bool:
+    numpy = sys.modules["numpy"]
+    if array.dtype.kind not in "fc" or array.size == 0:
+        return True
+    if isinstance(array, numpy.memmap) and array.nbytes > _MAX_MAPPED_BYTES:
+        return True
+    values = numpy.atleast_1d(numpy.asarray(array))
+    values = values[_once(values.strides)]
+    axis = values.shape.index(max(values.shape))
+    parts = numpy.array_split(values, -(-values.size // _PART), axis)
+    return all(bool(numpy.isfinite(part).all()) for part in parts)
+
+
+def _once(strides: Sequence[int]) -> tuple[slice, ...]:
+    """Return an index that selects every number of an expanded tensor or array once."""
+    return tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
 
 
 def every_label_ignored(batch: Any, ignore_index: int) -> bool:
     """Return whether an integer tensor of the batch holds only the label that losses ignore.
 
+    Tensors whose name says that they are labels are judged; without such names, all but well-known inputs.
     This reads the device, so call it only for a step whose loss was not finite.
     """
-    integers = [
-        leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor) and _is_integer(leaf)
-    ]
-    return any(bool((leaf == ignore_index).all()) for leaf in integers if leaf.numel())
+    named, inside, other = [], [], []
+    for names, leaf in named_batch_leaves(batch):
+        if not (isinstance(leaf, Tensor) or _is_array(leaf)):
+            continue
+        if names and _is_label(names[-1]):
+            named.append(leaf)
+        elif any(map(_is_label, names)):
+            inside.append(leaf)
+        elif not names or names[-1].lower() not in _INPUTS:
+            other.append(leaf)
+    return any(_holds_only(leaf, ignore_index) for leaf in named or inside or other)
 
 
-def describe_batch(batch: Any, about: Any = None) -> str:
-    """Return a line for the journal: the user's description, then shapes, strings and numbers."""
-    parts = [] if about is None else [str(about)]
-    for leaf in batch_leaves(batch):
+def _is_label(name: str) -> bool:
+    name = name.lower().removesuffix("_ids")  # labels, lm_labels, label_ids
+    return name == "y" or name.rpartition("_")[2] in _LABELS
+
+
+def _holds_only(leaf: Any, number: int) -> bool:
+    try:
         if isinstance(leaf, Tensor):
-            parts.append(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}")
-        elif isinstance(leaf, str | int | float):
-            parts.append(repr(leaf))
-    shown = parts[:_DESCRIBED]
-    return ", ".join(part if len(part) <= 120 else f"{part[:117]}..." for part in shown)
+            values = _values(leaf, floating=False)
+            if values is None or values.dtype is torch.bool or values.numel() == 0:
+                return False
+            # torch reduces a number that the dtype cannot hold: -100 equals 156 in uint8
+            limits = torch.iinfo(values.dtype)
+            dense = leaf.is_nested or leaf.layout is torch.strided
+            return dense and limits.min <= number <= limits.max and bool((values == number).all())
+        return leaf.dtype.kind in "iu" and leaf.size > 0 and bool((leaf == number).all())
+    except Exception:  # noqa: BLE001 - a dtype that cannot be compared, or a tensor without data
+        return False
 
 
-def _is_integer(tensor: Tensor) -> bool:
-    return (
-        not tensor.is_floating_point()
-        and not tensor.is_complex()
-        and tensor.dtype is not torch.bool
+def describe_batch(batch: Any, about: Any = None, private: bool = False) -> str:
+    """Return a line for the journal: the user's description, then shapes, strings and numbers.
+
+    With ``private``, only dtypes and shapes.
+    """
+    parts = [] if about is None or private else [text_of(about)]
+    parts += islice(_descriptions(batch, private), _DESCRIBED - len(parts))
+    return ", ".join(
+        part if len(part) <= _LENGTH else f"{part[: _LENGTH - 3]}..." for part in parts
     )
+
+
+def _descriptions(batch: Any, private: bool) -> Iterator[str]:
+    for _, leaf in named_batch_leaves(batch, _SEARCHED):
+        if isinstance(leaf, Tensor):
+            yield f"{str(leaf.dtype).removeprefix('torch.')}{_shape(leaf)}"
+        elif _is_array(leaf) and leaf.ndim:
+            yield f"numpy.{leaf.dtype}{list(leaf.shape)}"
+        elif not private:
+            values = leaf if isinstance(leaf, PlainValues) else (leaf,)
+            yield from (_literal(value) for value in values if isinstance(value, str | int | float))
+
+
+def _shape(tensor: Tensor) -> str:
+    try:
+        return str(list(tensor.shape))
+    except RuntimeError:  # a nested tensor of the strided layout
+        return f"[{tensor.size(0)}, nested]"
+
+
+def _literal(value: Any) -> str:
+    """Return a string or number as Python writes it, without code of a subclass and at bounded cost."""
+    if isinstance(value, str):
+        return repr(str.__str__(value)[: _LENGTH + 1])
+    if isinstance(value, float):
+        return float.__repr__(value)
+    if isinstance(value, bool):
+        return str(value)
+    bits = int.bit_length(value)  # Python does not convert an integer of more than 4300 digits
+    return int.__repr__(value) if bits < 1000 else f"an integer of {bits} bits"

@@ -2,15 +2,18 @@
 
 A refused step did not change weights and buffers, so the state at its start is the current state. Only the
 batches and the random state had to be kept, by reference. Any failure here (a full disk, a batch that cannot
-be written) is recorded and logged, and training continues.
+be written) is recorded and logged, and training continues. Weights that are too large are left out: a replay
+can use those of the ENTRY.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,14 @@ from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
-from halfguard.incident.encoding import Encoder
+from halfguard.incident.encoding import Encoder, can_be_stored
 from halfguard.incident.store import write_incident
 from halfguard.records import IncidentRecord, MicroBatchRecord, StepRow
+from halfguard.step.nested import text_of
 
 logger = logging.getLogger("halfguard")
+
+_MAX_ABOUT = 10_000  # characters of the user's description of a batch
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,10 @@ class BadStep:
 
 
 class IncidentWriter:
-    """Writes at most ``keep`` incidents into a folder, each at most ``max_bytes`` large."""
+    """Writes at most ``keep`` incidents into a folder, each at most ``max_bytes`` large.
+
+    A ``private`` writer keeps no batches and no descriptions of them.
+    """
 
     def __init__(
         self,
@@ -53,6 +62,7 @@ class IncidentWriter:
         rank: int = 0,
         world_size: int = 1,
         entry: str = "",
+        private: bool = False,
     ) -> None:
         self.folder = folder
         self.written: list[Path] = []
@@ -61,6 +71,7 @@ class IncidentWriter:
         self._keep, self._max_bytes, self._weights = keep, max_bytes, weights
         self._environment, self._git = dict(environment), _git_state()
         self._rank, self._world_size, self._entry = rank, world_size, entry
+        self._private = private
 
     def capture(self, model: nn.Module, bad_step: BadStep) -> Path | None:
         """Write the incident of a bad step and return its path; on failure log it and return None."""
@@ -78,14 +89,19 @@ class IncidentWriter:
 
     def _write(self, model: nn.Module, bad_step: BadStep) -> Path:
         record, tensors = self._build(model, bad_step)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        if size > self._max_bytes:
-            raise UsageError(
-                f"it would have {size} bytes, but incidents.max_bytes is {self._max_bytes}"
-            )
-        return write_incident(
-            self.folder / f"{bad_step.step.step:06d}-r{self._rank}", record, tensors
-        )
+        name = f"{bad_step.step.step:06d}-r{self._rank}"
+        for number in count(
+            1
+        ):  # another run or guard in this folder may have had the same step number
+            folder = self.folder / (name if number == 1 else f"{name}-{number}")
+            if folder.exists():
+                continue
+            try:
+                return write_incident(folder, record, tensors)
+            except OSError as error:
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST} or not folder.is_dir():
+                    raise
+        raise AssertionError("unreachable")
 
     def _count_missed(self, bad_step: BadStep, why: str) -> None:
         if why != self.why_missed:  # log a reason once, not at every bad step in a row
@@ -99,21 +115,23 @@ class IncidentWriter:
         encoder = Encoder()
         micro_batches = [
             MicroBatchRecord(
-                batch=encoder.encode(batch, f"batch.{index}"),
+                batch=encoder.leave_out(f"batch.{index}", "a private batch")
+                if self._private
+                else encoder.encode_batch(batch, f"batch.{index}"),
                 rng=encoder.encode(rng, f"rng.{index}"),
-                about="" if about is None else str(about),
+                about="" if about is None or self._private else text_of(about)[:_MAX_ABOUT],
             )
             for index, (batch, rng, about) in enumerate(bad_step.micro_batches)
         ]
-        weights = self._weights and not is_sharded(model)
+        tensors, problems = encoder.tensors, encoder.problems
+        weights = self._weights
         if weights:
-            for name, tensor in model.state_dict().items():
-                encoder.encode(tensor, f"model.{name}")
-        elif self._weights:
-            encoder.problems.append(
-                "model: its weights are spread over ranks, and no rank has them all"
-            )
-        tensors, aliases = _find_aliases(encoder.tensors)
+            with_weights, found = self._with_weights(model, tensors)
+            weights = with_weights is not None
+            tensors, problems = with_weights or tensors, problems + found
+        kept, aliases = _find_aliases(tensors)
+        if _size(kept) > self._max_bytes:
+            raise UsageError(f"it would have {_size(kept)} bytes, but {self._limit}")
         record = IncidentRecord(
             step=bad_step.step,
             rank=self._rank,
@@ -128,32 +146,68 @@ class IncidentWriter:
             aliases=aliases,
             grad_norms=dict(bad_step.grad_norms),
             exact=bad_step.exact,
-            problems=tuple(encoder.problems),
+            problems=tuple(problems),
             environment=self._environment,
             git=self._git,
             recent=tuple(bad_step.recent),
             entry=self._entry,
         )
-        return record, tensors
+        return record, _separate(kept)
+
+    def _with_weights(
+        self, model: nn.Module, tensors: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor] | None, list[str]]:
+        """Return the tensors and the model's state, or None if it cannot be kept, and the problems."""
+        if is_sharded(model):
+            return None, ["model: its weights are spread over ranks, and no rank has them all"]
+        encoder = Encoder()
+        for name, tensor in model.state_dict().items():
+            encoder.encode(tensor, f"model.{name}")
+        dtypes = {str(t.dtype) for t in encoder.tensors.values() if not can_be_stored(t.dtype)}
+        if dtypes:
+            return None, [f"model: its weights of {', '.join(sorted(dtypes))} cannot be kept"]
+        both = {**tensors, **encoder.tensors}
+        size = _size(_find_aliases(both)[0])
+        if size > self._max_bytes:
+            return None, [
+                f"model: weights are missing; they make it {size} bytes, but {self._limit}"
+            ]
+        return both, encoder.problems
+
+    @property
+    def _limit(self) -> str:
+        return f"incidents.max_bytes is {self._max_bytes}"
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _find_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Keep each tensor once, and turn other names for it into aliases: safetensors rejects shared memory."""
+    """Return each tensor once, and other names for it as aliases."""
     kept: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
-    storages: set[int] = set()
     for name, tensor in tensors.items():
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and key in seen:
             aliases[name] = seen[key]
             continue
         seen[key] = name
+        kept[name] = tensor
+    return kept, aliases
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory with others, or are not contiguous: safetensors refuses them."""
+    separate: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
         storage = tensor.untyped_storage().data_ptr()
         shared = storage in storages and tensor.numel() > 0
         storages.add(storage)
-        kept[name] = tensor.clone().contiguous() if shared else tensor.contiguous()
-    return kept, aliases
+        separate[name] = tensor.clone().contiguous() if shared else tensor.contiguous()
+    return separate
 
 
 def _git_state() -> dict[str, str]:

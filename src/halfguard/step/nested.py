@@ -1,21 +1,54 @@
 """Walk the leaves of nested values (batches, module outputs, states), or copy them with leaves replaced.
 
-A batch may be anything that a loader returns, so the walk over it is bounded. The set of open containers ends
-cycles. A budget ends values that are too large to be a batch: a ``range`` of millions, linked objects.
+A batch may be anything that a loader returns, so the walk over it is bounded. Each container is opened once,
+which ends cycles. A budget ends linked objects and huge lists. Containers take turns, a few entries at a
+time, so that a large one does not hide the tensors beside it. Containers whose own code raises are skipped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
-from types import SimpleNamespace
+from enum import Enum
+from itertools import islice
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-MAX_DEPTH = 16  # of a batch
-MAX_NODES = 100_000  # of a batch, leaves and containers
+MAX_DEPTH = 64  # of a batch
+MAX_NODES = (
+    4_000  # of a batch, leaves and containers; up to 64 plain values in a row count as three
+)
+_CHUNK = 64  # entries that are read from a container in one turn
+_USER_CODE = (
+    16  # nodes that an entry counts for if reading it runs code of a library or of the user
+)
+_PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
+_CLOSED = (
+    *(Tensor, nn.Module, Iterator, range, str, bytes, bytearray, memoryview),
+    *(int, float, complex, Enum, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType),
+)
+
+# Entries of a container (pairs with a key, or bare values), True for pairs, and the nodes of each
+_Entries = tuple[Iterator[Any], bool, int]
+
+
+class PlainValues(tuple[Any, ...]):
+    """Neighbouring numbers and strings of one list, yielded together."""
+
+    __slots__ = ()
 
 
 def iter_leaves(value: Any) -> Iterator[tuple[str, Any]]:
@@ -23,15 +56,21 @@ def iter_leaves(value: Any) -> Iterator[tuple[str, Any]]:
 
     Mappings (transformers' ModelOutput is one), tuples, lists and dataclasses are opened, in any nesting.
     """
-    return _walk(value, sys.maxsize, sys.maxsize, open_objects=False)
-
-
-def batch_leaves(batch: Any) -> Iterator[Any]:
-    """Yield the leaves of a batch: other sequences, sets, and objects with attributes are opened as well.
-
-    An iterator is a leaf: opening it would use it up. Beyond ``MAX_DEPTH`` and ``MAX_NODES`` nothing is read.
-    """
-    return (leaf for _, leaf in _walk(batch, MAX_DEPTH, MAX_NODES, open_objects=True))
+    open_now: set[int] = set()  # containers on the way from the root to the present one
+    stack: list[tuple[Iterator[tuple[str, Any]], int]] = [(iter([("", value)]), 0)]
+    while stack:
+        entries, owner = stack[-1]
+        for path, item in entries:
+            inside = None if isinstance(item, Tensor) else _paths(item, path)
+            if inside is None:
+                yield path, item
+            elif id(item) not in open_now:
+                open_now.add(id(item))
+                stack.append((inside, id(item)))
+                break
+        else:
+            stack.pop()
+            open_now.discard(owner)
 
 
 def floating_tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -41,51 +80,135 @@ def floating_tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
             yield path, leaf
 
 
-def _walk(
-    value: Any, max_depth: int, max_nodes: int, *, open_objects: bool
-) -> Iterator[tuple[str, Any]]:
-    open_now: set[int] = set()  # containers on the way from the root to the present one
-    stack: list[tuple[Iterator[tuple[str, Any]], int]] = [(iter([("", value)]), 0)]
-    nodes = 0
-    while stack:
-        entries, owner = stack[-1]
-        for path, item in entries:
-            nodes += 1
-            if nodes > max_nodes:
-                return
-            inside = None if isinstance(item, Tensor) else _entries(item, path, open_objects)
-            if inside is None:
-                yield path, item
-            elif id(item) not in open_now and len(stack) <= max_depth:
-                open_now.add(id(item))
-                stack.append((inside, id(item)))
-                break
-        else:
-            stack.pop()
-            open_now.discard(owner)
-
-
-def _entries(value: Any, path: str, open_objects: bool) -> Iterator[tuple[str, Any]] | None:
+def _paths(value: Any, path: str) -> Iterator[tuple[str, Any]] | None:
     """Return the entries of a container with their paths, or None for a leaf."""
     entries: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
         entries = value.items()
     elif isinstance(value, tuple | list):
-        entries = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+        names = getattr(value, "_fields", ())
+        entries = zip(names, value, strict=True) if len(names) == len(value) else enumerate(value)
     elif is_dataclass(value) and not isinstance(value, type):
         entries = ((field.name, getattr(value, field.name, None)) for field in fields(value))
-    elif open_objects and isinstance(value, Sequence | Set) and not isinstance(value, str | bytes):
-        entries = enumerate(value)
-    elif (
-        open_objects
-        and hasattr(value, "__dict__")
-        and not isinstance(value, Iterator)
-        and not callable(value)
-    ):
-        entries = vars(value).items()
     else:
         return None
     return ((f"{path}.{key}" if path else str(key), item) for key, item in entries)
+
+
+def batch_leaves(batch: Any) -> Iterator[Any]:
+    """Yield the leaves of a batch: sequences, sets, tables and the attributes of objects are opened as well.
+
+    An iterator is a leaf: opening it would use it up. Beyond ``MAX_DEPTH`` and ``MAX_NODES`` nothing is read.
+    """
+    for _, leaf in named_batch_leaves(batch):
+        if type(leaf) is PlainValues:
+            yield from leaf
+        else:
+            yield leaf
+
+
+def named_batch_leaves(
+    batch: Any, max_nodes: int = MAX_NODES
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the leaves of a batch after the keys and attributes that lead to them.
+
+    Numbers and strings that follow each other in a list are yielded together, as ``PlainValues``.
+    """
+    opened: dict[int, Any] = {}  # holds the containers, so that no other object gets their ids
+    waiting: deque[tuple[tuple[str, ...], int, _Entries]] = deque(
+        [((), 0, (iter([batch]), False, 1))]
+    )
+    nodes = max_nodes
+    while waiting and nodes > 0:
+        turn = waiting.popleft()
+        names, depth, (entries, named, cost) = turn
+        try:
+            chunk = list(islice(entries, _CHUNK))
+        except Exception:  # noqa: BLE001, S112 - code of the container's class
+            continue
+        if len(chunk) == _CHUNK:
+            waiting.append(turn)
+        if not named and len(chunk) > 1 and _PLAIN.issuperset(map(type, chunk)):
+            nodes -= 3 * cost
+            yield names, PlainValues(chunk)
+            continue
+        nodes -= cost * len(chunk)
+        for entry in chunk:
+            try:
+                key, value = entry if named else (None, entry)
+                _ = value.__class__  # isinstance needs it; a proxy whose object is gone raises here
+                kind: Any = type(value)
+                open_entries = _opener(kind)
+                inside = None if open_entries is None else open_entries(value)
+            except Exception:  # noqa: BLE001, S112 - code of the value's class
+                continue
+            path = (*names, key) if isinstance(key, str) else names
+            if inside is None:
+                yield path, value
+            elif id(value) not in opened and depth < MAX_DEPTH:
+                opened[id(value)] = value
+                waiting.append((path, depth + 1, inside))
+
+
+@functools.lru_cache(maxsize=1024)
+def _opener(kind: type[Any]) -> Callable[[Any], _Entries | None] | None:
+    """Return the function that opens objects of a type, or None for leaves."""
+    numpy = sys.modules.get("numpy")
+    if issubclass(kind, _CLOSED) or (numpy and issubclass(kind, numpy.generic)):
+        return None
+    if issubclass(kind, Mapping):
+        cost = 1 if issubclass(kind, dict) else _USER_CODE
+        return lambda value: (iter(value.items()), True, cost)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return lambda value: (zip(value._fields, value, strict=False), True, 1)
+    if issubclass(kind, Sequence | Set):
+        cost = 1 if issubclass(kind, list | tuple | set | frozenset | deque) else _USER_CODE
+        return lambda value: (iter(value), False, cost)
+    if numpy and issubclass(kind, numpy.ndarray):
+        return _open_array
+    if hasattr(kind, "to_numpy"):  # of pandas, for instance: a table has columns
+        if hasattr(kind, "columns"):
+            return lambda value: (iter(value.items()), True, _USER_CODE)
+        return lambda value: (iter([value.to_numpy()]), False, _USER_CODE)
+    return _open_object
+
+
+def _open_array(array: Any) -> _Entries | None:
+    if array.dtype.names:
+        return ((name, array[name]) for name in array.dtype.names), True, 1
+    return (iter(array.flat), False, 1) if array.dtype.hasobject else None
+
+
+def _open_object(value: Any) -> _Entries | None:
+    kind: Any = type(value)
+    if hasattr(value, "__dict__") or _slots(kind):
+        return attributes(value), True, 1
+    return None
+
+
+def attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that an object holds in slots or in ``__dict__``; properties are not called."""
+    kind: Any = type(value)
+    for name, slot in _slots(kind):
+        with contextlib.suppress(AttributeError):  # a slot without a value
+            yield name, slot.__get__(value)
+    yield from getattr(value, "__dict__", {}).items()
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(kind: type[Any]) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    members = (
+        item for base in kind.__mro__ if "__slots__" in vars(base) for item in vars(base).items()
+    )
+    return tuple((n, slot) for n, slot in members if isinstance(slot, MemberDescriptorType))
+
+
+def text_of(value: Any) -> str:
+    """Return ``str(value)``, or the type's name if that raises."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - code of the user
+        return f"a {type(value).__name__}"
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:

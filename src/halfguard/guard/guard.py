@@ -217,7 +217,7 @@ class Guard:
                 cure="Save after a call whose outcome.action is not 'accumulate'.",
             )
         return self._own_state() | {
-            "precision": self.config.precision,
+            "precision": self._initial_config.precision,  # a remedy keeps the scale for later
             "scaler": self.scaler.state_dict(),
             "rng": portable_random_state(capture_random_state()),
         }
@@ -237,10 +237,10 @@ class Guard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of ``state_dict``, random generators included."""
         # A run without a loss scale has none to hand over.
-        saved = state.get("precision", self.config.precision)
+        saved = state.get("precision", self._initial_config.precision)
         if (
             Precision(saved).needs_loss_scale
-            or not Precision(self.config.precision).needs_loss_scale
+            or not Precision(self._initial_config.precision).needs_loss_scale
         ):
             self.scaler.load_state_dict(dict(state["scaler"]))
         self._stepper.half_applied = False

@@ -185,7 +185,7 @@ def try_points(name: str, accumulate: int, *, retry: bool, point: str, every: in
 
 
 @pytest.mark.parametrize("retry", [False, True], ids=["skip", "retry"])
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("point", "every"), [("operation", 11), ("call", 5)])
 def test_an_exception_leaves_no_trace(

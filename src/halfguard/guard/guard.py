@@ -39,6 +39,7 @@ from halfguard.guard.step_batches import (
     tensor_versions,
     trainable_loss,
 )
+from halfguard.guard.stepping.forward_pass import ForwardPass
 from halfguard.guard.stepping.gate import read_signals
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.guard.stepping.pending_rows import PendingRows
@@ -48,6 +49,12 @@ from halfguard.precision.modes import autocast
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
+from halfguard.step.generators import (
+    Generator,
+    generator_state,
+    generators_of_function,
+    generators_of_model,
+)
 from halfguard.step.loss import LossFunction
 from halfguard.step.random_state import (
     capture_random_state,
@@ -100,7 +107,10 @@ class Guard:
         self.batch_index = 0  # batches of this epoch so far
         self._batches = StepBatches()
         self._begun = False
+        self._in_forward = False  # a forward pass was begun, and no backward pass since
         self._settled = True  # the scheduler has followed the last decision
+        self._told_statistics = False
+        self._model_generators: list[Generator] | None = None
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         on_host = self._needs_answer_now or self._stepper.device.type == "cpu"
@@ -120,7 +130,7 @@ class Guard:
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
             with self._stepper.micro_batch(self._batches):
-                with self.autocast():
+                with autocast(self.config.precision, self._stepper.device.type):
                     loss = trainable_loss(loss_fn(self.model, batch))
                 self._backward(loss, micro)
             if len(self._batches.micro_batches) < self.config.accumulate:
@@ -134,15 +144,26 @@ class Guard:
         rng = capture_random_state()
         if not retries:
             return MicroBatch(batch, about, loss_fn, rng)
+        if self._model_generators is None:
+            self._model_generators = generators_of_model(self.model)
+        generators = [*generators_of_function(loss_fn), *self._model_generators]
+        own = tuple((generator, generator_state(generator)) for generator in generators)
         if self._copies_batches:
-            return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng)
+            return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng, own)
         # The repeat must see the batch that was given: containers are copied, tensors are watched.
-        return MicroBatch(copy_containers(batch), about, loss_fn, rng, tensor_versions(batch))
+        given = copy_containers(batch)
+        return MicroBatch(given, about, loss_fn, rng, own, tensor_versions(batch))
 
     # -- the form for a loop that keeps its own forward pass
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context for a forward pass; this begins a step, unless the model is in eval mode."""
+    def autocast(self) -> ForwardPass:
+        """Return the context for a forward pass, to be entered once or for every batch.
+
+        Entering it begins a step, unless the model is in eval mode.
+        """
+        return ForwardPass(self._begin_forward, self._abandon)
+
+    def _begin_forward(self) -> AbstractContextManager[Any]:
         # Evaluation begins no step: one rank may do it alone, and beginning may need the other ranks.
         if torch.is_grad_enabled() and any(part.training for part in self.model.modules()):
             self._begin_step()
@@ -160,7 +181,7 @@ class Guard:
             )
         self.batch_index += 1
         with self._transaction():
-            self._begin_step()
+            self._begin_step(late=True)
             self._backward(
                 trainable_loss(loss), MicroBatch(batch, about), retain_graph=retain_graph
             )
@@ -320,7 +341,7 @@ class Guard:
         torch waits for every optimizer that is not fused; retry, raise and an EMA need to wait as well.
         """
         needed = self.config.skip.on_nonfinite != "skip" or self._scheduler_and_ema.ema is not None
-        return needed or not self._stepper.fused
+        return needed or not self._stepper.fused or self._stepper.buffers.needs_host
 
     @property
     def _compares_ranks(self) -> bool:
@@ -334,14 +355,18 @@ class Guard:
         try:
             yield
         except BaseException as error:
-            if self._begun:  # not completed yet
-                self._stepper.discard()
-                self._batches, self._begun = StepBatches(), False
-            if self._stepper.half_applied:
-                error.add_note(f"halfguard: {_HALF_APPLIED} {_RELOAD}")
+            self._abandon(error)
             raise
 
-    def _begin_step(self) -> None:
+    def _abandon(self, error: BaseException) -> None:
+        if self._begun:  # not completed yet
+            self._stepper.discard()
+            self._batches, self._begun = StepBatches(), False
+        if self._stepper.half_applied:
+            error.add_note(f"halfguard: {_HALF_APPLIED} {_RELOAD}")
+
+    def _begin_step(self, *, late: bool = False) -> None:
+        """Begin a step, or a further forward pass of it; ``late`` if that pass has already run."""
         if self._stepper.half_applied:
             raise UsageError(_HALF_APPLIED, cure=_RELOAD)
         if not self._begun:
@@ -351,10 +376,14 @@ class Guard:
                 if changed:
                     self._recovery.on_new_parameters()
                 self._recovery.begin()
-            self._stepper.buffers.keep()
+            self._stepper.begin(late=late)
             self._begun = True
+        elif not late and self._in_forward:  # the last forward pass had no backward pass
+            self._stepper.begin_again(first=not self._batches.micro_batches)
+        self._in_forward = not late
 
     def _backward(self, loss: Tensor, micro: MicroBatch, *, retain_graph: bool = False) -> None:
+        self._in_forward = False
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
         check = self._compares_ranks
         self._stepper.backward(part, micro, self._batches, check=check, retain_graph=retain_graph)
@@ -370,8 +399,9 @@ class Guard:
         known = bool(refused.item()) if self._needs_answer_now else None
         # A retry tells whether the scale caused the overflow; until then the scale waits.
         hold_scale = bool(known) and self.config.skip.on_nonfinite == "retry_fp32"
+        held = tuple(self._stepper.module_tensors.references)
         self._stepper.apply(optimizers, gradients, refused, known, hold_scale=hold_scale)
-        report = StepReport(*where, limits, turn, self._batches, outcome, holds_scale=hold_scale)
+        report = StepReport(*where, limits, turn, self._batches, outcome, held, hold_scale)
         self._batches, self._begun = StepBatches(), False
         self.step_index += 1
         self._settled = False
@@ -405,6 +435,10 @@ class Guard:
             seen = self._investigate(cause, seen, report)
         elif not self._pending.lag:
             self._advance(report.turn)
+        if cause is None and not seen.statistics_finite:
+            self._repair_statistics(report)
+        if cause is not None and self._pending.lag:
+            self._stepper.module_tensors.restore_nonfinite(report.module_tensors)
         decision, self._policy = policy.decide(self._policy, seen, self.config)
         exact = not self._pending.lag
         self._recorder.capture(
@@ -429,6 +463,17 @@ class Guard:
             raise halt_error(row, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision)
+
+    def _repair_statistics(self, report: StepReport) -> None:
+        if not self._pending.lag:  # otherwise the device has done it
+            self._stepper.buffers.restore_nonfinite()
+        if not self._told_statistics:
+            logger.warning(
+                "step %d: running statistics became non-finite although the loss is finite, for example by "
+                "a NaN sample that the loss leaves out. They keep their former values; this is told once.",
+                report.step,
+            )
+        self._told_statistics = True
 
     def _investigate(
         self, cause: Cause, seen: policy.Signals, report: StepReport

@@ -45,6 +45,7 @@ class Signals:
     batch_ok: bool = True  # checked only if the loss is not finite
     desync: bool = False  # ranks that must be equal are not
     majority: bool = True  # checked only then: a majority of ranks agrees
+    statistics_finite: bool = True  # running statistics of normalization layers, after the step
 
 
 @dataclass(frozen=True)

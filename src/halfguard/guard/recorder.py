@@ -15,6 +15,7 @@ from halfguard.dist.collectives import rank, world_size
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.policy import Decision, Signals, StepLimits, is_scale_calibration
 from halfguard.guard.step_batches import StepBatches
+from halfguard.guard.stepping.module_tensors import Reference
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.journal import Journal, StepCounter, collect_environment, make_run_info
@@ -35,6 +36,7 @@ class StepReport:
     turn: frozenset[int]  # ids of the optimizers that were stepped
     batches: StepBatches
     outcome: StepOutcome
+    module_tensors: tuple[Reference, ...] = ()  # that modules held before the step
     holds_scale: bool = False  # the loss scale waits for the result of the retry
 
     def row(self, decision: Decision, seen: Signals, note: str = "") -> StepRow:

@@ -28,15 +28,21 @@ class Gate:
         self._row_limits: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def row(loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor) -> Tensor:
-        """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale."""
-        parts = (loss, total, fault, scale)
+    def row(
+        loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor, statistics: Tensor | None = None
+    ) -> Tensor:
+        """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale.
+
+        A model with running statistics adds a fifth, their sum, which decides nothing.
+        """
+        parts = [loss, total, fault, scale, *([] if statistics is None else [statistics])]
         device = fault.device
         return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
 
     def refused(self, row: Tensor, limits: StepLimits) -> Tensor:
         """Return whether the step must not be applied, as a boolean on the device."""
         low, high = self._on_device(limits, row.device)
+        row = row if len(row) == len(low) else row[: len(low)]
         # Clamping changes values outside the limits, and NaN is not equal to itself.
         return (row.clamp(low, high) != row).any()
 
@@ -53,7 +59,7 @@ class Gate:
 
 def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
     """Return a row that was copied to the host as the policy's signals."""
-    loss, grad_norm, fault, scale = row
+    loss, grad_norm, fault, scale, *statistics = row
     return Signals(
         loss=loss,
         grad_norm=grad_norm,
@@ -61,4 +67,5 @@ def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
         scale=scale,
         limits=limits,
         desync=fault >= DESYNC,
+        statistics_finite=all(map(math.isfinite, statistics)),
     )

@@ -8,7 +8,7 @@ bitwise the run without the guard.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -38,11 +38,13 @@ from halfguard.guard.policy import StepLimits
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
+from halfguard.guard.stepping.module_tensors import ModuleTensors
 from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision.master_weights import MasterWeights
-from halfguard.precision.modes import full_precision
+from halfguard.precision.modes import full_precision, without_autocast
 from halfguard.precision.upcast import frozen_half_weights_in_fp32
 from halfguard.precision_names import Precision
+from halfguard.step.generators import set_generator_state
 from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import restore_random_state
 
@@ -57,17 +59,21 @@ class Stepper:
         self.device = _device_of(model)
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
+        self.module_tensors = ModuleTensors(model, self.buffers, enabled=config.buffers != "none")
+        self._backward_checked = False  # for an optimizer that steps inside it
+        self._keeps_at_end = False  # a loop's forward pass began before the guard knew of it
         self._scales = Precision(config.precision).needs_loss_scale  # the scaler has scaled so far
         self.half_applied = False  # an exception left weights or the scale between two steps
         self._gate = Gate()
         self._wrappers = GradientSync(model)
         self._stepped: set[int] = set()
         self._precision = config.precision  # of FSDP2's mixed-precision policy
-        self._restore_policy: Callable[[], None] | None = None
+        self._in_fp32: ExitStack | None = None  # undoes what FP32 as a remedy changed
         self._expected = config.accumulate  # backward passes per step
         self.replicas = Replicas(model, optimizers, self._scale)
         self._parameter_ids: list[int] = []  # of all optimizers, in order
         self.refresh_parameters()
+        self.keep_state()
 
     @property
     def fused(self) -> bool:
@@ -94,16 +100,48 @@ class Stepper:
     def reconfigure(self, config: GuardConfig) -> None:
         """Continue with another configuration; FP32 as a remedy changes FSDP2's policy as well."""
         wide = config.precision == "fp32" != self._precision
-        if wide and self._restore_policy is None:
-            self._restore_policy = disable_fsdp_mixed_precision(self.model)
-        elif not wide and self._restore_policy is not None:
-            self._restore_policy()
-            self._restore_policy = None
+        if wide and self._in_fp32 is None:
+            self._in_fp32 = ExitStack()
+            self._in_fp32.callback(disable_fsdp_mixed_precision(self.model))
+            self._in_fp32.enter_context(frozen_half_weights_in_fp32(self.model))
+        elif not wide and self._in_fp32 is not None:
+            self._in_fp32.close()
+            self._in_fp32 = None
         self.config = config
         if Precision(config.precision).needs_loss_scale and not self._scales:
             self._scales = True
             self.scaler.restart(config.scale.init, config.scale.floor, config.scale.ceiling)
         self.scaler.set_growth_interval(config.scale.growth_interval)
+
+    def keep_state(self) -> None:
+        """Save the state that a forward pass changes: buffers, and tensors that modules hold."""
+        self.module_tensors.keep()  # first: it may find more to track
+        self.buffers.keep()
+        self._weights_version = _weights_version(self.model)
+
+    def begin(self, *, late: bool) -> None:
+        """Save the state before a step; ``late`` if its forward pass has already run.
+
+        Then what was saved at the end of the last step is the state before this one.
+        """
+        self._keeps_at_end |= late
+        if not late or self.weights_replaced:
+            self.keep_state()
+
+    def begin_again(self, *, first: bool) -> None:
+        """Prepare for another forward pass after one without a backward pass, which may be abandoned.
+
+        A loop may leave a batch whose loss is not finite; what that batch did to the statistics is undone.
+        """
+        if first and self.weights_replaced:
+            self.keep_state()
+        else:
+            self.buffers.restore_poisoned()
+
+    @property
+    def weights_replaced(self) -> bool:
+        """True if weights were loaded since the state was saved: the buffers belong to them."""
+        return self._weights_version != _weights_version(self.model)
 
     def backward(
         self,
@@ -124,10 +162,23 @@ class Stepper:
         if len(batches.micro_batches) == self._expected:
             self._announce(batches, check=check)
         scaled.backward(retain_graph=retain_graph)
+        self._raise_if_stepped_in_backward()
         if self.config.accumulate > 1:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, MasterWeights):
                     optimizer.collect_gradients()  # micro-batches are summed in FP32
+
+    def _raise_if_stepped_in_backward(self) -> None:
+        """Raise at the first step if the backward pass changed weights: nobody could refuse that."""
+        if not self._backward_checked and self.weights_replaced:
+            self.half_applied = True
+            raise UsageError(
+                "The backward pass changed the weights: an optimizer steps inside it, in a hook, before "
+                "anybody can see whether the gradients are finite.",
+                cure="Remove the hooks that step (register_post_accumulate_grad_hook, "
+                "_apply_optimizer_in_backward), and give the guard an optimizer that steps once.",
+            )
+        self._backward_checked = True
 
     def examine(
         self,
@@ -157,7 +208,8 @@ class Stepper:
         seen = self._consensus.agree(batches.loss, gradients, overflow)
         if not self._consensus.single_rank:
             self.scaler.note_agreed_loss(seen.loss)
-        row = self._gate.row(seen.loss, seen.norm, seen.fault, scale)
+        statistics = self.buffers.sum_of_statistics()
+        row = self._gate.row(seen.loss, seen.norm, seen.fault, scale, statistics)
         return (
             row,
             self._gate.refused(row, limits),
@@ -192,11 +244,13 @@ class Stepper:
                 self._stepped.add(id(optimizer))
             if len(self._stepped) == len(self.optimizers) and not hold_scale:
                 self._finish_update()
-            if known is None:
+            if known is None or self._keeps_at_end:
                 self.buffers.restore_where(refused)
             elif known:
                 self.buffers.restore()
-            self.clear()
+            if known:
+                self.module_tensors.restore()
+            self._end()
         except BaseException:
             self.half_applied |= changed
             raise
@@ -215,15 +269,18 @@ class Stepper:
         gradients = self._measure(self.optimizers)
         overflow = 1 - gradients.norms.isfinite().all().to(torch.float32)
         seen = self._consensus.agree(sum(parts[1:], parts[0]), gradients, overflow, repeated=True)
-        row = self._gate.row(seen.loss, seen.norm, seen.overflow, torch.ones_like(overflow))
+        scale, statistics = torch.ones_like(overflow), self.buffers.sum_of_statistics()
+        row = self._gate.row(seen.loss, seen.norm, seen.overflow, scale, statistics)
         return row, replace(gradients, total=seen.norm)
 
     def _repeat(self, micro: MicroBatch, index: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:
             raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
         restore_random_state(micro.rng)
+        for generator, state in micro.own_generators:
+            set_generator_state(generator, state)
         with self._wrappers.defer_gradient_sync(self._holds_back(index)):
-            with full_precision(self.device.type):
+            with full_precision(self.device.type), without_autocast():
                 part = trainable_loss(micro.loss_fn(self.model, micro.batch))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
             part.backward()  # type: ignore[no-untyped-call]
@@ -237,7 +294,8 @@ class Stepper:
             for optimizer in self.optimizers:
                 self._step(optimizer, optimizer.step)
                 changed = True
-            self.clear()
+            self.buffers.restore_nonfinite()
+            self._end()
         except BaseException:
             self.half_applied |= changed
             raise
@@ -266,7 +324,13 @@ class Stepper:
         self.scaler.abandon_step()
         self._stepped.clear()
         self.buffers.restore()
+        self.module_tensors.restore()
         self.clear()
+
+    def _end(self) -> None:
+        self.clear()
+        if self._keeps_at_end:
+            self.keep_state()
 
     def raise_if_foreign_gradients(self) -> None:
         """Raise if a gradient is there before the step begins: it would be added to those of the step."""
@@ -379,6 +443,11 @@ def _first_versions(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
             state = optimizer.state.get(first, {}).values()
             found += [(t, t._version) for t in (first, *state) if isinstance(t, Tensor)]
     return found
+
+
+def _weights_version(model: nn.Module) -> int:
+    """Return the version of the first parameter: loading a checkpoint changes it, and so does a step."""
+    return next(model.parameters())._version
 
 
 def _own_part(grad: Tensor) -> Tensor:

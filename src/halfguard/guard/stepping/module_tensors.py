@@ -1,0 +1,136 @@
+"""Tensors that modules replace in their forward pass: hidden states, and buffers that are not tracked.
+
+Truncated backpropagation keeps a hidden state as an attribute: ``self.h = h.detach()``. One NaN batch makes
+it NaN, and every later step with it. A reference to the tensor at the start of the step is all that is
+needed to put it back, so nothing is copied. Tensors that turn out to be written in place are handed to
+``Buffers``, which copies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.guard.stepping.buffers import Buffers, Registry
+
+# Steps: attributes may appear at any time, and a hidden state is often None before the first step.
+_SCAN_FIRST, _SCAN_EVERY = 3, 128
+_OWN = frozenset(vars(nn.Module()))  # of every module
+_MISSING = object()
+
+# Registry and name of a tensor, its value at the start of the step, and its version then.
+Reference = tuple[Registry, str, Any, int]
+
+
+class ModuleTensors:
+    """Remembers which tensors modules hold at the start of a step, and puts them back."""
+
+    def __init__(self, model: nn.Module, buffers: Buffers, *, enabled: bool) -> None:
+        self._model = model
+        self._buffers = buffers
+        self._enabled = enabled
+        self._steps = 0
+        self._places: list[tuple[Registry, str]] = []
+        self._attributes: dict[int, Registry] = {}  # by registry, while tensors may still be None
+        self.references: list[Reference] = []
+
+    def keep(self) -> None:
+        """Remember the present tensors."""
+        if not self._enabled:
+            return
+        if self._steps < _SCAN_FIRST or self._steps % _SCAN_EVERY == 0:
+            tracked = self._buffers.tracked()
+            found = _find(self._model, with_none=self._steps < _SCAN_FIRST - 1)
+            self._places = [(r, name) for r, name in found if (id(r), name) not in tracked]
+            self._attributes = {id(r): dict(r) for r, name in self._places if r[name] is None}
+        self._steps += 1
+        before = self.references
+        self.references = [
+            (registry, name, value, _version(value))
+            for registry, name in self._places
+            if not _has_graph(value := registry.get(name, _MISSING))
+        ]
+        if before:
+            self._track_written(before)
+
+    def restore(self) -> None:
+        """Put back what the step replaced; a tensor of another shape only if it is not finite.
+
+        A cache that grew in the forward pass stays: other attributes may tell its size.
+        """
+        for registry, name, old, _ in self.references:
+            new = registry.get(name, _MISSING)
+            if new is old:
+                continue
+            same = self._is_first(registry) if old is None else _same_shapes(old, new)
+            if same or (_finite(old) and not _finite(new)):
+                registry[name] = old
+
+    def _is_first(self, registry: Registry) -> bool:
+        """Return whether the step changed nothing but tensors of a module that held None so far."""
+        before = self._attributes.get(id(registry))
+        return before is not None and all(
+            value is before.get(name, _MISSING) or _is_state(value)
+            for name, value in registry.items()
+        )
+
+    def restore_nonfinite(self, references: Sequence[Reference]) -> None:
+        """Put back finite tensors of an earlier step where the present ones are not finite."""
+        for registry, name, old, _ in references:
+            new = registry.get(name, _MISSING)
+            if new is not old and _finite(old) and not _finite(new):
+                registry[name] = old
+
+    def _track_written(self, before: list[Reference]) -> None:
+        earlier = {
+            (id(registry), name): (value, version) for registry, name, value, version in before
+        }
+        for registry, name, value, version in self.references:
+            old, old_version = earlier.get((id(registry), name), (None, 0))
+            if value is old and version != old_version and isinstance(value, Tensor):
+                self._buffers.track(registry, name)
+                self._places.remove((registry, name))
+
+
+def _find(model: nn.Module, *, with_none: bool) -> Iterator[tuple[Registry, str]]:
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name not in _OWN and (_is_state(value) or (with_none and value is None)):
+                yield module.__dict__, name
+        for name, value in module._buffers.items():
+            if value is not None:
+                yield module._buffers, name
+
+
+def _is_state(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return bool(value) and len(value) <= 64 and all(map(_is_state, value))
+    return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _has_graph(value: Any) -> bool:
+    """Return whether a reference would keep a graph, and its activations, in memory."""
+    return any(tensor.requires_grad for tensor in _tensors(value))
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+
+
+def _same_shapes(old: Any, new: Any) -> bool:
+    return [t.shape for t in _tensors(old)] == [t.shape for t in _tensors(new)]
+
+
+@torch.no_grad()
+def _finite(value: Any) -> bool:
+    """Return whether all numbers are finite. This reads the device; only bad steps need it."""
+    return all(bool(t.isfinite().all()) for t in _tensors(value) if t.is_floating_point())

@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from halfguard.guard.step_batches import (
     tensor_versions,
     trainable_loss,
 )
-from halfguard.guard.stepping.forward_pass import ForwardPass
+from halfguard.guard.stepping.forward_pass import ForwardPass, Transaction
 from halfguard.guard.stepping.gate import read_signals
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.guard.stepping.pending_rows import PendingRows
@@ -106,6 +106,7 @@ class Guard:
         self.step_index = 0  # update attempts so far
         self.batch_index = 0  # batches of this epoch so far
         self._batches = StepBatches()
+        self._transaction = Transaction(self._abandon)
         self._begun = False
         self._in_forward = False  # a forward pass was begun, and no backward pass since
         self._settled = True  # the scheduler has followed the last decision
@@ -126,7 +127,7 @@ class Guard:
         ``about`` describes this batch in the journal if it turns out to be bad.
         """
         self.batch_index += 1
-        with self._transaction():
+        with self._transaction:
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
             with self._stepper.micro_batch(self._batches):
@@ -180,7 +181,7 @@ class Guard:
                 cure="Call guard.step(loss_fn, batch), or choose skip.on_nonfinite='skip'.",
             )
         self.batch_index += 1
-        with self._transaction():
+        with self._transaction:
             self._begin_step(late=True)
             self._backward(
                 trainable_loss(loss), MicroBatch(batch, about), retain_graph=retain_graph
@@ -203,7 +204,7 @@ class Guard:
                 "micro-batches, but ranks reduce gradients only with the last one.",
                 cure="Leave the step open: the first batches of the next epoch complete it.",
             )
-        with self._transaction():
+        with self._transaction:
             return self._update(self.optimizers if optimizer is None else [optimizer])
 
     # -- between steps
@@ -349,16 +350,8 @@ class Guard:
         desync = self.config.desync
         return desync is not None and self.step_index % desync.every == 0
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Abandon the step if anything raises: the caller may catch it and continue with the next batch."""
-        try:
-            yield
-        except BaseException as error:
-            self._abandon(error)
-            raise
-
     def _abandon(self, error: BaseException) -> None:
+        """Leave no trace of the step: the caller may catch the error and continue with the next batch."""
         if self._begun:  # not completed yet
             self._stepper.discard()
             self._batches, self._begun = StepBatches(), False
@@ -390,23 +383,30 @@ class Guard:
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.next_limits(self._policy, self.config)
-        row, refused, gradients = self._stepper.examine(
-            optimizers, self._batches, limits, check=self._compares_ranks
+        row, gradients = self._stepper.examine(
+            optimizers, self._batches, check=self._compares_ranks
         )
         outcome = StepOutcome(row, limits, gradients)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)
-        known = bool(refused.item()) if self._needs_answer_now else None
+        refused: Tensor | bool
+        if self._needs_answer_now:
+            values = self._stepper.gate.read(row)
+            refused = policy.find_cause(read_signals(values, limits)) is not None
+        else:
+            values = None
+            refused = self._stepper.gate.refused(row, limits)
+        known = refused is True
         # A retry tells whether the scale caused the overflow; until then the scale waits.
-        hold_scale = bool(known) and self.config.skip.on_nonfinite == "retry_fp32"
+        hold_scale = known and self.config.skip.on_nonfinite == "retry_fp32"
         held = tuple(self._stepper.module_tensors.references)
-        self._stepper.apply(optimizers, gradients, refused, known, hold_scale=hold_scale)
+        self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale)
         report = StepReport(*where, limits, turn, self._batches, outcome, held, hold_scale)
         self._batches, self._begun = StepBatches(), False
         self.step_index += 1
         self._settled = False
         try:
-            self._pending.push(row, report)
+            self._pending.push(row if values is None else values, report)
             if self._pending.lag:
                 self._advance(turn)  # a skipped step is noticed later, and corrected
             self._process_due()
@@ -440,10 +440,11 @@ class Guard:
         if cause is not None and self._pending.lag:
             self._stepper.module_tensors.restore_nonfinite(report.module_tensors)
         decision, self._policy = policy.decide(self._policy, seen, self.config)
-        exact = not self._pending.lag
-        self._recorder.capture(
-            unwrap_model(self.model), self.config, decision, seen, report, exact=exact
-        )
+        if cause is not None:
+            exact = not self._pending.lag
+            self._recorder.capture(
+                unwrap_model(self.model), self.config, decision, seen, report, exact=exact
+            )
         divergence = report.outcome.divergence
         if divergence is not None and decision.action is Action.SKIP:
             self._stepper.replicas.copy_from_majority(divergence)

@@ -151,7 +151,7 @@ def decide_retried(
 
 
 def _after_applied(state: PolicyState, seen: Signals, config: GuardConfig) -> PolicyState:
-    state = replace(state, streak=0)
+    state = replace(state, streak=0) if state.streak else state
     if config.spike is not None:
         keep = config.spike.window - 1
         state = replace(

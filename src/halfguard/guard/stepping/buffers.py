@@ -55,9 +55,13 @@ class Buffers:
         """Return the tracked tensors, each as the identity of its registry and its name there."""
         return {(id(place.registry), place.name) for place in self._places}
 
-    @torch.no_grad()
     def keep(self) -> None:
         """Save the present values."""
+        if self._places:
+            self._keep()
+
+    @torch.no_grad()
+    def _keep(self) -> None:
         live = self._live()
         if any(tensor is None for tensor in live):  # a module removed its buffer
             self._places = [p for p, t in zip(self._places, live, strict=True) if t is not None]
@@ -94,14 +98,14 @@ class Buffers:
         place = self._places[position]
         place.registry[place.name] = saved.clone()
 
-    @torch.no_grad()
     def sum_of_statistics(self) -> Tensor | None:
         """Return the sum of the running statistics of normalization layers: finite only if all are."""
         groups = [group for group in self._groups if group.is_statistic]
         if not groups:
             return None
         live = self._live()
-        sums = [group.sum_of(live) for group in groups]
+        with torch.no_grad():
+            sums = [group.sum_of(live) for group in groups]
         first, *others = sums
         return first if not others else torch.stack([s.to(first.device) for s in sums]).sum()
 

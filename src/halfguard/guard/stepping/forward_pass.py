@@ -1,4 +1,4 @@
-"""The context of a forward pass in a loop of one's own."""
+"""Contexts around the parts of a step: what raises inside them leaves no trace of the step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
 from typing import Any
+
+
+class Transaction:
+    """Abandons the step if anything raises inside the block."""
+
+    def __init__(self, abandon: Callable[[BaseException], None]) -> None:
+        self._abandon = abandon
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._abandon(error)
 
 
 class ForwardPass(ContextDecorator):

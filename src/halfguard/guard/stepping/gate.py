@@ -37,7 +37,12 @@ class Gate:
         """
         parts = [loss, total, fault, scale, *([] if statistics is None else [statistics])]
         device = fault.device
-        return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
+        return torch.stack([_as_float32(part, device) for part in parts])
+
+    @staticmethod
+    def read(row: Tensor) -> list[float]:
+        """Return a row as numbers. This waits for the device: the only read of an ordinary step."""
+        return row.tolist()
 
     def refused(self, row: Tensor, limits: StepLimits) -> Tensor:
         """Return whether the step must not be applied, as a boolean on the device."""
@@ -55,6 +60,12 @@ class Gate:
             self._row_limits = low_row, high_row
             self._limits = limits
         return self._row_limits
+
+
+def _as_float32(value: Tensor, device: torch.device) -> Tensor:
+    if value.dtype is torch.float32 and value.device == device:
+        return value
+    return value.to(device, torch.float32, non_blocking=True)
 
 
 def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:

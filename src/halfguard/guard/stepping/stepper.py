@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -34,7 +33,6 @@ from halfguard.guard.agreement.consensus import Consensus
 from halfguard.guard.agreement.desync import Replicas
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.gradients import Gradients, measure
-from halfguard.guard.policy import StepLimits
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
@@ -61,10 +59,12 @@ class Stepper:
         self.buffers = Buffers(model, config.buffers)
         self.module_tensors = ModuleTensors(model, self.buffers, enabled=config.buffers != "none")
         self._backward_checked = False  # for an optimizer that steps inside it
+        self._first_weight = next(model.parameters())  # a step changes it, and loading a checkpoint
         self._keeps_at_end = False  # a loop's forward pass began before the guard knew of it
         self._scales = Precision(config.precision).needs_loss_scale  # the scaler has scaled so far
         self.half_applied = False  # an exception left weights or the scale between two steps
-        self._gate = Gate()
+        self.gate = Gate()
+        self._answers: dict[tuple[torch.device, bool], Tensor] = {}  # made once: 0.0 and 1.0
         self._wrappers = GradientSync(model)
         self._stepped: set[int] = set()
         self._precision = config.precision  # of FSDP2's mixed-precision policy
@@ -117,7 +117,7 @@ class Stepper:
         """Save the state that a forward pass changes: buffers, and tensors that modules hold."""
         self.module_tensors.keep()  # first: it may find more to track
         self.buffers.keep()
-        self._weights_version = _weights_version(self.model)
+        self._weights_version = self._first_weight._version
 
     def begin(self, *, late: bool) -> None:
         """Save the state before a step; ``late`` if its forward pass has already run.
@@ -141,7 +141,7 @@ class Stepper:
     @property
     def weights_replaced(self) -> bool:
         """True if weights were loaded since the state was saved: the buffers belong to them."""
-        return self._weights_version != _weights_version(self.model)
+        return self._weights_version != self._first_weight._version
 
     def backward(
         self,
@@ -184,11 +184,10 @@ class Stepper:
         self,
         optimizers: Sequence[Optimizer],
         batches: StepBatches,
-        limits: StepLimits,
         *,
         check: bool,
-    ) -> tuple[Tensor, Tensor, Gradients]:
-        """Unscale and measure; return the row of the step, whether it is refused, and its gradients."""
+    ) -> tuple[Tensor, Gradients]:
+        """Unscale and measure; return the row of the step and its gradients."""
         if any(id(optimizer) in self._stepped for optimizer in optimizers):
             self._finish_update()  # a second step before the others had one, as a GAN's critic may have
         self._reduce_partial(optimizers)
@@ -209,30 +208,26 @@ class Stepper:
         if not self._consensus.single_rank:
             self.scaler.note_agreed_loss(seen.loss)
         statistics = self.buffers.sum_of_statistics()
-        row = self._gate.row(seen.loss, seen.norm, seen.fault, scale, statistics)
-        return (
-            row,
-            self._gate.refused(row, limits),
-            replace(gradients, total=seen.norm, overflow=seen.overflow),
-        )
+        row = self.gate.row(seen.loss, seen.norm, seen.fault, scale, statistics)
+        return row, Gradients(gradients.names, gradients.norms, seen.norm, seen.overflow)
 
     def apply(
         self,
         optimizers: Sequence[Optimizer],
         gradients: Gradients,
-        refused: Tensor,
-        known: bool | None,
+        refused: Tensor | bool,
         *,
         hold_scale: bool = False,
     ) -> None:
         """Clip and step unless refused; update the scale; restore buffers if refused.
 
-        ``known`` is ``refused`` if it has been read, and None if it is still on the device only. With
-        ``hold_scale``, the scale waits for ``release_scale``: a retry shows whether it is the cause.
+        ``refused`` is a tensor as long as only the device knows. With ``hold_scale``, the scale waits for
+        ``release_scale``: a retry shows whether it is the cause.
         """
+        known = refused if isinstance(refused, bool) else None
         if not known:
             self._clip(optimizers, gradients)
-        refusal = refused.to(torch.float32)
+        refusal = self._as_float(refused, gradients.total.device)
         changed = False
         try:
             for optimizer in optimizers:
@@ -244,16 +239,22 @@ class Stepper:
                 self._stepped.add(id(optimizer))
             if len(self._stepped) == len(self.optimizers) and not hold_scale:
                 self._finish_update()
-            if known is None or self._keeps_at_end:
-                self.buffers.restore_where(refused)
-            elif known:
-                self.buffers.restore()
             if known:
+                self.buffers.restore()
                 self.module_tensors.restore()
+            elif known is None or self._keeps_at_end:
+                self.buffers.restore_where(refusal != 0)
             self._end()
         except BaseException:
             self.half_applied |= changed
             raise
+
+    def _as_float(self, refused: Tensor | bool, device: torch.device) -> Tensor:
+        if isinstance(refused, Tensor):
+            return refused.to(torch.float32)
+        if (device, refused) not in self._answers:
+            self._answers[device, refused] = torch.full((), float(refused), device=device)
+        return self._answers[device, refused]
 
     def repeat(self, batches: StepBatches) -> tuple[Tensor, Gradients]:
         """Run the whole step again in FP32: same batches, random state and buffers, no loss scale."""
@@ -270,8 +271,8 @@ class Stepper:
         overflow = 1 - gradients.norms.isfinite().all().to(torch.float32)
         seen = self._consensus.agree(sum(parts[1:], parts[0]), gradients, overflow, repeated=True)
         scale, statistics = torch.ones_like(overflow), self.buffers.sum_of_statistics()
-        row = self._gate.row(seen.loss, seen.norm, seen.overflow, scale, statistics)
-        return row, replace(gradients, total=seen.norm)
+        row = self.gate.row(seen.loss, seen.norm, seen.overflow, scale, statistics)
+        return row, Gradients(gradients.names, gradients.norms, seen.norm)
 
     def _repeat(self, micro: MicroBatch, index: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:
@@ -443,11 +444,6 @@ def _first_versions(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
             state = optimizer.state.get(first, {}).values()
             found += [(t, t._version) for t in (first, *state) if isinstance(t, Tensor)]
     return found
-
-
-def _weights_version(model: nn.Module) -> int:
-    """Return the version of the first parameter: loading a checkpoint changes it, and so does a step."""
-    return next(model.parameters())._version
 
 
 def _own_part(grad: Tensor) -> Tensor:

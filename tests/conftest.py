@@ -82,19 +82,31 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _device_of(item: pytest.Item) -> object:
     spec = getattr(item, "callspec", None)
-    return None if spec is None else spec.params.get("device")
+    return None if spec is None else spec.params.get("device", spec.params.get("accelerator"))
 
 
 @pytest.fixture(params=[pytest.param("cpu", id=pytest.HIDDEN_PARAM), standin.NAME])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Run the test on the CPU, and again on the stand-in accelerator; ``place`` moves its tensors there."""
-    missing = standin.prepare() if request.param == standin.NAME else None
+    _require(request.param)
+    with devices.choosing(request.param) as chosen:
+        yield chosen
+
+
+@pytest.fixture(params=[standin.NAME])
+def accelerator(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Run the test on the stand-in accelerator alone; the value is ``torch.standin``."""
+    _require(request.param)
+    with devices.choosing(request.param):
+        yield standin.load()
+
+
+def _require(name: str) -> None:
+    missing = standin.prepare() if name == standin.NAME else None
     if missing is not None:
         if os.environ.get("HALFGUARD_STANDIN") == "required":
             pytest.fail(missing)
         pytest.skip(missing)
-    with devices.choosing(request.param) as chosen:
-        yield chosen
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,10 @@ from tests.support.models import MODELS, OPTIMIZERS, bare_step, batches, differe
 pytestmark = pytest.mark.sampled
 
 
-@pytest.fixture(params=[standin.NAME])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+@pytest.fixture
+def device(accelerator: Any) -> torch.device:
     """These tests are about the stand-in alone."""
-    missing = standin.prepare()
-    if missing is not None:
-        pytest.skip(missing)
-    with devices.choosing(request.param) as chosen:
-        yield chosen
+    return devices.chosen_device()
 
 
 # -- it computes what the CPU computes

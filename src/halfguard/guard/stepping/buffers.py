@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from halfguard.numerics.transfer import to_device
+
 
 class Buffers:
     """Saves the buffers of a model at the start of a step and restores them if it is refused."""
@@ -46,7 +48,7 @@ class Buffers:
         """Write the saved values back if ``refused``, a boolean on the device, is true."""
         live = self._live()
         for group in self._groups:
-            group.select(group.of(live), refused.to(group.kept_flat.device, non_blocking=True))
+            group.select(group.of(live), to_device(refused, group.kept_flat.device))
 
     def _allocate(self, live: list[Tensor]) -> None:
         kinds = [(buffer.device, buffer.dtype, buffer.shape) for buffer in live]

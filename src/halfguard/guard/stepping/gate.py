@@ -16,6 +16,7 @@ from torch import Tensor
 
 from halfguard.guard.agreement.consensus import DESYNC
 from halfguard.guard.policy import Signals, StepLimits
+from halfguard.numerics.transfer import to_device
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -32,7 +33,7 @@ class Gate:
         """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale."""
         parts = (loss, total, fault, scale)
         device = fault.device
-        return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
+        return torch.stack([to_device(part, device, torch.float32) for part in parts])
 
     def refused(self, row: Tensor, limits: StepLimits) -> Tensor:
         """Return whether the step must not be applied, as a boolean on the device."""
@@ -41,14 +42,15 @@ class Gate:
         return (row.clamp(low, high) != row).any()
 
     def _on_device(self, limits: StepLimits, device: torch.device) -> tuple[Tensor, Tensor]:
-        if self._row_limits is None or limits != self._limits:
+        known = self._row_limits
+        if known is None or known[0].device != device or limits != self._limits:
             high = [min(limits.loss, _LARGEST), min(limits.grad_norm, _LARGEST), 0.0, math.inf]
             low = [-_LARGEST] * 3 + [-math.inf]
             both = torch.tensor([low, high]).to(device, non_blocking=True)
             low_row, high_row = both.unbind()
-            self._row_limits = low_row, high_row
+            self._row_limits = known = low_row, high_row
             self._limits = limits
-        return self._row_limits
+        return known
 
 
 def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:

@@ -104,9 +104,11 @@ def test_outcomes_can_be_read_before_they_are_judged() -> None:
     late = Late()
     good, bad = late.run([GOOD, BAD])
     assert good.applied
-    assert (bad.applied, bad.action, bad.cause) == (False, Action.SKIP, Cause.FORWARD_OVERFLOW)
+    assert (bad.applied, bad.action, bad.cause) == (False, Action.SKIP, Cause.BAD_BATCH)
     assert bad.culprits == ("w",)
     assert math.isnan(bad.loss)
+    late.guard.summary()
+    assert (bad.action, bad.cause) == (Action.SKIP, Cause.BAD_BATCH), "decided as it was read"
 
 
 def test_the_scheduler_catches_up() -> None:

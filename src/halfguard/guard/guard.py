@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -386,7 +387,8 @@ class Guard:
         row, gradients = self._stepper.examine(
             optimizers, self._batches, check=self._compares_ranks
         )
-        outcome = StepOutcome(row, limits, gradients)
+        batch_ok = partial(self._batches.batches_ok, self.config.ignore_index)
+        outcome = StepOutcome(row, limits, gradients, batch_ok)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)
         refused: Tensor | bool

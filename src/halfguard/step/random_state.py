@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def capture_random_state() -> dict[str, Any]:
-    """Return the states of torch (host and accelerator), Python and, where it is in use, NumPy."""
+    """Return the states of torch (host and every device), Python and, where it is in use, NumPy."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.accelerator.is_available():
-        states["accelerator"] = _accelerator().get_rng_state()
+        states["accelerator"] = _capture_devices()
     if "numpy" in sys.modules:
         states["numpy"] = _numpy_state.capture(sys.modules["numpy"].random)
     return states
@@ -53,12 +54,12 @@ def portable_random_state(states: dict[str, Any] | None) -> dict[str, Any] | Non
 
 
 def restore_random_state(states: dict[str, Any]) -> None:
-    """Restore every generator to a captured state."""
+    """Restore every generator to a captured state; states of another kind of accelerator do not fit."""
     torch.set_rng_state(states["torch"].cpu())  # a loader may have moved it
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
-    if "accelerator" in states:
-        _accelerator().set_rng_state(states["accelerator"].cpu())
+    if "accelerator" in states and torch.accelerator.is_available():
+        _restore_devices(states["accelerator"])
     if "numpy" in states:
         import numpy as np  # noqa: PLC0415
 
@@ -72,14 +73,9 @@ def restore_random_state(states: dict[str, Any]) -> None:
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
     """Restore all generators, on every device, after the block."""
-    accelerator = torch.accelerator.current_accelerator()
-    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     states = capture_random_state()
-    states.pop("accelerator", None)  # fork_rng restores it, on the device it came from
-    kind = "cuda" if accelerator is None else accelerator.type
     try:
-        with torch.random.fork_rng(devices=list(range(count)), device_type=kind):
-            yield
+        yield
     finally:
         restore_random_state(states)
 
@@ -95,6 +91,36 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _accelerator() -> Any:
+def _capture_devices() -> dict[str, Any]:
+    kind, module = _accelerator()
+    return {
+        "type": kind,
+        "current": torch.accelerator.current_device_index(),
+        "states": [module.get_rng_state(*which) for which in _devices()],
+    }
+
+
+def _restore_devices(captured: Any) -> None:
+    kind, module = _accelerator()
+    if isinstance(captured, Tensor):  # of one device, as earlier versions captured it
+        module.set_rng_state(captured.cpu())
+        return
+    if captured["type"] != kind:
+        return
+    devices, states = _devices(), captured["states"]
+    if len(devices) < len(states):  # a smaller machine: its devices stand for the one in use
+        states = [states[captured["current"]]] * len(devices)
+    for which, state in zip(devices, states, strict=False):
+        module.set_rng_state(state.cpu(), *which)
+
+
+def _devices() -> list[tuple[int, ...]]:
+    """Return the argument that names each device; some modules (torch.mps) have one device and none."""
+    count = torch.accelerator.device_count()
+    return [()] if count == 1 else [(index,) for index in range(count)]
+
+
+def _accelerator() -> tuple[str, Any]:
     device = torch.accelerator.current_accelerator()
-    return torch.get_device_module(device)
+    assert device is not None  # noqa: S101 - callers check is_available first
+    return device.type, torch.get_device_module(device)

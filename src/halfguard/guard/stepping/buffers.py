@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from halfguard.numerics.transfer import to_device
+
 Registry = dict[str, Any]  # a module's ``_buffers``, or its ``__dict__``
 
 
@@ -107,7 +109,9 @@ class Buffers:
         with torch.no_grad():
             sums = [group.sum_of(live) for group in groups]
         first, *others = sums
-        return first if not others else torch.stack([s.to(first.device) for s in sums]).sum()
+        return (
+            first if not others else torch.stack([to_device(s, first.device) for s in sums]).sum()
+        )
 
     @torch.no_grad()
     def restore_where(self, refused: Tensor) -> None:
@@ -121,7 +125,7 @@ class Buffers:
                 self.restore()
             return
         for group in self._groups:
-            group.select(group.of(live), refused.to(group.kept_flat.device, non_blocking=True))
+            group.select(group.of(live), to_device(refused, group.kept_flat.device))
 
     @torch.no_grad()
     def restore_poisoned(self) -> None:
@@ -133,7 +137,7 @@ class Buffers:
         # .data: a graph that is still to be used must not see a write to what it saved.
         live = [tensor.data for tensor in self._live()]
         for group in self._groups:
-            group.select(group.of(live), poisoned.to(group.kept_flat.device, non_blocking=True))
+            group.select(group.of(live), to_device(poisoned, group.kept_flat.device))
 
     @torch.no_grad()
     def restore_nonfinite(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from halfguard.guard.agreement.consensus import DESYNC
 from halfguard.guard.policy import Signals, StepLimits
+from halfguard.numerics.transfer import to_device
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -52,20 +53,21 @@ class Gate:
         return (row.clamp(low, high) != row).any()
 
     def _on_device(self, limits: StepLimits, device: torch.device) -> tuple[Tensor, Tensor]:
-        if self._row_limits is None or limits != self._limits:
+        known = self._row_limits
+        if known is None or known[0].device != device or limits != self._limits:
             high = [min(limits.loss, _LARGEST), min(limits.grad_norm, _LARGEST), 0.0, math.inf]
             low = [-_LARGEST] * 3 + [-math.inf]
             both = torch.tensor([low, high]).to(device, non_blocking=True)
             low_row, high_row = both.unbind()
-            self._row_limits = low_row, high_row
+            self._row_limits = known = low_row, high_row
             self._limits = limits
-        return self._row_limits
+        return known
 
 
 def _as_float32(value: Tensor, device: torch.device) -> Tensor:
     if value.dtype is torch.float32 and value.device == device:
         return value
-    return value.to(device, torch.float32, non_blocking=True)
+    return to_device(value, device, torch.float32)
 
 
 def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:

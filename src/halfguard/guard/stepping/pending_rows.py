@@ -37,10 +37,12 @@ class PendingRows(Generic[Payload]):
         if isinstance(row, list) or row.device.type == "cpu":
             self._queue.append(_Pending(row, None, payload))
             return
-        host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
+        # On the host, whatever device the user has made the default one.
+        host = torch.empty(row.shape, dtype=row.dtype, device="cpu", pin_memory=True)
         host.copy_(row, non_blocking=True)
         arrived = torch.Event(row.device)
-        arrived.record()
+        # The stream that copies, whatever device is the current one.
+        arrived.record(torch.accelerator.current_stream(row.device))
         self._queue.append(_Pending(host, arrived, payload))
 
     def clear(self) -> None:

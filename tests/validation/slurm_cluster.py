@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,9 +68,12 @@ def has_slurm() -> bool:
 class SlurmCluster:
     """Nodes of one processor each, for one ``with`` block; sets ``SLURM_CONF`` in this process."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, nodes: int) -> None:
         assert has_slurm()
-        self.folder, self.nodes = folder, [f"n{index + 1}" for index in range(nodes)]
+        self.nodes = [f"n{index + 1}" for index in range(nodes)]
+        # Not a test's own folder: the sockets in it need a path of at most 107 characters.
+        self._temporary = tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name).resolve()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -91,6 +95,7 @@ class SlurmCluster:
         for name in self.nodes:
             self.kill_node(name)
         self.stop_controller()
+        self._temporary.cleanup()
 
     def _configure(self) -> None:
         for name in ("state", *(f"spool-{node}" for node in self.nodes)):

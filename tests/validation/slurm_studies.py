@@ -68,7 +68,7 @@ class NodeKiller:
 
 def killed_node(root: Path) -> Answer:
     """A study of 20 runs on three nodes, one of which is killed in the middle."""
-    with SlurmCluster(root / "cluster", nodes=3) as cluster:
+    with SlurmCluster(nodes=3) as cluster:
         killer = NodeKiller(cluster, root, results=7)
         run_study(study_spec(seeds=10), root / "study", on_progress=killer)
     return {"killed": killer.killed, "finished": len(_lines(root / "FINISHED"))}
@@ -76,7 +76,7 @@ def killed_node(root: Path) -> Answer:
 
 def killed_study(root: Path) -> Answer:
     """The study's process is killed while two runs are running; the same command resumes it."""
-    with SlurmCluster(root / "cluster", nodes=2):
+    with SlurmCluster(nodes=2):
         command = [sys.executable, "-m", __spec__.name, "sweep", str(root)]
         process = subprocess.Popen(command)
         _wait_for(lambda: len(_lines(root / "FINISHED")) >= 1 and len(_started(root)) >= 3)
@@ -100,7 +100,7 @@ def small_cluster(root: Path) -> Answer:
     os.environ["HALFGUARD_TEST_DEATHS"] = str(root)
     for seed, deaths in ((0, 1), (1, 1000)):
         (root / str(seed)).write_text(str(deaths))
-    with SlurmCluster(root / "cluster", nodes=1) as cluster:
+    with SlurmCluster(nodes=1) as cluster:
         dying = [task for task in run_tasks(spec_of("dying")) if task.candidate == "fp32"]
         answer: Answer = {"dying": _results(root, dying, 200), "deadline": _deadline(root)}
         answer["refused"] = _error(root, ExecutorSpec(kind="slurm", options=("--partition=x",)))

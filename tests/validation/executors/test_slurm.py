@@ -110,12 +110,12 @@ def test_a_machine_without_slurm_is_told_at_once(
 def test_a_request_with_a_reply_is_not_run_again(tmp_path: Path) -> None:
     (task, *_) = run_tasks(spec_of("healthy"))
     files = RunFiles(tmp_path / "slurm")
-    request = files.write_request(task, attempt=2)
-    assert files.requested_attempt(task) == 2
+    request = files.write_request(task.key, task, attempt=2)
+    assert files.requested_attempt(task.key) == 2
     assert files.replied() == set()
     run_request(request)
     assert files.replied() == {task.key}
-    reply = files.read_reply(task)
+    reply = files.read_reply(task.key)
     assert isinstance(reply, TaskReply)
     result = parse_result(task, reply.result_or_raise())
     assert not hasattr(result, "ratio")
@@ -132,7 +132,7 @@ def test_a_damaged_reply_is_deleted(tmp_path: Path) -> None:
     files = RunFiles(tmp_path / "slurm")
     path = tmp_path / "slurm" / f"{task.key}.reply.json"
     path.write_text('{"result": ')
-    assert files.read_reply(task) is None
+    assert files.read_reply(task.key) is None
     assert not path.exists()
     files.close()
     assert not (tmp_path / "slurm").exists()

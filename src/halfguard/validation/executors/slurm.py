@@ -76,7 +76,7 @@ class SlurmExecutor:
 class _Submitted:
     """A run that was submitted, and the last that Slurm told about its job."""
 
-    task: Task
+    key: str
     attempt: int
     job: Job | None = None  # None before the first answer, and if Slurm no longer lists it
     ended_at: float | None = None
@@ -105,7 +105,7 @@ class _SlurmQueue:
         self._files = files
         self._options, self._limit = _sbatch_options(spec), spec.workers or len(tasks)
         self._unfinished = {task.key: task for task in tasks}
-        self._waiting = [(task, 1) for task in reversed(tasks)]
+        self._waiting = [(key, 1) for key in reversed(self._unfinished)]
         self._past_jobs: set[str] = set()
         self._asked = self._answered = time.monotonic()
         self._refused = self._unreachable = False
@@ -134,35 +134,38 @@ class _SlurmQueue:
 
         Cancel the others: nobody asks for their runs any more, for example since the job's file was changed.
         """
-        waiting = {task.key: task for task, _ in self._waiting}
+        waiting = {key for key, _ in self._waiting}
         others = []
         for job in jobs:
             if not job.alive:
                 continue
-            if (task := waiting.pop(job.name, None)) is None:
-                others.append(job.job_id)
+            if job.name in waiting:
+                waiting.remove(job.name)
+                attempt = self._files.requested_attempt(job.name)
+                self.submitted[job.job_id] = _Submitted(job.name, attempt, job)
             else:
-                attempt = self._files.requested_attempt(task)
-                self.submitted[job.job_id] = _Submitted(task, attempt, job)
-        self._waiting = [entry for entry in self._waiting if entry[0].key in waiting]
+                others.append(job.job_id)
+        self._waiting = [entry for entry in self._waiting if entry[0] in waiting]
         cancel_jobs(others)
 
     def submit(self) -> None:
         """Submit as many runs as allowed; if Slurm takes no more, the rest is tried again later."""
         while self._waiting and len(self.submitted) < self._limit and not self._refused:
-            task, attempt = self._waiting[-1]
-            if not may_start(task, [other.task for other in self.submitted.values()]):
+            key, attempt = self._waiting[-1]
+            task = self._unfinished[key]
+            running = [self._unfinished[other.key] for other in self.submitted.values()]
+            if not may_start(task, running):
                 return
-            request = self._files.write_request(task, attempt)
+            request = self._files.write_request(key, task, attempt)
             try:
-                job_id = submit_job(self._files.folder, task.key, self._options, request)
+                job_id = submit_job(self._files.folder, key, self._options, request)
             except SlurmError as error:
                 if not self.submitted:
-                    raise _not_accepted(task, error) from error
+                    raise _not_accepted(key, error) from error
                 self._refused = True  # until Slurm is asked the next time
                 return
             self._waiting.pop()
-            self.submitted[job_id] = _Submitted(task, attempt)
+            self.submitted[job_id] = _Submitted(key, attempt)
 
     def collect(self) -> Iterator[tuple[Task, Result]]:
         """Yield all runs with a reply; put runs whose job died back, or yield them as lost.
@@ -170,37 +173,37 @@ class _SlurmQueue:
         Slurm was asked before. So if a job was listed as ended, its reply is found here.
         """
         replied = self._files.replied()
-        for task in [task for key, task in self._unfinished.items() if key in replied]:
-            yield from self._take_reply(task)
+        for key in [key for key in self._unfinished if key in replied]:
+            yield from self._take_reply(key)
         for job_id, submitted in list(self.submitted.items()):
             if not submitted.died:
                 continue
-            task = submitted.task
+            key = submitted.key
             del self.submitted[job_id]
             self._past_jobs.add(job_id)
             if submitted.attempt < MAX_ATTEMPTS:
-                self._waiting.append((task, submitted.attempt + 1))
+                self._waiting.append((key, submitted.attempt + 1))
                 continue
-            del self._unfinished[task.key]
+            task = self._unfinished.pop(key)
             yield task, lost_result(task, self._exit_text(job_id, submitted))
-            self._files.delete(task)
+            self._files.delete(key)
 
-    def _take_reply(self, task: Task) -> Iterator[tuple[Task, Result]]:
-        reply = self._files.read_reply(task)
+    def _take_reply(self, key: str) -> Iterator[tuple[Task, Result]]:
+        reply = self._files.read_reply(key)
         if reply is None:
             return
-        self._forget(task)
+        self._stop_waiting(key)
+        task = self._unfinished.pop(key)
         if reply.error:
-            self._files.delete(task)  # the next start must not find it again
+            self._files.delete(key)  # the next start must not find it again
         yield task, parse_result(task, reply.result_or_raise())
-        self._files.delete(task)  # only after the study has stored the result
+        self._files.delete(key)  # only after the study has stored the result
 
-    def _forget(self, task: Task) -> None:
-        """Remove a task that has ended, and cancel a second job of it."""
-        del self._unfinished[task.key]
-        self._waiting = [entry for entry in self._waiting if entry[0].key != task.key]
+    def _stop_waiting(self, key: str) -> None:
+        """Forget the job of a run that has a reply, and cancel a second job of it."""
+        self._waiting = [entry for entry in self._waiting if entry[0] != key]
         for job_id, submitted in list(self.submitted.items()):
-            if submitted.task.key == task.key:
+            if submitted.key == key:
                 del self.submitted[job_id]
                 self._past_jobs.add(job_id)
                 if submitted.attempt > 1:  # the reply may be from an earlier attempt
@@ -209,14 +212,16 @@ class _SlurmQueue:
     def timed_out(self) -> Iterator[tuple[Task, Result]]:
         """Yield results for runs that have started and not ended."""
         for submitted in self.submitted.values():
-            task, attempt, job = submitted.task, submitted.attempt, submitted.job
+            task = self._unfinished[submitted.key]
+            attempt, job = submitted.attempt, submitted.job
             if job is not None and job.state != "PENDING":
                 state = f"its Slurm job was {job.state} after {job.elapsed}"
                 yield task, timed_out_result(task, attempt, state)
             elif attempt > 1:
                 yield task, timed_out_result(task, attempt - 1, "its worker had died")
-        for task, attempt in self._waiting:
+        for key, attempt in self._waiting:
             if attempt > 1:
+                task = self._unfinished[key]
                 yield task, timed_out_result(task, attempt - 1, "its worker had died")
 
     def close(self) -> None:
@@ -228,13 +233,12 @@ class _SlurmQueue:
             return
         cancel_jobs(self.submitted)
         replied = self._files.replied()
-        for key, task in self._unfinished.items():
-            if key not in replied:
-                self._files.delete(task)
+        for key in self._unfinished.keys() - replied:
+            self._files.delete(key)
         self._files.close()
 
     def _exit_text(self, job_id: str, submitted: _Submitted) -> str:
-        job, line = submitted.job, self._files.last_log_line(submitted.task, job_id)
+        job, line = submitted.job, self._files.last_log_line(submitted.key, job_id)
         state = "Slurm no longer lists its job" if job is None else job.state + exit_code(job_id)
         return f"{state}: {line}" if line else state
 
@@ -252,9 +256,9 @@ def _sbatch_options(spec: ExecutorSpec) -> list[str]:
     return [*cpus, *gpus, *spec.options]
 
 
-def _not_accepted(task: Task, error: SlurmError) -> UsageError:
+def _not_accepted(key: str, error: SlurmError) -> UsageError:
     return UsageError(
-        f"executor: Slurm did not accept the run {task.key}. {error.message}",
+        f"executor: Slurm did not accept the run {key}. {error.message}",
         cure="Correct cpus, gpus and options of the executor; sinfo lists what the cluster has.",
     )
 

@@ -26,16 +26,16 @@ class RunFiles:
         except OSError as error:
             raise UsageError(f"Cannot create the folder {str(folder)!r}: {error}.") from error
 
-    def write_request(self, task: Task, attempt: int) -> Path:
-        path, reply = self._path(task, "request"), str(self._path(task, "reply"))
+    def write_request(self, key: str, task: Task, attempt: int) -> Path:
+        path, reply = self._path(key, "request"), str(self._path(key, "reply"))
         request = TaskRequest(task=task.model_dump_json(), attempt=attempt, reply=reply)
         write_atomically(path, request.model_dump_json())
         return path
 
-    def requested_attempt(self, task: Task) -> int:
+    def requested_attempt(self, key: str) -> int:
         """Return the attempt in the last request."""
         try:
-            text = self._path(task, "request").read_bytes()
+            text = self._path(key, "request").read_bytes()
             return TaskRequest.model_validate_json(text).attempt
         except (OSError, ValueError):
             return 1
@@ -44,25 +44,25 @@ class RunFiles:
         """Return the keys of the runs with a reply."""
         return {path.name.partition(".")[0] for path in self.folder.glob("[!.]*.reply.json")}
 
-    def read_reply(self, task: Task) -> TaskReply | None:
+    def read_reply(self, key: str) -> TaskReply | None:
         """Return the reply; delete a damaged one and return None, so that the run is repeated."""
-        path = self._path(task, "reply")
+        path = self._path(key, "reply")
         try:
             return TaskReply.model_validate_json(path.read_bytes())
         except (OSError, ValueError):
             path.unlink(missing_ok=True)
             return None
 
-    def last_log_line(self, task: Task, job_id: str) -> str:
+    def last_log_line(self, key: str, job_id: str) -> str:
         try:
-            return last_line(self.folder / f"{task.key}.{job_id}.log")
+            return last_line(self.folder / f"{key}.{job_id}.log")
         except OSError:
             return (
                 f"it left no log in {self.folder}; every node must have this folder under this path"
             )
 
-    def delete(self, task: Task) -> None:
-        for path in self.folder.glob(f"{task.key}.*"):
+    def delete(self, key: str) -> None:
+        for path in self.folder.glob(f"{key}.*"):
             path.unlink(missing_ok=True)
 
     def delete_others(self, keys: Collection[str]) -> None:
@@ -78,5 +78,5 @@ class RunFiles:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
-    def _path(self, task: Task, kind: str) -> Path:
-        return self.folder / f"{task.key}.{kind}.json"
+    def _path(self, key: str, kind: str) -> Path:
+        return self.folder / f"{key}.{kind}.json"

@@ -4,11 +4,11 @@ A run has six healthy iterations, the fault, and three more iterations. The refe
 
 - healthy: the loop by hand, with torch's scaler;
 - NaN batch: the loop by hand that never saw the batch;
-- overflow: the loop by hand, in which torch's scaler skips the step and halves the scale. The guard documents
-  two differences: BatchNorm forgets the batch too, and the scheduler is held;
+- overflow: the loop by hand, in which torch's scaler skips the step and halves the scale. What a careful loop
+  does then is added: it puts BatchNorm's statistics and hidden states back, and holds its scheduler;
 - retry: the loop by hand with exactly that step in FP32, and the scale halved;
 - rollback: the loop by hand up to the last good snapshot, then with half the learning rate, without the bad
-  batches and those that were undone.
+  batches and those that were undone. A hidden state stays as it was before the bad batches.
 
 Every iteration has a seed of its own, because a run that never saw a batch has drawn no numbers for it.
 """
@@ -34,7 +34,6 @@ BITWISE, REFUSED = "bitwise", "refused"
 
 BEFORE, AFTER = 6, 3
 SCALE, GROWTH_INTERVAL, LR_FACTOR = 4096.0, 4, 0.5
-BAD = {"healthy": 0, "rollback": 2}  # bad iterations; one for every other fault
 PLANTED = 1  # the micro-batch with the fault, the only one if there is one
 
 
@@ -118,7 +117,7 @@ def _guarded_run(run: Shape, fault: Fault, changes: dict[str, Any], actions: lis
         scheduler=run.scheduler,
         ema=run.ema,
     )
-    for iteration in range(BEFORE + BAD.get(fault, 1) + AFTER):
+    for iteration in range(BEFORE + _bad_iterations(fault) + AFTER):
         _begin(run, iteration)
         outcomes = run.guarded(guard, _batches(run, iteration, fault))
         actions += [o.action.value for o in outcomes if o.action.value != "accumulate"]
@@ -140,53 +139,58 @@ def _config(run: Shape, fault: Fault) -> dict[str, Any]:
 
 
 def _reference(shape: str, optimizer: str, fault: Fault) -> Any:
-    torch.manual_seed(0)
-    run = SHAPES[shape](OPTIMIZERS[optimizer])
-    scaler = Scaler("cpu", init_scale=SCALE, growth_interval=GROWTH_INTERVAL)
-    bad = range(BEFORE, BEFORE + BAD.get(fault, 1))
-    for iteration in range(bad.stop + AFTER):
-        if iteration in bad and fault == "retry":
-            _step_in_fp32(run, scaler, iteration)
-        elif iteration in bad and fault == "overflow":
-            _step_that_is_skipped(run, scaler, iteration)
-        elif _is_seen(run, iteration, bad, fault):
-            _begin(run, iteration)
-            assert run.by_hand(scaler, _batches(run, iteration, "healthy"))
-        if fault == "rollback" and iteration == bad[-1]:
-            _restart(run)
+    seen = SHAPES[shape].last_good if fault == "rollback" else BEFORE
+    run, scaler = _run_by_hand(shape, optimizer, seen)
+    if fault == "overflow":
+        _step_that_is_skipped(run, scaler)
+    elif fault == "retry":
+        _step_in_fp32(run, scaler)
+    elif fault == "rollback":
+        run.prepare(seen)
+        run.keep_from(_run_by_hand(shape, optimizer, BEFORE)[0])
+        run.lr_cut = LR_FACTOR
+        run.multiply_rates(LR_FACTOR)
+    first = BEFORE + _bad_iterations(fault)
+    for iteration in range(first, first + AFTER):
+        _step_by_hand(run, scaler, iteration)
     return frozen(run.state(scaler))
 
 
-def _is_seen(run: Shape, iteration: int, bad: range, fault: Fault) -> bool:
-    undone = fault == "rollback" and run.last_good <= iteration < bad.start
-    return iteration not in bad and not undone
+def _run_by_hand(shape: str, optimizer: str, iterations: int) -> tuple[Shape, Scaler]:
+    torch.manual_seed(0)
+    run = SHAPES[shape](OPTIMIZERS[optimizer])
+    scaler = Scaler("cpu", init_scale=SCALE, growth_interval=GROWTH_INTERVAL)
+    for iteration in range(iterations):
+        _step_by_hand(run, scaler, iteration)
+    return run, scaler
 
 
-def _restart(run: Shape) -> None:
-    """Continue from the snapshot with a smaller learning rate."""
-    run.prepare(run.last_good)
-    run.on_rollback()
-    run.lr_cut = LR_FACTOR
-    run.multiply_rates(LR_FACTOR)
-
-
-def _step_in_fp32(run: Shape, scaler: Scaler, iteration: int) -> None:
+def _step_by_hand(run: Shape, scaler: Scaler, iteration: int) -> None:
     _begin(run, iteration)
-    with run.half_weights_in_fp32():
-        run.by_hand(Scaler("cpu", enabled=False), _batches(run, iteration, "retry"))
+    assert run.by_hand(scaler, _batches(run, iteration, "healthy")), "no fault was planted here"
+
+
+def _step_in_fp32(run: Shape, scaler: Scaler) -> None:
+    _begin(run, BEFORE)
+    with run.half_parts_in_fp32():
+        run.by_hand(Scaler("cpu", enabled=False), _batches(run, BEFORE, "retry"))
     after_overflow = {"scale": scaler.get_scale() * 0.5, "_growth_tracker": 0}
     scaler.load_state_dict(scaler.state_dict() | after_overflow)
 
 
-def _step_that_is_skipped(run: Shape, scaler: Scaler, iteration: int) -> None:
+def _step_that_is_skipped(run: Shape, scaler: Scaler) -> None:
     buffers = frozen(dict(run.model.named_buffers()))
-    _begin(run, iteration)
-    assert not run.by_hand(scaler, _batches(run, iteration, "overflow"))
+    _begin(run, BEFORE)
+    assert not run.by_hand(scaler, _batches(run, BEFORE, "overflow")), "nothing overflowed"
     for name, buffer in run.model.named_buffers():
         buffer.copy_(buffers[name])  # torch leaves the batch in BatchNorm's statistics
 
 
 # -- both
+
+
+def _bad_iterations(fault: Fault) -> int:
+    return {"healthy": 0, "rollback": 2}.get(fault, 1)
 
 
 def _begin(run: Shape, iteration: int) -> None:
@@ -196,7 +200,7 @@ def _begin(run: Shape, iteration: int) -> None:
 
 def _batches(run: Shape, iteration: int, fault: Fault) -> list[Batch]:
     batches = [make_batch(100 * iteration + index) for index in range(run.micro_batches)]
-    if BEFORE <= iteration < BEFORE + BAD.get(fault, 1):
+    if BEFORE <= iteration < BEFORE + _bad_iterations(fault):
         planted = batches[min(PLANTED, len(batches) - 1)]
         if fault in {"overflow", "retry"}:
             planted["weight"].fill_(OVERFLOWING)

@@ -74,18 +74,22 @@ class Adapted(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent network; returns logits and the hidden state for the next stretch of the sequence."""
+    """A recurrent network that continues with the hidden state of its last batch."""
 
     def __init__(self, *, sparse: bool) -> None:
         super().__init__()
         self.read = Layer(FEATURES, WIDTH, sparse=sparse)
         self.recur = nn.Linear(WIDTH, WIDTH)
         self.last = Layer(WIDTH, CLASSES, sparse=sparse)
+        self.hidden: Tensor | None = None
 
-    def forward(self, x: Tensor, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        hidden = x.new_zeros(len(x), WIDTH) if self.hidden is None else self.hidden
         for step in range(3):
             hidden = torch.tanh(self.read(x.roll(step, 1), tokens) + self.recur(hidden))
-        return self.last(hidden, tokens), hidden
+        self.hidden = hidden.detach()
+        logits: Tensor = self.last(hidden, tokens)
+        return logits
 
 
 class Gan(nn.Module):

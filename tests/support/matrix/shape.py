@@ -56,12 +56,12 @@ class Shape:
     def prepare(self, iteration: int) -> None:
         """Do what this loop does before an iteration."""
 
-    def on_rollback(self) -> None:
-        """Do what this loop does after a rollback."""
+    def keep_from(self, undone: Shape) -> None:
+        """Take over from the iterations that a rollback undid what it does not undo."""
 
     @contextmanager
-    def half_weights_in_fp32(self) -> Iterator[None]:
-        """Keep weights in FP32 that are half otherwise, for an iteration in FP32."""
+    def half_parts_in_fp32(self) -> Iterator[None]:
+        """Keep weights and states in FP32 that are half otherwise, for an iteration in FP32."""
         yield
 
     def guarded(self, guard: hg.Guard, batches: Sequence[Batch]) -> list[StepOutcome]:

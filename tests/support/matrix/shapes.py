@@ -8,14 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import halfguard as hg
 from halfguard.guard.stepping.outcome import StepOutcome
-from halfguard.records import Action
-from tests.support.matrix.networks import ROWS, WIDTH, Adapted, Batch, Classifier, Gan, Recurrent
+from tests.support.matrix.networks import Adapted, Batch, Classifier, Gan, Recurrent
 from tests.support.matrix.optimizers import OptimizerCase, Parameters, set_training
 from tests.support.matrix.shape import OwnForward, Scaler, Shape, half
 
@@ -111,7 +109,7 @@ class AtOnce(Shape):
 
 
 class Scheduled(Shape):
-    """A scheduler, an average of the weights (EMA) and clipping, all left to the guard."""
+    """A scheduler, an average of the weights (EMA) and clipping, with BatchNorm; all left to the guard."""
 
     config: ClassVar[dict[str, Any]] = {"clip": {"max_norm": 0.1}}
     max_norm = 0.1
@@ -121,6 +119,9 @@ class Scheduled(Shape):
         owner = getattr(self.optimizers[0], "base", self.optimizers[0])  # inside a wrapper
         self.scheduler = LambdaLR(owner, lambda step: 0.9**step)
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def make_model(self) -> nn.Module:
+        return Classifier(sparse=self.case.sparse, batchnorm=True)
 
 
 class Compiled(Shape):
@@ -157,7 +158,7 @@ class Adapters(Shape):
         return Adapted(sparse=self.case.sparse)
 
     @contextmanager
-    def half_weights_in_fp32(self) -> Iterator[None]:
+    def half_parts_in_fp32(self) -> Iterator[None]:
         self.model.base.float()
         yield
         self.model.base.half()
@@ -181,39 +182,28 @@ class UnfrozenLater(Shape):
 
 
 class Truncated(Shape):
-    """Truncated backpropagation through time: the loop hands a hidden state from step to step."""
-
-    def __init__(self, case: OptimizerCase) -> None:
-        super().__init__(case)
-        self.hidden = torch.zeros(ROWS, WIDTH)
+    """Truncated backpropagation through time: the model keeps a hidden state from step to step."""
 
     def make_model(self) -> nn.Module:
         return Recurrent(sparse=self.case.sparse)
 
-    def on_rollback(self) -> None:
-        self.hidden = torch.zeros(ROWS, WIDTH)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        logits, hidden = model(batch["x"], batch["tokens"], batch["hidden"])
-        self.next_hidden = hidden.detach().float()
-        return cross_entropy(logits.float(), batch["y"]) * batch["weight"]
-
-    def guarded(self, guard: hg.Guard, batches: Sequence[Batch]) -> list[StepOutcome]:
-        outcome = guard.step(self.loss, batches[0] | {"hidden": self.hidden})
-        if outcome.applied:
-            self.hidden = self.next_hidden
-        elif outcome.action is Action.ROLL_BACK:
-            self.on_rollback()
-        return [outcome]
-
     def by_hand(self, scaler: Scaler, batches: Sequence[Batch]) -> bool:
-        applied = super().by_hand(scaler, [batches[0] | {"hidden": self.hidden}])
-        if applied:
-            self.hidden = self.next_hidden
+        before = self.model.hidden
+        applied = super().by_hand(scaler, batches)
+        if not applied:
+            self.model.hidden = before
         return applied
 
+    @contextmanager
+    def half_parts_in_fp32(self) -> Iterator[None]:
+        self.model.hidden = self.model.hidden.float()
+        yield
+
+    def keep_from(self, undone: Shape) -> None:
+        self.model.hidden = undone.model.hidden
+
     def state(self, scaler: Scaler) -> dict[str, Any]:
-        return super().state(scaler) | {"hidden": self.hidden}
+        return super().state(scaler) | {"hidden": self.model.hidden}
 
 
 SHAPES: dict[str, type[Shape]] = {

@@ -39,21 +39,10 @@ pytestmark = pytest.mark.usefixtures("seed")
 FAST = 4  # one cell in four: each loop meets every fault, each optimizer three of them
 
 
-def known_defect(shape: str, optimizer: str, fault: Fault) -> str:
-    """Return the reason for a third outcome that is known, or an empty string."""
-    if shape == "truncated" and fault == "retry":
-        return "the repeat in FP32 meets a hidden state in half, and torch raises"
-    if shape == "truncated" and optimizer == "AdamW fused" and fault != "healthy":
-        return "with a fused optimizer, the hidden state of a skipped step stays"
-    return ""
-
-
 def cell(shape: str, optimizer: str, fault: Fault) -> Any:
     marks: list[Any] = []
     if (3 * list(SHAPES).index(shape) + list(OPTIMIZERS).index(optimizer)) % FAST:
         marks.append(pytest.mark.slow)
-    if reason := known_defect(shape, optimizer, fault):
-        marks.append(pytest.mark.xfail(reason=reason))
     return pytest.param(shape, optimizer, fault, marks=marks, id=f"{shape}-{optimizer}-{fault}")
 
 

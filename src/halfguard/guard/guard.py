@@ -439,8 +439,10 @@ class Guard:
             self._advance(report.turn)
         if cause is None and not seen.statistics_finite:
             self._repair_statistics(report)
-        if cause is not None and self._pending.lag:
-            self._stepper.module_tensors.restore_nonfinite(report.module_tensors)
+        if cause is not None:
+            self._stepper.restore_module_tensors(
+                report.module_tensors, poisoned_only=bool(self._pending.lag)
+            )
         decision, self._policy = policy.decide(self._policy, seen, self.config)
         if cause is not None:
             exact = not self._pending.lag

@@ -42,12 +42,13 @@ def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
-def run(kind: str, batches: list[Tensor], *, own_loop: bool) -> Any:
+def run(kind: str, batches: list[Tensor], *, own_loop: bool, fused: bool = False) -> Any:
     torch.manual_seed(0)
     model = Recurrent(kind)
     half = kind == "gru"  # an LSTM does not run in FP16 on a CPU
     precision = "fp16-mixed" if half else "fp32"
-    guard = Guard(model, SGD(model.parameters(), lr=0.1), {**SMALL, "precision": precision})
+    optimizer = SGD(model.parameters(), lr=0.1, fused=fused)
+    guard = Guard(model, optimizer, {**SMALL, "precision": precision})
     outcomes = []
     for x in batches:
         if own_loop:
@@ -64,11 +65,13 @@ def run(kind: str, batches: list[Tensor], *, own_loop: bool) -> Any:
 @pytest.mark.parametrize("own_loop", [False, True], ids=["step", "own autocast"])
 @pytest.mark.parametrize("at", [0, 1, 5])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_one_bad_batch_costs_one_step(kind: str, at: int, own_loop: bool) -> None:
+@pytest.mark.parametrize("fused", [False, True], ids=["host", "device"])
+def test_one_bad_batch_costs_one_step(kind: str, at: int, own_loop: bool, fused: bool) -> None:
     good = [torch.randn(2, 5, 4) for _ in range(8)]
-    applied, with_bad = run(kind, [*good[:at], BAD, *good[at:]], own_loop=own_loop)
+    batches = [*good[:at], BAD, *good[at:]]
+    applied, with_bad = run(kind, batches, own_loop=own_loop, fused=fused)
     assert applied == [index != at for index in range(9)]
-    _, without = run(kind, good, own_loop=own_loop)
+    _, without = run(kind, good, own_loop=own_loop, fused=fused)
     assert all(torch.equal(a, b) for a, b in zip(with_bad, without, strict=True))
 
 
@@ -195,3 +198,40 @@ def test_a_first_hidden_state_is_removed() -> None:
     model.h = torch.ones(3)
     tensors.restore()
     assert model.h is None
+
+
+class Elman(nn.Module):
+    """A recurrence whose state is half under autocast."""
+
+    h: Any
+    extra: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.back, self.h = nn.Linear(4, 4), nn.Linear(4, 4), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.cell(x)
+        y = y if self.h is None else torch.tanh(y + self.back(self.h))
+        self.h = y.detach()
+        return y
+
+
+def test_a_repeat_after_a_step_in_half_gets_its_hidden_state_in_fp32() -> None:
+    torch.manual_seed(0)
+    model = Elman()
+    config = {**SMALL, "skip": {"on_nonfinite": "retry_fp32"}}
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), config)
+    model.extra = torch.ones(2, dtype=torch.float16)
+    assert guard.step(loss_fn, torch.randn(2, 4)).action == "apply"
+    assert model.h.dtype is torch.float16
+
+    def breaks_in_half(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        loss: Tensor = y.float().square().mean()
+        return loss + (torch.inf if y.dtype == torch.float16 else 0.0)
+
+    assert guard.step(breaks_in_half, torch.randn(2, 4)).action == "retry_fp32"
+    assert model.h.dtype is torch.float32
+    assert model.extra.dtype is torch.float16, "what the step did not replace is as it was"
+    assert guard.step(loss_fn, torch.randn(2, 4)).action == "apply"

@@ -9,12 +9,14 @@ needed to put it back, so nothing is copied. Tensors that turn out to be written
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from halfguard.guard.stepping.buffers import Buffers, Registry
+from halfguard.precision.modes import HALF_DTYPES
 
 # Steps: attributes may appear at any time, and a hidden state is often None before the first step.
 _SCAN_FIRST, _SCAN_EVERY = 3, 128
@@ -56,17 +58,20 @@ class ModuleTensors:
         if before:
             self._track_written(before)
 
-    def restore(self) -> None:
+    def restore(
+        self, references: Sequence[Reference] | None = None, *, poisoned_only: bool = False
+    ) -> None:
         """Put back what the step replaced; a tensor of another shape only if it is not finite.
 
-        A cache that grew in the forward pass stays: other attributes may tell its size.
+        A cache that grew in the forward pass stays: other attributes may tell its size. With
+        ``poisoned_only``, the steps since then may be good, and only what is not finite is put back.
         """
-        for registry, name, old, _ in self.references:
+        for registry, name, old, _ in self.references if references is None else references:
             new = registry.get(name, _MISSING)
             if new is old:
                 continue
             same = self._is_first(registry) if old is None else _same_shapes(old, new)
-            if same or (_finite(old) and not _finite(new)):
+            if (same and not poisoned_only) or (_finite(old) and not _finite(new)):
                 registry[name] = old
 
     def _is_first(self, registry: Registry) -> bool:
@@ -77,12 +82,25 @@ class ModuleTensors:
             for name, value in registry.items()
         )
 
-    def restore_nonfinite(self, references: Sequence[Reference]) -> None:
-        """Put back finite tensors of an earlier step where the present ones are not finite."""
-        for registry, name, old, _ in references:
-            new = registry.get(name, _MISSING)
-            if new is not old and _finite(old) and not _finite(new):
-                registry[name] = old
+    @contextmanager
+    def in_fp32(self) -> Iterator[None]:
+        """Run the block with 16-bit tensors, such as a hidden state, in float32.
+
+        What the block does not replace is 16-bit again afterwards.
+        """
+        cast = [
+            (registry, name, value, _to_fp32(value))
+            for registry, name, value, _ in self.references
+            if any(tensor.dtype in HALF_DTYPES for tensor in _tensors(value))
+        ]
+        for registry, name, _, wide in cast:
+            registry[name] = wide
+        try:
+            yield
+        finally:
+            for registry, name, value, wide in cast:
+                if registry.get(name) is wide:
+                    registry[name] = value
 
     def _track_written(self, before: list[Reference]) -> None:
         earlier = {
@@ -115,6 +133,12 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (tuple, list)):
         return [tensor for item in value for tensor in _tensors(item)]
     return [value] if isinstance(value, Tensor) else []
+
+
+def _to_fp32(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_to_fp32, value))
+    return value.float() if value.dtype in HALF_DTYPES else value
 
 
 def _has_graph(value: Any) -> bool:

@@ -36,7 +36,7 @@ from halfguard.guard.gradients import Gradients, measure
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
-from halfguard.guard.stepping.module_tensors import ModuleTensors
+from halfguard.guard.stepping.module_tensors import ModuleTensors, Reference
 from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import full_precision, without_autocast
@@ -260,7 +260,7 @@ class Stepper:
         """Run the whole step again in FP32: same batches, random state and buffers, no loss scale."""
         narrow_again = disable_fsdp_mixed_precision(self.model)
         try:
-            with frozen_half_weights_in_fp32(self.model):
+            with frozen_half_weights_in_fp32(self.model), self.module_tensors.in_fp32():
                 parts = [
                     self._repeat(micro, index) for index, micro in enumerate(batches.micro_batches)
                 ]
@@ -327,6 +327,14 @@ class Stepper:
         self.buffers.restore()
         self.module_tensors.restore()
         self.clear()
+
+    def restore_module_tensors(
+        self, references: Sequence[Reference], *, poisoned_only: bool
+    ) -> None:
+        """Put back what a bad step replaced, if the device alone decided it."""
+        self.module_tensors.restore(references, poisoned_only=poisoned_only)
+        if self._keeps_at_end:
+            self.module_tensors.keep()
 
     def _end(self) -> None:
         self.clear()

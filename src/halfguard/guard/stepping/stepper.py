@@ -58,6 +58,8 @@ class Stepper:
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
         self.module_tensors = ModuleTensors(model, self.buffers, enabled=config.buffers != "none")
+        # A backward pass has begun, or a forward pass after others that held their gradients back.
+        self._sync_begun = False
         self._backward_checked = False  # for an optimizer that steps inside it
         self._first_weight = next(model.parameters())  # a step changes it, and loading a checkpoint
         self._keeps_at_end = False  # a loop's forward pass began before the guard knew of it
@@ -89,8 +91,9 @@ class Stepper:
         """Return the context for one micro-batch: ranks reduce gradients with the last one only."""
         if self.config.accumulate == 1 or self.single_rank:
             return nullcontext()
-        batches.gradients_held_back = self._holds_back(len(batches.micro_batches))
-        return self._wrappers.defer_gradient_sync(batches.gradients_held_back)
+        batches.gradients_held_back = held_back = self._holds_back(len(batches.micro_batches))
+        self._sync_begun = not held_back
+        return self._wrappers.defer_gradient_sync(held_back)
 
     def _holds_back(self, index: int) -> bool:
         # Master weights collect gradients after each micro-batch, and need them averaged.
@@ -161,7 +164,7 @@ class Stepper:
         batches.add(self.scaler.last_loss, micro)
         if len(batches.micro_batches) == self._expected:
             self._announce(batches, check=check)
-        scaled.backward(retain_graph=retain_graph)
+        self._run_backward(scaled, retain_graph=retain_graph)
         self._raise_if_stepped_in_backward()
         if self.config.accumulate > 1:
             for optimizer in self.optimizers:
@@ -280,12 +283,19 @@ class Stepper:
         restore_random_state(micro.rng)
         for generator, state in micro.own_generators:
             set_generator_state(generator, state)
-        with self._wrappers.defer_gradient_sync(self._holds_back(index)):
+        held_back = self._holds_back(index)
+        self._sync_begun = self.config.accumulate > 1 and not held_back
+        with self._wrappers.defer_gradient_sync(held_back):
             with full_precision(self.device.type), without_autocast():
                 part = trainable_loss(micro.loss_fn(self.model, micro.batch))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
-            part.backward()  # type: ignore[no-untyped-call]
+            self._run_backward(part)
         return part.detach()
+
+    def _run_backward(self, loss: Any, *, retain_graph: bool = False) -> None:
+        self._sync_begun = True
+        loss.backward(retain_graph=retain_graph)
+        self._sync_begun = False
 
     def apply_repeated(self, gradients: Gradients) -> None:
         """Clip and step with the gradients of a repeated step, which are not scaled."""
@@ -321,6 +331,9 @@ class Stepper:
     def discard(self) -> None:
         """Remove every trace of a step that is abandoned."""
         self._consensus.discard()
+        if self._sync_begun:
+            self._wrappers.reset()
+            self._sync_begun = False
         self._wrappers.drop_gradients()
         self.scaler.abandon_step()
         self._stepped.clear()

@@ -147,6 +147,9 @@ def test_tensors_written_in_place_are_copied_once_that_was_seen(name: str) -> No
         tensors.keep()
         buffers.keep()
         getattr(model, name).fill_(value)
+        if value == 0:
+            tensors.track_written()
+            tensors.track_written()
     tensors.keep()
     buffers.keep()
     getattr(model, name).fill_(torch.nan)

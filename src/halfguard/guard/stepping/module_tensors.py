@@ -49,14 +49,11 @@ class ModuleTensors:
             self._places = [(r, name) for r, name in found if (id(r), name) not in tracked]
             self._attributes = {id(r): dict(r) for r, name in self._places if r[name] is None}
         self._steps += 1
-        before = self.references
         self.references = [
             (registry, name, value, _version(value))
             for registry, name in self._places
             if not _has_graph(value := registry.get(name, _MISSING))
         ]
-        if before:
-            self._track_written(before)
 
     def restore(
         self, references: Sequence[Reference] | None = None, *, poisoned_only: bool = False
@@ -102,15 +99,20 @@ class ModuleTensors:
                 if registry.get(name) is wide:
                     registry[name] = value
 
-    def _track_written(self, before: list[Reference]) -> None:
-        earlier = {
-            (id(registry), name): (value, version) for registry, name, value, version in before
-        }
-        for registry, name, value, version in self.references:
-            old, old_version = earlier.get((id(registry), name), (None, 0))
-            if value is old and version != old_version and isinstance(value, Tensor):
-                self._buffers.track(registry, name)
-                self._places.remove((registry, name))
+    def track_written(self) -> None:
+        """Let ``Buffers`` copy, from the next step on, the tensors that this step has written in place."""
+        written = [
+            (registry, name)
+            for registry, name, value, version in self.references
+            if version != _version(value) and registry.get(name) is value
+        ]
+        if not written:
+            return
+        for registry, name in written:
+            self._buffers.track(registry, name)
+        gone = {(id(registry), name) for registry, name in written}
+        self._places = [(r, name) for r, name in self._places if (id(r), name) not in gone]
+        self.references = [ref for ref in self.references if (id(ref[0]), ref[1]) not in gone]
 
 
 def _find(model: nn.Module, *, with_none: bool) -> Iterator[tuple[Registry, str]]:

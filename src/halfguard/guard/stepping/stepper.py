@@ -207,6 +207,7 @@ class Stepper:
         if not self._consensus.has_sum_of(batches.loss):
             self._announce(batches, check=check)
         self._expected = len(batches.micro_batches)
+        self.module_tensors.track_written()
         seen = self._consensus.agree(batches.loss, gradients, overflow)
         if not self._consensus.single_rank:
             self.scaler.note_agreed_loss(seen.loss)

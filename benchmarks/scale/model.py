@@ -87,9 +87,8 @@ def _kept_bytes(tensors: int) -> tuple[int, int, int]:
 
 
 def _row(tensors: int) -> Row:
-    torch.manual_seed(0)
-    operations, syncs = added(tensors, "AdamW foreach")
     weights, incident, snapshot = _kept_bytes(tensors)
+    operations, syncs = added(tensors, "AdamW foreach")
     return {
         "parameter tensors": tensors,
         "operations the guard adds": operations,
@@ -103,4 +102,7 @@ def _row(tensors: int) -> Row:
 
 
 def tables(counts: Sequence[int] = (20, 200, 2000)) -> list[Table]:
-    return [Table("One rank, layers of 4 by 4", [_row(tensors) for tensors in counts])]
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        rows = [_row(tensors) for tensors in counts]
+    return [Table("One rank, layers of 4 by 4", rows)]

@@ -145,7 +145,7 @@ def test_what_is_not_installed_is_answered_with_the_pip_command(
     ("arguments", "message"),
     [
         (["gone.yaml"], "gone.yaml"),
-        (["spec.yaml", "--executor", "slurm"], "slurm"),
+        (["spec.yaml", "--executor", "kubernetes"], "kubernetes"),
         (["bad.yaml"], "thresholds.pas"),
         (["approve", ".", "--by", "Ada"], "verdict.json"),
     ],

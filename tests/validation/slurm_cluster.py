@@ -60,9 +60,12 @@ _NODE = (
 
 
 def has_slurm() -> bool:
-    """Debian keeps the daemons in ``/usr/sbin``, which is not on every user's path."""
-    os.environ["PATH"] = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    return all(shutil.which(name) for name in DAEMONS)
+    return all(_find(name) for name in DAEMONS)
+
+
+def _find(name: str) -> str | None:
+    """Find a program; Debian keeps daemons in ``/usr/sbin``, which is not on every user's path."""
+    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
 class SlurmCluster:
@@ -117,8 +120,11 @@ class SlurmCluster:
         daemon.wait()
 
     def _start(self, name: str, *command: str) -> None:
+        program, *arguments = command
         with (self.folder / f"{name}.out").open("ab") as out:
-            self._daemons[name] = subprocess.Popen(command, stdout=out, stderr=out)
+            self._daemons[name] = subprocess.Popen(
+                [_find(program) or program, *arguments], stdout=out, stderr=out
+            )
 
     def _await_nodes(self) -> None:
         give_up, idle = time.monotonic() + 60, ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]

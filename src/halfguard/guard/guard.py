@@ -27,6 +27,7 @@ from halfguard.errors import UsageError
 from halfguard.guard import policy
 from halfguard.guard.agreement.fault_report import investigate
 from halfguard.guard.config import GuardConfig
+from halfguard.guard.evidence import explain
 from halfguard.guard.halt_message import describe_recovery, halt_error
 from halfguard.guard.protocols import Scheduler, WeightAverage
 from halfguard.guard.recorder import Recorder, StepReport
@@ -270,11 +271,7 @@ class Guard:
         return run is not None
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        remembered: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in state["policy"].items()
-        }
-        self._policy = policy.PolicyState(**remembered)
+        self._policy = policy.PolicyState.load(state["policy"])
         self._recorder.tally.load_state_dict(state["tally"])
         counters = state["counters"]
         self.epoch, self.step_index = counters["epoch"], counters["step"]
@@ -414,11 +411,13 @@ class Guard:
         if divergence is not None and decision.action is Action.SKIP:
             self._stepper.replicas.copy_from_majority(divergence)
         if decision.action is Action.RETRY:
-            decision, seen = self._retry(decision, seen, report)
+            decision, seen = self._retry(seen, report)
         elif report.holds_scale:
             self._stepper.release_scale(is_cause=True)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
             decision = replace(decision, action=Action.HALT)
+        if decision.scale is not None and not self._batches.micro_batches:
+            self.scaler.update(decision.scale)
         report.outcome.set_decision(decision, seen)
         if self._pending.lag and cause is not None:
             self._scheduler_and_ema.undo_early_step(report.turn)
@@ -426,7 +425,8 @@ class Guard:
         row = self._recorder.note(decision, seen, report, self._note(decision, report))
         if row is not None and decision.action is Action.HALT:
             self._recorder.journal.flush()
-            raise halt_error(row, streak=self._policy.streak)
+            explanation = explain(decision, seen, report.outcome.fault_report, self.config)
+            raise halt_error(row, explanation, row.batches, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision)
 
@@ -434,24 +434,28 @@ class Guard:
         self, cause: Cause, seen: policy.Signals, report: StepReport
     ) -> policy.Signals:
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
-        inquest = investigate(cause, report.batches, gradients, replicas, self.config.ignore_index)
-        report.outcome.set_fault_report(inquest)
-        return replace(seen, batch_ok=inquest.batch_ok, majority=inquest.source is not None)
+        model, ignored = unwrap_model(self.model), self.config.ignore_index
+        found = investigate(cause, report.batches, gradients, replicas, model, ignored)
+        report.outcome.fault_report = found
+        return replace(
+            seen,
+            weights_ok=found.bad_weight is None,
+            batch_ok=found.batch_fault is None,
+            majority=found.source is not None,
+        )
 
     def _retry(
-        self, decision: policy.Decision, seen: policy.Signals, report: StepReport
+        self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
-        assert decision.cause is not None  # noqa: S101 - a retry has a cause
         if report.batches.changed_in_place:
-            return self._skip_unrepeatable(decision.cause, seen, report)
+            return self._skip_unrepeatable(seen, report)
         applied = False
         try:
             row, gradients = self._stepper.repeat(report.batches)
-            again = replace(read_signals(row.tolist(), report.limits), batch_ok=seen.batch_ok)
+            again = read_signals(row.tolist(), report.limits)
+            again = replace(again, weights_ok=seen.weights_ok, batch_ok=seen.batch_ok)
             in_fp32 = policy.find_cause(again)
-            decision, self._policy = policy.decide_retried(
-                self._policy, again, decision.cause, self.config
-            )
+            decision, self._policy = policy.decide_retried(self._policy, again, seen, self.config)
             if decision.action is Action.RETRY:
                 self._stepper.apply_repeated(gradients)
                 applied = True
@@ -467,7 +471,7 @@ class Guard:
         return decision, replace(again, scale=seen.scale)
 
     def _skip_unrepeatable(
-        self, cause: Cause, seen: policy.Signals, report: StepReport
+        self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         """Skip a step whose batch the loss function changed in place; copy batches from now on."""
         if not self._copies_batches:
@@ -477,7 +481,7 @@ class Guard:
                 report.step,
             )
         self._copies_batches = True
-        decision, self._policy = policy.decide_retried(self._policy, seen, cause, self.config)
+        decision, self._policy = policy.decide_unrepeated(self._policy, seen, self.config)
         self._stepper.release_scale(is_cause=True)
         return decision, seen
 
@@ -487,17 +491,19 @@ class Guard:
         for values, report in self._pending.pop_due(everything=True):
             seen = read_signals(values, report.limits)
             report.outcome.set_decision(undone, seen)
-            self._recorder.note(undone, seen, report, "undone by going back")
+            self._recorder.note(undone, seen, report, "undone by the rollback")
 
     def _note(self, decision: policy.Decision, report: StepReport) -> str:
         if report.outcome.divergence is not None:
             return str(report.outcome.divergence)
         if decision.remedy is not None:
             return f"remedy: {decision.remedy}"
+        if decision.note:
+            return decision.note
         if decision.action is not Action.HALT or self.config.recovery is None:
             return ""
         if self._recovery is None or not self._recovery.ready:
-            return "There is nothing to return to: no snapshot had proved healthy yet."
+            return "There was no snapshot to roll back to: none was confirmed as good yet."
         ladder = policy.allowed_remedies(self._initial_config)
         return describe_recovery(self._policy.rollbacks, ladder[: self._policy.remedies])
 

@@ -85,7 +85,19 @@ def test_a_healthy_run_is_shown_as_good() -> None:
 
 
 def test_a_halted_run_says_so_first() -> None:
-    assert "stopped this run" in to_html(run_page(make_report([*ROWS, unusual(300, Action.HALT)])))
+    stop = unusual(300, Action.HALT, evidence="The loss was NaN.")
+    page = to_html(run_page(make_report([*ROWS, stop])))
+    assert "The guard stopped this run. The loss was NaN." in page
+
+
+def test_only_a_scale_that_finds_its_level_is_harmless() -> None:
+    def is_red(**more: object) -> bool:
+        row = unusual(1, Action.SKIP, Cause.GRADIENT_OVERFLOW, **more)
+        return "bad" in to_html(run_page(RunReport.of("a", [row]))).split("Unusual steps")[1]
+
+    assert not is_red(routine=True)
+    assert not is_red()  # of a journal that does not tell
+    assert is_red(evidence="Gradients held NaN at every loss scale.")
 
 
 def test_nothing_yet() -> None:

@@ -26,8 +26,9 @@ from torch.optim import Optimizer
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard import policy
-from halfguard.guard.agreement.fault_report import investigate
+from halfguard.guard.agreement.fault_report import batches_ok, investigate
 from halfguard.guard.config import GuardConfig
+from halfguard.guard.evidence import explain
 from halfguard.guard.halt_message import describe_recovery, halt_error
 from halfguard.guard.protocols import Scheduler, WeightAverage
 from halfguard.guard.recorder import Recorder, StepReport
@@ -293,11 +294,7 @@ class Guard:
         return run is not None
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        remembered: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in state["policy"].items()
-        }
-        self._policy = policy.PolicyState(**remembered)
+        self._policy = policy.PolicyState.load(state["policy"])
         self._recorder.tally.load_state_dict(state["tally"])
         counters = state["counters"]
         self.epoch, self.step_index = counters["epoch"], counters["step"]
@@ -387,7 +384,7 @@ class Guard:
         row, gradients = self._stepper.examine(
             optimizers, self._batches, check=self._compares_ranks
         )
-        batch_ok = partial(self._batches.batches_ok, self.config.ignore_index)
+        batch_ok = partial(batches_ok, self._batches, self.config.ignore_index)
         outcome = StepOutcome(row, limits, gradients, batch_ok)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)
@@ -433,16 +430,10 @@ class Guard:
 
     def _process(self, seen: policy.Signals, report: StepReport) -> None:
         cause = policy.find_cause(seen)
-        if cause is not None:
+        if cause is None:
+            self._follow_applied(seen, report)
+        else:
             seen = self._investigate(cause, seen, report)
-        elif not self._pending.lag:
-            self._advance(report.turn)
-        if cause is None and not seen.statistics_finite:
-            self._repair_statistics(report)
-        if cause is not None:
-            self._stepper.restore_module_tensors(
-                report.module_tensors, poisoned_only=bool(self._pending.lag)
-            )
         decision, self._policy = policy.decide(self._policy, seen, self.config)
         if cause is not None:
             exact = not self._pending.lag
@@ -453,11 +444,13 @@ class Guard:
         if divergence is not None and decision.action is Action.SKIP:
             self._stepper.replicas.copy_from_majority(divergence)
         if decision.action is Action.RETRY:
-            decision, seen = self._retry(decision, seen, report)
+            decision, seen = self._retry(seen, report)
         elif report.holds_scale:
             self._stepper.release_scale(is_cause=True)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
             decision = replace(decision, action=Action.HALT)
+        if decision.scale is not None and not self._batches.micro_batches:
+            self.scaler.update(decision.scale)
         report.outcome.set_decision(decision, seen)
         if self._pending.lag and cause is not None:
             self._scheduler_and_ema.undo_early_step(report.turn)
@@ -465,9 +458,16 @@ class Guard:
         row = self._recorder.note(decision, seen, report, self._note(decision, report))
         if row is not None and decision.action is Action.HALT:
             self._recorder.journal.flush()
-            raise halt_error(row, streak=self._policy.streak)
+            explanation = explain(decision, seen, report.outcome.fault_report, self.config)
+            raise halt_error(row, explanation, row.batches, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision)
+
+    def _follow_applied(self, seen: policy.Signals, report: StepReport) -> None:
+        if not self._pending.lag:
+            self._advance(report.turn)
+        if not seen.statistics_finite:
+            self._repair_statistics(report)
 
     def _repair_statistics(self, report: StepReport) -> None:
         if not self._pending.lag:  # otherwise the device has done it
@@ -483,25 +483,31 @@ class Guard:
     def _investigate(
         self, cause: Cause, seen: policy.Signals, report: StepReport
     ) -> policy.Signals:
+        poisoned_only = bool(self._pending.lag)  # the steps since then may be good
+        self._stepper.restore_module_tensors(report.module_tensors, poisoned_only=poisoned_only)
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
-        inquest = investigate(cause, report.batches, gradients, replicas, self.config.ignore_index)
-        report.outcome.set_fault_report(inquest)
-        return replace(seen, batch_ok=inquest.batch_ok, majority=inquest.source is not None)
+        model, ignored = unwrap_model(self.model), self.config.ignore_index
+        found = investigate(cause, report.batches, gradients, replicas, model, ignored)
+        report.outcome.fault_report = found
+        return replace(
+            seen,
+            weights_ok=found.bad_weight is None,
+            batch_ok=found.batch_fault is None,
+            majority=found.source is not None,
+        )
 
     def _retry(
-        self, decision: policy.Decision, seen: policy.Signals, report: StepReport
+        self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
-        assert decision.cause is not None  # noqa: S101 - a retry has a cause
         if report.batches.changed_in_place:
-            return self._skip_unrepeatable(decision.cause, seen, report)
+            return self._skip_unrepeatable(seen, report)
         applied = False
         try:
             row, gradients = self._stepper.repeat(report.batches)
-            again = replace(read_signals(row.tolist(), report.limits), batch_ok=seen.batch_ok)
+            again = read_signals(row.tolist(), report.limits)
+            again = replace(again, weights_ok=seen.weights_ok, batch_ok=seen.batch_ok)
             in_fp32 = policy.find_cause(again)
-            decision, self._policy = policy.decide_retried(
-                self._policy, again, decision.cause, self.config
-            )
+            decision, self._policy = policy.decide_retried(self._policy, again, seen, self.config)
             if decision.action is Action.RETRY:
                 self._stepper.apply_repeated(gradients)
                 applied = True
@@ -517,7 +523,7 @@ class Guard:
         return decision, replace(again, scale=seen.scale)
 
     def _skip_unrepeatable(
-        self, cause: Cause, seen: policy.Signals, report: StepReport
+        self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         """Skip a step whose batch the loss function changed in place; copy batches from now on."""
         if not self._copies_batches:
@@ -527,7 +533,7 @@ class Guard:
                 report.step,
             )
         self._copies_batches = True
-        decision, self._policy = policy.decide_retried(self._policy, seen, cause, self.config)
+        decision, self._policy = policy.decide_unrepeated(self._policy, seen, self.config)
         self._stepper.release_scale(is_cause=True)
         return decision, seen
 
@@ -537,17 +543,19 @@ class Guard:
         for values, report in self._pending.pop_due(everything=True):
             seen = read_signals(values, report.limits)
             report.outcome.set_decision(undone, seen)
-            self._recorder.note(undone, seen, report, "undone by going back")
+            self._recorder.note(undone, seen, report, "undone by the rollback")
 
     def _note(self, decision: policy.Decision, report: StepReport) -> str:
         if report.outcome.divergence is not None:
             return str(report.outcome.divergence)
         if decision.remedy is not None:
             return f"remedy: {decision.remedy}"
+        if decision.note:
+            return decision.note
         if decision.action is not Action.HALT or self.config.recovery is None:
             return ""
         if self._recovery is None or not self._recovery.ready:
-            return "There is nothing to return to: no snapshot had proved healthy yet."
+            return "There was no snapshot to roll back to: none was confirmed as good yet."
         ladder = policy.allowed_remedies(self._initial_config)
         return describe_recovery(self._policy.rollbacks, ladder[: self._policy.remedies])
 

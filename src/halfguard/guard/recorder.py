@@ -13,7 +13,8 @@ from torch import nn
 
 from halfguard.dist.collectives import rank, world_size
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.policy import Decision, Signals, StepLimits, is_scale_calibration
+from halfguard.guard.evidence import explain
+from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.module_tensors import Reference
 from halfguard.guard.stepping.outcome import StepOutcome
@@ -39,8 +40,13 @@ class StepReport:
     module_tensors: tuple[Reference, ...] = ()  # that modules held before the step
     holds_scale: bool = False  # the loss scale waits for the result of the retry
 
-    def row(self, decision: Decision, seen: Signals, note: str = "") -> StepRow:
+    def row(
+        self, decision: Decision, seen: Signals, config: GuardConfig, note: str = ""
+    ) -> StepRow:
         """Return the step in full, for the journal."""
+        found = self.outcome.fault_report
+        known = found is not None and not decision.routine
+        evidence = explain(decision, seen, found, config).evidence if known else ""
         return StepRow(
             step=self.step,
             epoch=self.epoch,
@@ -53,6 +59,8 @@ class StepReport:
             culprits=self.outcome.culprits,
             batches=self.batches.descriptions(),
             ranks=self.outcome.ranks,
+            evidence=evidence,
+            routine=decision.routine,
             note=note,
         )
 
@@ -96,13 +104,15 @@ class Recorder:
         if decision.cause is None:
             self.journal.add_healthy_step(report.step, seen.loss, seen.grad_norm, seen.scale)
             return None
-        row = report.row(decision, seen, note)
+        row = report.row(decision, seen, self.config, note)
         self.journal.add_unusual_step(row)
         # A retried step was repaired at once, and scale calibration is part of every healthy run: no warning.
-        routine = decision.action is Action.RETRY or is_scale_calibration(seen, self.config)
+        routine = decision.action is Action.RETRY or decision.routine
         level = logging.INFO if routine or rank() else logging.WARNING
         culprits = ", ".join(row.culprits)
         logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, culprits)
+        if decision.note and not rank():
+            logger.warning("step %d: %s", row.step, decision.note)
         return row
 
     def capture(
@@ -117,7 +127,7 @@ class Recorder:
     ) -> None:
         """Capture an incident, before a retry or a rollback changes the weights."""
         # Scale calibration is not an incident; every healthy run begins with it.
-        if self.incidents is None or decision.cause is None or is_scale_calibration(seen, config):
+        if self.incidents is None or decision.cause is None or decision.routine:
             return
         if rank() not in (report.outcome.ranks or (0,)):
             return
@@ -126,7 +136,7 @@ class Recorder:
         # Only this rank's own loss can be repeated elsewhere; gradients were averaged over all ranks.
         mine = seen if alone else replace(seen, loss=report.batches.local_loss)
         moment = BadStep(
-            step=report.row(decision, mine),
+            step=report.row(decision, mine, config),
             micro_batches=[
                 (m.batch, portable_random_state(m.rng), m.about)
                 for m in report.batches.micro_batches

@@ -11,7 +11,10 @@ from halfguard.records.base import Record
 
 
 class Cause(StrEnum):
-    """The reason why a step was unusual, with a description and what to do if it stops a run."""
+    """The reason why a step was unusual, with a description and what to do if it stops a run.
+
+    Both hold for every step with this cause; ``guard.evidence`` adds what was seen at one step.
+    """
 
     description: str
     advice: str
@@ -21,26 +24,24 @@ class Cause(StrEnum):
         member._value_, member.description, member.advice = value, description, advice
         return member
 
+    BAD_WEIGHTS = (
+        "bad_weights",
+        "the weights were not finite before the step",
+        "Return to a checkpoint from before: no step repairs weights that are NaN or infinite.",
+    )
     FORWARD_OVERFLOW = (
         "forward_overflow",
         "the loss was not finite before it was scaled",
-        (
-            "A smaller loss scale does not help. Keep the overflowing module in FP32, or set "
-            "skip.on_nonfinite to 'retry_fp32'; if FP32 is not finite either, look for log(0), 0/0 or a "
-            "learning rate that is too high."
-        ),
+        "Find the operation: halfguard replay INCIDENT, or halfguard.find_first_nonfinite.",
     )
     GRADIENT_OVERFLOW = (
         "gradient_overflow",
         "the loss was finite, the gradients were not",
-        (
-            "The scale is at its floor, so the gradients themselves leave the range of half: keep the layers "
-            "of these parameters in FP32, or lower the learning rate."
-        ),
+        "Find the operation: halfguard replay INCIDENT, or halfguard.find_first_nonfinite.",
     )
     BAD_BATCH = (
         "bad_batch",
-        "the batch itself was bad: inputs not finite, or every label ignored",
+        "the batch itself was bad: not finite, every label ignored, or a row fully masked",
         "Look at these samples in the data; remove or repair them there.",
     )
     GRADIENT_SPIKE = (
@@ -97,6 +98,8 @@ class StepRow(Record):
     culprits: tuple[str, ...] = Field(default=(), description="parameters, worst first")
     batches: tuple[str, ...] = Field(default=(), description="descriptions of the batches")
     ranks: tuple[int, ...] = Field(default=(), description="ranks where it began, if known")
+    evidence: str = Field(default="", description="what was seen, in one or two sentences")
+    routine: bool = Field(default=False, description="the loss scale found its level")
     note: str = ""
 
 

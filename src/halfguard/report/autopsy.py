@@ -60,6 +60,8 @@ def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
             ".",
         ]
     )
+    if step.evidence:
+        yield Text([step.evidence])
     if step.culprits:
         which = "Largest" if math.isfinite(step.grad_norm) else "Non-finite"
         yield Text([f"{which} gradients: ", *_join([Mono(c) for c in step.culprits], ", "), "."])

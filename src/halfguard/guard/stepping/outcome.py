@@ -35,17 +35,13 @@ class StepOutcome:
         self._batch_ok = batch_ok  # reads the batch: asked only if the loss is not finite
         self._decision: Decision | None = None
         self._known_signals: Signals | None = None
-        self._fault_report: FaultReport | None = None
+        self.fault_report: FaultReport | None = None  # the findings of all ranks about a bad step
 
     def set_decision(self, decision: Decision, seen: Signals) -> None:
         """Set the decision of the policy."""
         self._decision = decision
         self._known_signals = seen
         self._batch_ok = None  # it holds the batch
-
-    def set_fault_report(self, inquest: FaultReport) -> None:
-        """Set the findings of all ranks about a bad step."""
-        self._fault_report = inquest
 
     @property
     def _signals(self) -> Signals | None:
@@ -110,19 +106,19 @@ class StepOutcome:
         """Parameters with the worst gradients, worst first; empty for an ordinary step."""
         if self.cause is None or self._gradients is None:
             return ()
-        if self._fault_report is not None:
-            return self._fault_report.culprits
+        if self.fault_report is not None:
+            return self.fault_report.culprits
         return worst_parameters(self._gradients)  # not decided yet: as this rank sees it
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks on which the fault arose, if there are several and they are known."""
-        return () if self._fault_report is None else self._fault_report.ranks
+        return () if self.fault_report is None else self.fault_report.ranks
 
     @property
     def divergence(self) -> Divergence | None:
         """The ranks that hold different bits, if ranks that must be equal were found to differ."""
-        return None if self._fault_report is None else self._fault_report.divergence
+        return None if self.fault_report is None else self.fault_report.divergence
 
     def __repr__(self) -> str:
         why = f", cause={self.cause}" if self.cause is not None else ""

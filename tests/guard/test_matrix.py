@@ -108,7 +108,6 @@ def test_a_refusal_after_weights_have_changed_is_a_third_outcome(
     assert "after weights had changed" in judge("late", "SGD", "healthy")
 
 
-@pytest.mark.xfail(reason="Guard takes one optimizer only if it is a torch.optim.Optimizer")
 def test_a_wrapper_that_is_no_optimizer_is_guarded_without_a_list() -> None:
     schedulefree = pytest.importorskip("schedulefree")
     model = nn.Linear(4, 1)

@@ -96,7 +96,7 @@ class Guard:
         entry: str = "",
     ) -> None:
         self.model = model
-        self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.optimizers = _as_list(optimizer)
         self.config = self._initial_config = GuardConfig.load(config)
         self._scheduler_and_ema = SchedulerAndEma(model, self.optimizers, scheduler, ema)
         raise_if_unsupported(model, self.optimizers)
@@ -570,3 +570,8 @@ class Guard:
             self._recovery.applied()
         else:
             self._recovery.bad()
+
+
+def _as_list(optimizer: Any) -> list[Optimizer]:
+    """Return one optimizer or several as a list; a wrapper need not be a ``torch.optim.Optimizer``."""
+    return [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)

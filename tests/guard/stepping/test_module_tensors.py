@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -203,11 +203,16 @@ def test_a_first_hidden_state_is_removed() -> None:
     assert model.h is None
 
 
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
 class Elman(nn.Module):
     """A recurrence whose state is half under autocast."""
 
     h: Any
-    extra: Tensor
+    extra: Pair
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +230,7 @@ def test_a_repeat_after_a_step_in_half_gets_its_hidden_state_in_fp32() -> None:
     model = Elman()
     config = {**SMALL, "skip": {"on_nonfinite": "retry_fp32"}}
     guard = Guard(model, SGD(model.parameters(), lr=0.1), config)
-    model.extra = torch.ones(2, dtype=torch.float16)
+    model.extra = Pair(torch.ones(2, dtype=torch.float16), torch.ones(1))
     assert guard.step(loss_fn, torch.randn(2, 4)).action == "apply"
     assert model.h.dtype is torch.float16
 
@@ -236,5 +241,5 @@ def test_a_repeat_after_a_step_in_half_gets_its_hidden_state_in_fp32() -> None:
 
     assert guard.step(breaks_in_half, torch.randn(2, 4)).action == "retry_fp32"
     assert model.h.dtype is torch.float32
-    assert model.extra.dtype is torch.float16, "what the step did not replace is as it was"
+    assert model.extra.first.dtype is torch.float16, "what the step did not replace is as it was"
     assert guard.step(loss_fn, torch.randn(2, 4)).action == "apply"

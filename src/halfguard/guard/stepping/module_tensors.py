@@ -139,7 +139,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _to_fp32(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
-        return type(value)(map(_to_fp32, value))
+        parts = map(_to_fp32, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value.float() if value.dtype in HALF_DTYPES else value
 
 

@@ -98,6 +98,7 @@ def _run(linter: Linter, paths: list[Path]) -> list[FileResult]:
     from halfguard.lint.run import run_files  # noqa: PLC0415
 
     files = find_files(paths, linter.settings)
+    linter = linter.with_project_of(paths[0])
     with _progress(len(files)) as advance:
         return list(run_files(linter, files, advance=advance))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from halfguard.lint.match import Fix, Match, Span
+from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import ByteSearch, Meta, Rule
 from halfguard.lint.settings import Settings
@@ -47,7 +48,7 @@ class Diagnostic:
 
 
 def lint_bytes(
-    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...]
+    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], project: Project = UNKNOWN
 ) -> list[Diagnostic]:
     """Return the findings of one file, sorted by position."""
     language = "yaml" if Path(path).suffix in {".yaml", ".yml"} else "python"
@@ -57,7 +58,11 @@ def lint_bytes(
     search = ByteSearch(data)
     if language == "python" and not search.contains_any(_LIBRARIES):
         return []
-    active = [r for r in rules if r.meta.language == language and r.could_match(search)]
+    active = [
+        r
+        for r in rules
+        if r.meta.language == language and r.applies_to(project) and r.could_match(search)
+    ]
     if not active:
         return []
     ignored = settings.ignored_in(path)
@@ -66,7 +71,10 @@ def lint_bytes(
         return _unreadable(Source(""), path, "it is a table of data rather than code", 1, rules)
     try:
         source = Source.decode(data)
-        found = _run_python(source, active) if language == "python" else _run_yaml(source, active)
+        if language == "python":
+            found = _run_python(source, active, path, project)
+        else:
+            found = _run_yaml(source, active, project)
     except UnreadableError as error:
         return _unreadable(Source(""), path, str(error), 1, rules)
     except SyntaxError as error:
@@ -104,14 +112,16 @@ def parse(source: Source) -> ast.Module:
         return ast.parse(source.text)
 
 
-def _run_python(source: Source, rules: list[Rule]) -> list[tuple[Rule, Match]]:
+def _run_python(
+    source: Source, rules: list[Rule], path: str, project: Project
+) -> list[tuple[Rule, Match]]:
     with _no_garbage_collection():
-        file = PythonFile(source, parse(source))
+        file = PythonFile(source, parse(source), path, project)
     return [(r, match) for r in rules if r.check_python for match in r.check_python(file)]
 
 
-def _run_yaml(source: Source, rules: list[Rule]) -> list[tuple[Rule, Match]]:
-    file = YamlFile(source)
+def _run_yaml(source: Source, rules: list[Rule], project: Project) -> list[tuple[Rule, Match]]:
+    file = YamlFile(source, project)
     return [(r, match) for r in rules if r.check_yaml for match in r.check_yaml(file)]
 
 

@@ -113,13 +113,24 @@ class Roles:
         )
 
     def is_in_nn_module(self, node: ast.AST) -> bool:
-        """Return whether a node is in a class derived from ``nn.Module``, judged by the base's name."""
+        """Return whether a node is in a class derived from ``nn.Module``.
+
+        The name of a base shows it, or a method ``forward`` with ``self``, if bases are in other files.
+        """
         owner = self.tree.class_of(node)
-        if owner is None:
+        if owner is None or not owner.bases:
             return False
-        return any(
+        if any(
             self.tree.full_name(base).endswith(("Module", "Model", "Layer", "Loss", "Head"))
             for base in owner.bases
+        ):
+            return True
+        return any(
+            isinstance(method, ast.FunctionDef)
+            and method.name == "forward"
+            and method.args.args[:1]
+            and method.args.args[0].arg == "self"
+            for method in owner.body
         )
 
 

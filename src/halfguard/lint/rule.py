@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from halfguard.lint.match import FixKind, Match
+from halfguard.lint.project import Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.yaml_file import YamlFile
 from halfguard.records import Severity
@@ -28,6 +29,8 @@ class Meta:
     severity: Severity = "warning"
     fix: FixKind | None = None
     preview: bool = False
+    # The rule is about the range of float16, and is not run if the project never uses float16.
+    needs_half: bool = False
     language: Language = "python"
 
 
@@ -65,6 +68,9 @@ class Rule:
     @property
     def code(self) -> str:
         return self.meta.code
+
+    def applies_to(self, project: Project) -> bool:
+        return not self.meta.needs_half or project.may_train_in_half
 
     def could_match(self, search: ByteSearch) -> bool:
         """Return whether a file contains the texts that this rule needs."""

@@ -7,14 +7,15 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halfguard.lint.engine import Diagnostic, lint_bytes
 from halfguard.lint.fixes import fix_bytes
 from halfguard.lint.match import FixKind
+from halfguard.lint.project import UNKNOWN, Project, find_root, project_files, read_project
 from halfguard.lint.rule import Rule
-from halfguard.lint.settings import Settings
+from halfguard.lint.settings import DEFAULT_EXCLUDE, Settings
 
 _MIN_FILES_FOR_POOL = 60  # for fewer files, starting processes costs more than it saves
 _CHUNK = 40
@@ -37,6 +38,14 @@ class Linter:
 
     settings: Settings
     kinds: tuple[FixKind, ...] = ()
+    project: Project = UNKNOWN
+
+    def with_project_of(self, path: Path) -> Linter:
+        """Return a linter that knows how the project of a file or folder trains."""
+        root = find_root(path)
+        if root is None:
+            return self
+        return replace(self, project=read_project(project_files(root, DEFAULT_EXCLUDE)))
 
     def check_file(self, path: Path) -> FileResult:
         """Check one file, and fix it in memory."""
@@ -50,8 +59,8 @@ class Linter:
         """Check a file that is already in memory."""
         rules = _rules(self.settings)
         if not self.kinds:
-            return FileResult(path, lint_bytes(data, path, self.settings, rules))
-        fixed = fix_bytes(data, path, self.settings, rules, self.kinds)
+            return FileResult(path, lint_bytes(data, path, self.settings, rules, self.project))
+        fixed = fix_bytes(data, path, self.settings, rules, self.kinds, self.project)
         return FileResult(path, fixed.remaining, fixed.applied, data, fixed.data)
 
 

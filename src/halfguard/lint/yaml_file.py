@@ -13,6 +13,7 @@ from functools import cached_property
 import yaml
 
 from halfguard.lint.match import Match, Span
+from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.source import Source
 
 _MAX_NODES = 200_000  # aliases can expand a small file into a very large one
@@ -51,8 +52,9 @@ YamlMapping = dict[str, YamlEntry]
 class YamlFile:
     """Every mapping of a YAML file, at any depth, in all its documents."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, project: Project = UNKNOWN) -> None:
         self.source = source
+        self.project = project
 
     @cached_property
     def mappings(self) -> list[YamlMapping]:

@@ -45,13 +45,15 @@ META = Meta(
     cure="Normalize in float32, or pass an eps that float16 can represent, such as 1e-6.",
     contains=("normalize", "cosine_similarity"),
     also_contains=("half", "float16"),
+    needs_half=True,
 )
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find normalizations of float16 values."""
     for call in file.calls("normalize", "cosine_similarity"):
-        if not file.is_torch_call(call) or not call.args:
+        # Autocast runs the norm in float32, where the eps has an effect.
+        if not file.is_torch_call(call) or not call.args or file.autocast.is_on(call):
             continue
         eps = argument(call, 3, "eps")
         is_zero = underflows_half(file.constant(eps)) if eps else not has_keyword(call, "eps")

@@ -44,6 +44,7 @@ META = Meta(
     cure="Run the part that overflows in float32, or normalize its input.",
     contains=("clamp", "clip"),
     also_contains=("000", "504", "e4"),
+    needs_half=True,
 )
 
 

@@ -44,6 +44,7 @@ META = Meta(
     cure="Clip the gradient norm instead: it limits large gradients and keeps them.",
     contains=("loss",),
     also_contains=("clamp", "clip"),
+    needs_half=True,
 )
 _LOSS = re.compile(r"(^|_)loss(es)?$")
 

@@ -50,6 +50,7 @@ META = Meta(
     contains=("clamp",),
     also_contains=SMALL_CONSTANTS,
     preview=True,
+    needs_half=True,
 )
 
 

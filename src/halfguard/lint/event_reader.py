@@ -7,18 +7,23 @@ the two branches of an ``if use_amp`` never count as one path.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
 
 from halfguard.lint.conditions import condition_of
 from halfguard.lint.event import Context, Event, EventKind
-from halfguard.lint.expressions import called_name, name_of, receiver
+from halfguard.lint.expressions import argument, called_name, name_of, receiver
 from halfguard.lint.roles import Roles
 from halfguard.lint.syntax_tree import Function, SyntaxTree, parameter_names
 
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
 _STEP_METHODS = {"backward", "step", "update", "unscale_", "zero_grad", *_CLIPS}
+_NORM = re.compile(
+    r"^(get|compute|calc(ulate)?|total|log)?_?(total_|global_)?grad(ient)?_?norm$|^get_total_norm$"
+)
+_INFINITE = {"float('inf')", "math.inf", "torch.inf", "np.inf", "inf"}
 _MAX_DEPTH, _MAX_INLINED = 3, 60
 
 
@@ -34,8 +39,9 @@ class EventReader:
     def _calls_in(self) -> dict[ast.stmt, list[ast.Call]]:
         """Relevant calls by statement, in the order in which they run."""
         found: dict[ast.stmt, list[ast.Call]] = defaultdict(list)
-        local = {function.name for function in self.tree.functions}
-        for call in self.tree.calls(*_STEP_METHODS, *local):
+        names = {function.name for function in self.tree.functions} | _STEP_METHODS
+        names |= {name for name in self.tree.called_names if _NORM.search(name)}
+        for call in self.tree.calls(*names):
             statement = self.tree.statement_of(call)
             if statement is not None:
                 found[statement].append(call)
@@ -144,7 +150,9 @@ class EventReader:
     def _kind(self, call: ast.Call) -> EventKind | None:
         name, owner, roles = called_name(call), receiver(call), self.roles
         if name in _CLIPS:
-            return "clip"
+            return "gradient_norm" if self._never_clips(call) else "clip"
+        if _NORM.search(name):
+            return "gradient_norm"
         if owner is None:
             return None
         if name == "backward":
@@ -159,6 +167,11 @@ class EventReader:
         if name in {"step", "zero_grad"} and roles.is_optimizer(owner):
             return "optimizer_step" if name == "step" else "zero_grad"
         return None
+
+    def _never_clips(self, call: ast.Call) -> bool:
+        """Return whether ``clip_grad_norm_`` only measures, because its limit is infinite."""
+        limit = argument(call, 1, "max_norm")
+        return limit is not None and ast.unparse(limit).strip("'\"") in _INFINITE
 
     def _backward_kind(self, call: ast.Call, owner: ast.expr) -> EventKind | None:
         if isinstance(owner, ast.Call):

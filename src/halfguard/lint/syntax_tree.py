@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar, cast
@@ -76,6 +76,11 @@ class SyntaxTree:
     def nodes(self, kind: type[Node]) -> list[Node]:
         """Return all nodes of a type, in source order."""
         return cast("list[Node]", self._by_type.get(kind, []))
+
+    @property
+    def called_names(self) -> Iterable[str]:
+        """The last parts of all called names."""
+        return self._calls.keys()
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
         """Yield all calls whose function ends in one of these names."""

@@ -41,10 +41,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import called_name, receiver
+from halfguard.lint.expressions import called_name, receiver, string
 from halfguard.lint.match import Edit, Fix, Match, Span, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.syntax_tree import Function
 
 META = Meta(
     code="HG309",
@@ -56,38 +57,62 @@ META = Meta(
 
 
 def check(file: PythonFile) -> Iterator[Match]:
-    """Find checkpoints without the scaler."""
-    scalers = sorted(file.constructed("GradScaler"))
+    """Find checkpoints without the scaler, each once."""
+    scalers = sorted(file.roles.assigned_scalers)
     if not scalers or "scaler.state_dict" in file.source.text.lower():
         return
-    for call in file.calls("save"):
-        if file.full_name(call.func) != "torch.save" or not call.args:
+    seen: set[ast.Dict] = set()
+    for call in _saves(file):
+        state = next((d for a in call.args if (d := _dict(file, a)) is not None), None)
+        if state is None or state in seen or not _has_optimizer(file, state):
             continue
-        state = file.assigned_value(call.args[0])
-        is_available = any(_is_available(file, name, call) for name in scalers)
-        if is_available and isinstance(state, ast.Dict) and _has_optimizer(file, state):
+        if any(_is_available(file, name, call) for name in scalers):
+            seen.add(state)
             yield match_at(call, "This checkpoint contains the optimizer but not the loss scale.",
                            _fix(file, state, scalers))  # fmt: skip
 
 
+def _saves(file: PythonFile) -> Iterator[ast.Call]:
+    """Yield ``torch.save(...)`` and calls of helpers that save, such as ``save_checkpoint(...)``."""
+    for call in file.calls("save"):
+        if file.full_name(call.func) == "torch.save":
+            yield call
+    for call in file.nodes(ast.Call):
+        name = called_name(call)
+        if name != "save" and "save" in name and call.args:
+            yield call
+
+
+def _dict(file: PythonFile, node: ast.expr) -> ast.Dict | None:
+    state = file.assigned_value(node)
+    return state if isinstance(state, ast.Dict) else None
+
+
 def _is_available(file: PythonFile, name: str, call: ast.Call) -> bool:
-    """Return whether the scaler is accessible where the checkpoint is saved."""
+    """Return whether the scaler is accessible where the checkpoint is saved, or where that is called."""
     here = file.function_of(call)
-    for assigned in file.assignments[name]:
-        shared = name.startswith("self.") and file.class_of(call) is not None
-        if assigned.function in {None, here} or shared:
-            return True
-    return False
+    places = {here} | {file.function_of(c) for c in _calls_of(file, here)}
+    shared = name.startswith("self.") and file.class_of(call) is not None
+    return shared or any(a.function is None or a.function in places for a in file.assignments[name])
+
+
+def _calls_of(file: PythonFile, function: Function | None) -> list[ast.Call]:
+    if function is None:
+        return []
+    return [c for c in file.calls(function.name) if file.local_function(c) is function]
 
 
 def _has_optimizer(file: PythonFile, state: ast.Dict) -> bool:
     if any(name is None for name in state.keys):
         return False  # ** may add the scaler
+    if any("scaler" in (string(key) or "").lower() for key in state.keys):
+        return False
     return any(
         isinstance(v, ast.Call)
         and called_name(v) == "state_dict"
         and file.roles.is_optimizer(receiver(v))
-        for v in state.values
+        for value in state.values
+        for v in ast.walk(value)
     )
 
 
@@ -98,5 +123,7 @@ def _fix(file: PythonFile, state: ast.Dict, scalers: list[str]) -> Fix | None:
     here = [a.function for a in file.assignments[name]]
     if not name.startswith("self.") and None not in here and function not in here:
         return None
+    if any(not isinstance(a.value, ast.Call) for a in file.assignments[name]):
+        return None  # it may be None
     end = Span.after(state.values[-1])
     return Fix("unsafe", (Edit(end, f', "scaler": {name}.state_dict()'),))

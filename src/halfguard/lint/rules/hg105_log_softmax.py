@@ -73,7 +73,7 @@ def check(file: PythonFile) -> Iterator[Match]:
         is_module = module_class(file, softmax) == "Softmax"
         if called_name(softmax) != "softmax" and not is_module:
             continue
-        if log.has_eps and not may_be_half(file, softmax):
+        if not may_be_half(file, softmax):
             continue
         fix = None if is_module else _fix(file, log, softmax)
         message = (

@@ -41,8 +41,8 @@ def test_a_comment_in_yaml_silences() -> None:
         (Settings(ignore=("HG101",)), False),
         (Settings(select=("HG101",), ignore=("HG1",)), True),
         (Settings(select=("ALL",), ignore=("HG1",)), False),
-        (Settings.model_validate({"per-file-ignores": {"code.py": ("HG1",)}}), False),
-        (Settings.model_validate({"per-file-ignores": {"tests/*": ("HG1",)}}), True),
+        (Settings(per_file_ignores={"code.py": ("HG1",)}), False),
+        (Settings(per_file_ignores={"tests/*": ("HG1",)}), True),
     ],
 )
 def test_select_and_ignore(settings: Settings, on: bool) -> None:

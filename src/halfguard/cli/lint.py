@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -81,14 +82,14 @@ def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> 
 
     first = Path() if paths[0] == Path("-") else paths[0]
     settings = load_settings(first if first.exists() else Path())
-    chosen = {
+    chosen: dict[str, Any] = {
         name: tuple(part.strip().upper() for part in codes.split(",") if part.strip())
         for name, codes in (("select", select), ("ignore", ignore))
         if codes
     }
     if chosen.get("ignore"):
         chosen["ignore"] = (*settings.ignore, *chosen["ignore"])
-    settings = settings.model_copy(update={**chosen, "preview": preview or settings.preview})
+    settings = dataclasses.replace(settings, preview=preview or settings.preview, **chosen)
     settings.rules()  # raises a usage error for an unknown code, before any file is read
     return settings
 

@@ -11,20 +11,17 @@ import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from halfguard.lint.match import Fix, Match, Span
+from halfguard.lint.diagnostic import Diagnostic
+from halfguard.lint.match import Match, Span
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import ByteSearch, Meta, Rule
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
 from halfguard.lint.suppress import is_ignored
-from halfguard.lint.yaml_file import YamlFile
-from halfguard.records import Finding
+from halfguard.lint.yaml_file import InvalidYamlError, YamlFile
 
 UNREADABLE = "HG001"
 # The number of punctuation marks is a measure of parsing time. The largest file of torch and transformers,
@@ -34,17 +31,6 @@ _MAX_PUNCTUATION = 200_000
 _MAX_BYTES = 4_000_000
 # A Python file without any of these has nothing to do with torch.
 _LIBRARIES = (b"torch", b"lightning", b"transformers", b"accelerate")
-
-
-@dataclass(frozen=True)
-class Diagnostic:
-    """A finding with its range, its source line and its fix."""
-
-    finding: Finding
-    span: Span
-    end_column: int  # characters from 1, on the first line
-    snippet: str
-    fix: Fix | None
 
 
 def lint_bytes(
@@ -79,7 +65,7 @@ def lint_bytes(
         return _unreadable(Source(""), path, str(error), 1, rules)
     except SyntaxError as error:
         return _unreadable(source, path, f"{error.msg}", error.lineno or 1, rules)
-    except yaml.YAMLError:
+    except InvalidYamlError:
         return []  # a template or another dialect of YAML
     except (RecursionError, MemoryError):
         return _unreadable(source, path, "it is nested too deeply", 1, rules)
@@ -90,12 +76,12 @@ def lint_bytes(
         for rule, match in found
         if not is_ignored(source, rule.code, match)
     }
-    return sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.finding.code))
+    return sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.code))
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Turn off the garbage collector: trees have no cycles, and it would walk all their nodes."""
+    """Turn off the garbage collector: it would walk all nodes, and a file is released by hand."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -107,7 +93,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def parse(source: Source) -> ast.Module:
     """Parse Python source without showing the warnings that it causes."""
-    with warnings.catch_warnings(), _no_garbage_collection():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source.text)
 
@@ -117,7 +103,10 @@ def _run_python(
 ) -> list[tuple[Rule, Match]]:
     with _no_garbage_collection():
         file = PythonFile(source, parse(source), path, project)
-    return [(r, match) for r in rules if r.check_python for match in r.check_python(file)]
+        try:
+            return [(r, match) for r in rules if r.check_python for match in r.check_python(file)]
+        finally:
+            file.release()
 
 
 def _run_yaml(source: Source, rules: list[Rule], project: Project) -> list[tuple[Rule, Match]]:
@@ -129,19 +118,19 @@ def _diagnostic(source: Source, path: str, meta: Meta, match: Match) -> Diagnost
     span = match.span
     snippet = source.line(span.line)
     end = span.end_column if span.end_line == span.line else len(snippet.encode())
-    finding = Finding(
+    return Diagnostic(
         code=meta.code,
         message=match.message,
         severity=meta.severity,
         path=path,
-        line=span.line,
         column=source.character_column(span.line, span.column),
+        end_column=source.character_column(span.line, end),
         subject=meta.name,
         cure=meta.cure,
-        fix="\n".join(edit.text.strip() for edit in match.fix.edits) if match.fix else None,
+        span=span,
+        snippet=snippet,
+        fix=match.fix,
     )
-    end_column = source.character_column(span.line, end)
-    return Diagnostic(finding, span, end_column, snippet, match.fix)
 
 
 def _unreadable(

@@ -59,7 +59,25 @@ class EventReader:
     def entry_points(self) -> list[Function | None]:
         """Return the functions that no other function of the file calls; None is the module body."""
         called = {self._callee(c) for calls in self._calls_in.values() for c in calls}
-        return [None, *(f for f in self.tree.functions if f not in called)]
+        return [None, *(f for f in self.tree.functions if f not in called and f in self._relevant)]
+
+    @cached_property
+    def _relevant(self) -> set[Function | None]:
+        """Functions with an operation of a step, and those that call them, over a few levels."""
+        callers: dict[Function | None, set[Function | None]] = defaultdict(set)
+        found: set[Function | None] = set()
+        for calls in self._calls_in.values():
+            for call in calls:
+                here, callee = self.tree.function_of(call), self._callee(call)
+                if callee is not None:
+                    callers[callee].add(here)
+                if called_name(call) in _STEP_METHODS:
+                    found.add(here)
+        latest = found
+        for _ in range(_MAX_DEPTH + 1):
+            latest = {caller for function in latest for caller in callers[function]} - found
+            found |= latest
+        return found
 
     def read(self, function: Function | None) -> list[Event]:
         """Return the events of a function, with the functions that it calls inlined."""
@@ -130,7 +148,9 @@ class EventReader:
             out.append(self._event(kind, call, context, owner=owner, optimizer=optimizer))
             return
         callee = self._callee(call)
-        if callee is None or callee in context.stack or len(context.stack) > _MAX_DEPTH:
+        if callee not in self._relevant or callee in context.stack:
+            return
+        if callee is None or len(context.stack) > _MAX_DEPTH:
             return
         self._inlined += 1
         if self._inlined > _MAX_INLINED:

@@ -11,7 +11,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from halfguard.lint.engine import Diagnostic, lint_bytes, parse
+from halfguard.lint.diagnostic import Diagnostic
+from halfguard.lint.engine import lint_bytes, parse
 from halfguard.lint.leftovers import find_leftovers
 from halfguard.lint.match import Fix, FixKind
 from halfguard.lint.project import UNKNOWN, Project

@@ -16,10 +16,11 @@ OVERFLOW = FP16.overflow_threshold  # the smallest magnitude that rounds to infi
 UNDERFLOW = FP16.underflow_threshold  # the largest magnitude that rounds to zero
 
 # Spellings of constants that float16 cannot hold. A file without any of them is not parsed.
-LARGE_CONSTANTS = ("1e", "2e", "3e", "5e", "9e", "0000", "finfo(torch.float", "2**", "2 **")
-SMALL_CONSTANTS = (
-    "e-8", "e-08", "e-9", "e-09", "e-1", "e-2", "e-3", "2**-", "2 ** -", "0.00000001",
-)  # fmt: skip
+LARGE_CONSTANTS = (
+    r"e\+?(?:[5-9]|[1-3]\d)\b|0000\b|65[_5]|[6-9]\d_\d{3}|\d{3}_\d{3}"
+    r"|finfo\(torch\.float|2 ?\*\* ?\d\d"
+)
+SMALL_CONSTANTS = r"e-(?:0?[89]|[1-3]\d)\b"
 
 _TENSOR_METHODS = {
     "abs", "clamp", "clip", "cumsum", "exp", "log", "matmul", "mean", "norm", "pow", "sigmoid",

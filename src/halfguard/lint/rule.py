@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from halfguard.lint.diagnostic import Severity
 from halfguard.lint.match import FixKind, Match
 from halfguard.lint.project import Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.yaml_file import YamlFile
-from halfguard.records import Severity
 
 Language = Literal["python", "yaml"]
 
@@ -26,6 +27,8 @@ class Meta:
     contains: tuple[str, ...]
     # If this is given, it must contain one of these as well.
     also_contains: tuple[str, ...] = ()
+    # A regular expression that must match as well; it is searched last, because it is slower.
+    pattern: str = ""
     severity: Severity = "warning"
     fix: FixKind | None = None
     preview: bool = False
@@ -40,6 +43,12 @@ class ByteSearch:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._results: dict[bytes, bool] = {}
+        self._matches: dict[re.Pattern[bytes], bool] = {}
+
+    def matches(self, pattern: re.Pattern[bytes]) -> bool:
+        if pattern not in self._matches:
+            self._matches[pattern] = pattern.search(self._data) is not None
+        return self._matches[pattern]
 
     def contains_any(self, texts: tuple[bytes, ...]) -> bool:
         return any(self._contains(text) for text in texts)
@@ -64,6 +73,7 @@ class Rule:
     check_yaml: YamlCheck | None = None
     contains: tuple[bytes, ...] = ()
     also_contains: tuple[bytes, ...] = ()
+    pattern: re.Pattern[bytes] | None = None
 
     @property
     def code(self) -> str:
@@ -74,6 +84,8 @@ class Rule:
 
     def could_match(self, search: ByteSearch) -> bool:
         """Return whether a file contains the texts that this rule needs."""
-        return search.contains_any(self.contains) and (
-            not self.also_contains or search.contains_any(self.also_contains)
+        return (
+            search.contains_any(self.contains)
+            and (not self.also_contains or search.contains_any(self.also_contains))
+            and (self.pattern is None or search.matches(self.pattern))
         )

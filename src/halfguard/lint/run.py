@@ -10,7 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halfguard.lint.engine import Diagnostic, lint_bytes
+from halfguard.lint.diagnostic import Diagnostic
+from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import fix_bytes
 from halfguard.lint.match import FixKind
 from halfguard.lint.project import UNKNOWN, Project, find_root, project_files, read_project

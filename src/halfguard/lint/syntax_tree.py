@@ -16,12 +16,29 @@ from typing import TypeVar, cast
 from halfguard.lint.expressions import argument, called_name, name_of, name_parts, number, receiver
 from halfguard.lint.source import Source
 
-# The fields that the walk follows in each type of node. Contexts and operators are read from their parent.
-_CHILD_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
-    kind: tuple(f for f in kind._fields if f not in {"ctx", "op", "ops", "type_comment"})
+# The fields that the walk follows in each type of node, and whether they are lists. Contexts and operators
+# are read from their parent.
+_SKIPPED = {"ctx", "op", "ops", "type_comment", "type_ignores"}
+_LISTS = {
+    "body", "orelse", "finalbody", "handlers", "decorator_list", "targets", "args", "keywords", "bases",
+    "names", "elts", "keys", "values", "generators", "ifs", "comparators", "items", "cases", "patterns",
+    "kwd_patterns", "posonlyargs", "kwonlyargs", "kw_defaults", "defaults", "type_params",
+}  # fmt: skip
+_SINGLE = {
+    ast.Lambda: {"args", "body"}, ast.IfExp: {"body", "orelse"}, ast.Expression: {"body"},
+    ast.FunctionDef: {"args"}, ast.AsyncFunctionDef: {"args"},
+}  # fmt: skip
+_CHILD_FIELDS: dict[type[ast.AST], tuple[tuple[str, bool], ...]] = {
+    kind: tuple(
+        (name, name in _LISTS and name not in _SINGLE.get(kind, ()))
+        for name in kind._fields
+        if name not in _SKIPPED
+    )
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
+# Nodes without children are not put on the stack of the walk. No rule looks for constants by type.
+_LEAVES = {ast.Name, ast.Constant, ast.Pass, ast.Break, ast.Global, ast.Nonlocal, ast.alias}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Node = TypeVar("Node", bound=ast.AST)
 
@@ -60,18 +77,27 @@ class SyntaxTree:
             if kind is ast.Call:
                 self._calls[called_name(cast("ast.Call", node))].append(cast("ast.Call", node))
             children: list[ast.AST] = []
-            for name in _CHILD_FIELDS[kind]:
+            for name, is_list in _CHILD_FIELDS[kind]:
                 value = getattr(node, name, None)
-                if isinstance(value, list):
-                    children += [item for item in value if isinstance(item, ast.AST)]
-                elif isinstance(value, ast.AST):
-                    children.append(value)
+                if not value:
+                    continue
+                if not is_list:
+                    if isinstance(value, ast.AST):
+                        children.append(value)
+                elif isinstance(value[0], ast.AST) or kind is ast.Dict:
+                    children += [item for item in value if item is not None]
             children.reverse()
             for child in children:
                 parents[child] = node
-                # Constants are many and have no children, and no rule looks for them by type.
-                if type(child) is not ast.Constant:
+                child_kind = type(child)
+                if child_kind not in _LEAVES:
                     stack.append(child)
+                elif child_kind is not ast.Constant:
+                    by_type[child_kind].append(child)
+
+    def release(self) -> None:
+        """Forget everything, so that the tree is freed at once; it holds references to itself."""
+        self.__dict__.clear()
 
     def nodes(self, kind: type[Node]) -> list[Node]:
         """Return all nodes of a type, in source order."""

@@ -51,7 +51,8 @@ META = Meta(
     code="HG103",
     name="eps-underflow",
     cure="Compute in float32 (x.float()), or take eps from torch.finfo(x.dtype).",
-    contains=SMALL_CONSTANTS,
+    contains=("e-8", "e-9", "e-0", "e-1", "e-2", "e-3"),
+    pattern=SMALL_CONSTANTS,
     needs_half=True,
 )
 _TRAINING = re.compile(

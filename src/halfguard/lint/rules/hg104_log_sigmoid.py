@@ -49,6 +49,7 @@ from halfguard.lint.numeric_checks import (
     may_be_half,
     module_class,
 )
+from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -57,7 +58,7 @@ META = Meta(
     name="log-sigmoid",
     cure="Use torch.nn.functional.logsigmoid(x).",
     contains=("sigmoid", "Sigmoid"),
-    also_contains=("log(", "log()"),
+    also_contains=("torch.log(", ".log()"),
     severity="error",
     fix="safe",
 )
@@ -67,11 +68,7 @@ def check(file: PythonFile) -> Iterator[Match]:
     """Find logarithms of sigmoids, also through one assignment."""
     for log in find_logarithms(file):
         score = _sigmoid_of(file, log.origin)
-        if (
-            score is None
-            or file.is_inference(log.call)
-            or (log.has_eps and not may_be_half(file, log.origin))
-        ):
+        if score is None or not _can_be_infinite(file, log):
             continue
         function = "1 - sigmoid(x)" if log.complement else "sigmoid(x)"
         sign = "-" if log.complement else ""
@@ -79,6 +76,20 @@ def check(file: PythonFile) -> Iterator[Match]:
             f"log({function}) is -inf where the sigmoid is rounded; logsigmoid({sign}x) is exact."
         )
         yield match_at(log.call, message, _fix(file, log, score))
+
+
+def _can_be_infinite(file: PythonFile, log: Logarithm) -> bool:
+    """Return whether usual scores make the logarithm infinite.
+
+    One minus a sigmoid rounds to 0 from 17 on, even in float32. A sigmoid is 0 below -17 in float16, but only
+    below -88 in float32.
+    """
+    if file.is_inference(log.call):
+        return False
+    if log.has_eps:
+        return may_be_half(file, log.origin)
+    known = file.precision(log.origin)
+    return log.complement or (known is not Precision.FULL and file.project.may_train_in_half)
 
 
 def _sigmoid_of(file: PythonFile, node: ast.AST | None) -> ast.expr | None:

@@ -58,7 +58,7 @@ META = Meta(
     name="log-softmax",
     cure="Use torch.nn.functional.log_softmax(x, dim).",
     contains=("softmax", "Softmax"),
-    also_contains=("log(", "log()"),
+    also_contains=("torch.log(", ".log()"),
     severity="error",
     fix="safe",
 )

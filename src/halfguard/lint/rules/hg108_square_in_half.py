@@ -47,6 +47,7 @@ META = Meta(
     cure="Cast to float32 before squaring: x.float().",
     contains=("sqrt(",),
     also_contains=("mean(", "sum("),
+    pattern=r"pow\(|\*\* ?2|square|\b((?>\w+)) ?\* ?\1\b",
     needs_half=True,
 )
 

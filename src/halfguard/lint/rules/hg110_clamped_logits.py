@@ -45,6 +45,7 @@ META = Meta(
     cure="Compute the loss in float32; if you need a bound, use a soft cap (c * tanh(x / c)).",
     contains=("logit",),
     also_contains=("clamp", "clip"),
+    pattern=r"logits?(?:_\d+)?\.cl(?:amp|ip)|cl(?:amp|ip)\w*\([\w.]*logits?\b",
     needs_half=True,
 )
 _LOGITS = re.compile(r"(^|_)logits?(_\d+)?$")

@@ -56,6 +56,7 @@ META = Meta(
     name="step-without-update",
     cure="Call scaler.update() once, after all steps of the iteration.",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
     fix="safe",
 )

@@ -63,6 +63,7 @@ META = Meta(
     name="update-twice",
     cure="Call update() once per iteration, after the last step.",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
     fix="safe",
 )

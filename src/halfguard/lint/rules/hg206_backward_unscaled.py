@@ -60,6 +60,7 @@ META = Meta(
     name="backward-unscaled",
     cure="Call scaler.scale(loss).backward().",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
     fix="safe",
 )

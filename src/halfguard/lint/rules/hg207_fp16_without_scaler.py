@@ -56,6 +56,7 @@ META = Meta(
     name="fp16-without-scaler",
     cure="Use torch.amp.GradScaler or halfguard.GradScaler, or autocast to bfloat16.",
     contains=("autocast",),
+    also_contains=("backward",),
     severity="error",
 )
 

@@ -58,6 +58,7 @@ META = Meta(
     name="nan-skip-hangs",
     cure="Let backward run on every rank, or agree on the skip with an all-reduce first.",
     contains=("isnan", "isinf", "isfinite"),
+    also_contains=("backward", "training_step"),
     severity="error",
 )
 _MESSAGE = "A rank that exits here skips the backward pass, and the other ranks hang."

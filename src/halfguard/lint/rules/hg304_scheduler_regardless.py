@@ -51,6 +51,7 @@ META = Meta(
     name="scheduler-regardless",
     cure="Step the scheduler only if the optimizer stepped; halfguard.Guard does that.",
     contains=("caler",),
+    also_contains=(".step(",),
 )
 _STEP = re.compile(r"step|optimi[sz]e|update|backward|train_batch|iter")
 

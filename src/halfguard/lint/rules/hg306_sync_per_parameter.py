@@ -51,6 +51,7 @@ META = Meta(
     contains=("param",),
     needs_half=True,
     also_contains=("isnan", "isinf", "isfinite", ".item("),
+    pattern=r"\.grad\b",
 )
 _CHECKS = ("isnan", "isinf", "isfinite")
 _PARAMETERS = {"parameters", "named_parameters"}

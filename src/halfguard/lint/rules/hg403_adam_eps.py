@@ -46,6 +46,7 @@ META = Meta(
     name="adam-eps",
     cure="Keep weights in float32, or pass an eps that float16 can represent, such as 1e-4.",
     contains=("Adam",),
+    also_contains=("half(", "float16", "torch.half"),
     severity="error",
 )
 

@@ -31,6 +31,7 @@ class Diagnostic:
     span: Span
     snippet: str
     fix: Fix | None
+    cell: int | None = None  # of a notebook, from 1; lines are then those of the cell
 
     @property
     def line(self) -> int:
@@ -38,8 +39,9 @@ class Diagnostic:
 
     @property
     def place(self) -> str:
-        """The location as ``path:line:column``."""
-        return f"{self.path}:{self.line}:{self.column}"
+        """The location as ``path:line:column``, or ``path:cell 3:line:column`` in a notebook."""
+        cell = "" if self.cell is None else f"cell {self.cell}:"
+        return f"{self.path}:{cell}{self.line}:{self.column}"
 
     @property
     def fix_text(self) -> str | None:

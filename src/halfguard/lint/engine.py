@@ -11,10 +11,12 @@ import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from halfguard.lint.diagnostic import Diagnostic
 from halfguard.lint.match import Match, Span
+from halfguard.lint.notebook import read_notebook
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import ByteSearch, Meta, Rule
@@ -37,6 +39,8 @@ def lint_bytes(
     data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], project: Project = UNKNOWN
 ) -> list[Diagnostic]:
     """Return the findings of one file, sorted by position."""
+    if path.endswith(".ipynb"):
+        return _lint_notebook(data, path, settings, rules, project)
     language = "yaml" if Path(path).suffix in {".yaml", ".yml"} else "python"
     if len(data) > _MAX_BYTES:
         relevant = language == "python" and ByteSearch(data[:200_000]).contains_any(_LIBRARIES)
@@ -77,6 +81,19 @@ def lint_bytes(
         if not is_ignored(source, rule.code, match)
     }
     return sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.code))
+
+
+def _lint_notebook(
+    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], project: Project
+) -> list[Diagnostic]:
+    """Return the findings in the code cells of a notebook, with the lines of their cells."""
+    if not ByteSearch(data).contains_any(_LIBRARIES):
+        return []
+    notebook = read_notebook(data)
+    if notebook is None:
+        return []
+    found = lint_bytes(notebook.text.encode(), f"{path}.py", settings, rules, project)
+    return [notebook.locate(replace(d, path=path)) for d in found if d.code != UNREADABLE]
 
 
 @contextmanager

@@ -29,7 +29,8 @@ _SEARCHES: dict[str, tuple[tuple[bytes, ...], re.Pattern[bytes]]] = {
         re.compile(
             rb"GradScaler|cuda\.amp|amp\.initialize|[\"']16-mixed[\"']|precision\s*[=:]\s*[\"']?16\b"
             rb"|mixed_precision\s*[=:(,]+\s*[\"']?fp16|[\"']fp16[\"']|\bfp16\s*[=:]\s*[Tt]rue|--fp16"
-            rb"|--amp\b|use_(amp|fp16|mixed_precision)\b|autocast\([^)\n]*float16"
+            rb"|--amp\b|use_(amp|fp16|mixed_precision)\b"
+            rb"|autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"
         ),
     ),
     "half_weights": (
@@ -85,18 +86,31 @@ def find_root(path: Path) -> Path | None:
     return path if path.is_dir() else None
 
 
+def read_facts(data: bytes) -> frozenset[str]:
+    """Return the names of the facts that one file proves."""
+    if len(data) > _MAX_BYTES:
+        return frozenset()
+    return frozenset(
+        name
+        for name, (words, pattern) in _SEARCHES.items()
+        if any(word in data for word in words) and pattern.search(data)
+    )
+
+
+def make_project(facts: Iterable[str]) -> Project:
+    """Return the project of which these facts are known."""
+    return Project(**dict.fromkeys(set(facts), True))
+
+
 def read_project(files: Iterable[Path]) -> Project:
     """Read the facts of a project from its Python and YAML files."""
     found: set[str] = set()
     for path in files:
         try:
-            data = path.read_bytes()
+            found |= read_facts(path.read_bytes())
         except OSError:
             continue
-        if len(data) <= _MAX_BYTES:
-            found |= {name for name, words in _SEARCHES.items() if name not in found
-                      if any(w in data for w in words[0]) and words[1].search(data)}  # fmt: skip
-    return Project(**dict.fromkeys(found, True))
+    return make_project(found)
 
 
 def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:

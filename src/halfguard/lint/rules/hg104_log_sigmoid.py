@@ -88,8 +88,9 @@ def _can_be_infinite(file: PythonFile, log: Logarithm) -> bool:
         return False
     if log.has_eps:
         return may_be_half(file, log.origin)
-    known = file.precision(log.origin)
-    return log.complement or (known is not Precision.FULL and file.project.may_train_in_half)
+    if log.complement or not file.project.known:
+        return True
+    return file.precision(log.origin) is not Precision.FULL and file.project.may_train_in_half
 
 
 def _sigmoid_of(file: PythonFile, node: ast.AST | None) -> ast.expr | None:

@@ -73,6 +73,12 @@ def test_code_beside_the_model_is_not_trained() -> None:
         (b"from transformers import TrainingArguments", {"transformers"}),
         (b"import pytorch_lightning as pl", {"lightning"}),
         (b"x = 16", set()),
+        (b"torch==1.13.1\n", {"pins_old_torch"}),
+        (b"  - pytorch=1.12\n", set()),
+        (b"torch>=1.8", {"allows_old_torch"}),
+        (b'torch >= 2.4", "numpy', set()),
+        (b"torch>=2.10", set()),
+        (b"torch==2.13.0", set()),
     ],
 )
 def test_facts(text: bytes, facts: set[str]) -> None:
@@ -88,6 +94,15 @@ def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
     assert find_root(inner / "a.py") == tmp_path
     assert read_project([inner / "a.py", inner / "b.py"]) == MIXED
     assert read_project([]) == Project()
+
+
+def test_an_old_torch_keeps_its_names() -> None:
+    text = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
+    found = lint_bytes(
+        text.encode(), "a.py", Settings(), all_rules(), Project(allows_old_torch=True)
+    )
+    assert [d.fix and d.fix.kind for d in found] == ["unsafe"]
+    assert codes(text, Project(pins_old_torch=True)) == []
 
 
 def test_severities_are_those_of_records() -> None:

@@ -9,7 +9,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import called_name
+from halfguard.lint.expressions import called_name, name_of
 from halfguard.lint.match import Edit, Span
 from halfguard.lint.source import Source
 
@@ -26,7 +26,7 @@ def find_leftovers(before: ast.Module, after: ast.Module, source: Source) -> lis
         return []
     for old_scope, new_scope in zip(old_scopes, new_scopes, strict=True):
         old, new = _used(old_scope), _used(new_scope)
-        dead = {name for name in old if not new[name]}
+        dead = {name for name in old if old[name] and not new[name]}
         for block in _blocks(new_scope) if dead else ():
             found = (_edit(source, s, dead, is_only=len(block) == 1) for s in block)
             edits += [edit for edit in found if edit is not None and edit not in edits]
@@ -45,18 +45,17 @@ def _used(scope: _Scope) -> Counter[str]:
     """Count the uses of every name; the strings of ``__all__`` count as well."""
     found: Counter[str] = Counter()
     for node in ast.walk(scope):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
-            found[node.id] += 1
-        elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 80
-        ):
-            found[node.value] += 1
+        if isinstance(node, ast.Name):
+            found[node.id] += not isinstance(node.ctx, ast.Store)
+        elif isinstance(node, ast.Assign) and name_of(node.targets[0]) == "__all__":
+            parts = (p.value for p in ast.walk(node.value) if isinstance(p, ast.Constant))
+            found.update(part for part in parts if isinstance(part, str))
     return found
 
 
 def _blocks(scope: _Scope) -> Iterator[list[ast.stmt]]:
     for node in ast.walk(scope):
-        if isinstance(node, ast.Try | ast.If):
+        if isinstance(node, ast.Try | ast.ExceptHandler):
             continue  # an import here may be a fallback for another version
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
@@ -65,13 +64,13 @@ def _blocks(scope: _Scope) -> Iterator[list[ast.stmt]]:
 
 
 def _edit(source: Source, statement: ast.stmt, dead: set[str], *, is_only: bool) -> Edit | None:
-    if isinstance(statement, ast.ImportFrom):
+    if isinstance(statement, ast.ImportFrom | ast.Import):
         kept = [a for a in statement.names if (a.asname or a.name) not in dead]
         if len(kept) == len(statement.names):
             return None
         if kept:
             return _replaced_import(source, statement, kept)
-        return None if is_only else _removed(source, statement)
+        return Edit(Span.of(statement), "pass") if is_only else _removed(source, statement)
     if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
         target = statement.targets[0]
         is_dead = isinstance(target, ast.Name) and target.id in dead and len(statement.targets) == 1
@@ -81,13 +80,14 @@ def _edit(source: Source, statement: ast.stmt, dead: set[str], *, is_only: bool)
 
 
 def _replaced_import(
-    source: Source, statement: ast.ImportFrom, kept: list[ast.alias]
+    source: Source, statement: ast.ImportFrom | ast.Import, kept: list[ast.alias]
 ) -> Edit | None:
     span = Span.of(statement)
     if "#" in source.text_at(span):
         return None
-    shorter = ast.ImportFrom(statement.module, kept, statement.level)
-    return Edit(span, ast.unparse(shorter))
+    if isinstance(statement, ast.Import):
+        return Edit(span, ast.unparse(ast.Import(kept)))
+    return Edit(span, ast.unparse(ast.ImportFrom(statement.module, kept, statement.level)))
 
 
 def _removed(source: Source, statement: ast.stmt) -> Edit | None:

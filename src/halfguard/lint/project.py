@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
+_REQUIREMENTS = ("requirements.txt", "pyproject.toml", "setup.cfg", "Pipfile")
 _MAX_FILES = 20_000
 _MAX_BYTES = 2_000_000
 
@@ -49,6 +50,14 @@ _SEARCHES: dict[str, tuple[tuple[bytes, ...], re.Pattern[bytes]]] = {
         (b"TrainingArguments", b"HfArgumentParser", b"SFTConfig", b"DPOConfig"),
         re.compile(rb"TrainingArguments|HfArgumentParser|SFTConfig|DPOConfig"),
     ),
+    "pins_old_torch": (
+        (b"torch=", b"torch <", b"torch<", b"torch~", b"torch ="),
+        re.compile(rb"\btorch\s?(?:==?=?|~=|<=?)\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
+    ),
+    "allows_old_torch": (
+        (b"torch>", b"torch >"),
+        re.compile(rb"\btorch\s?>=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
+    ),
     "lightning": (
         (b"ightning", b"Trainer("),
         re.compile(rb"import (pytorch_)?lightning|from (pytorch_)?lightning|LightningCLI"),
@@ -66,6 +75,8 @@ class Project:
     distributed: bool = False
     transformers: bool = False  # settings are read as transformers' TrainingArguments
     lightning: bool = False  # settings are read as arguments of Lightning's Trainer
+    pins_old_torch: bool = False  # requirements name a version without torch.amp.GradScaler
+    allows_old_torch: bool = False  # requirements allow such a version
 
     @property
     def may_train_in_half(self) -> bool:
@@ -114,12 +125,12 @@ def read_project(files: Iterable[Path]) -> Project:
 
 
 def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the Python and YAML files of a project, without hidden and excluded folders."""
+    """Yield the Python, YAML and requirement files of a project, without hidden and excluded folders."""
     count = 0
     for parent, folders, files in os.walk(root):
         folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in excluded)
         for name in files:
-            if name.endswith((".py", ".yaml", ".yml")):
+            if name.endswith((".py", ".yaml", ".yml")) or name in _REQUIREMENTS:
                 count += 1
                 if count > _MAX_FILES:
                     return

@@ -39,7 +39,8 @@ def train(loader, net_d, net_g, opt_d, opt_g):
 ```
 
 ## Fix safety
-Safe: removes the wrong call, if it is a statement of its own.
+Safe: removes the wrong call, if it is a statement of its own, has no argument, and the other `update()`
+always runs after it. Otherwise no fix is offered.
 
 ## References
 neosr#9.

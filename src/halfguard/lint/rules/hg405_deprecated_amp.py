@@ -26,7 +26,9 @@ with torch.amp.autocast("cuda"):
 ```
 
 ## Fix safety
-Safe if arguments are given by name: the new call does the same. A positional argument gets its name.
+Safe: the new call does the same. Unsafe if the project's requirements allow a torch before 2.3, which does not
+have the new names; if they demand one, nothing is reported. A positional argument gets its name, and an import that is no longer used is
+removed. Calls for older versions of torch, behind a check of the version or of the import, are not reported.
 
 ## References
 pytorch 2.4 release notes.
@@ -40,7 +42,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import name_parts
-from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.match import Fix, FixKind, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -60,6 +62,8 @@ _NAMES = {
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find deprecated calls."""
+    if file.project.pins_old_torch:
+        return
     for name, positions in _NAMES.items():
         for call in file.calls(name):
             full = file.full_name(call.func)
@@ -107,4 +111,5 @@ def _fix(
         kept.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
     text = ", ".join((f'"{device}"', *kept))
     edit = replace(file, call, f"torch.amp.{name}({text})")
-    return make_fix("safe", edit, imports=("torch",))
+    kind: FixKind = "unsafe" if file.project.allows_old_torch else "safe"
+    return make_fix(kind, edit, imports=("torch",))

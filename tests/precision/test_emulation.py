@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from halfguard.autocast_ops import RULES
 from halfguard.errors import UsageError
-from halfguard.precision.autocast_ops import RULES
 from halfguard.precision.emulation import emulate_autocast
 from tests.precision import autocast_examples as examples
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfguard.autocast_ops import CUDNN_RNN, RULES, AutocastRule
 from halfguard.errors import UsageError
-from halfguard.precision.autocast_ops import CUDNN_RNN, RULES, AutocastRule
 
 _KEY = "AutocastCPU"
 _KEYSET = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)

@@ -92,7 +92,7 @@ def test_spikes_that_do_not_agree_are_never_accepted(factor: float) -> None:
 @settings(max_examples=30)
 @given(st.integers(10, 300), st.integers(0, 20))
 def test_a_level_that_recurs_is_learnt_from(period: int, seed: int) -> None:
-    """A reward in one of many steps: the first are refused, then nearly all are applied."""
+    """A reward in one of many steps: the first are refused, then most are applied."""
     run, draw = Run(skip={"max_consecutive": 10}), random.Random(seed)
     rewards = []
     for index in range(period * 40):
@@ -102,7 +102,7 @@ def test_a_level_that_recurs_is_learnt_from(period: int, seed: int) -> None:
         assert action is not Action.HALT
         rewards += [action is Action.APPLY] if reward else []
     assert not any(rewards[1:3]) or period <= 40  # the first ones may fall into the warm-up
-    assert sum(rewards[20:]) >= 17
+    assert sum(rewards[20:]) >= 14
 
 
 def test_a_level_is_forgotten_when_nothing_needs_it() -> None:

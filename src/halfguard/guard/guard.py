@@ -137,7 +137,7 @@ class Guard:
                     loss = trainable_loss(loss_fn(self.model, batch))
                 self._backward(loss, micro)
             if len(self._batches.micro_batches) < self.config.accumulate:
-                return StepOutcome()
+                return StepOutcome(micro_loss=loss.detach())
             return self._update(self.optimizers)
 
     def _micro_batch(self, loss_fn: LossFunction, batch: Any, about: Any) -> MicroBatch:
@@ -214,7 +214,7 @@ class Guard:
     def end_epoch(self) -> Summary:
         """End an epoch: write its counts to log and journal, and return them."""
         self._process_due(everything=True)
-        summary = self._recorder.end_epoch(self.epoch)
+        summary = self._recorder.end_epoch(self.epoch, self.scaler.get_scale())
         self.epoch += 1
         self.batch_index = 0
         return summary
@@ -222,6 +222,8 @@ class Guard:
     def summary(self) -> Summary:
         """Return the counts since the guard was made; with several ranks, of the steps decided so far."""
         self._process_due(everything=self._stepper.single_rank)  # one rank may call this alone
+        if self._stepper.single_rank:
+            self._recorder.tally.set_scale(self.scaler.get_scale())
         return self._recorder.tally.summary()
 
     def close(self) -> Summary:
@@ -229,7 +231,7 @@ class Guard:
         self._process_due(everything=True)
         if self._recovery is not None:
             self._recovery.close()
-        return self._recorder.close()
+        return self._recorder.close(self.scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard and of the random generators. Save model and optimizer yourself."""

@@ -82,6 +82,14 @@ class Action(StrEnum):
     HALT = "halt"
 
 
+class HealthWarning(StrEnum):
+    """A sign that a run goes on, but not well."""
+
+    ZERO_GRADIENTS = "zero_gradients"
+    LOW_SCALE = "low_scale"
+    FEW_APPLIED = "few_applied"
+
+
 class StepRow(Record):
     """One unusual step, with all details."""
 
@@ -117,6 +125,17 @@ class HealthyStepsRow(Record):
     scale: float = Field(description="loss scale at the last step")
 
 
+class HealthRow(Record):
+    """A warning about the run, given at most once per process."""
+
+    kind: ClassVar[str] = "health"
+
+    step: int = Field(ge=0, description="the step after which it was given")
+    epoch: int = Field(default=0, ge=0)
+    warning: HealthWarning
+    text: str
+
+
 class Summary(Record):
     """Counts over an epoch or a whole run."""
 
@@ -132,6 +151,7 @@ class Summary(Record):
     scale_reductions: int = 0
     grad_norm_min: float = float("inf")
     grad_norm_max: float = 0.0
+    warnings: tuple[HealthWarning, ...] = ()
 
     @property
     def success_rate(self) -> float:
@@ -141,13 +161,14 @@ class Summary(Record):
     def __str__(self) -> str:
         title = "run" if self.epoch is None else f"epoch {self.epoch}"
         skipped = ", ".join(f"{cause} {count}" for cause, count in sorted(self.skipped.items()))
+        warnings = f"; warnings: {', '.join(self.warnings)}" if self.warnings else ""
         norms = f"{self.grad_norm_min:.3g} to {self.grad_norm_max:.3g}" if self.applied else "none"
         return (
             f"{title}: {self.applied}/{self.steps} steps applied ({self.success_rate:.1%}), "
             f"{self.retried} of them retried in FP32; "
             f"skipped {sum(self.skipped.values())}{f' ({skipped})' if skipped else ''}; "
             f"rolled back {self.rollbacks}; "
-            f"scale {self.scale:g}, reduced {self.scale_reductions} times; gradient norm {norms}"
+            f"scale {self.scale:g}, reduced {self.scale_reductions} times; gradient norm {norms}{warnings}"
         )
 
 

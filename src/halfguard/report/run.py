@@ -63,6 +63,8 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
     if report.timeline.resumed:
         facts.append(f"Resumed {report.timeline.resumed} times; a repeated step counts once.")
     yield Text([" ".join(facts)])
+    for warning in report.timeline.warnings.values():
+        yield Text([f"Warning at step {warning.step}: {warning.text}"], "bad")
     if halted:
         yield Text([f"The guard stopped this run. {last[0].evidence}".rstrip()], "bad")
     elif not report.timeline.closed:

@@ -28,11 +28,14 @@ class StepOutcome:
         limits: StepLimits | None = None,
         gradients: Gradients | None = None,
         batch_ok: Callable[[], bool] | None = None,
+        *,
+        micro_loss: Tensor | None = None,
     ) -> None:
         self._row = row
         self._limits = limits or StepLimits()
         self._gradients = gradients
         self._batch_ok = batch_ok  # reads the batch: asked only if the loss is not finite
+        self._micro_loss = micro_loss  # of a step that is still open
         self._decision: Decision | None = None
         self._known_signals: Signals | None = None
         self.fault_report: FaultReport | None = None  # the findings of all ranks about a bad step
@@ -82,8 +85,10 @@ class StepOutcome:
 
     @property
     def loss(self) -> float:
-        """The loss of the step, the mean of its micro-batches; NaN while the step is open."""
-        return float("nan") if self._signals is None else self._signals.loss
+        """The loss of the step, the mean of its micro-batches; while it is open, that of the last one."""
+        if self._signals is not None:
+            return self._signals.loss
+        return float("nan") if self._micro_loss is None else self._micro_loss.item()
 
     @property
     def grad_norm(self) -> float:

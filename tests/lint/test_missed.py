@@ -176,7 +176,9 @@ RIGHT = {
         scaler=f"{NEW} if use_amp else None",
         after='torch.save({"o": optimizer.state_dict(), "s": scaler.state_dict()}, "p")',
     ),
-    "scaler per fold": PER_EPOCH.replace("for epoch in range(10)", "for fold in range(5)"),
+    "scaler per fold": PER_EPOCH.replace("for epoch in range(10)", "for fold in range(5)").replace(
+        "train_one_epoch", "train_fold"
+    ),
     "integer mask": "def f(s, m):\n    m = m.long()\n    return s.half() + (1 - m) * -1e9\n",
     "boolean mask": "def f(s, m):\n    return s.half() + (~m).float() * -1e9\n",
     "FloatTensor": "def f(m):\n    return torch.FloatTensor(3).masked_fill(m, -1e9)\n",

@@ -71,6 +71,8 @@ def check(file: PythonFile) -> Iterator[Match]:
         return
     if file.roles.may_be_distributed or file.project.distributed:
         for step in file.steps:
+            if not step.has("optimizer_step", "scaler_step"):
+                continue
             yield from _check_skips(file, step)
             yield from _check_conditional_backward(file, step)
     for function in file.functions:

@@ -26,9 +26,9 @@ with torch.amp.autocast("cuda"):
 ```
 
 ## Fix safety
-Safe: the new call does the same. Unsafe if the project's requirements allow a torch before 2.3, which does not
-have the new names; if they demand one, nothing is reported. A positional argument gets its name, and an import that is no longer used is
-removed. Calls for older versions of torch, behind a check of the version or of the import, are not reported.
+Safe: the new call does the same. A positional argument gets its name, and an import that is no longer used is
+removed. Unsafe if the project's requirements allow a torch before 2.3, which does not have the new names; if
+they demand such a version, nothing is reported. Neither are calls behind a check of the version.
 
 ## References
 pytorch 2.4 release notes.

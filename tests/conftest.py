@@ -68,6 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A process that has loaded the stand-in is not quite a machine without an accelerator any more.
     """
     on_standin = [item for item in items if _device_of(item) == standin.NAME]
+    host_only = {item for item in on_standin if item.get_closest_marker("host_only")}
+    items[:] = [item for item in items if item not in host_only]
     for item in on_standin:
         if item.get_closest_marker("sampled") is None:
             item.add_marker(pytest.mark.slow)
@@ -87,10 +89,16 @@ def _device_of(item: pytest.Item) -> object:
 
 @pytest.fixture(params=[pytest.param("cpu", id=pytest.HIDDEN_PARAM), standin.NAME])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Run the test on the CPU, and again on the stand-in accelerator; ``place`` moves its tensors there."""
+    """Run the test on the CPU, and again on the stand-in accelerator, with the tensors that it makes."""
     _require(request.param)
+    if request.param == "cpu":
+        yield torch.device("cpu")
+        return
     with devices.choosing(request.param) as chosen:
-        yield chosen
+        with devices.PlacingTests():
+            yield chosen
+        if not standin.load().operations():
+            pytest.fail("nothing ran on the device; mark the test as host_only")
 
 
 @pytest.fixture(params=[standin.NAME])

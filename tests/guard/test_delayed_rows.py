@@ -22,6 +22,8 @@ from halfguard.records import Action, Cause
 from tests.guard.helper import frozen, inject, same
 from tests.support.counting import OpCounter
 
+pytestmark = pytest.mark.usefixtures("device")
+
 LAG = 2
 GOOD, BAD = 1.0, math.nan
 

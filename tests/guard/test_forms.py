@@ -13,10 +13,11 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause
+from tests.support.devices import chosen_device
 from tests.support.failing import out_of_memory
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -76,7 +77,7 @@ def test_two_optimizers_take_turns_and_share_one_scale() -> None:
         gan = Gan()
         critic = torch.optim.Adam(gan.critic.parameters(), 1e-3)
         generator = torch.optim.Adam(gan.generator.parameters(), 1e-3)
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=10)
+        scaler = torch.amp.GradScaler(chosen_device().type, init_scale=64.0, growth_interval=10)
         guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0, "growth_interval": 10}})
         for (real, _), z in zip(batches(30), noise, strict=True):
             if guarded:
@@ -89,12 +90,12 @@ def test_two_optimizers_take_turns_and_share_one_scale() -> None:
                 guard.backward(loss, batch=real)
                 assert guard.update(generator)
             else:
-                with torch.autocast("cpu", torch.float16):
+                with torch.autocast(chosen_device().type, torch.float16):
                     loss = critic_loss(gan, real, z)
                 scaler.scale(loss).backward()
                 scaler.step(critic)
                 critic.zero_grad()
-                with torch.autocast("cpu", torch.float16):
+                with torch.autocast(chosen_device().type, torch.float16):
                     loss = generator_loss(gan, z)
                 scaler.scale(loss).backward()
                 scaler.step(generator)

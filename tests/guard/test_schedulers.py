@@ -26,9 +26,13 @@ from halfguard.guard.recovery.restoring import restore_types
 from halfguard.guard.scheduler_and_ema import SchedulerAndEma
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Action
+from tests.support.devices import place
 
 # SequentialLR steps by the number of an epoch, which torch itself warns of.
-pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("device", "seed"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 L: Any = lr_scheduler
 CUTS = [0.5, 0.3]
@@ -82,7 +86,7 @@ def recovery(cut: float = 0.5, **options: Any) -> dict[str, Any]:
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(x).square().mean() * 1e-6
+    loss: Tensor = model(place(x)).square().mean() * 1e-6
     return loss
 
 
@@ -149,6 +153,7 @@ def times(cut: float, rates: list[list[float]]) -> list[list[float]]:
     return [[cut * rate for rate in step] for step in rates]
 
 
+@pytest.mark.host_only
 def test_the_table_has_every_scheduler_of_torch() -> None:
     found = {
         name
@@ -544,6 +549,7 @@ def test_data_that_changes_in_place_is_copied_by_the_memory_store() -> None:
     assert model.extra["set"] == {1}
 
 
+@pytest.mark.host_only
 def test_types_without_a_counterpart_are_kept() -> None:
     assert restore_types({"a": (1, [2])}, None) == {"a": (1, [2])}
     assert restore_types([Size(1, 2)], [])[0] == Size(1, 2)

@@ -28,9 +28,10 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.stepping.forward_pass import Transaction
 from tests.guard.helper import frozen, same
+from tests.support.devices import chosen_device
 from tests.support.ranks import Ranks
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 class InjectedError(Exception):
@@ -109,7 +110,9 @@ class Run:
         self.model: nn.Module = MODELS[name]()
         if torch.distributed.is_initialized():
             self.model = nn.parallel.DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        # Not foreach, torch's default on accelerators: below a dispatch mode, torch does not count changes of
+        # lists on the host in version counters.
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=False)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
         on_nonfinite = "retry_fp32" if retry else "skip"
         config = {
@@ -228,7 +231,7 @@ def test_an_error_in_the_repeat_leaves_no_gradient() -> None:
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         nonlocal repeats
-        repeats += not torch.is_autocast_enabled("cpu")
+        repeats += not torch.is_autocast_enabled(chosen_device().type)
         if repeats == 2:
             repeats += 1
             raise MemoryError
@@ -342,7 +345,9 @@ def test_a_retry_over_a_half_base_computes_in_fp32() -> None:
     assert reference.adapter.weight.grad is not None
 
     def overflowing(model: nn.Module, batch: Tensor) -> Tensor:
-        return squares(model, batch) * (1e30 if torch.is_autocast_enabled("cpu") else 1)
+        return squares(model, batch) * (
+            1e30 if torch.is_autocast_enabled(chosen_device().type) else 1
+        )
 
     outcome = guard.step(lambda m, b: overflowing(m, b) * 1e10, batch)
     assert outcome.action == "retry_fp32"

@@ -98,8 +98,8 @@ class ReplayedStep:
 
     @property
     def emulated(self) -> bool:
-        """True if CUDA's autocast rules are emulated on this machine."""
-        return self.record.device == "cuda" and self.device.type == "cpu"
+        """True if CUDA's autocast rules, those of accelerators, are emulated on this machine."""
+        return self.record.device != "cpu" and self.device.type == "cpu"
 
     def original(self) -> Result:
         """Run the step unchanged; an exception of the user's code becomes a UsageError with its line."""

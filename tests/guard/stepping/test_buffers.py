@@ -12,6 +12,8 @@ from halfguard.guard.stepping.buffers import Buffers
 from tests.guard.helper import frozen, same
 from tests.support.counting import OpCounter
 
+pytestmark = pytest.mark.usefixtures("device")
+
 Which = Literal["batchnorm", "all", "none"]
 
 
@@ -196,6 +198,7 @@ def test_none() -> None:
 
 
 @pytest.mark.parametrize("which", ["batchnorm", "all"])
+@pytest.mark.host_only
 def test_a_model_without_buffers(which: Which) -> None:
     layer = nn.utils.skip_init(nn.Linear, 2, 2)  # type: ignore[no-untyped-call]
     buffers = Buffers(layer, which)

@@ -110,13 +110,24 @@ inline void replace_by_device(size_t count, Aliases& aliases, c10::Device device
   }
 }
 
+// Autograd counts the changes of a tensor, but not those of lists: an accelerator's kernels do that themselves.
+inline void bump_versions(const c10::FunctionSchema& schema, const Arguments& arguments) {
+  for (size_t i = 0; i < arguments.values.size(); ++i) {
+    auto* alias = schema.arguments()[i].alias_info();
+    if (alias && alias->isWrite() && arguments.values[i].isTensorList())
+      for (const Tensor& tensor : arguments.values[i].toTensorVector()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+inline void count_operation(const std::string& name) {
+  Lock lock(mutex);
+  ++operations[name];
+}
+
 inline void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   Arguments arguments(schema, *stack);
-  {
-    Lock lock(mutex);
-    ++operations[toString(schema.operator_name())];
-  }
+  count_operation(toString(schema.operator_name()));
   check_devices(op, arguments);
   stream_of(arguments.device.index()).submit();
   if (reads_the_device(op, arguments)) host_reads(schema.name().substr(6), arguments.device.index());
@@ -130,6 +141,7 @@ inline void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
   aliases.update_arguments();
+  if (starts_with(schema.name(), "aten::_foreach_")) bump_versions(schema, arguments);
   replace_by_device(schema.returns().size(), aliases, arguments.device, *stack);
 }
 

@@ -50,6 +50,7 @@ inline void copy_now(const Tensor& source, const Tensor& target) {
 }
 
 inline Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
+  count_operation("aten::_copy_from");
   if (on_device(self)) stream_of(self.get_device()).submit();
   if (on_device(dst)) stream_of(dst.get_device()).submit();
   bool pinned = is_pinned((on_device(self) ? dst : self).storage().data());
@@ -71,6 +72,7 @@ inline Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
 }
 
 inline at::Scalar local_scalar(const Tensor& self) {
+  count_operation("aten::_local_scalar_dense");
   stream_of(self.get_device()).submit();
   host_reads("item", self.get_device());
   InsideKernel inside;
@@ -111,6 +113,7 @@ inline bool is_set_to(const Tensor& self, const Tensor& other) {
 inline Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                           c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                           bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  count_operation("aten::convolution_overrideable");
   stream_of(input.get_device()).submit();
   InsideKernel inside;
   Aliases aliases;
@@ -124,6 +127,7 @@ inline Tensor convolution(const Tensor& input, const Tensor& weight, const std::
 inline std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     const Tensor& grad, const Tensor& input, const Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding,
     at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> mask) {
+  count_operation("aten::convolution_backward_overrideable");
   stream_of(input.get_device()).submit();
   InsideKernel inside;
   Aliases aliases;

@@ -353,3 +353,23 @@ def test_the_outcome_of_an_open_step_has_the_loss_of_its_micro_batch() -> None:
     assert losses[0] != losses[1]
     last = 3 * outcomes[2].loss - sum(losses)  # the mean of all three
     assert 0.1 < last / losses[0] < 10
+
+
+def test_reconfigure_refuses_what_was_made_once_and_keeps_the_rest() -> None:
+    model = nn.Linear(4, 1)
+    config = {
+        "scale": {"init": 8.0},
+        "skip": {"max_consecutive": 1},
+        "recovery": {"every": 1, "prove": 1},
+    }
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    for name, value in {"recovery": None, "buffers": "all", "incidents": None}.items():
+        with pytest.raises(UsageError, match=f"cannot change {name}"):
+            guard.reconfigure(guard.config.model_copy(update={name: value}))
+    clipped = hg.GuardConfig.load({**config, "clip": {"max_norm": 0.5}})
+    guard.reconfigure(clipped)
+    for _ in range(3):
+        guard.step(lambda m, x: m(x).float().square().mean(), torch.randn(2, 4))
+    bad = torch.full((2, 4), torch.nan)
+    assert guard.step(lambda m, x: m(x).float().square().mean(), bad).action == "roll_back"
+    assert guard.config == clipped, "a rollback does not undo the change"

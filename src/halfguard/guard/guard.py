@@ -116,8 +116,7 @@ class Guard:
         self._model_generators: list[Generator] | None = None
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
-        on_host = self._needs_answer_now or self._stepper.device.type == "cpu"
-        self._pending: PendingRows[StepReport] = PendingRows(0 if on_host else _LAG)
+        self._pending: PendingRows[StepReport] = PendingRows(self._lag)
         self._recorder = Recorder(self.config, self._stepper.device, run_dir, entry)
         self._recovery = self._make_recovery(run_dir)
 
@@ -302,7 +301,7 @@ class Guard:
         self.epoch, self.step_index = counters["epoch"], counters["step"]
         self.batch_index = counters["batch"]
         if state["remedy"] is not None:  # a remedy was active when the state was taken
-            self.reconfigure(GuardConfig.load(state["remedy"]))
+            self._continue_with(GuardConfig.load(state["remedy"]))
         self._scheduler_and_ema.early_steps = state["held"]
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
@@ -322,7 +321,28 @@ class Guard:
         )
 
     def reconfigure(self, config: GuardConfig) -> None:
-        """Continue with another configuration: a remedy, or your own change during a run."""
+        """Continue with another configuration, between two steps."""
+        made_once = ("recovery", "buffers", "incidents", "plan")
+        fixed = [name for name in made_once if getattr(config, name) != getattr(self.config, name)]
+        if fixed:
+            raise UsageError(
+                f"reconfigure() cannot change {', '.join(fixed)}: it was made with the guard.",
+                cure="Make a new guard with this configuration, and load this one's state_dict() into it.",
+            )
+        self._process_due(everything=True)
+        self._continue_with(config)
+        self._initial_config = config
+        if self._recovery is not None:
+            self._recovery.set_base(config)
+        self._pending.lag = self._lag
+
+    @property
+    def _lag(self) -> int:
+        """Steps after which a row is read: none if the host waits for it anyway."""
+        on_host = self._needs_answer_now or self._stepper.device.type == "cpu"
+        return 0 if on_host else _LAG
+
+    def _continue_with(self, config: GuardConfig) -> None:
         self.config = config
         self._stepper.reconfigure(config)
         self._recorder.config = config
@@ -564,7 +584,7 @@ class Guard:
     def _recover(self, decision: policy.Decision) -> None:
         assert self._recovery is not None  # noqa: S101 - checked by the caller
         if decision.action is Action.ROLL_BACK:
-            self.reconfigure(self._recovery.roll_back(decision.remedy))
+            self._continue_with(self._recovery.roll_back(decision.remedy))
             self._scheduler_and_ema.early_steps = 0  # the scheduler was rolled back as well
             self._stepper.replicas.restart()
             self._discard_pending(decision)

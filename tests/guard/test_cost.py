@@ -203,15 +203,14 @@ def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None
         config = GuardConfig.load(SPIKE)
         stepper, batch = Stepper(model, [optimizer], config), (torch.randn(8, 4), torch.randn(8, 4))
         for _ in range(2):
-            stepper.buffers.keep()
+            stepper.begin(late=False)
             batches = StepBatches()
             with torch.autocast(chosen_device().type, torch.float16):
                 loss = loss_fn(model, batch)
             stepper.backward(loss, MicroBatch(batch), batches, check=False)
-            row, refused, gradients = stepper.examine(
-                [optimizer], batches, StepLimits(), check=False
-            )
-            stepper.apply([optimizer], gradients, refused, known=None)
-            assert row.shape == (4,)
+            row, gradients = stepper.examine([optimizer], batches, check=False)
+            refused = stepper.gate.refused(row, StepLimits())
+            stepper.apply([optimizer], gradients, refused)
+            assert row.shape == (5,)  # the fifth checks the running statistics
         with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense"):
             refused.item()

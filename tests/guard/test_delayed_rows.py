@@ -161,6 +161,22 @@ def test_end_of_epoch_counts_every_step() -> None:
     assert late.guard.end_epoch().steps == 1
 
 
+@pytest.mark.parametrize("lag", [0, LAG])
+def test_the_last_overflow_of_an_epoch_belongs_to_it(lag: int) -> None:
+    late = Late({"scale": {"init": 8.0, "floor": 2.0}}, lag=lag)
+
+    def overflow(model: Any, batch: Tensor) -> Tensor:
+        return inject(model.w, 1.0, float(batch))
+
+    for grad in (0.5, 0.5, math.inf):
+        late.guard.step(overflow, torch.tensor(grad))
+    first = late.guard.end_epoch()
+    assert (first.steps, first.scale_reductions, first.scale) == (3, 1, 4.0)
+    late.guard.step(overflow, torch.tensor(0.5))
+    assert late.guard.end_epoch().scale_reductions == 0
+    assert late.guard.close().scale_reductions == 1
+
+
 def test_a_halt_comes_late_and_names_the_step() -> None:
     late = Late({"skip": {"max_consecutive": 3}})
     late.run([GOOD, GOOD])

@@ -394,7 +394,7 @@ def test_a_private_description_has_only_dtypes_and_shapes() -> None:
         "name": "Ada", "age": 36, "weights": [1.5, 2.5], "x": torch.ones(2, 3), "ids": np.arange(4),
         "names": np.array(["Ada"], dtype=object), "id": np.int64(12), "level": Level.LOW,
     }  # fmt: skip
-    assert describe_batch(batch, "patient 7", private=True) == "float32[2, 3], numpy.int64[4]"
+    assert describe_batch(batch, contents=False) == "float32[2, 3], numpy.int64[4]"
     full = describe_batch(batch, "patient 7")
     assert full.startswith("patient 7, 'Ada', 36, float32[2, 3], numpy.int64[4]")
 

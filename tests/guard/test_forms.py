@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -338,3 +339,17 @@ def test_a_step_that_was_given_up_takes_no_blame_from_the_next() -> None:
     outcome = guard.step(loss_fn, batch)
     assert outcome.cause is Cause.GRADIENT_OVERFLOW
     assert guard.scaler.get_scale() == 2.0**23
+
+
+def test_the_outcome_of_an_open_step_has_the_loss_of_its_micro_batch() -> None:
+    model = make("mlp-batchnorm")
+    config = {"accumulate": 3, "scale": {"init": 64.0}}
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), config)
+    outcomes = [guard.step(loss_fn, batch) for batch in batches(3)]
+    assert [o.action for o in outcomes] == [Action.ACCUMULATE, Action.ACCUMULATE, Action.APPLY]
+    assert not any(outcomes[:2])
+    losses = [outcome.loss for outcome in outcomes[:2]]
+    assert all(map(math.isfinite, losses))
+    assert losses[0] != losses[1]
+    last = 3 * outcomes[2].loss - sum(losses)  # the mean of all three
+    assert 0.1 < last / losses[0] < 10

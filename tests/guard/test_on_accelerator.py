@@ -91,7 +91,7 @@ def test_a_cause_does_not_change_once_it_is_decided() -> None:
 
 
 def test_a_healthy_step_makes_the_host_wait_as_often_as_the_bare_loop() -> None:
-    for optimizer, expected in (("adamw-fused", {}), ("adamw-foreach", {"item": 1})):
+    for optimizer, expected in (("adamw-fused", 0), ("adamw-foreach", 1)):
         bare = make("mlp-batchnorm")
         scaler = torch.amp.GradScaler("standin", init_scale=64.0)
         bare_optimizer = OPTIMIZERS[optimizer](bare.parameters())
@@ -103,9 +103,9 @@ def test_a_healthy_step_makes_the_host_wait_as_often_as_the_bare_loop() -> None:
         for batch in data[:4]:
             guard.step(loss_fn, batch)
         per_step = [host_waits(lambda b=batch: guard.step(loss_fn, b)) for batch in data[4:]]  # type: ignore[misc]  # noqa: B023
-        reads = [{k: n for k, n in waits.items() if k != "event"} for waits in per_step]
+        reads = [sum(n for k, n in waits.items() if k != "event") for waits in per_step]
         assert reads == [expected] * 8
-        assert of_bare == expected
+        assert sum(of_bare.values()) == expected
 
 
 def test_rows_that_have_arrived_are_not_waited_for(accelerator: Any) -> None:

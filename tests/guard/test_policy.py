@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig, Remedy
 from halfguard.guard.policy import Decision, PolicyState, Signals, StepLimits
+from halfguard.guard.spikes import SpikeMemory
 from halfguard.records import Action, Cause
 
 HEALTHY = Signals(loss=1.0, grad_norm=1.0, grads_finite=True, scale=65536.0)
 AT_FLOOR = replace(HEALTHY, scale=1.0)
 BAD = {
+    Cause.BAD_WEIGHTS: replace(HEALTHY, loss=math.nan, weights_ok=False),
     Cause.BAD_BATCH: replace(HEALTHY, loss=math.nan, batch_ok=False),
     Cause.FORWARD_OVERFLOW: replace(HEALTHY, loss=math.nan),
     Cause.GRADIENT_OVERFLOW: replace(AT_FLOOR, grad_norm=math.inf, grads_finite=False),
@@ -27,7 +29,7 @@ BAD = {
     Cause.GRADIENT_SPIKE: replace(HEALTHY, limits=StepLimits(grad_norm=0.5)),
 }
 CALIBRATING = replace(HEALTHY, grad_norm=math.inf, grads_finite=False)
-NONFINITE = [Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW]
+NONFINITE = [Cause.BAD_WEIGHTS, Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW]
 SPIKES = [Cause.LOSS_SPIKE, Cause.GRADIENT_SPIKE]
 
 
@@ -44,6 +46,10 @@ def run(
         decision, state = policy.decide(state, seen, settings_)
         decisions.append(decision)
     return decisions, state
+
+
+def window(losses: tuple[float, ...], grad_norms: tuple[float, ...]) -> PolicyState:
+    return PolicyState(spikes=SpikeMemory(losses, grad_norms))
 
 
 # -- ranks that differ
@@ -82,17 +88,18 @@ def test_a_healthy_step_has_no_cause() -> None:
 
 
 def test_the_first_thing_that_is_wrong_is_the_cause() -> None:
-    seen = Signals(math.nan, math.nan, False, 1.0, StepLimits(0.5, 0.5), batch_ok=False)
+    limits = StepLimits(0.5, 0.5)
+    seen = Signals(math.nan, math.nan, False, 1.0, limits, weights_ok=False, batch_ok=False)
     order = [policy.find_cause(seen)]
     cures: list[dict[str, Any]] = [
-        {"batch_ok": True}, {"loss": 1.0}, {"grads_finite": True, "grad_norm": 1.0},
+        {"weights_ok": True}, {"batch_ok": True}, {"loss": 1.0}, {"grads_finite": True, "grad_norm": 1.0},
         {"loss": 0.25}, {"grad_norm": 0.25},
     ]  # fmt: skip
     for cure in cures:
         seen = replace(seen, **cure)
         order.append(policy.find_cause(seen))
     assert order == [
-        Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW, Cause.LOSS_SPIKE,
+        Cause.BAD_WEIGHTS, Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW, Cause.LOSS_SPIKE,
         Cause.GRADIENT_SPIKE, None,
     ]  # fmt: skip
 
@@ -131,7 +138,7 @@ def test_the_configured_norm_is_a_limit_as_the_device_sees_it() -> None:
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=16))
 def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
     norms = [abs(loss) for loss in losses]
-    state = PolicyState(losses=tuple(losses), grad_norms=tuple(norms))
+    state = window(tuple(losses), tuple(norms))
     found = policy.next_limits(state, config(spike={"sigma": 3.0, "window": 16, "warm_up": 4}))
     for limit, values in ((found.loss, losses), (found.grad_norm, norms)):
         # The deviation of nearly equal steps counts as one percent: noise must not be a spike.
@@ -143,7 +150,7 @@ def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
 
 @pytest.mark.parametrize("value", [1e38, 3.4028234663852886e38, 1e-45, -3.4028234663852886e38])
 def test_limits_survive_extreme_windows(value: float) -> None:
-    state = PolicyState(losses=(value, 0.0) * 8, grad_norms=(abs(value), 0.0) * 8)
+    state = window((value, 0.0) * 8, (abs(value), 0.0) * 8)
     found = policy.next_limits(state, config(spike={"warm_up": 2, "sigma": 100.0}))
     assert not math.isnan(found.loss)
     assert not math.isnan(found.grad_norm)
@@ -155,12 +162,12 @@ def test_limits_begin_after_the_warm_up_and_the_window_is_bounded() -> None:
     for count in range(1, 10):
         assert math.isinf(policy.next_limits(state, settings_).loss) == (count <= 3)
         _, state = policy.decide(state, replace(HEALTHY, loss=float(count)), settings_)
-    assert state.losses == (6.0, 7.0, 8.0, 9.0)
-    assert len(state.grad_norms) == 4
+    assert state.spikes.losses == (6.0, 7.0, 8.0, 9.0)
+    assert len(state.spikes.grad_norms) == 4
 
 
 def test_the_smaller_of_both_norm_limits_holds() -> None:
-    state = PolicyState(losses=(1.0,) * 4, grad_norms=(5.0,) * 4)
+    state = window((1.0,) * 4, (5.0,) * 4)
     spike = {"warm_up": 2, "window": 4}
     assert policy.next_limits(state, config(spike=spike)).grad_norm == pytest.approx(5.0 * 1.06)
     assert (
@@ -171,8 +178,8 @@ def test_the_smaller_of_both_norm_limits_holds() -> None:
 def test_only_applied_steps_enter_the_window() -> None:
     settings_ = config(spike={})
     _, state = run([HEALTHY, *BAD.values(), CALIBRATING], settings_)
-    assert state.losses == (1.0,)
-    assert state.grad_norms == (1.0,)
+    assert state.spikes.losses == (1.0,)
+    assert state.spikes.grad_norms == (1.0,)
 
 
 # -- the action
@@ -251,7 +258,7 @@ def test_infinities_in_a_batch_that_fp32_learns_from_were_meant() -> None:
     decision, state = policy.decide(PolicyState(), BAD[Cause.BAD_BATCH], settings_)
     assert decision.action is Action.RETRY
     again = replace(HEALTHY, batch_ok=False)
-    decision, _ = policy.decide_retried(state, again, Cause.BAD_BATCH, settings_)
+    decision, _ = policy.decide_retried(state, again, BAD[Cause.BAD_BATCH], settings_)
     assert decision == Decision(Action.RETRY, Cause.FORWARD_OVERFLOW)
 
 
@@ -261,10 +268,11 @@ def test_infinities_in_a_batch_are_no_cause_by_themselves() -> None:
 
 def test_a_retried_step_that_is_healthy_counts_as_applied() -> None:
     settings_ = config(skip={"on_nonfinite": "retry_fp32"}, spike={})
-    _, state = policy.decide(PolicyState(streak=3), BAD[Cause.FORWARD_OVERFLOW], settings_)
-    decision, state = policy.decide_retried(state, HEALTHY, Cause.FORWARD_OVERFLOW, settings_)
+    seen = BAD[Cause.FORWARD_OVERFLOW]
+    _, state = policy.decide(PolicyState(streak=3), seen, settings_)
+    decision, state = policy.decide_retried(state, HEALTHY, seen, settings_)
     assert decision == Decision(Action.RETRY, Cause.FORWARD_OVERFLOW)
-    assert state == PolicyState(losses=(1.0,), grad_norms=(1.0,))
+    assert state == window((1.0,), (1.0,))
 
 
 @pytest.mark.parametrize("first", [CALIBRATING, BAD[Cause.FORWARD_OVERFLOW]])
@@ -275,9 +283,9 @@ def test_a_retried_step_that_is_bad_in_fp32_too_counts_towards_the_streak(first:
     for _ in range(3):
         decision, state = policy.decide(state, first, settings_)
         assert decision.action is Action.RETRY
-        assert decision.cause is not None
         again = replace(HEALTHY, grad_norm=math.nan, grads_finite=False, scale=1.0)
-        decision, state = policy.decide_retried(state, again, decision.cause, settings_)
+        decision, state = policy.decide_retried(state, again, first, settings_)
+        assert decision.failed_in_fp32
         actions.append(decision.action)
         assert decision.cause is Cause.GRADIENT_OVERFLOW
     assert actions == [Action.SKIP, Action.SKIP, Action.HALT]
@@ -286,7 +294,8 @@ def test_a_retried_step_that_is_bad_in_fp32_too_counts_towards_the_streak(first:
 def test_a_retried_step_names_what_was_wrong_in_fp32() -> None:
     settings_ = config(skip={"on_nonfinite": "retry_fp32", "max_grad_norm": 2.0})
     again = replace(HEALTHY, grad_norm=3.0, limits=policy.next_limits(PolicyState(), settings_))
-    decision, _ = policy.decide_retried(PolicyState(), again, Cause.FORWARD_OVERFLOW, settings_)
+    seen = BAD[Cause.FORWARD_OVERFLOW]
+    decision, _ = policy.decide_retried(PolicyState(), again, seen, settings_)
     assert decision == Decision(Action.SKIP, Cause.GRADIENT_SPIKE)
 
 
@@ -320,6 +329,7 @@ signals = st.builds(
     loss=floats,
     grad_norm=st.one_of(st.floats(0, 100, width=32), floats.map(abs)),
     grads_finite=st.booleans(),
+    weights_ok=st.sampled_from([True, True, True, False]),
     batch_ok=st.sampled_from([True, True, True, False]),
     scale=st.sampled_from([1.0, 2.0, 65536.0]),
     limits=st.sampled_from([StepLimits(), StepLimits(1.0, 1.0), StepLimits(1e30, 10.0)]),
@@ -360,8 +370,7 @@ def test_every_run_keeps_the_promises(
         if decision.action is Action.RETRY:
             assert settings_.skip.on_nonfinite == "retry_fp32"
             assert cause in NONFINITE
-            assert cause is not None
-            decision, state = policy.decide_retried(state, again, cause, settings_)
+            decision, state = policy.decide_retried(state, again, seen, settings_)
             assert (decision.action is Action.RETRY) == (policy.find_cause(again) is None)
             assert decision.action is not Action.APPLY
         if decision.action in {Action.APPLY, Action.RETRY}:
@@ -371,24 +380,19 @@ def test_every_run_keeps_the_promises(
             assert state.streak < settings_.skip.max_consecutive
         if decision.action is Action.ROLL_BACK:
             assert state.streak == 0
-            assert state.losses == ()
+            assert state.spikes.losses == ()
             rollbacks += 1
             remedies += [decision.remedy] if decision.remedy else []
-        assert len(state.losses) == len(state.grad_norms)
-        assert len(state.losses) <= (settings_.spike.window if settings_.spike else 0)
-        assert all(map(math.isfinite, state.losses + state.grad_norms))
+        assert len(state.spikes.losses) == len(state.spikes.grad_norms)
+        assert len(state.spikes.losses) <= (settings_.spike.window if settings_.spike else 0)
+        assert all(map(math.isfinite, state.spikes.losses + state.spikes.grad_norms))
         if decision.action is Action.HALT:
             break
     recovery = settings_.recovery
     ladder = () if recovery is None else recovery.ladder
     assert tuple(remedies) == ladder[: len(remedies)]
     assert rollbacks <= (0 if recovery is None else recovery.max_rollbacks + len(ladder))
-    assert PolicyState(**_from_json(json.dumps(asdict(state), allow_nan=False))) == state
-
-
-def _from_json(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(text)
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    assert PolicyState.load(json.loads(json.dumps(asdict(state), allow_nan=False))) == state
 
 
 @given(st.lists(signals, max_size=20), configs)

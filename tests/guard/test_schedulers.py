@@ -163,7 +163,7 @@ def test_the_table_has_every_scheduler_of_torch() -> None:
     assert found | {"SWALR"} == SCHEDULERS.keys() | NOT_STEPPED_BY_THE_GUARD
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
 def test_a_cut_holds_at_every_step_after_a_rollback(

@@ -6,7 +6,7 @@ import contextlib
 import resource
 from collections.abc import Iterable, Iterator
 
-from halfguard.records import Action, Cause, HealthyStepsRow, JournalRow, StepRow, Summary
+from halfguard.records import Action, Cause, HealthyStepsRow, JournalRow, StepRow
 
 
 def skipped(step: int, note: str = "") -> StepRow:
@@ -28,7 +28,7 @@ def spans(rows: Iterable[JournalRow]) -> list[tuple[int, int]]:
     for row in rows:
         if isinstance(row, HealthyStepsRow):
             found.append((row.first_step, row.last_step))
-        elif not isinstance(row, Summary):
+        elif isinstance(row, StepRow):
             found.append((row.step, row.step))
     return found
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from halfguard.errors import RecordError, UsageError
 from halfguard.journal import StepCounter
-from halfguard.records import Action, Cause, Summary
+from halfguard.records import Action, Cause, HealthWarning, Summary
 
 Step = tuple[Action, Cause | None, float, float]
 
@@ -102,3 +102,34 @@ def test_an_invalid_state_is_refused_and_changes_nothing() -> None:
         with pytest.raises(RecordError):
             counter.load_state_dict(state)
         assert counter.state_dict() == before
+
+
+def test_a_reduction_belongs_to_the_epoch_of_its_overflow() -> None:
+    counter = StepCounter()
+    counter.add(Action.SKIP, Cause.GRADIENT_OVERFLOW, 1.0, 8.0)
+    counter.set_scale(4.0)  # what the overflow made of it
+    assert counter.summary(0).scale_reductions == 1
+    assert counter.summary(0).scale == 4.0
+    counter.next_epoch()
+    counter.add(Action.APPLY, None, 1.0, 4.0)
+    assert counter.summary(1).scale_reductions == 0
+    assert counter.summary().scale_reductions == 1
+
+
+def test_before_the_first_step_there_is_no_scale() -> None:
+    counter = StepCounter()
+    counter.set_scale(65536.0)
+    assert counter.summary() == Summary()
+
+
+def test_a_warning_is_counted_in_its_epoch_and_in_the_run() -> None:
+    counter = StepCounter()
+    counter.add_warning(HealthWarning.LOW_SCALE)
+    counter.add_warning(HealthWarning.LOW_SCALE)
+    assert counter.summary(0).warnings == (HealthWarning.LOW_SCALE,)
+    assert "warnings: low_scale" in str(counter.summary(0))
+    counter.next_epoch()
+    assert counter.summary(1).warnings == ()
+    again = StepCounter()
+    again.load_state_dict(json.loads(json.dumps(counter.state_dict())))
+    assert again.summary().warnings == (HealthWarning.LOW_SCALE,)

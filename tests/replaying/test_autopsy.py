@@ -56,7 +56,8 @@ def test_an_incident_of_cuda_is_repeated_under_its_rules_and_says_so(tmp_path: P
 
     incident = broken(tmp_path, [noise(0, 6, 4)], job(model, loss))
     there = replay(incident, job(model, loss))
-    assert (there.reproduced, "emulated" in there.how) == ("bitwise", False)
+    # Nothing but NaN is left of that step, so nothing can be compared bit for bit.
+    assert (there.reproduced, "emulated" in there.how) == ("same fault", False)
     autopsy = replay(edited(incident, tmp_path, device="cuda"), job(model, loss))
     assert autopsy.reproduced == "no"
     assert "CUDA's autocast rules, emulated" in autopsy.how
@@ -135,7 +136,7 @@ def test_a_loop_with_its_own_forward_pass_can_be_repeated_if_it_names_the_batch(
         guard.update()
     incident = open_incident(tmp_path / "with" / "incidents" / "000000-r0")
     autopsy = replay(incident, job())
-    assert autopsy.reproduced == "bitwise"
+    assert autopsy.reproduced == "same fault"  # all of its numbers are NaN
     assert any("random numbers" in text for text in autopsy.differences)
     with pytest.raises(UsageError, match="holds no batch"):
         replay(tmp_path / "without" / "incidents" / "000000-r0", job())

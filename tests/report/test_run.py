@@ -13,7 +13,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from halfguard.journal import StepCounter
-from halfguard.records import Action, Cause, HealthyStepsRow, JournalRow, RunInfo, StepRow, Summary
+from halfguard.records import (
+    Action,
+    Cause,
+    HealthRow,
+    HealthWarning,
+    HealthyStepsRow,
+    JournalRow,
+    RunInfo,
+    StepRow,
+    Summary,
+)
 from halfguard.report import RunReport, run_page, to_html, to_markdown
 from halfguard.report.curves import COLUMNS, gather_columns
 from halfguard.report.timeline import build_timeline
@@ -85,7 +95,30 @@ def test_a_healthy_run_is_shown_as_good() -> None:
 
 
 def test_a_halted_run_says_so_first() -> None:
-    assert "stopped this run" in to_html(run_page(make_report([*ROWS, unusual(300, Action.HALT)])))
+    stop = unusual(300, Action.HALT, evidence="The loss was NaN.")
+    page = to_html(run_page(make_report([*ROWS, stop])))
+    assert "The guard stopped this run. The loss was NaN." in page
+
+
+def test_only_a_scale_that_finds_its_level_is_harmless() -> None:
+    def is_red(**more: object) -> bool:
+        row = unusual(1, Action.SKIP, Cause.GRADIENT_OVERFLOW, **more)
+        return "bad" in to_html(run_page(RunReport.of("a", [row]))).split("Unusual steps")[1]
+
+    assert not is_red(routine=True)
+    assert not is_red()  # of a journal that does not tell
+    assert is_red(evidence="Gradients held NaN at every loss scale.")
+
+
+def test_a_warning_is_shown_once_and_covers_no_step() -> None:
+    text = "The loss scale fell from 65536 to 64."
+    row = HealthRow(step=150, warning=HealthWarning.LOW_SCALE, text=text)
+    report = make_report([*ROWS, row, row])
+    assert to_html(run_page(report)).count(f"Warning at step 150: {text}") == 1
+    assert report.timeline.parts == make_report().timeline.parts
+    assert report.timeline.summary().warnings == (HealthWarning.LOW_SCALE,)
+    [told] = json.loads(report.to_json())["warnings"]
+    assert told["text"] == text
 
 
 def test_nothing_yet() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from halfguard.step.random_state import (
     capture_random_state,
@@ -99,3 +102,24 @@ def test_another_generator_of_numpy_is_restored() -> None:
         assert np.random.random() == first
     finally:
         legacy.set_bit_generator(before)
+
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "uniform": np.random.random,
+    "normal": np.random.randn,  # keeps a second number for the next call
+    "array": lambda: np.random.rand(700),
+    "seed": lambda: np.random.seed(5),
+}
+
+
+@settings(max_examples=100)
+@given(st.lists(st.sampled_from(sorted(DRAWS)), max_size=12))
+def test_numpys_state_is_read_anew_whenever_it_has_changed(draws: list[str]) -> None:
+    with preserved_random_state():
+        for draw in draws:
+            DRAWS[draw]()
+            name, keys, *rest = capture_random_state()["numpy"]
+            expected_name, expected_keys, *expected_rest = np.random.get_state()
+            assert (name, rest) == (expected_name, expected_rest)
+            assert (keys == expected_keys).all()

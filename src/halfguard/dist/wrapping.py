@@ -129,6 +129,16 @@ class GradientSync:
             held.enter_context(module.no_sync())
         return held
 
+    def reset(self) -> None:
+        """Let DDP begin anew after a step that was abandoned while it expected gradients.
+
+        Otherwise later forward passes raise, or gradients that are held back are reduced too early. All ranks
+        must do this together: a later forward pass agrees on new buckets.
+        """
+        for module in self._replicated:
+            module._has_rebuilt_buckets = False
+            module.reducer._reset_state()
+
     def drop_gradients(self) -> None:
         """Drop the gradients of an abandoned step that FSDP2 keeps where no optimizer sees them."""
         groups = (group for sharded in self._sharded for group in _fsdp_groups(sharded))

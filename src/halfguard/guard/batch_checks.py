@@ -10,6 +10,7 @@ import cmath
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from halfguard.dist.wrapping import is_dtensor
+from halfguard.guard.masks import fully_masked
 from halfguard.step.nested import PlainValues, named_batch_leaves, text_of
 
 _DESCRIBED = 12  # entries of a batch that a description shows
@@ -27,6 +29,23 @@ _PART = 2**24  # elements that are checked at a time, to save memory
 _MAX_MAPPED_BYTES = 2**26  # a larger file in memory is a dataset, not a batch
 _LABELS = frozenset({"label", "labels", "target", "targets"})
 _INPUTS = frozenset({"input_ids", "token_type_ids", "attention_mask", "position_ids"})
+
+
+class BatchFault(StrEnum):
+    """The reason why no finite loss can be expected of a batch."""
+
+    MASK = "a row of its attention mask masks every position"
+    NONFINITE = "it holds NaN or infinity"
+    LABELS = "every label is one that the loss ignores"
+
+
+def find_batch_fault(batch: Any, ignore_index: int, loss: float) -> BatchFault | None:
+    """Return what is wrong with a batch whose loss was not finite. This reads the device."""
+    if math.isnan(loss) and fully_masked(batch):
+        return BatchFault.MASK
+    if not batch_is_finite(batch):
+        return BatchFault.NONFINITE
+    return BatchFault.LABELS if every_label_ignored(batch, ignore_index) else None
 
 
 @torch.no_grad()
@@ -165,25 +184,25 @@ def _holds_only(leaf: Any, number: int) -> bool:
         return False
 
 
-def describe_batch(batch: Any, about: Any = None, private: bool = False) -> str:
-    """Return a line for the journal: the user's description, then shapes, strings and numbers.
+def describe_batch(batch: Any, about: Any = None, *, contents: bool = True) -> str:
+    """Return a line for the journal: the user's description, then dtypes, shapes, strings and numbers.
 
-    With ``private``, only dtypes and shapes.
+    Without ``contents``, strings and numbers are left out.
     """
-    parts = [] if about is None or private else [text_of(about)]
-    parts += islice(_descriptions(batch, private), _DESCRIBED - len(parts))
+    parts = [] if about is None else [text_of(about)]
+    parts += islice(_descriptions(batch, contents), _DESCRIBED - len(parts))
     return ", ".join(
         part if len(part) <= _LENGTH else f"{part[: _LENGTH - 3]}..." for part in parts
     )
 
 
-def _descriptions(batch: Any, private: bool) -> Iterator[str]:
+def _descriptions(batch: Any, contents: bool) -> Iterator[str]:
     for _, leaf in named_batch_leaves(batch, _SEARCHED):
         if isinstance(leaf, Tensor):
             yield f"{str(leaf.dtype).removeprefix('torch.')}{_shape(leaf)}"
         elif _is_array(leaf) and leaf.ndim:
             yield f"numpy.{leaf.dtype}{list(leaf.shape)}"
-        elif not private:
+        elif contents:
             values = leaf if isinstance(leaf, PlainValues) else (leaf,)
             yield from (_literal(value) for value in values if isinstance(value, str | int | float))
 

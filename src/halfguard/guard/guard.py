@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,9 @@ from torch.optim import Optimizer
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard import policy
-from halfguard.guard.agreement.fault_report import investigate
+from halfguard.guard.agreement.fault_report import batches_ok, investigate
 from halfguard.guard.config import GuardConfig
+from halfguard.guard.evidence import explain
 from halfguard.guard.halt_message import describe_recovery, halt_error
 from halfguard.guard.protocols import Scheduler, WeightAverage
 from halfguard.guard.recorder import Recorder, StepReport
@@ -40,6 +41,7 @@ from halfguard.guard.step_batches import (
     tensor_versions,
     trainable_loss,
 )
+from halfguard.guard.stepping.forward_pass import ForwardPass, Transaction
 from halfguard.guard.stepping.gate import read_signals
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.guard.stepping.pending_rows import PendingRows
@@ -49,6 +51,12 @@ from halfguard.precision.modes import autocast
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
+from halfguard.step.generators import (
+    Generator,
+    generator_state,
+    generators_of_function,
+    generators_of_model,
+)
 from halfguard.step.loss import LossFunction
 from halfguard.step.random_state import (
     capture_random_state,
@@ -88,7 +96,7 @@ class Guard:
         entry: str = "",
     ) -> None:
         self.model = model
-        self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.optimizers = _as_list(optimizer)
         self.config = self._initial_config = GuardConfig.load(config)
         self._scheduler_and_ema = SchedulerAndEma(model, self.optimizers, scheduler, ema)
         raise_if_unsupported(model, self.optimizers)
@@ -100,8 +108,12 @@ class Guard:
         self.step_index = 0  # update attempts so far
         self.batch_index = 0  # batches of this epoch so far
         self._batches = StepBatches()
+        self._transaction = Transaction(self._abandon)
         self._begun = False
+        self._in_forward = False  # a forward pass was begun, and no backward pass since
         self._settled = True  # the scheduler has followed the last decision
+        self._told_statistics = False
+        self._model_generators: list[Generator] | None = None
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         on_host = self._needs_answer_now or self._stepper.device.type == "cpu"
@@ -117,15 +129,15 @@ class Guard:
         ``about`` describes this batch in the journal if it turns out to be bad.
         """
         self.batch_index += 1
-        with self._transaction():
+        with self._transaction:
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
             with self._stepper.micro_batch(self._batches):
-                with self.autocast():
+                with autocast(self.config.precision, self._stepper.device.type):
                     loss = trainable_loss(loss_fn(self.model, batch))
                 self._backward(loss, micro)
             if len(self._batches.micro_batches) < self.config.accumulate:
-                return StepOutcome()
+                return StepOutcome(micro_loss=loss.detach())
             return self._update(self.optimizers)
 
     def _micro_batch(self, loss_fn: LossFunction, batch: Any, about: Any) -> MicroBatch:
@@ -135,15 +147,26 @@ class Guard:
         rng = capture_random_state()
         if not retries:
             return MicroBatch(batch, about, loss_fn, rng)
+        if self._model_generators is None:
+            self._model_generators = generators_of_model(self.model)
+        generators = [*generators_of_function(loss_fn), *self._model_generators]
+        own = tuple((generator, generator_state(generator)) for generator in generators)
         if self._copies_batches:
-            return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng)
+            return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng, own)
         # The repeat must see the batch that was given: containers are copied, tensors are watched.
-        return MicroBatch(copy_containers(batch), about, loss_fn, rng, tensor_versions(batch))
+        given = copy_containers(batch)
+        return MicroBatch(given, about, loss_fn, rng, own, tensor_versions(batch))
 
     # -- the form for a loop that keeps its own forward pass
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context for a forward pass; this begins a step, unless the model is in eval mode."""
+    def autocast(self) -> ForwardPass:
+        """Return the context for a forward pass, to be entered once or for every batch.
+
+        Entering it begins a step, unless the model is in eval mode.
+        """
+        return ForwardPass(self._begin_forward, self._abandon)
+
+    def _begin_forward(self) -> AbstractContextManager[Any]:
         # Evaluation begins no step: one rank may do it alone, and beginning may need the other ranks.
         if torch.is_grad_enabled() and any(part.training for part in self.model.modules()):
             self._begin_step()
@@ -160,8 +183,8 @@ class Guard:
                 cure="Call guard.step(loss_fn, batch), or choose skip.on_nonfinite='skip'.",
             )
         self.batch_index += 1
-        with self._transaction():
-            self._begin_step()
+        with self._transaction:
+            self._begin_step(late=True)
             self._backward(
                 trainable_loss(loss), MicroBatch(batch, about), retain_graph=retain_graph
             )
@@ -183,7 +206,7 @@ class Guard:
                 "micro-batches, but ranks reduce gradients only with the last one.",
                 cure="Leave the step open: the first batches of the next epoch complete it.",
             )
-        with self._transaction():
+        with self._transaction:
             return self._update(self.optimizers if optimizer is None else [optimizer])
 
     # -- between steps
@@ -191,7 +214,7 @@ class Guard:
     def end_epoch(self) -> Summary:
         """End an epoch: write its counts to log and journal, and return them."""
         self._process_due(everything=True)
-        summary = self._recorder.end_epoch(self.epoch)
+        summary = self._recorder.end_epoch(self.epoch, self.scaler.get_scale())
         self.epoch += 1
         self.batch_index = 0
         return summary
@@ -199,6 +222,8 @@ class Guard:
     def summary(self) -> Summary:
         """Return the counts since the guard was made; with several ranks, of the steps decided so far."""
         self._process_due(everything=self._stepper.single_rank)  # one rank may call this alone
+        if self._stepper.single_rank:
+            self._recorder.tally.set_scale(self.scaler.get_scale())
         return self._recorder.tally.summary()
 
     def close(self) -> Summary:
@@ -206,7 +231,7 @@ class Guard:
         self._process_due(everything=True)
         if self._recovery is not None:
             self._recovery.close()
-        return self._recorder.close()
+        return self._recorder.close(self.scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard and of the random generators. Save model and optimizer yourself."""
@@ -271,11 +296,7 @@ class Guard:
         return run is not None
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        remembered: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in state["policy"].items()
-        }
-        self._policy = policy.PolicyState(**remembered)
+        self._policy = policy.PolicyState.load(state["policy"])
         self._recorder.tally.load_state_dict(state["tally"])
         counters = state["counters"]
         self.epoch, self.step_index = counters["epoch"], counters["step"]
@@ -321,7 +342,7 @@ class Guard:
         torch waits for every optimizer that is not fused; retry, raise and an EMA need to wait as well.
         """
         needed = self.config.skip.on_nonfinite != "skip" or self._scheduler_and_ema.ema is not None
-        return needed or not self._stepper.fused
+        return needed or not self._stepper.fused or self._stepper.buffers.needs_host
 
     @property
     def _compares_ranks(self) -> bool:
@@ -329,20 +350,16 @@ class Guard:
         desync = self.config.desync
         return desync is not None and self.step_index % desync.every == 0
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Abandon the step if anything raises: the caller may catch it and continue with the next batch."""
-        try:
-            yield
-        except BaseException as error:
-            if self._begun:  # not completed yet
-                self._stepper.discard()
-                self._batches, self._begun = StepBatches(), False
-            if self._stepper.half_applied:
-                error.add_note(f"halfguard: {_HALF_APPLIED} {_RELOAD}")
-            raise
+    def _abandon(self, error: BaseException) -> None:
+        """Leave no trace of the step: the caller may catch the error and continue with the next batch."""
+        if self._begun:  # not completed yet
+            self._stepper.discard()
+            self._batches, self._begun = StepBatches(), False
+        if self._stepper.half_applied:
+            error.add_note(f"halfguard: {_HALF_APPLIED} {_RELOAD}")
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, *, late: bool = False) -> None:
+        """Begin a step, or a further forward pass of it; ``late`` if that pass has already run."""
         if self._stepper.half_applied:
             raise UsageError(_HALF_APPLIED, cure=_RELOAD)
         if not self._begun:
@@ -352,33 +369,45 @@ class Guard:
                 if changed:
                     self._recovery.on_new_parameters()
                 self._recovery.begin()
-            self._stepper.buffers.keep()
+            self._stepper.begin(late=late)
             self._begun = True
+        elif not late and self._in_forward:  # the last forward pass had no backward pass
+            self._stepper.begin_again(first=not self._batches.micro_batches)
+        self._in_forward = not late
 
     def _backward(self, loss: Tensor, micro: MicroBatch, *, retain_graph: bool = False) -> None:
+        self._in_forward = False
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
         check = self._compares_ranks
         self._stepper.backward(part, micro, self._batches, check=check, retain_graph=retain_graph)
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.next_limits(self._policy, self.config)
-        row, refused, gradients = self._stepper.examine(
-            optimizers, self._batches, limits, check=self._compares_ranks
+        row, gradients = self._stepper.examine(
+            optimizers, self._batches, check=self._compares_ranks
         )
-        batch_ok = partial(self._batches.batches_ok, self.config.ignore_index)
+        batch_ok = partial(batches_ok, self._batches, self.config.ignore_index)
         outcome = StepOutcome(row, limits, gradients, batch_ok)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)
-        known = bool(refused.item()) if self._needs_answer_now else None
+        refused: Tensor | bool
+        if self._needs_answer_now:
+            values = self._stepper.gate.read(row)
+            refused = policy.find_cause(read_signals(values, limits)) is not None
+        else:
+            values = None
+            refused = self._stepper.gate.refused(row, limits)
+        known = refused is True
         # A retry tells whether the scale caused the overflow; until then the scale waits.
-        hold_scale = bool(known) and self.config.skip.on_nonfinite == "retry_fp32"
-        self._stepper.apply(optimizers, gradients, refused, known, hold_scale=hold_scale)
-        report = StepReport(*where, limits, turn, self._batches, outcome, holds_scale=hold_scale)
+        hold_scale = known and self.config.skip.on_nonfinite == "retry_fp32"
+        held = tuple(self._stepper.module_tensors.references)
+        self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale)
+        report = StepReport(*where, limits, turn, self._batches, outcome, held, hold_scale)
         self._batches, self._begun = StepBatches(), False
         self.step_index += 1
         self._settled = False
         try:
-            self._pending.push(row, report)
+            self._pending.push(row if values is None else values, report)
             if self._pending.lag:
                 self._advance(turn)  # a skipped step is noticed later, and corrected
             self._process_due()
@@ -403,24 +432,27 @@ class Guard:
 
     def _process(self, seen: policy.Signals, report: StepReport) -> None:
         cause = policy.find_cause(seen)
-        if cause is not None:
+        if cause is None:
+            self._follow_applied(seen, report)
+        else:
             seen = self._investigate(cause, seen, report)
-        elif not self._pending.lag:
-            self._advance(report.turn)
         decision, self._policy = policy.decide(self._policy, seen, self.config)
-        exact = not self._pending.lag
-        self._recorder.capture(
-            unwrap_model(self.model), self.config, decision, seen, report, exact=exact
-        )
+        if cause is not None:
+            exact = not self._pending.lag
+            self._recorder.capture(
+                unwrap_model(self.model), self.config, decision, seen, report, exact=exact
+            )
         divergence = report.outcome.divergence
         if divergence is not None and decision.action is Action.SKIP:
             self._stepper.replicas.copy_from_majority(divergence)
         if decision.action is Action.RETRY:
-            decision, seen = self._retry(decision, seen, report)
+            decision, seen = self._retry(seen, report)
         elif report.holds_scale:
             self._stepper.release_scale(is_cause=True)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
             decision = replace(decision, action=Action.HALT)
+        if decision.scale is not None and not self._batches.micro_batches:
+            self.scaler.update(decision.scale)
         report.outcome.set_decision(decision, seen)
         if self._pending.lag and cause is not None:
             self._scheduler_and_ema.undo_early_step(report.turn)
@@ -428,32 +460,56 @@ class Guard:
         row = self._recorder.note(decision, seen, report, self._note(decision, report))
         if row is not None and decision.action is Action.HALT:
             self._recorder.journal.flush()
-            raise halt_error(row, streak=self._policy.streak)
+            explanation = explain(decision, seen, report.outcome.fault_report, self.config)
+            raise halt_error(row, explanation, row.batches, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision)
+
+    def _follow_applied(self, seen: policy.Signals, report: StepReport) -> None:
+        if not self._pending.lag:
+            self._advance(report.turn)
+        if not seen.statistics_finite:
+            self._repair_statistics(report)
+
+    def _repair_statistics(self, report: StepReport) -> None:
+        if not self._pending.lag:  # otherwise the device has done it
+            self._stepper.buffers.restore_nonfinite()
+        if not self._told_statistics:
+            logger.warning(
+                "step %d: running statistics became non-finite although the loss is finite, for example by "
+                "a NaN sample that the loss leaves out. They keep their former values; this is told once.",
+                report.step,
+            )
+        self._told_statistics = True
 
     def _investigate(
         self, cause: Cause, seen: policy.Signals, report: StepReport
     ) -> policy.Signals:
+        poisoned_only = bool(self._pending.lag)  # the steps since then may be good
+        self._stepper.restore_module_tensors(report.module_tensors, poisoned_only=poisoned_only)
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
-        inquest = investigate(cause, report.batches, gradients, replicas, self.config.ignore_index)
-        report.outcome.set_fault_report(inquest)
-        return replace(seen, batch_ok=inquest.batch_ok, majority=inquest.source is not None)
+        model, ignored = unwrap_model(self.model), self.config.ignore_index
+        found = investigate(cause, report.batches, gradients, replicas, model, ignored)
+        report.outcome.fault_report = found
+        return replace(
+            seen,
+            weights_ok=found.bad_weight is None,
+            batch_ok=found.batch_fault is None,
+            majority=found.source is not None,
+        )
 
     def _retry(
-        self, decision: policy.Decision, seen: policy.Signals, report: StepReport
+        self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
-        assert decision.cause is not None  # noqa: S101 - a retry has a cause
         if report.batches.changed_in_place:
-            return self._skip_unrepeatable(decision.cause, seen, report)
+            return self._skip_unrepeatable(seen, report)
         applied = False
         try:
             row, gradients = self._stepper.repeat(report.batches)
-            again = replace(read_signals(row.tolist(), report.limits), batch_ok=seen.batch_ok)
+            again = read_signals(row.tolist(), report.limits)
+            again = replace(again, weights_ok=seen.weights_ok, batch_ok=seen.batch_ok)
             in_fp32 = policy.find_cause(again)
-            decision, self._policy = policy.decide_retried(
-                self._policy, again, decision.cause, self.config
-            )
+            decision, self._policy = policy.decide_retried(self._policy, again, seen, self.config)
             if decision.action is Action.RETRY:
                 self._stepper.apply_repeated(gradients)
                 applied = True
@@ -469,7 +525,7 @@ class Guard:
         return decision, replace(again, scale=seen.scale)
 
     def _skip_unrepeatable(
-        self, cause: Cause, seen: policy.Signals, report: StepReport
+        self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         """Skip a step whose batch the loss function changed in place; copy batches from now on."""
         if not self._copies_batches:
@@ -479,7 +535,7 @@ class Guard:
                 report.step,
             )
         self._copies_batches = True
-        decision, self._policy = policy.decide_retried(self._policy, seen, cause, self.config)
+        decision, self._policy = policy.decide_unrepeated(self._policy, seen, self.config)
         self._stepper.release_scale(is_cause=True)
         return decision, seen
 
@@ -489,17 +545,19 @@ class Guard:
         for values, report in self._pending.pop_due(everything=True):
             seen = read_signals(values, report.limits)
             report.outcome.set_decision(undone, seen)
-            self._recorder.note(undone, seen, report, "undone by going back")
+            self._recorder.note(undone, seen, report, "undone by the rollback")
 
     def _note(self, decision: policy.Decision, report: StepReport) -> str:
         if report.outcome.divergence is not None:
             return str(report.outcome.divergence)
         if decision.remedy is not None:
             return f"remedy: {decision.remedy}"
+        if decision.note:
+            return decision.note
         if decision.action is not Action.HALT or self.config.recovery is None:
             return ""
         if self._recovery is None or not self._recovery.ready:
-            return "There is nothing to return to: no snapshot had proved healthy yet."
+            return "There was no snapshot to roll back to: none was confirmed as good yet."
         ladder = policy.allowed_remedies(self._initial_config)
         return describe_recovery(self._policy.rollbacks, ladder[: self._policy.remedies])
 
@@ -514,3 +572,8 @@ class Guard:
             self._recovery.applied()
         else:
             self._recovery.bad()
+
+
+def _as_list(optimizer: Any) -> list[Optimizer]:
+    """Return one optimizer or several as a list; a wrapper need not be a ``torch.optim.Optimizer``."""
+    return [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)

@@ -1,28 +1,35 @@
 """The policy: a pure function from the measurements of a step to a decision. No tensor, no clock, no I/O.
 
 Every step is decided by the same questions in the same order. Are the ranks still equal? Was the loss
-finite, and if not, was the batch? Were the gradients? Is the loss, then the gradient norm, within its
-limits? The first "no" is the cause. Cause and configuration give the action; only a streak of bad steps
-leads to more than skipping. A batch alone is never bad: masks of -inf and NaN for missing labels are
+finite, and if not, were the weights and the batch? Were the gradients? Is the loss, then the gradient norm,
+within its limits? The first "no" is the cause. Cause and configuration give the action; only a streak of bad
+steps leads to more than skipping. A batch alone is never bad: masks of -inf and NaN for missing labels are
 common, and harmless if the loss is finite.
 
 A gradient overflow while the scale can still fall is how a dynamic loss scale finds its level. Such a step is
 skipped (or retried), but it does not count towards the streak, and it does not stop a run that asked to stop
-at the first non-finite step.
+at the first non-finite step. NaN gradients that no scale cures are told apart by ``nan_gradients``; limits
+that follow the run are in ``spikes``.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from halfguard.formats import FP32
-from halfguard.guard.config import GuardConfig, Remedy, SpikeConfig
+from halfguard.guard.config import GuardConfig, Remedy
+from halfguard.guard.nan_gradients import NanGradients
+from halfguard.guard.spikes import ACCEPT_AFTER, SpikeMemory, as_float32
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause
 
-NONFINITE = frozenset({Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW})
+NONFINITE = frozenset(
+    {Cause.BAD_WEIGHTS, Cause.BAD_BATCH, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW}
+)
+SPIKES = frozenset({Cause.LOSS_SPIKE, Cause.GRADIENT_SPIKE})
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,11 @@ class Signals:
     grads_finite: bool
     scale: float
     limits: StepLimits = StepLimits()
+    weights_ok: bool = True  # checked only if the loss or a gradient is not finite
     batch_ok: bool = True  # checked only if the loss is not finite
     desync: bool = False  # ranks that must be equal are not
     majority: bool = True  # checked only then: a majority of ranks agrees
+    statistics_finite: bool = True  # running statistics of normalization layers, after the step
 
 
 @dataclass(frozen=True)
@@ -52,11 +61,21 @@ class PolicyState:
     """The memory of the policy from step to step: plain numbers, so that it can be saved."""
 
     streak: int = 0
-    losses: tuple[float, ...] = ()  # of the last applied steps, for the limits
-    grad_norms: tuple[float, ...] = ()
     rollbacks: int = 0
     remedies: int = 0  # how many remedies of the ladder were started
     trial: int = 0  # applied steps of the remedy on trial; 0 when none is
+    spikes: SpikeMemory = field(default_factory=SpikeMemory)
+    nan: NanGradients = field(default_factory=NanGradients)
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any]) -> PolicyState:
+        """Return the state from ``dataclasses.asdict``, also after JSON has made its tuples lists."""
+        spikes: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in values["spikes"].items()
+        }
+        nested = {"spikes": SpikeMemory(**spikes), "nan": NanGradients(**values["nan"])}
+        return cls(**{**values, **nested})
 
 
 @dataclass(frozen=True)
@@ -66,15 +85,23 @@ class Decision:
     action: Action
     cause: Cause | None = None
     remedy: Remedy | None = None  # of the ladder, to try after rolling back
+    failed_in_fp32: bool = field(default=False, compare=False)  # it was repeated, in vain
+    scale: float | None = field(default=None, compare=False)  # to set, since it is not the cause
+    routine: bool = field(default=False, compare=False)  # the loss scale finds its level
+    note: str = field(default="", compare=False)  # a change of the policy, to tell the user
 
 
 def find_cause(seen: Signals) -> Cause | None:
     """Return the first thing that is wrong with a step, or None."""
     if seen.desync:
         return Cause.DESYNC  # all other measurements were made with different weights
-    if not math.isfinite(seen.loss):
+    finite_loss = math.isfinite(seen.loss)
+    finite_gradients = seen.grads_finite and not math.isnan(seen.scale)
+    if not seen.weights_ok and not (finite_loss and finite_gradients):
+        return Cause.BAD_WEIGHTS
+    if not finite_loss:
         return Cause.FORWARD_OVERFLOW if seen.batch_ok else Cause.BAD_BATCH
-    if not seen.grads_finite or math.isnan(seen.scale):
+    if not finite_gradients:
         return Cause.GRADIENT_OVERFLOW
     if seen.loss > seen.limits.loss:
         return Cause.LOSS_SPIKE
@@ -84,85 +111,118 @@ def find_cause(seen: Signals) -> Cause | None:
     return None
 
 
-_LEAST_DEVIATION = 0.01
 _LARGEST = FP32.largest  # norms are computed in float32
 
 
 def next_limits(state: PolicyState, config: GuardConfig) -> StepLimits:
     """Return the limits for the next step, from the configuration and the last applied steps."""
-    grad_norm = _float32(config.skip.max_grad_norm or math.inf)
-    if config.spike is None or len(state.losses) < config.spike.warm_up:
-        return StepLimits(grad_norm=grad_norm)
-    return StepLimits(
-        loss=_upper(state.losses, config.spike),
-        grad_norm=min(grad_norm, _upper(state.grad_norms, config.spike)),
-    )
+    fixed = as_float32(config.skip.max_grad_norm or math.inf)
+    if config.spike is None:
+        return StepLimits(grad_norm=fixed)
+    loss, grad_norm = state.spikes.limits(config.spike)
+    return StepLimits(loss=loss, grad_norm=min(fixed, grad_norm))
 
 
-def _upper(values: tuple[float, ...], spike: SpikeConfig) -> float:
-    mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    # Steps that hardly differ have almost no deviation; a change of 1% of the mean is still no spike.
-    deviation = max(math.sqrt(variance), _LEAST_DEVIATION * abs(mean))
-    return _float32(mean + spike.sigma * deviation)
-
-
-def _float32(value: float) -> float:
-    # The device compares in float32; with the same limit, host and device give the same answer.
-    return value if math.isinf(value) else float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def is_scale_calibration(seen: Signals, config: GuardConfig) -> bool:
-    """Return whether this is a dynamic loss scale finding its level, as in every healthy run."""
-    can_fall = Precision(config.precision).needs_loss_scale and seen.scale > _float32(
-        config.scale.floor
-    )
-    return can_fall and find_cause(seen) is Cause.GRADIENT_OVERFLOW
+def can_fall(scale: float, config: GuardConfig) -> bool:
+    """Return whether the loss scale is above its floor; False for precisions without one."""
+    floor = as_float32(config.scale.floor)
+    return Precision(config.precision).needs_loss_scale and scale > floor
 
 
 def decide(state: PolicyState, seen: Signals, config: GuardConfig) -> tuple[Decision, PolicyState]:
     """Decide one step; return the decision and the new state."""
     cause = find_cause(seen)
     if cause is None:
-        return Decision(Action.APPLY), _after_applied(state, seen, config)
+        nan, scale = state.nan.after_applied(seen.scale, config.scale.growth_interval)
+        state = state if nan is state.nan else replace(state, nan=nan)
+        return Decision(Action.APPLY, scale=scale), _after_applied(state, seen, config)
     if cause is Cause.DESYNC:
         heals = config.desync is not None and config.desync.action == "resync" and seen.majority
         return _bad(state, cause, config) if heals else (Decision(Action.HALT, cause), state)
-    routine = is_scale_calibration(seen, config)
+    # A dynamic loss scale finds its level, as in every healthy run.
+    routine = cause is Cause.GRADIENT_OVERFLOW and can_fall(seen.scale, config)
+    if cause in NONFINITE and config.skip.on_nonfinite == "retry_fp32":
+        # Counted after the retry, by its result, which also tells whether the scale is the cause.
+        return Decision(Action.RETRY, cause, routine=routine), state
+    keep = None
+    if cause is Cause.GRADIENT_OVERFLOW:
+        nan, keep = _after_overflow(state.nan, seen, config)
+        state, routine = replace(state, nan=nan), routine and keep is None
+    elif cause is Cause.BAD_WEIGHTS and math.isfinite(seen.loss):
+        keep = seen.scale  # the device saw an overflow, and has lowered it
     if cause in NONFINITE and config.skip.on_nonfinite == "raise" and not routine:
         return Decision(Action.HALT, cause), state
-    if cause in NONFINITE and config.skip.on_nonfinite == "retry_fp32":
-        return Decision(Action.RETRY, cause), state  # counted after the retry, by its result
     if routine:
-        return Decision(Action.SKIP, cause), state
-    return _bad(state, cause, config)
+        return Decision(Action.SKIP, cause, routine=True), state
+    if cause in SPIKES:
+        return _spike(state, seen, cause, config)
+    decision, state = _bad(state, cause, config)
+    return replace(decision, scale=keep), state
+
+
+def _after_overflow(
+    nan: NanGradients, seen: Signals, config: GuardConfig
+) -> tuple[NanGradients, float | None]:
+    if not math.isnan(seen.grad_norm):
+        return NanGradients(), None  # infinite only: the scale may be the cause
+    return nan.after_nan(seen.scale, limit=max(1, config.skip.max_consecutive // 2))
 
 
 def decide_retried(
-    state: PolicyState, seen: Signals, cause: Cause, config: GuardConfig
+    state: PolicyState, again: Signals, seen: Signals, config: GuardConfig
 ) -> tuple[Decision, PolicyState]:
-    """Decide a step that was repeated in FP32; ``cause`` is what was wrong in half precision."""
-    if find_cause(seen) is None:
-        # A batch that gives finite gradients in FP32 is not bad, even if it holds infinities.
-        cause = Cause.FORWARD_OVERFLOW if cause is Cause.BAD_BATCH else cause
-        return Decision(Action.RETRY, cause), _after_applied(state, seen, config)
-    return _bad(state, find_cause(seen) or cause, config)
+    """Decide a step that was repeated in FP32; ``seen`` is what was measured in half precision."""
+    cause = find_cause(again)
+    if cause is None:
+        # Weights and a batch that give finite gradients in FP32 are not bad, even if they hold infinities.
+        cause = find_cause(replace(seen, weights_ok=True, batch_ok=True))
+        return Decision(Action.RETRY, cause), _after_applied(state, again, config)
+    if cause in SPIKES:
+        return _spike(state, again, cause, config)
+    decision, state = _bad(state, cause, config)
+    return replace(decision, failed_in_fp32=True), state
+
+
+def decide_unrepeated(
+    state: PolicyState, seen: Signals, config: GuardConfig
+) -> tuple[Decision, PolicyState]:
+    """Decide a step that should have been repeated in FP32, but could not be."""
+    return _bad(state, find_cause(seen), config)
 
 
 def _after_applied(state: PolicyState, seen: Signals, config: GuardConfig) -> PolicyState:
-    state = replace(state, streak=0)
+    state = replace(state, streak=0) if state.streak else state
     if config.spike is not None:
-        keep = config.spike.window - 1
-        state = replace(
-            state,
-            losses=(*state.losses[-keep:], seen.loss),
-            grad_norms=(*state.grad_norms[-keep:], seen.grad_norm),
-        )
+        spikes = state.spikes.after_applied(seen.loss, seen.grad_norm, config.spike)
+        state = replace(state, spikes=spikes)
     if config.recovery is None or not state.trial:
         return state
     # A remedy that worked for long enough is kept, and its trial ends.
     proved = state.trial >= config.recovery.trial_steps
     return replace(state, trial=0 if proved else state.trial + 1)
+
+
+def _spike(
+    state: PolicyState, seen: Signals, cause: Cause, config: GuardConfig
+) -> tuple[Decision, PolicyState]:
+    """Refuse a spike, and remember it: spikes that last or recur are accepted from the next step on."""
+    decision, after = _bad(state, cause, config)
+    spike, fixed = config.spike, min(as_float32(config.skip.max_grad_norm or math.inf), _LARGEST)
+    if spike is None or decision.action is not Action.SKIP or not seen.grad_norm <= fixed:
+        return decision, after
+    after = replace(after, spikes=state.spikes.after_refused(seen.loss, seen.grad_norm, spike))
+    # Spikes in a row may mean that the last update broke the weights: a rollback is tried first.
+    in_a_row = config.recovery is not None and after.streak >= ACCEPT_AFTER
+    accepted = None if in_a_row else after.spikes.accept(spike)
+    if accepted is None:
+        return decision, after
+    after = replace(after, spikes=accepted)
+    limits = next_limits(after, config)
+    note = (
+        f"{ACCEPT_AFTER} spikes were at one level, which is accepted from now on: loss up to "
+        f"{limits.loss:.4g}, gradient norm up to {limits.grad_norm:.4g}"
+    )
+    return replace(decision, note=note), after
 
 
 def allowed_remedies(config: GuardConfig) -> tuple[Remedy, ...]:
@@ -171,7 +231,9 @@ def allowed_remedies(config: GuardConfig) -> tuple[Remedy, ...]:
     return tuple(r for r in ladder if not (r == "fp32" and config.precision == "fp16-weights"))
 
 
-def _bad(state: PolicyState, cause: Cause, config: GuardConfig) -> tuple[Decision, PolicyState]:
+def _bad(
+    state: PolicyState, cause: Cause | None, config: GuardConfig
+) -> tuple[Decision, PolicyState]:
     state = replace(state, streak=state.streak + 1)
     if state.streak < config.skip.max_consecutive:
         return Decision(Action.SKIP, cause), state

@@ -13,12 +13,15 @@ from torch import nn
 
 from halfguard.dist.collectives import rank, world_size
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.policy import Decision, Signals, StepLimits, is_scale_calibration
+from halfguard.guard.evidence import explain
+from halfguard.guard.health import Health
+from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.guard.step_batches import StepBatches
+from halfguard.guard.stepping.module_tensors import Reference
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.journal import Journal, StepCounter, collect_environment, make_run_info
-from halfguard.records import Action, StepRow, Summary
+from halfguard.records import Action, HealthRow, HealthWarning, StepRow, Summary
 from halfguard.step.random_state import portable_random_state
 
 logger = logging.getLogger("halfguard")
@@ -35,10 +38,16 @@ class StepReport:
     turn: frozenset[int]  # ids of the optimizers that were stepped
     batches: StepBatches
     outcome: StepOutcome
+    module_tensors: tuple[Reference, ...] = ()  # that modules held before the step
     holds_scale: bool = False  # the loss scale waits for the result of the retry
 
-    def row(self, decision: Decision, seen: Signals, note: str = "") -> StepRow:
+    def row(
+        self, decision: Decision, seen: Signals, config: GuardConfig, note: str = ""
+    ) -> StepRow:
         """Return the step in full, for the journal."""
+        found = self.outcome.fault_report
+        known = found is not None and not decision.routine
+        evidence = explain(decision, seen, found, config).evidence if known else ""
         return StepRow(
             step=self.step,
             epoch=self.epoch,
@@ -51,6 +60,8 @@ class StepReport:
             culprits=self.outcome.culprits,
             batches=self.batches.descriptions(),
             ranks=self.outcome.ranks,
+            evidence=evidence,
+            routine=decision.routine,
             note=note,
         )
 
@@ -69,6 +80,7 @@ class Recorder:
         entry: str,
     ) -> None:
         self.tally = StepCounter()
+        self.health = Health()
         self.journal = Journal(run_dir if rank() == 0 else None)
         self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device))
         self.incidents: IncidentWriter | None = None
@@ -91,17 +103,30 @@ class Recorder:
     ) -> StepRow | None:
         """Count a step; write and return the row of an unusual one."""
         self.tally.add(decision.action, decision.cause, seen.grad_norm, seen.scale)
+        for warning, text in self.health.add(decision.action, seen.grad_norm, seen.scale).items():
+            self._warn(warning, text, report)
         if decision.cause is None:
             self.journal.add_healthy_step(report.step, seen.loss, seen.grad_norm, seen.scale)
             return None
-        row = report.row(decision, seen, note)
+        if decision.routine and self.health.is_low(seen.scale):
+            decision = replace(decision, routine=False)  # no healthy run has such a scale
+        row = report.row(decision, seen, self.config, note)
         self.journal.add_unusual_step(row)
         # A retried step was repaired at once, and scale calibration is part of every healthy run: no warning.
-        routine = decision.action is Action.RETRY or is_scale_calibration(seen, self.config)
+        routine = row.action is Action.RETRY or row.routine
         level = logging.INFO if routine or rank() else logging.WARNING
         culprits = ", ".join(row.culprits)
         logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, culprits)
+        if decision.note and not rank():
+            logger.warning("step %d: %s", row.step, decision.note)
         return row
+
+    def _warn(self, warning: HealthWarning, text: str, report: StepReport) -> None:
+        self.tally.add_warning(warning)
+        row = HealthRow(step=report.step, epoch=report.epoch, warning=warning, text=text)
+        self.journal.add_warning(row)
+        if not rank():
+            logger.warning("step %d: %s", report.step, text)
 
     def capture(
         self,
@@ -114,8 +139,11 @@ class Recorder:
         exact: bool,
     ) -> None:
         """Capture an incident, before a retry or a rollback changes the weights."""
-        # Scale calibration is not an incident; every healthy run begins with it.
-        if self.incidents is None or decision.cause is None or is_scale_calibration(seen, config):
+        if self.incidents is None or decision.cause is None:
+            return
+        # Every healthy run begins with scale calibration; only the first step at too low a scale is kept.
+        known = HealthWarning.LOW_SCALE in self.health.told
+        if decision.routine and (known or not self.health.is_low(seen.scale)):
             return
         if rank() not in (report.outcome.ranks or (0,)):
             return
@@ -124,7 +152,7 @@ class Recorder:
         # Only this rank's own loss can be repeated elsewhere; gradients were averaged over all ranks.
         mine = seen if alone else replace(seen, loss=report.batches.local_loss)
         moment = BadStep(
-            step=report.row(decision, mine),
+            step=report.row(decision, mine, config),
             micro_batches=[
                 (m.batch, portable_random_state(m.rng), m.about)
                 for m in report.batches.micro_batches
@@ -140,16 +168,18 @@ class Recorder:
         )
         self.incidents.capture(model, moment)
 
-    def end_epoch(self, epoch: int) -> Summary:
-        """Write the counts of the epoch to log and journal, and reset them."""
+    def end_epoch(self, epoch: int, scale: float) -> Summary:
+        """Write the counts of the epoch to log and journal, and reset them; ``scale`` is the present one."""
+        self.tally.set_scale(scale)
         summary = self.tally.summary(epoch)
         logger.info("%s", summary)
         self.journal.add_summary(summary)
         self.tally.next_epoch()
         return summary
 
-    def close(self) -> Summary:
-        """Write and return the counts of the whole run."""
+    def close(self, scale: float) -> Summary:
+        """Write and return the counts of the whole run; ``scale`` is the present one."""
+        self.tally.set_scale(scale)
         summary = self.tally.summary()
         self.journal.add_summary(summary)
         self.journal.close()

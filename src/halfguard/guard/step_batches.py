@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from halfguard.errors import UsageError
-from halfguard.guard.batch_checks import batch_is_finite, describe_batch, every_label_ignored
+from halfguard.guard.batch_checks import describe_batch
+from halfguard.step.generators import Generator
 from halfguard.step.loss import LossFunction, scalar_loss
 from halfguard.step.nested import batch_leaves
 
@@ -23,6 +24,7 @@ class MicroBatch:
     about: Any = None
     loss_fn: LossFunction | None = None
     rng: dict[str, Any] | None = None
+    own_generators: tuple[tuple[Generator, Any], ...] = ()  # of the user, with their states
     versions: tuple[tuple[Tensor, int], ...] = ()  # tensors of the batch as they were given
 
 
@@ -48,11 +50,6 @@ class StepBatches:
     def local_loss(self) -> float:
         """The loss of this rank alone. This reads the device."""
         return float("nan") if self.loss is None else self.loss.item()
-
-    def batches_ok(self, ignore_index: int) -> bool:
-        """Return whether every batch is finite and has labels. This reads the device."""
-        batches = [micro.batch for micro in self.micro_batches]
-        return all(batch_is_finite(b) and not every_label_ignored(b, ignore_index) for b in batches)
 
     def descriptions(self) -> tuple[str, ...]:
         """Return a line per batch for the journal."""

@@ -17,7 +17,7 @@ from typing import Self
 from halfguard.errors import UsageError
 from halfguard.journal.healthy_steps import HealthySteps
 from halfguard.journal.jsonl import JsonlWriter
-from halfguard.records import JournalRow, RunInfo, StepRow, Summary, write_atomically
+from halfguard.records import HealthRow, JournalRow, RunInfo, StepRow, Summary, write_atomically
 
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
@@ -85,6 +85,10 @@ class Journal:
     def add_unusual_step(self, row: StepRow) -> None:
         """Write a step in full, after the healthy steps before it."""
         self._close_group()
+        self._write(row)
+
+    def add_warning(self, row: HealthRow) -> None:
+        """Write a warning; the open group of healthy steps stays open."""
         self._write(row)
 
     def add_summary(self, summary: Summary) -> None:

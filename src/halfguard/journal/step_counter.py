@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfguard.errors import RecordError, UsageError
-from halfguard.records import Action, Cause, Summary
+from halfguard.records import Action, Cause, HealthWarning, Summary
 
 _APPLIED = (Action.APPLY, Action.RETRY)
 
@@ -20,7 +20,8 @@ class _Counts:
     """The fields of a ``Summary``, mutable."""
 
     __slots__ = (
-        "applied", "norm_max", "norm_min", "reductions", "retried", "rollbacks", "skipped", "steps"
+        "applied", "norm_max", "norm_min", "reductions", "retried", "rollbacks", "skipped", "steps",
+        "warnings",
     )  # fmt: skip
 
     def __init__(self, start: Summary) -> None:
@@ -32,6 +33,7 @@ class _Counts:
         self.reductions = start.scale_reductions
         self.norm_min = start.grad_norm_min
         self.norm_max = start.grad_norm_max
+        self.warnings = start.warnings
 
     def summary(self, epoch: int | None, scale: float) -> Summary:
         return Summary(
@@ -45,6 +47,7 @@ class _Counts:
             scale_reductions=self.reductions,
             grad_norm_min=self.norm_min,
             grad_norm_max=self.norm_max,
+            warnings=self.warnings,
         )
 
     def __add__(self, other: _Counts) -> _Counts:
@@ -57,6 +60,7 @@ class _Counts:
         total.reductions = self.reductions + other.reductions
         total.norm_min = min(self.norm_min, other.norm_min)
         total.norm_max = max(self.norm_max, other.norm_max)
+        total.warnings = tuple(dict.fromkeys((*self.warnings, *other.warnings)))
         return total
 
 
@@ -96,6 +100,17 @@ class StepCounter:
         if self._scale is not None and scale < self._scale:
             counts.reductions += 1
         self._scale = scale
+
+    def add_warning(self, warning: HealthWarning) -> None:
+        """Note a warning about the run."""
+        if warning not in self._epoch.warnings:
+            self._epoch.warnings += (warning,)
+
+    def set_scale(self, scale: float) -> None:
+        """Set the present loss scale: an overflow in the last step has lowered it since."""
+        if self._scale is not None:  # after the first step
+            self._epoch.reductions += scale < self._scale
+            self._scale = scale
 
     def summary(self, epoch: int | None = None) -> Summary:
         """Return the counts of the current epoch, labelled ``epoch``; with None, of the whole run."""

@@ -7,13 +7,24 @@ from halfguard.records.finding import Finding, Severity
 from halfguard.records.incident import IncidentRecord, MicroBatchRecord
 from halfguard.records.journal_rows import JournalRow, parse_journal_row
 from halfguard.records.snapshot import RankSnapshotRecord, SnapshotRecord
-from halfguard.records.step import Action, Cause, HealthyStepsRow, RunInfo, StepRow, Summary
+from halfguard.records.step import (
+    Action,
+    Cause,
+    HealthRow,
+    HealthWarning,
+    HealthyStepsRow,
+    RunInfo,
+    StepRow,
+    Summary,
+)
 
 __all__ = [
     "Action",
     "Cause",
     "Culprit",
     "Finding",
+    "HealthRow",
+    "HealthWarning",
     "HealthyStepsRow",
     "IncidentRecord",
     "JournalRow",

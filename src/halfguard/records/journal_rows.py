@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from halfguard.errors import RecordError
-from halfguard.records.step import HealthyStepsRow, StepRow, Summary
+from halfguard.records.step import HealthRow, HealthyStepsRow, StepRow, Summary
 
-JournalRow = StepRow | HealthyStepsRow | Summary
+JournalRow = StepRow | HealthyStepsRow | HealthRow | Summary
 
-_ROW_TYPES: Mapping[str, type[StepRow] | type[HealthyStepsRow] | type[Summary]] = MappingProxyType(
-    {row.kind: row for row in (StepRow, HealthyStepsRow, Summary)}
+_ROW_TYPES: Mapping[str, type[JournalRow]] = MappingProxyType(
+    {row.kind: row for row in (StepRow, HealthyStepsRow, HealthRow, Summary)}
 )
 
 

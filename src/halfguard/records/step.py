@@ -11,7 +11,10 @@ from halfguard.records.base import Record
 
 
 class Cause(StrEnum):
-    """The reason why a step was unusual, with a description and what to do if it stops a run."""
+    """The reason why a step was unusual, with a description and what to do if it stops a run.
+
+    Both hold for every step with this cause; ``guard.evidence`` adds what was seen at one step.
+    """
 
     description: str
     advice: str
@@ -21,26 +24,24 @@ class Cause(StrEnum):
         member._value_, member.description, member.advice = value, description, advice
         return member
 
+    BAD_WEIGHTS = (
+        "bad_weights",
+        "the weights were not finite before the step",
+        "Return to a checkpoint from before: no step repairs weights that are NaN or infinite.",
+    )
     FORWARD_OVERFLOW = (
         "forward_overflow",
         "the loss was not finite before it was scaled",
-        (
-            "A smaller loss scale does not help. Keep the overflowing module in FP32, or set "
-            "skip.on_nonfinite to 'retry_fp32'; if FP32 is not finite either, look for log(0), 0/0 or a "
-            "learning rate that is too high."
-        ),
+        "Find the operation: halfguard replay INCIDENT, or halfguard.find_first_nonfinite.",
     )
     GRADIENT_OVERFLOW = (
         "gradient_overflow",
         "the loss was finite, the gradients were not",
-        (
-            "The scale is at its floor, so the gradients themselves leave the range of half: keep the layers "
-            "of these parameters in FP32, or lower the learning rate."
-        ),
+        "Find the operation: halfguard replay INCIDENT, or halfguard.find_first_nonfinite.",
     )
     BAD_BATCH = (
         "bad_batch",
-        "the batch itself was bad: inputs not finite, or every label ignored",
+        "the batch itself was bad: not finite, every label ignored, or a row fully masked",
         "Look at these samples in the data; remove or repair them there.",
     )
     GRADIENT_SPIKE = (
@@ -81,6 +82,14 @@ class Action(StrEnum):
     HALT = "halt"
 
 
+class HealthWarning(StrEnum):
+    """A sign that a run goes on, but not well."""
+
+    ZERO_GRADIENTS = "zero_gradients"
+    LOW_SCALE = "low_scale"
+    FEW_APPLIED = "few_applied"
+
+
 class StepRow(Record):
     """One unusual step, with all details."""
 
@@ -97,6 +106,8 @@ class StepRow(Record):
     culprits: tuple[str, ...] = Field(default=(), description="parameters, worst first")
     batches: tuple[str, ...] = Field(default=(), description="descriptions of the batches")
     ranks: tuple[int, ...] = Field(default=(), description="ranks where it began, if known")
+    evidence: str = Field(default="", description="what was seen, in one or two sentences")
+    routine: bool = Field(default=False, description="the loss scale found its level")
     note: str = ""
 
 
@@ -114,6 +125,17 @@ class HealthyStepsRow(Record):
     scale: float = Field(description="loss scale at the last step")
 
 
+class HealthRow(Record):
+    """A warning about the run, given at most once per process."""
+
+    kind: ClassVar[str] = "health"
+
+    step: int = Field(ge=0, description="the step after which it was given")
+    epoch: int = Field(default=0, ge=0)
+    warning: HealthWarning
+    text: str
+
+
 class Summary(Record):
     """Counts over an epoch or a whole run."""
 
@@ -129,6 +151,7 @@ class Summary(Record):
     scale_reductions: int = 0
     grad_norm_min: float = float("inf")
     grad_norm_max: float = 0.0
+    warnings: tuple[HealthWarning, ...] = ()
 
     @property
     def success_rate(self) -> float:
@@ -138,13 +161,14 @@ class Summary(Record):
     def __str__(self) -> str:
         title = "run" if self.epoch is None else f"epoch {self.epoch}"
         skipped = ", ".join(f"{cause} {count}" for cause, count in sorted(self.skipped.items()))
+        warnings = f"; warnings: {', '.join(self.warnings)}" if self.warnings else ""
         norms = f"{self.grad_norm_min:.3g} to {self.grad_norm_max:.3g}" if self.applied else "none"
         return (
             f"{title}: {self.applied}/{self.steps} steps applied ({self.success_rate:.1%}), "
             f"{self.retried} of them retried in FP32; "
             f"skipped {sum(self.skipped.values())}{f' ({skipped})' if skipped else ''}; "
             f"rolled back {self.rollbacks}; "
-            f"scale {self.scale:g}, reduced {self.scale_reductions} times; gradient norm {norms}"
+            f"scale {self.scale:g}, reduced {self.scale_reductions} times; gradient norm {norms}{warnings}"
         )
 
 

@@ -60,6 +60,8 @@ def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
             ".",
         ]
     )
+    if step.evidence:
+        yield Text([step.evidence])
     if step.culprits:
         which = "Largest" if math.isfinite(step.grad_norm) else "Non-finite"
         yield Text([f"{which} gradients: ", *_join([Mono(c) for c in step.culprits], ", "), "."])
@@ -71,7 +73,7 @@ def _repeated(autopsy: Autopsy) -> Iterator[Block]:
     yield Heading("Repeated")
     result = {
         "bitwise": "The step broke in the same way: loss and gradient norms are equal bit for bit.",
-        "same fault": "The step broke again, but not bit for bit.",
+        "same fault": "The step broke again. No finite number shows that it is equal bit for bit.",
         "no": "The step did not break again.",
     }
     yield Text([f"Run in {autopsy.how}. {result[autopsy.reproduced]}"])

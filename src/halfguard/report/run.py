@@ -47,7 +47,8 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
         yield Text(["No step has been written yet."])
         return
     skipped = sum(summary.skipped.values())
-    halted = any(row.action is Action.HALT for row in report.timeline.unusual[-1:])
+    last = report.timeline.unusual[-1:]
+    halted = any(row.action is Action.HALT for row in last)
     tone: Tone = "bad" if halted else "good" if summary.steps == summary.applied else ""
     yield Text(
         [f"{summary.applied} of {summary.steps} steps were applied ({summary.success_rate:.2%})."],
@@ -62,8 +63,10 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
     if report.timeline.resumed:
         facts.append(f"Resumed {report.timeline.resumed} times; a repeated step counts once.")
     yield Text([" ".join(facts)])
+    for warning in report.timeline.warnings.values():
+        yield Text([f"Warning at step {warning.step}: {warning.text}"], "bad")
     if halted:
-        yield Text(["The guard stopped this run."], "bad")
+        yield Text([f"The guard stopped this run. {last[0].evidence}".rstrip()], "bad")
     elif not report.timeline.closed:
         yield Text(["The journal is not closed: the run has not ended, or it was killed."])
 
@@ -91,9 +94,11 @@ def _curves(report: RunReport) -> Iterator[Block]:
 
 def _is_harmless(row: StepRow) -> bool:
     """Return whether healthy runs have such steps too: the scale adapts, a step is repeated in FP32."""
-    return row.action is Action.RETRY or (
-        row.action is Action.SKIP and row.cause is Cause.GRADIENT_OVERFLOW
-    )
+    if row.action is Action.RETRY or row.routine:
+        return True
+    # Journals that do not say what is routine have no evidence either.
+    overflow = row.action is Action.SKIP and row.cause is Cause.GRADIENT_OVERFLOW
+    return overflow and not row.evidence
 
 
 def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:

@@ -50,6 +50,7 @@ class RunReport:
             "summary": json.loads(self.timeline.summary().to_json()),
             "unusual": [json.loads(row.to_json()) for row in self.timeline.unusual],
             "epochs": [json.loads(row.to_json()) for row in self.timeline.epochs.values()],
+            "warnings": [json.loads(r.to_json()) for r in self.timeline.warnings.values()],
             "incidents": [name for names in self.incidents.values() for name in names],
             "problems": list(self.problems),
         }

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from halfguard.records.journal_rows import JournalRow
-from halfguard.records.step import Action, Cause, HealthyStepsRow, StepRow, Summary
+from halfguard.records.step import (
+    Action,
+    Cause,
+    HealthRow,
+    HealthWarning,
+    HealthyStepsRow,
+    StepRow,
+    Summary,
+)
 
 _APPLIED = (Action.APPLY, Action.RETRY)
 
@@ -18,6 +26,7 @@ class Timeline:
 
     parts: list[StepRow | HealthyStepsRow] = field(default_factory=list)
     epochs: dict[int, Summary] = field(default_factory=dict)
+    warnings: dict[HealthWarning, HealthRow] = field(default_factory=dict)  # the last of each
     resumed: int = 0  # how often
     closed: bool = False  # the run has written its final summary
 
@@ -59,6 +68,7 @@ class Timeline:
             scale_reductions=counts["fell"],
             grad_norm_min=min(known, default=float("inf")),
             grad_norm_max=max(known, default=0.0),
+            warnings=tuple(self.warnings),
         )
 
 
@@ -70,6 +80,9 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
         if isinstance(row, Summary):
             if row.epoch is not None:
                 found.epochs[row.epoch] = row
+            continue
+        if isinstance(row, HealthRow):
+            found.warnings[row.warning] = row
             continue
         found.resumed += _first(row) <= written
         written = _last(row)

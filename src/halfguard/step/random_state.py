@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,30 @@ def capture_random_state() -> dict[str, Any]:
     if torch.accelerator.is_available():
         states["accelerator"] = _capture_devices()
     if "numpy" in sys.modules:
-        states["numpy"] = sys.modules["numpy"].random.get_state()
+        states["numpy"] = _numpy_state.capture(sys.modules["numpy"].random)
     return states
+
+
+class _NumpyState:
+    """NumPy's global state, read anew only if it has changed: reading it takes longer than a small step."""
+
+    def __init__(self) -> None:
+        self._fingerprint: bytes | None = None
+        self._state: Any = None
+
+    def capture(self, numpy_random: Any) -> Any:
+        generator = numpy_random.get_bit_generator()
+        if type(generator).__name__ != "MT19937":
+            return numpy_random.get_state()
+        # 624 words and a position. A normal number kept for the next call lies elsewhere; it can only
+        # appear together with a change of these, and is there if the state says so.
+        fingerprint = ctypes.string_at(generator.ctypes.state_address, 4 * 625)
+        if fingerprint != self._fingerprint or self._state[3]:
+            self._fingerprint, self._state = fingerprint, numpy_random.get_state()
+        return self._state
+
+
+_numpy_state = _NumpyState()
 
 
 def portable_random_state(states: dict[str, Any] | None) -> dict[str, Any] | None:

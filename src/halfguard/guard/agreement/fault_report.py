@@ -1,23 +1,39 @@
-"""The joint investigation of a bad step: which rank, which batch, which gradients.
+"""The joint investigation of a bad step: which rank, which batch, which weights, which gradients.
 
 A healthy step sends one small sum. If the sum shows a fault, every rank knows it at the same step, so all of
-them can exchange more: which rank had the non-finite loss, whether its batch was usable, which parameters
-have the largest norms if they are sharded, which rank holds different bits.
+them can exchange more: which rank had the non-finite loss, whether its batch was usable, whether weights were
+bad before the step, which parameters have the largest norms if they are sharded, which rank holds different
+bits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
 
 from halfguard.dist.collectives import all_gather_numbers, all_gather_object, world_size
+from halfguard.dist.wrapping import local_tensor
 from halfguard.guard.agreement.desync import Divergence, Replicas
+from halfguard.guard.batch_checks import BatchFault, find_batch_fault
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.step_batches import StepBatches
 from halfguard.records import Cause
 
 _REPORTED = 5  # parameters
+_FAULTS = (None, *BatchFault)  # as numbers, for other ranks
+
+
+@dataclass(frozen=True)
+class BadWeight:
+    """The first parameter that was not finite before the step."""
+
+    name: str
+    value: str  # "NaN" or "infinity"
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,9 @@ class FaultReport:
 
     culprits: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()  # on which it arose; empty if unknown, or if there is only one
-    batch_ok: bool = True
+    bad_weight: BadWeight | None = None
+    batch_fault: BatchFault | None = None
+    batch_known: bool = False  # it was given to the guard, and checked
     divergence: Divergence | None = None
 
     @property
@@ -36,20 +54,81 @@ class FaultReport:
 
 
 def investigate(
-    cause: Cause, batches: StepBatches, gradients: Gradients, replicas: Replicas, ignore_index: int
+    cause: Cause,
+    batches: StepBatches,
+    gradients: Gradients,
+    replicas: Replicas,
+    model: nn.Module,
+    ignore_index: int,
 ) -> FaultReport:
     """Investigate a step that has ``cause``. This reads the device, and every rank must call it."""
+    device = gradients.total.device
     if cause is Cause.DESYNC:
-        divergence = replicas.find_divergence(gradients.total.device)
+        divergence = replicas.find_divergence(device)
         return FaultReport(divergence.tensors, divergence.ranks, divergence=divergence)
-    culprits = worst_parameters(gradients, sharded=not replicas.complete)
-    if cause is not Cause.FORWARD_OVERFLOW:
-        return FaultReport(culprits)
-    mine = [math.isfinite(batches.local_loss), batches.batches_ok(ignore_index)]
-    per_rank = all_gather_numbers([float(answer) for answer in mine], gradients.total.device)
-    bad = tuple(rank for rank, (finite, _) in enumerate(per_rank) if not finite)
-    usable = all(per_rank[rank][1] for rank in bad)
-    return FaultReport(culprits, bad if world_size() > 1 else (), batch_ok=usable)
+    report = FaultReport(worst_parameters(gradients, sharded=not replicas.complete))
+    if cause not in {Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW}:
+        return report
+    bad_weight = find_bad_weight(model)
+    fault = _batch_fault(batches, ignore_index) if cause is Cause.FORWARD_OVERFLOW else None
+    finite = cause is Cause.GRADIENT_OVERFLOW or math.isfinite(batches.local_loss)
+    known = all(micro.batch is not None for micro in batches.micro_batches)
+    mine = [finite, bad_weight is None, _FAULTS.index(fault), known]
+    per_rank = all_gather_numbers([float(answer) for answer in mine], device)
+    if not all(weights_ok for _, weights_ok, _, _ in per_rank):
+        bad_weight = next(filter(None, all_gather_object(bad_weight)))
+    bad = [rank for rank, (loss_finite, *_) in enumerate(per_rank) if not loss_finite]
+    faults = [_FAULTS[int(per_rank[rank][2])] for rank in bad]
+    return replace(
+        report,
+        ranks=tuple(bad) if world_size() > 1 else (),
+        bad_weight=bad_weight,
+        batch_fault=next(filter(None, faults), None),
+        batch_known=bool(bad) and all(per_rank[rank][3] for rank in bad),
+    )
+
+
+def batches_ok(batches: StepBatches, ignore_index: int) -> bool:
+    """Return whether this rank's batches are usable. This reads the device."""
+    return _batch_fault(batches, ignore_index) is None
+
+
+def _batch_fault(batches: StepBatches, ignore_index: int) -> BatchFault | None:
+    loss = batches.local_loss
+    faults = (find_batch_fault(m.batch, ignore_index, loss) for m in batches.micro_batches)
+    return next(filter(None, faults), None)
+
+
+@torch.no_grad()
+def find_bad_weight(model: nn.Module) -> BadWeight | None:
+    """Return the first parameter of this rank that is not finite. This reads the device.
+
+    A frozen one must hold NaN: a constant that is stored as a parameter, such as a mask, may be infinite.
+    """
+    named = [(name, p, _largest(p)) for name, p in model.named_parameters()]
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for _, _, largest in named:
+        by_kind.setdefault((largest.device, largest.dtype), []).append(largest)
+    read = {kind: iter(torch.stack(values).tolist()) for kind, values in by_kind.items()}
+    for name, parameter, largest in named:
+        value = next(read[largest.device, largest.dtype])
+        if math.isnan(value) or (math.isinf(value) and parameter.requires_grad):
+            return BadWeight(name, "NaN" if math.isnan(value) else "infinity")
+    return None
+
+
+def _largest(parameter: Tensor) -> Tensor:
+    """Return the largest magnitude of a parameter, without a copy of it; 0 for one that cannot hold NaN."""
+    values = local_tensor(parameter.detach())
+    largest: Tensor = torch.zeros(())
+    if (
+        values.numel()
+        and not values.is_meta
+        and (values.is_floating_point() or values.is_complex())
+    ):
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # float8
+            largest = torch.linalg.vector_norm(values, math.inf)
+    return largest
 
 
 def worst_parameters(gradients: Gradients, *, sharded: bool = False) -> tuple[str, ...]:

@@ -29,15 +29,26 @@ class Gate:
         self._row_limits: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def row(loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor) -> Tensor:
-        """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale."""
-        parts = (loss, total, fault, scale)
+    def row(
+        loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor, statistics: Tensor | None = None
+    ) -> Tensor:
+        """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale.
+
+        A model with running statistics adds a fifth, their sum, which decides nothing.
+        """
+        parts = [loss, total, fault, scale, *([] if statistics is None else [statistics])]
         device = fault.device
-        return torch.stack([to_device(part, device, torch.float32) for part in parts])
+        return torch.stack([_as_float32(part, device) for part in parts])
+
+    @staticmethod
+    def read(row: Tensor) -> list[float]:
+        """Return a row as numbers. This waits for the device: the only read of an ordinary step."""
+        return row.tolist()
 
     def refused(self, row: Tensor, limits: StepLimits) -> Tensor:
         """Return whether the step must not be applied, as a boolean on the device."""
         low, high = self._on_device(limits, row.device)
+        row = row if len(row) == len(low) else row[: len(low)]
         # Clamping changes values outside the limits, and NaN is not equal to itself.
         return (row.clamp(low, high) != row).any()
 
@@ -53,9 +64,15 @@ class Gate:
         return known
 
 
+def _as_float32(value: Tensor, device: torch.device) -> Tensor:
+    if value.dtype is torch.float32 and value.device == device:
+        return value
+    return to_device(value, device, torch.float32)
+
+
 def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
     """Return a row that was copied to the host as the policy's signals."""
-    loss, grad_norm, fault, scale = row
+    loss, grad_norm, fault, scale, *statistics = row
     return Signals(
         loss=loss,
         grad_norm=grad_norm,
@@ -63,4 +80,5 @@ def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
         scale=scale,
         limits=limits,
         desync=fault >= DESYNC,
+        statistics_finite=all(map(math.isfinite, statistics)),
     )

@@ -28,24 +28,23 @@ class StepOutcome:
         limits: StepLimits | None = None,
         gradients: Gradients | None = None,
         batch_ok: Callable[[], bool] | None = None,
+        *,
+        micro_loss: Tensor | None = None,
     ) -> None:
         self._row = row
         self._limits = limits or StepLimits()
         self._gradients = gradients
         self._batch_ok = batch_ok  # reads the batch: asked only if the loss is not finite
+        self._micro_loss = micro_loss  # of a step that is still open
         self._decision: Decision | None = None
         self._known_signals: Signals | None = None
-        self._fault_report: FaultReport | None = None
+        self.fault_report: FaultReport | None = None  # the findings of all ranks about a bad step
 
     def set_decision(self, decision: Decision, seen: Signals) -> None:
         """Set the decision of the policy."""
         self._decision = decision
         self._known_signals = seen
         self._batch_ok = None  # it holds the batch
-
-    def set_fault_report(self, inquest: FaultReport) -> None:
-        """Set the findings of all ranks about a bad step."""
-        self._fault_report = inquest
 
     @property
     def _signals(self) -> Signals | None:
@@ -86,8 +85,10 @@ class StepOutcome:
 
     @property
     def loss(self) -> float:
-        """The loss of the step, the mean of its micro-batches; NaN while the step is open."""
-        return float("nan") if self._signals is None else self._signals.loss
+        """The loss of the step, the mean of its micro-batches; while it is open, that of the last one."""
+        if self._signals is not None:
+            return self._signals.loss
+        return float("nan") if self._micro_loss is None else self._micro_loss.item()
 
     @property
     def grad_norm(self) -> float:
@@ -110,19 +111,19 @@ class StepOutcome:
         """Parameters with the worst gradients, worst first; empty for an ordinary step."""
         if self.cause is None or self._gradients is None:
             return ()
-        if self._fault_report is not None:
-            return self._fault_report.culprits
+        if self.fault_report is not None:
+            return self.fault_report.culprits
         return worst_parameters(self._gradients)  # not decided yet: as this rank sees it
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks on which the fault arose, if there are several and they are known."""
-        return () if self._fault_report is None else self._fault_report.ranks
+        return () if self.fault_report is None else self.fault_report.ranks
 
     @property
     def divergence(self) -> Divergence | None:
         """The ranks that hold different bits, if ranks that must be equal were found to differ."""
-        return None if self._fault_report is None else self._fault_report.divergence
+        return None if self.fault_report is None else self.fault_report.divergence
 
     def __repr__(self) -> str:
         why = f", cause={self.cause}" if self.cause is not None else ""

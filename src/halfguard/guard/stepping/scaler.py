@@ -230,6 +230,10 @@ class GradScaler(torch.amp.GradScaler):
                 "update() was called, but no optimizer was stepped or unscaled since the last one.",
                 cure="Call scaler.step(optimizer), also for a step that you expect to be skipped.",
             )
+        if self._backoff_after == 1 and all(state.get("known") is False for state in states):
+            # Applied, so there was no overflow.
+            self._update_scale(scale, tracker, to_device(refused[0], scale.device))
+            return
         # Gradients, and so their flags, may lie on other devices than the loss, and so the scale.
         skipped = to_device(_any(refused), scale.device)
         overflow = _any([found for state in states for found in _overflows(state)])
@@ -239,6 +243,10 @@ class GradScaler(torch.amp.GradScaler):
         # torch counts every step that does not back off as a success. A skipped step is not one: subtracting
         # one beforehand keeps the count unchanged, and below the growth interval.
         tracker.add_(skipped != backoff, alpha=-1)
+        self._update_scale(scale, tracker, backoff)
+        self._refill(skipped, tracker)
+
+    def _update_scale(self, scale: Tensor, tracker: Tensor, backoff: Tensor) -> None:
         torch._amp_update_scale_(
             scale,
             tracker,
@@ -247,7 +255,6 @@ class GradScaler(torch.amp.GradScaler):
             self._backoff_factor,
             self._growth_interval,
         )
-        self._refill(skipped, tracker)
 
     def _scale_overflow(self, overflow: Tensor) -> Tensor:
         """Return the overflow, or 0.0 if a noted loss is not finite: zero times NaN or infinity is NaN."""

@@ -1,0 +1,200 @@
+"""The text about a bad step: what was seen, and what to do, as far as the evidence goes.
+
+A cause alone does not say enough. NaN gradients have other reasons than infinite ones; a fault that FP32 has
+too is no fault of half precision; a loss scale is at its floor, or it is not. What was not tried is unknown,
+and the text says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from halfguard.guard.agreement.fault_report import FaultReport
+from halfguard.guard.batch_checks import BatchFault
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.policy import Decision, Signals, can_fall, find_cause
+from halfguard.precision_names import Precision
+from halfguard.records import Cause
+
+_FIND = "halfguard.find_first_nonfinite, or halfguard replay of the incident, names the operation."
+_FORWARD = (
+    "Look for log(0), 0 / 0, a division by a sum or norm of 0, a softmax over a fully masked row, or a "
+    "learning rate that is too high."
+)
+_BACKWARD = (
+    "In the backward pass of these parameters, look for the square root or the norm of 0, 0 * log(0), or a "
+    "torch.where over values that are not finite."
+)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was seen, and what to do next; each one or more sentences."""
+
+    evidence: str
+    advice: str
+
+
+def explain(
+    decision: Decision, seen: Signals, found: FaultReport | None, config: GuardConfig
+) -> Explanation:
+    """Explain a step that has a cause."""
+    found = found or FaultReport()
+    if decision.cause is not None and find_cause(seen) is None:
+        return Explanation(f"In half, {decision.cause.description}. FP32 was finite.", "")
+    match decision.cause:
+        case Cause.BAD_WEIGHTS:
+            return _bad_weights(seen, found, config)
+        case Cause.BAD_BATCH:
+            return _bad_batch(decision, seen, found, config)
+        case Cause.FORWARD_OVERFLOW:
+            return _forward(decision, seen, found, config)
+        case Cause.GRADIENT_OVERFLOW:
+            return _gradients(decision, seen, config)
+        case Cause.LOSS_SPIKE | Cause.GRADIENT_SPIKE:
+            return _spike(decision.cause, seen, config)
+    cause = decision.cause or Cause.DESYNC
+    return Explanation(f"{cause.description.capitalize()}.", cause.advice)
+
+
+def _bad_weights(seen: Signals, found: FaultReport, config: GuardConfig) -> Explanation:
+    assert found.bad_weight is not None  # noqa: S101 - the cause says so
+    what = "gradients" if math.isfinite(seen.loss) else "the loss"
+    snapshots = (
+        "" if config.recovery else " With recovery: {} the guard takes snapshots to return to."
+    )
+    return Explanation(
+        f"The parameter {found.bad_weight.name} held {found.bad_weight.value} before the step, so {what} "
+        "could not be finite.",
+        "Return to a checkpoint from before: no step repairs such weights. An earlier update broke them (a "
+        "learning rate that is too high, an eps that is 0 in half), or code that writes to weights."
+        f"{snapshots}",
+    )
+
+
+def _bad_batch(
+    decision: Decision, seen: Signals, found: FaultReport, config: GuardConfig
+) -> Explanation:
+    what = found.batch_fault or BatchFault.NONFINITE
+    evidence = f"{_loss(decision, seen, config)}, and the batch itself is bad: {what}"
+    if what is BatchFault.LABELS:
+        evidence += f" (ignore_index {config.ignore_index})"
+    if what is BatchFault.MASK:
+        return Explanation(
+            f"{evidence}.",
+            "A softmax over such a row is 0 / 0. Remove these rows, or let the model leave them out. If it "
+            f"does so already, the cause is another one, which the guard does not know. {_FIND}",
+        )
+    return Explanation(f"{evidence}.", Cause.BAD_BATCH.advice)
+
+
+def _forward(
+    decision: Decision, seen: Signals, found: FaultReport, config: GuardConfig
+) -> Explanation:
+    checked = "weights and batch are" if found.batch_known else "the weights are"
+    unknown = "" if found.batch_known else " The batch is not known to the guard."
+    evidence = f"{_loss(decision, seen, config)}, and {checked} finite.{unknown}"
+    unavoidable = _unavoidable(decision, config)
+    if unavoidable:
+        return Explanation(evidence, f"{unavoidable} {_FORWARD} {_FIND}")
+    if math.isinf(seen.loss):
+        why = (
+            "Half ends at 65504: keep the module that exceeds it in FP32; halfguard plan finds it. Or it is "
+            "infinite in FP32 as well: log(0), 1 / 0."
+        )
+    else:
+        why = (
+            "NaN is inf - inf, 0 * inf or 0 / 0: after an overflow in half, or in FP32 as well (log(0), a "
+            "fully masked row, a learning rate that is too high)."
+        )
+    return Explanation(evidence, f"No loss scale prevents this. {why} {_try_fp32(config)} {_FIND}")
+
+
+def _gradients(decision: Decision, seen: Signals, config: GuardConfig) -> Explanation:
+    held = "NaN" if math.isnan(seen.grad_norm) else "infinity, and no NaN"
+    evidence = f"The loss was finite, but gradients held {held}{_in_fp32(decision)}."
+    unavoidable = _unavoidable(decision, config)
+    if unavoidable:
+        return Explanation(evidence, f"{unavoidable} {_BACKWARD} {_FIND}")
+    scale, floor = f"{seen.scale:g}", f"{config.scale.floor:g}"
+    if decision.scale is not None:
+        return Explanation(
+            f"{evidence} At lower loss scales than {scale}, down to 1, they held NaN as well, while other "
+            "steps were applied.",
+            f"No loss scale prevents this. {_BACKWARD} {_try_fp32(config)} {_FIND}",
+        )
+    if can_fall(seen.scale, config):
+        return Explanation(
+            f"{evidence} The loss scale was {scale}; it can fall to {floor}.", _try_fp32(config)
+        )
+    if seen.scale > 1:
+        return Explanation(
+            f"{evidence} The loss scale is at its floor of {floor}.",
+            f"Lower scale.floor, so that the scale can fall. {_try_fp32(config)}",
+        )
+    return Explanation(
+        f"{evidence} The loss scale was {scale}, which enlarges nothing.",
+        "No loss scale prevents this. Either gradients leave the range of half by themselves, so that the "
+        "layers of these parameters must be kept in FP32; or they are not finite in FP32 either. "
+        f"{_BACKWARD} {_try_fp32(config)} {_FIND}",
+    )
+
+
+def _spike(cause: Cause, seen: Signals, config: GuardConfig) -> Explanation:
+    window = None if config.spike is None else config.spike.window
+    follows = "" if window is None else f", which follows the last {window} applied steps"
+    if cause is Cause.LOSS_SPIKE:
+        return Explanation(
+            f"The loss was {seen.loss:.4g}, above its limit of {seen.limits.loss:.4g}{follows}.",
+            cause.advice,
+        )
+    if not math.isfinite(seen.grad_norm):
+        return Explanation(
+            "Every gradient was finite, but the norm of all was not: it left the range of float32.",
+            "Lower the learning rate, or the weight of a loss term that is far too large.",
+        )
+    norm, fixed = f"The gradient norm was {seen.grad_norm:.4g}", config.skip.max_grad_norm
+    warm_up = "Lower the learning rate, or warm it up for longer;"
+    if fixed is not None and seen.grad_norm > fixed:
+        return Explanation(
+            f"{norm}, above skip.max_grad_norm of {fixed:g}.",
+            f"{warm_up} raise skip.max_grad_norm if these norms are normal for the model.",
+        )
+    return Explanation(
+        f"{norm}, above its limit of {seen.limits.grad_norm:.4g}{follows}.",
+        f"{warm_up} raise spike.sigma if these norms are normal for the model.",
+    )
+
+
+def _loss(decision: Decision, seen: Signals, config: GuardConfig) -> str:
+    value = "NaN" if math.isnan(seen.loss) else "infinite"
+    scaled = " before it was scaled" if Precision(config.precision).needs_loss_scale else ""
+    return f"The loss was {value}{scaled}{_in_fp32(decision)}"
+
+
+def _in_fp32(decision: Decision) -> str:
+    return ", in FP32 as well" if decision.failed_in_fp32 else ""
+
+
+def _unavoidable(decision: Decision, config: GuardConfig) -> str:
+    """Return a sentence if FP32 is known to have the fault as well."""
+    if decision.failed_in_fp32:
+        return "The step was repeated in FP32 and failed there too, so no precision prevents this."
+    if config.precision == "fp32":
+        return "This step ran in FP32, so no other precision prevents this."
+    if config.precision == "bf16-mixed":
+        return "BF16 has the range of FP32, so FP32 would hardly prevent this."
+    return ""
+
+
+def _try_fp32(config: GuardConfig) -> str:
+    """Return how to find out whether FP32 has the fault as well."""
+    if config.skip.on_nonfinite == "retry_fp32":
+        return "Whether FP32 would have been finite is not known: the step could not be repeated."
+    if config.precision == "fp16-weights":
+        return "Whether FP32 is finite is not known; halfguard replay of the incident tries it."
+    return (
+        "Whether FP32 is finite is not known; skip.on_nonfinite='retry_fp32' (with guard.step) repeats such "
+        "steps in FP32, and shows it."
+    )

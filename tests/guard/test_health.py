@@ -1,0 +1,159 @@
+"""Warnings about a run that goes on, but not well: each is given once, and healthy runs get none."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from halfguard.guard.config import preset_names
+from halfguard.guard.guard import Guard
+from halfguard.guard.health import ATTEMPTS, ZERO_STEPS, Health
+from halfguard.journal import read_rows
+from halfguard.records import Action, HealthRow, HealthWarning
+from tests.support.models import OPTIMIZERS, batches, loss_fn, make
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+ZERO, LOW, FEW = (
+    HealthWarning.ZERO_GRADIENTS,
+    HealthWarning.LOW_SCALE,
+    HealthWarning.FEW_APPLIED,
+)
+Step = tuple[Action, float, float]
+APPLIED: Step = (Action.APPLY, 1.0, 1024.0)
+
+
+def warnings_of(steps: list[Step], health: Health | None = None) -> list[HealthWarning]:
+    health = health or Health()
+    return [warning for step in steps for warning in health.add(*step)]
+
+
+# -- the laws
+
+
+@given(st.integers(0, 40), st.integers(0, 30), st.integers(0, 40))
+def test_gradients_of_0_in_a_row(before: int, zeros: int, after: int) -> None:
+    steps = [APPLIED] * before + [(Action.APPLY, 0.0, 1024.0)] * zeros + [APPLIED] * after
+    assert warnings_of(steps) == ([ZERO] if zeros >= ZERO_STEPS else [])
+
+
+def test_gradients_of_0_now_and_then_are_nothing() -> None:
+    steps = ([(Action.APPLY, 0.0, 8.0)] * (ZERO_STEPS - 1) + [(Action.APPLY, 1e-30, 8.0)]) * 50
+    assert warnings_of(steps) == []
+
+
+@given(st.integers(0, 24), st.integers(0, 24))
+def test_the_scale_may_fall_by_less_than_ten_halvings(start: int, falls: int) -> None:
+    steps = [(Action.SKIP, float("inf"), 2.0 ** (start - fall)) for fall in range(falls + 1)]
+    assert warnings_of(steps) == ([LOW] if falls >= 10 else [])
+
+
+def test_a_scale_that_grew_is_compared_with_its_peak() -> None:
+    grown = [(Action.APPLY, 1.0, 2.0**power) for power in range(16, 25)]
+    assert warnings_of([*grown, (Action.SKIP, 1.0, 2.0**15)]) == []
+    assert warnings_of([*grown, (Action.SKIP, 1.0, 2.0**14)]) == [LOW]
+
+
+@given(st.lists(st.booleans(), max_size=600))
+def test_the_share_of_applied_steps(applied: list[bool]) -> None:
+    steps = [APPLIED if yes else (Action.SKIP, 1.0, 1024.0) for yes in applied]
+    counted = applied[applied.index(True) :] if True in applied else []
+    windows = [counted[end - ATTEMPTS : end] for end in range(ATTEMPTS, len(counted) + 1)]
+    low = any(sum(window) < 0.9 * ATTEMPTS for window in windows)
+    assert warnings_of(steps) == ([FEW] if low else [])
+
+
+def test_repeated_steps_are_applied() -> None:
+    assert warnings_of([(Action.RETRY, 1.0, 1024.0)] * 1000) == []
+
+
+# -- healthy runs
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("init", [65536.0, 2.0**24])
+def test_the_search_for_the_first_scale_is_no_warning(
+    preset: str, init: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    if preset == "native_fp16":
+        pytest.skip("it needs FP16 weights")
+    model = make("mlp-batchnorm")
+    guard = Guard(model, OPTIMIZERS["adamw-foreach"](model.parameters()), preset)
+    guard.scaler.load_state_dict(guard.scaler.state_dict() | {"scale": init})
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        for batch in batches(250):
+            guard.step(loss_fn, batch)
+    assert guard.summary().warnings == ()
+    assert not any("loss scale" in record.getMessage() for record in caplog.records)
+
+
+# -- the guard
+
+
+def guarded(run_dir: Path, **config: Any) -> Guard:
+    model = nn.Linear(4, 1)
+    return Guard(model, SGD(model.parameters(), lr=1e-6), config, run_dir=run_dir)
+
+
+def told(guard: Guard, run_dir: Path, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+    """Return the warnings, after checks that log, journal and summary tell the same, once each."""
+    summary = guard.close()
+    rows = [row for row in read_rows(run_dir / "steps.jsonl") if isinstance(row, HealthRow)]
+    logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    for row in rows:
+        assert sum(row.text in line for line in logged) == 1
+    assert [row.warning for row in rows] == list(summary.warnings)
+    return {row.warning: row.text for row in rows}
+
+
+def test_a_guard_tells_of_gradients_that_are_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = guarded(tmp_path, precision="fp32")
+
+    def detached(model: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = model(x)
+        return (y - y.detach()).relu().mean() * 0 + 1.0
+
+    for _ in range(30):
+        assert guard.step(detached, torch.randn(4, 4)).applied
+    assert list(told(guard, tmp_path, caplog)) == [ZERO]
+
+
+def overflowing(model: nn.Module, batch: tuple[Tensor, float]) -> Tensor:
+    x, factor = batch
+    y: Tensor = model(x)
+    return y.float().mean() * factor
+
+
+def test_a_guard_tells_of_a_scale_that_fell_too_far(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = guarded(tmp_path)
+    for _ in range(5):
+        guard.step(overflowing, (torch.ones(4, 4), 1.0))
+    for _ in range(20):
+        guard.step(overflowing, (torch.ones(4, 4), 6e4))  # its gradients fit only at a scale of 1
+    assert guard.scaler.get_scale() == 1.0
+    texts = told(guard, tmp_path, caplog)
+    assert list(texts) == [LOW]
+    assert "fell from 65536 to 64" in texts[LOW]
+    assert len(list((tmp_path / "incidents").iterdir())) == 1, "the first at such a scale"
+
+
+def test_a_guard_tells_of_many_lost_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = guarded(tmp_path, precision="fp32", incidents=None)
+    for index in range(300):
+        x = torch.full((4, 4), torch.nan) if index % 5 == 4 else torch.randn(4, 4)
+        guard.step(overflowing, (x, 1.0))
+    texts = told(guard, tmp_path, caplog)
+    assert list(texts) == [FEW]
+    assert "160 of the last 200 steps" in texts[FEW]

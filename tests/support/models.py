@@ -173,5 +173,5 @@ def differences(first: Any, second: Any) -> list[str]:
 
 def _same(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.dtype == right.dtype and torch.equal(left, right)
+        return left.dtype == right.dtype and torch.equal(left.cpu(), right.cpu())
     return bool(left == right)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +51,12 @@ _SEARCHES: dict[str, tuple[tuple[bytes, ...], re.Pattern[bytes]]] = {
         re.compile(rb"TrainingArguments|HfArgumentParser|SFTConfig|DPOConfig"),
     ),
     "pins_old_torch": (
-        (b"torch=", b"torch <", b"torch<", b"torch~", b"torch ="),
-        re.compile(rb"\btorch\s?(?:==?=?|~=|<=?)\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
+        (b"torch==", b"torch <", b"torch<", b"torch~=", b"torch =="),
+        re.compile(rb"torch\s?(?:===?|~=|<=?)\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
     ),
     "allows_old_torch": (
         (b"torch>", b"torch >"),
-        re.compile(rb"\btorch\s?>=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
+        re.compile(rb"torch\s?>=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
     ),
     "lightning": (
         (b"ightning", b"Trainer("),
@@ -97,30 +97,27 @@ def find_root(path: Path) -> Path | None:
     return path if path.is_dir() else None
 
 
-def read_facts(data: bytes) -> frozenset[str]:
-    """Return the names of the facts that one file proves."""
+def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
+    """Return the names of the facts that one file proves, without those that are already known."""
     if len(data) > _MAX_BYTES:
-        return frozenset()
-    return frozenset(
+        return set()
+    return {
         name
         for name, (words, pattern) in _SEARCHES.items()
-        if any(word in data for word in words) and pattern.search(data)
-    )
+        if name not in known and any(word in data for word in words) and pattern.search(data)
+    }
 
 
 def make_project(facts: Iterable[str]) -> Project:
     """Return the project of which these facts are known."""
-    return Project(**dict.fromkeys(set(facts), True))
+    return Project(**dict.fromkeys(facts, True))
 
 
-def read_project(files: Iterable[Path]) -> Project:
-    """Read the facts of a project from its Python and YAML files."""
+def read_project(files: Iterable[bytes]) -> Project:
+    """Read the facts of a project from the contents of its files."""
     found: set[str] = set()
-    for path in files:
-        try:
-            found |= read_facts(path.read_bytes())
-        except OSError:
-            continue
+    for data in files:
+        found |= read_facts(data, found)
     return make_project(found)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from halfguard.lint.project import (
     find_root,
     make_project,
     project_files,
-    read_facts,
+    read_project,
 )
 from halfguard.lint.rule import Rule
 from halfguard.lint.settings import DEFAULT_EXCLUDE, Settings
@@ -56,11 +56,8 @@ class Linter:
         root = find_root(path)
         if root is None:
             return self
-        found: set[str] = set()
-        for file in project_files(root, DEFAULT_EXCLUDE):
-            with contextlib.suppress(OSError):
-                found |= _facts(file.read_bytes(), cache)
-        return replace(self, project=make_project(found))
+        files = project_files(root, DEFAULT_EXCLUDE)
+        return replace(self, project=_project(files, cache))
 
     def check_file(self, path: Path) -> FileResult:
         """Check one file, and fix it in memory."""
@@ -80,15 +77,21 @@ class Linter:
         return FileResult(path, fixed.remaining, fixed.applied, data, fixed.data)
 
 
-def _facts(data: bytes, cache: Cache | None) -> frozenset[str]:
+def _project(files: Iterable[Path], cache: Cache | None) -> Project:
+    """Read a project, or take its facts from the cache if no file has changed."""
+    contents: list[bytes] = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            contents.append(file.read_bytes())
     if cache is None:
-        return read_facts(data)
-    key = f"facts {digest(data)}"
+        return read_project(contents)
+    key = f"facts {digest(''.join(map(digest, contents)).encode())}"
     known = cache.get(key)
-    if known is None:
-        known = sorted(read_facts(data))
-        cache.put(key, known)
-    return frozenset(known)
+    if known is not None:
+        return make_project(known)
+    project = read_project(contents)
+    cache.put(key, [name for name, value in asdict(project).items() if value])
+    return project
 
 
 _rules_of: dict[int, tuple[Rule, ...]] = {}

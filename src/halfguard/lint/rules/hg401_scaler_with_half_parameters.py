@@ -44,6 +44,7 @@ peft#1336, huggingface/diffusers#6119. For float16 weights, use `halfguard.Maste
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from halfguard.lint.half_weights import find_trained_half_models, keep_full
@@ -60,11 +61,15 @@ META = Meta(
     severity="error",
     fix="unsafe",
 )
+# Trainable parameters are cast back, or have float32 copies.
+_TRAINED_IN_FULL = re.compile(
+    r"MasterWeights|upcast_trainable|cast_training_params|\bp(aram)?\.data\s*=\s*p(aram)?\.data\.float"
+)
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find float16 models that are trained with a scaler."""
-    if file.imports("peft") or "MasterWeights" in file.source.text:
+    if file.imports("peft") or _TRAINED_IN_FULL.search(file.source.text):
         return
     message = "The scaler raises on float16 parameters: it cannot unscale their gradients."
     for call in find_trained_half_models(file, "scaler_step", fp16=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from halfguard.lint.project import (
     project_files,
     read_project,
 )
+from halfguard.lint.registry import select_rules
 from halfguard.lint.rule import Rule
 from halfguard.lint.settings import DEFAULT_EXCLUDE, Settings
 
@@ -94,15 +96,16 @@ def _project(files: Iterable[Path], cache: Cache | None) -> Project:
     return project
 
 
-_rules_of: dict[int, tuple[Rule, ...]] = {}
+@functools.lru_cache(maxsize=1)
+def _rules_for(
+    select: tuple[str, ...], ignore: tuple[str, ...], *, preview: bool
+) -> tuple[Rule, ...]:
+    return select_rules(select, ignore, preview=preview)
 
 
 def _rules(settings: Settings) -> tuple[Rule, ...]:
     """Return the rules of a run, selected once per process and not once per file."""
-    if id(settings) not in _rules_of:
-        _rules_of.clear()
-        _rules_of[id(settings)] = settings.rules()
-    return _rules_of[id(settings)]
+    return _rules_for(settings.select, settings.ignore, preview=settings.preview)
 
 
 def _check_chunk(linter: Linter, paths: list[Path]) -> list[FileResult]:

@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support import devices, standin
 from tests.support.turns import Turns
 
 # No deadlines: the machine may be busy. CI draws the same examples in every run, so that what fails there is
@@ -58,6 +59,63 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     alone = item.get_closest_marker("alone") is not None
     with turns.turn(alone=alone) if turns else contextlib.nullcontext():
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests on the stand-in accelerator as slow, but for a sample, and run them last.
+
+    A process that has loaded the stand-in is not quite a machine without an accelerator any more.
+    """
+    on_standin = [item for item in items if _device_of(item) == standin.NAME]
+    host_only = {item for item in on_standin if item.get_closest_marker("host_only")}
+    items[:] = [item for item in items if item not in host_only]
+    for item in on_standin:
+        if item.get_closest_marker("sampled") is None:
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: _device_of(item) == standin.NAME)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import the stand-in before the first backward pass, which starts a thread for each device."""
+    if any(_device_of(item) == standin.NAME for item in session.items):
+        standin.prepare()
+
+
+def _device_of(item: pytest.Item) -> object:
+    spec = getattr(item, "callspec", None)
+    return None if spec is None else spec.params.get("device", spec.params.get("accelerator"))
+
+
+@pytest.fixture(params=[pytest.param("cpu", id=pytest.HIDDEN_PARAM), standin.NAME])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Run the test on the CPU, and again on the stand-in accelerator, with the tensors that it makes."""
+    _require(request.param)
+    if request.param == "cpu":
+        yield torch.device("cpu")
+        return
+    with devices.choosing(request.param) as chosen:
+        by_hand = request.node.get_closest_marker("placed_by_hand")
+        with contextlib.nullcontext() if by_hand else devices.PlacingTests():
+            yield chosen
+        if not standin.load().operations():
+            pytest.fail("nothing ran on the device; mark the test as host_only")
+
+
+@pytest.fixture(params=[standin.NAME])
+def accelerator(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Run the test on the stand-in accelerator alone; the value is ``torch.standin``."""
+    _require(request.param)
+    with devices.choosing(request.param):
+        yield standin.load()
+
+
+def _require(name: str) -> None:
+    missing = standin.prepare() if name == standin.NAME else None
+    if missing is not None:
+        if os.environ.get("HALFGUARD_STANDIN") == "required":
+            pytest.fail(missing)
+        pytest.skip(missing)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""A stranger's first minute: a fresh environment without torch."""
+"""A stranger's first minutes: a fresh environment without torch, then the README's install with torch."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -10,8 +12,10 @@ import venv
 from pathlib import Path
 
 import pytest
+import torch
 
-ROOT = Path(__file__).parents[1]
+from tests.support.docs import ROOT, snippets
+
 pytestmark = pytest.mark.slow
 
 
@@ -20,25 +24,24 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment that holds halfguard and its base dependencies."""
     home = tmp_path_factory.mktemp("fresh")
     venv.create(home, with_pip=True, symlinks=True)
-    pip = [
-        str(home / "bin/python"),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
-    subprocess.run([*pip, str(ROOT)], check=True, env=_environment(), timeout=280)
+    install(home / "bin", str(ROOT))
     return home / "bin"
+
+
+def install(binaries: Path, *requirements: str) -> None:
+    pip = [str(binaries / "python"), "-m", "pip", "install", "--quiet"]
+    options = ["--disable-pip-version-check", *requirements]
+    subprocess.run([*pip, *options], check=True, env=_environment(), timeout=280)
 
 
 def _environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(part) for part in command],
+        cwd=cwd,
         capture_output=True,
         text=True,
         env=_environment() | {"COLUMNS": "100"},
@@ -105,3 +108,48 @@ def test_a_torch_name_says_which_pip_command_to_run(fresh: Path) -> None:
     assert result.returncode == 1
     assert "MissingExtraError: halfguard.ops needs the optional dependency 'torch'" in result.stderr
     assert "Run: pip install 'halfguard[torch]'" in result.stderr
+
+
+JOB = """
+import torch
+import halfguard as hg
+
+def loss_fn(model, batch):
+    return (model(batch) ** 2).float().mean()  # the square is taken in half
+
+def job(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(8, 1)
+    batches = [torch.randn(16, 8), 1000 * torch.randn(16, 8)]
+    return hg.Workload(model, loss_fn, batches, torch.optim.SGD(model.parameters(), lr=1e-3))
+
+if __name__ == "__main__":
+    work = job(0)
+    config = {"scale": {"init": 1024.0}}
+    guard = hg.Guard(work.model, work.optimizer, config, run_dir="run", entry="train.py:job")
+    print(*(guard.step(work.loss, batch).action for batch in work.batches))
+"""
+
+
+def readme_requirement() -> str:
+    """Return what the README's command with the extra ``torch`` installs, from this checkout."""
+    commands = [shlex.split(s.source) for s in snippets(ROOT / "README.md")]
+    (requirement,) = [c[2] for c in commands if c[:2] == ["pip", "install"] and "torch" in c[2]]
+    # A name would be looked up in the package index; only what is in brackets counts here.
+    extras = re.fullmatch(r"(?:\.|halfguard)(\[[\w,]+\])", requirement)
+    assert extras is not None, requirement
+    return f"{ROOT}{extras[1]}"
+
+
+def test_the_readmes_install_keeps_an_incident_and_replays_it(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True, symlinks=True)
+    binaries = tmp_path / "venv/bin"
+    install(binaries, f"torch=={torch.__version__.partition('+')[0]}")  # else pip picks a build
+    install(binaries, readme_requirement())
+    (tmp_path / "train.py").write_text(JOB)
+    trained = run(binaries / "python", "train.py", cwd=tmp_path)
+    assert (trained.returncode, trained.stdout) == (0, "apply skip\n"), trained.stderr
+    (incident,) = (tmp_path / "run/incidents").iterdir()
+    replayed = run(binaries / "halfguard", "replay", incident, cwd=tmp_path)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "pow made the first bad number" in replayed.stdout

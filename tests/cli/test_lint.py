@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 RUN = "from halfguard.cli import main; main()"
-BAD = "import torch\n\n\ndef f(x, m):\n    return x.masked_fill(m, -1e9)  # mask\n"
+BAD = "import torch\n\n\ndef f(x, m):\n    return x.masked_fill(m, -1e9).softmax(-1)  # mask\n"
 
 
 def run(
@@ -49,7 +49,10 @@ def test_nothing_is_exit_code_0(tmp_path: Path) -> None:
 def test_diff_shows_and_fix_writes(script: Path) -> None:
     shown = run("lint", script, "--diff")
     assert shown.returncode == 1
-    assert "+    return x.masked_fill(m, torch.finfo(x.dtype).min)  # mask\n" in shown.stdout
+    assert (
+        "+    return x.masked_fill(m, torch.finfo(x.dtype).min).softmax(-1)  # mask\n"
+        in shown.stdout
+    )
     assert script.read_text() == BAD
     fixed = run("lint", script, "--fix")
     assert fixed.returncode == 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 KINDS = ["None 1", "None 3", "1.0 1", "1.0 3"]  # clipping and accumulation
 
 
@@ -34,21 +35,19 @@ def ours(engine: str, ranks: int, kind: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_one_small_collective_a_step(engine: str, kind: str) -> None:
     extra = ours(engine, 2, kind)
     assert all(len(step) == 1 for step in extra)
     assert max(size for [size] in extra) <= 64
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_many_for_any_number_of_ranks(kind: str) -> None:
     few, some, many = (ours("ddp", ranks, kind) for ranks in (2, 128, 16384))
     assert few == some == many == [[24], [8], [24], [8]]  # every second step carries the checksum
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_ranks() -> None:
     """Python's own caches vary by a few kilobytes; an entry per rank would take 8 bytes or more."""
     few, many = (counted("ddp", ranks)["None 1"]["held"] for ranks in (2, 16384))

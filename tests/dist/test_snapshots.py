@@ -21,6 +21,7 @@ from tests.dist import jobs
 from tests.support.ranks import Ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "hsdp"])
 def test_another_number_of_ranks_reads_it(
     ranks: Callable[[int], Ranks], engine: jobs.Engine, tmp_path: Path

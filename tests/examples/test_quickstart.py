@@ -28,6 +28,7 @@ def test_it_is_short() -> None:
     assert len(Path(SCRIPT).read_text().splitlines()) < 60
 
 
+@pytest.mark.slow
 def test_the_bare_run_breaks(table: dict[str, tuple[float, float, float]]) -> None:
     learnt, scale, loss = table["FP16, torch.amp"]
     assert learnt < 600
@@ -35,6 +36,7 @@ def test_the_bare_run_breaks(table: dict[str, tuple[float, float, float]]) -> No
     assert math.isnan(loss)
 
 
+@pytest.mark.slow
 def test_the_guarded_run_equals_fp32(table: dict[str, tuple[float, float, float]]) -> None:
     learnt, scale, loss = table["FP16, halfguard"]
     fp32_learnt, _, fp32_loss = table["FP32 without the bad batch"]

@@ -22,6 +22,8 @@ from halfguard.records import Action, Cause
 from tests.guard.helper import frozen, inject, same
 from tests.support.counting import OpCounter
 
+pytestmark = pytest.mark.usefixtures("device")
+
 LAG = 2
 GOOD, BAD = 1.0, math.nan
 
@@ -104,9 +106,11 @@ def test_outcomes_can_be_read_before_they_are_judged() -> None:
     late = Late()
     good, bad = late.run([GOOD, BAD])
     assert good.applied
-    assert (bad.applied, bad.action, bad.cause) == (False, Action.SKIP, Cause.FORWARD_OVERFLOW)
+    assert (bad.applied, bad.action, bad.cause) == (False, Action.SKIP, Cause.BAD_BATCH)
     assert bad.culprits == ("w",)
     assert math.isnan(bad.loss)
+    late.guard.summary()
+    assert (bad.action, bad.cause) == (Action.SKIP, Cause.BAD_BATCH), "decided as it was read"
 
 
 def test_the_scheduler_catches_up() -> None:

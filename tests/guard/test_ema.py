@@ -16,15 +16,16 @@ from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.records import Action
 from tests.guard.helper import frozen, same
+from tests.support.devices import place
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 RECOVERY = {"every": 3, "prove": 2}
 GOOD, BAD = torch.ones(2, 4), torch.full((2, 4), torch.nan)
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(x).square().mean()
+    loss: Tensor = model(place(x)).square().mean()
     return loss
 
 

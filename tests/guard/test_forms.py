@@ -13,10 +13,11 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause
+from tests.support.devices import chosen_device
 from tests.support.failing import out_of_memory
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -76,7 +77,7 @@ def test_two_optimizers_take_turns_and_share_one_scale() -> None:
         gan = Gan()
         critic = torch.optim.Adam(gan.critic.parameters(), 1e-3)
         generator = torch.optim.Adam(gan.generator.parameters(), 1e-3)
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=10)
+        scaler = torch.amp.GradScaler(chosen_device().type, init_scale=64.0, growth_interval=10)
         guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0, "growth_interval": 10}})
         for (real, _), z in zip(batches(30), noise, strict=True):
             if guarded:
@@ -89,12 +90,12 @@ def test_two_optimizers_take_turns_and_share_one_scale() -> None:
                 guard.backward(loss, batch=real)
                 assert guard.update(generator)
             else:
-                with torch.autocast("cpu", torch.float16):
+                with torch.autocast(chosen_device().type, torch.float16):
                     loss = critic_loss(gan, real, z)
                 scaler.scale(loss).backward()
                 scaler.step(critic)
                 critic.zero_grad()
-                with torch.autocast("cpu", torch.float16):
+                with torch.autocast(chosen_device().type, torch.float16):
                     loss = generator_loss(gan, z)
                 scaler.scale(loss).backward()
                 scaler.step(generator)
@@ -352,3 +353,23 @@ def test_the_outcome_of_an_open_step_has_the_loss_of_its_micro_batch() -> None:
     assert losses[0] != losses[1]
     last = 3 * outcomes[2].loss - sum(losses)  # the mean of all three
     assert 0.1 < last / losses[0] < 10
+
+
+def test_reconfigure_refuses_what_was_made_once_and_keeps_the_rest() -> None:
+    model = nn.Linear(4, 1)
+    config = {
+        "scale": {"init": 8.0},
+        "skip": {"max_consecutive": 1},
+        "recovery": {"every": 1, "prove": 1},
+    }
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    for name, value in {"recovery": None, "buffers": "all", "incidents": None}.items():
+        with pytest.raises(UsageError, match=f"cannot change {name}"):
+            guard.reconfigure(guard.config.model_copy(update={name: value}))
+    clipped = hg.GuardConfig.load({**config, "clip": {"max_norm": 0.5}})
+    guard.reconfigure(clipped)
+    for _ in range(3):
+        guard.step(lambda m, x: m(x).float().square().mean(), torch.randn(2, 4))
+    bad = torch.full((2, 4), torch.nan)
+    assert guard.step(lambda m, x: m(x).float().square().mean(), bad).action == "roll_back"
+    assert guard.config == clipped, "a rollback does not undo the change"

@@ -18,6 +18,9 @@ from halfguard.guard.recovery.snapshots import all_finite
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Cause
 from tests.guard.helper import frozen, same
+from tests.support.devices import chosen_device
+
+pytestmark = pytest.mark.usefixtures("device")
 
 STEPS = 50
 PRESETS = ["default", "fp16_safe", "balanced", "ultra_conservative", "native_fp16"]
@@ -49,7 +52,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, fault: str) -> Tensor:
         x = self.dropout(self.norm(self.inner(x)))
-        if torch.is_autocast_enabled("cpu"):  # in FP32 the step succeeds
+        if torch.is_autocast_enabled(chosen_device().type):  # in FP32 the step succeeds
             if fault == "forward":
                 x = x * math.inf
             if fault == "overflow":

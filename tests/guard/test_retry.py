@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause
+from tests.support.devices import chosen_device
 from tests.support.models import OPTIMIZERS, Batch, bare_step, batches, differences, loss_fn, make
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 BATCHES, OVERFLOWING = 1000, 50
 
@@ -49,7 +50,7 @@ def test_fifty_of_a_thousand_batches_overflow_and_none_is_lost(seed: Callable[[i
     seed(0)
     bare = make("mlp-batchnorm")
     bare_optimizer = OPTIMIZERS["adamw-foreach"](bare.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(chosen_device().type, init_scale=1024.0)
     lost = 0
     for batch in data:
         before = bare.get_parameter("last.weight").clone()

@@ -26,9 +26,13 @@ from halfguard.guard.recovery.restoring import restore_types
 from halfguard.guard.scheduler_and_ema import SchedulerAndEma
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Action
+from tests.support.devices import place
 
 # SequentialLR steps by the number of an epoch, which torch itself warns of.
-pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("device", "seed"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 L: Any = lr_scheduler
 CUTS = [0.5, 0.3]
@@ -82,7 +86,7 @@ def recovery(cut: float = 0.5, **options: Any) -> dict[str, Any]:
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(x).square().mean() * 1e-6
+    loss: Tensor = model(place(x)).square().mean() * 1e-6
     return loss
 
 
@@ -149,6 +153,7 @@ def times(cut: float, rates: list[list[float]]) -> list[list[float]]:
     return [[cut * rate for rate in step] for step in rates]
 
 
+@pytest.mark.host_only
 def test_the_table_has_every_scheduler_of_torch() -> None:
     found = {
         name
@@ -158,7 +163,7 @@ def test_the_table_has_every_scheduler_of_torch() -> None:
     assert found | {"SWALR"} == SCHEDULERS.keys() | NOT_STEPPED_BY_THE_GUARD
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
 def test_a_cut_holds_at_every_step_after_a_rollback(
@@ -182,6 +187,8 @@ def test_a_cut_holds_at_every_step_after_a_rollback(
 
 @pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
 def test_a_rate_in_a_tensor_is_cut_as_well(name: str) -> None:
+    if name == "SequentialLR" and torch.__version__.startswith("2.9."):
+        pytest.skip("torch 2.9 writes the rate over the base rate, so its schedule is wrong itself")
     make = (SCHEDULERS | MORE)[name]
     plan, cut_run = Run(make, tensor=True), Run(make, 0.3, tensor=True)
     plan.run(25)
@@ -544,6 +551,7 @@ def test_data_that_changes_in_place_is_copied_by_the_memory_store() -> None:
     assert model.extra["set"] == {1}
 
 
+@pytest.mark.host_only
 def test_types_without_a_counterpart_are_kept() -> None:
     assert restore_types({"a": (1, [2])}, None) == {"a": (1, [2])}
     assert restore_types([Size(1, 2)], [])[0] == Size(1, 2)

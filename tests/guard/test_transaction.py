@@ -26,9 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfguard as hg
 from halfguard.errors import UsageError
+from halfguard.guard.stepping.forward_pass import Transaction
 from tests.guard.helper import frozen, same
+from tests.support.devices import chosen_device
+from tests.support.ranks import Ranks
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 class InjectedError(Exception):
@@ -49,6 +52,7 @@ class RaiseAtOperation(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+NOTHING_HAS_BEGUN = {hg.Guard.step.__code__, Transaction.__enter__.__code__}
 CLEAN_UP = {"discard", "abandon_step", "restore", "clear", "drop_gradients"}
 
 
@@ -65,8 +69,8 @@ def raise_at_call(at: int) -> Iterator[None]:
             return
         if name in CLEAN_UP or frame.f_code.co_flags & inspect.CO_GENERATOR:
             return
-        if frame.f_code is hg.Guard.step.__code__:
-            return  # nothing has begun when it is called
+        if frame.f_code in NOTHING_HAS_BEGUN:
+            return
         left -= 1
         if left == 0:
             sys.setprofile(None)
@@ -103,8 +107,12 @@ class Run:
 
     def __init__(self, name: str, accumulate: int, *, retry: bool) -> None:
         torch.manual_seed(0)
-        self.model = MODELS[name]()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.model: nn.Module = MODELS[name]()
+        if torch.distributed.is_initialized():
+            self.model = nn.parallel.DistributedDataParallel(self.model)
+        # Not foreach, torch's default on accelerators: below a dispatch mode, torch does not count changes of
+        # lists on the host in version counters.
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=False)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
         on_nonfinite = "retry_fp32" if retry else "skip"
         config = {
@@ -115,7 +123,8 @@ class Run:
         }
         self.guard = hg.Guard(self.model, self.optimizer, config, scheduler=self.scheduler)
         self.accumulate = accumulate
-        generator = torch.Generator().manual_seed(1)
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        generator = torch.Generator().manual_seed(1 + rank)
         self.data = [torch.randn(4, 2, 6, generator=generator) for _ in range(8 * accumulate)]
         if name == "batchnorm":
             self.data = [batch[:, 0] for batch in self.data]
@@ -172,11 +181,13 @@ def expected_states(name: str, accumulate: int, *, retry: bool) -> dict[str, Any
     return states
 
 
-def try_points(name: str, accumulate: int, *, retry: bool, point: str, every: int) -> Counter[str]:
+def try_points(
+    name: str, accumulate: int, *, retry: bool, point: str, every: int, start: int = 1
+) -> Counter[str]:
     """Raise at every ``every``-th point of a step, until the step has no such point; count the outcomes."""
     expected = expected_states(name, accumulate, retry=retry)
     found: Counter[str] = Counter()
-    for at in itertools.count(1, every):
+    for at in itertools.count(start, every):
         word = outcome(name, accumulate, retry=retry, point=point, at=at, expected=expected)
         if word == "complete":
             return found
@@ -185,7 +196,7 @@ def try_points(name: str, accumulate: int, *, retry: bool, point: str, every: in
 
 
 @pytest.mark.parametrize("retry", [False, True], ids=["skip", "retry"])
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("point", "every"), [("operation", 11), ("call", 5)])
 def test_an_exception_leaves_no_trace(
@@ -194,6 +205,12 @@ def test_an_exception_leaves_no_trace(
     found = try_points(name, accumulate, retry=retry, point=point, every=every)
     assert found["never seen"] > 0
     assert set(found) <= {"never seen", "applied", "refused"}, found
+
+
+def try_on_rank(
+    name: str, accumulate: int, retry: bool, point: str, every: int, start: int = 1
+) -> Counter[str]:
+    return try_points(name, accumulate, retry=retry, point=point, every=every, start=start)
 
 
 def guarded(model: nn.Module, **config: Any) -> hg.Guard:
@@ -214,7 +231,7 @@ def test_an_error_in_the_repeat_leaves_no_gradient() -> None:
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         nonlocal repeats
-        repeats += not torch.is_autocast_enabled("cpu")
+        repeats += not torch.is_autocast_enabled(chosen_device().type)
         if repeats == 2:
             repeats += 1
             raise MemoryError
@@ -328,7 +345,9 @@ def test_a_retry_over_a_half_base_computes_in_fp32() -> None:
     assert reference.adapter.weight.grad is not None
 
     def overflowing(model: nn.Module, batch: Tensor) -> Tensor:
-        return squares(model, batch) * (1e30 if torch.is_autocast_enabled("cpu") else 1)
+        return squares(model, batch) * (
+            1e30 if torch.is_autocast_enabled(chosen_device().type) else 1
+        )
 
     outcome = guard.step(lambda m, b: overflowing(m, b) * 1e10, batch)
     assert outcome.action == "retry_fp32"
@@ -452,13 +471,22 @@ def test_lazy_modules_and_copies_are_refused() -> None:
         copy.deepcopy(guarded(nn.Linear(4, 1)))
 
 
-if __name__ == "__main__":
-    every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+def main(every: int, *, on_ranks: bool) -> int:
+    group = Ranks(2) if on_ranks else None
     total: Counter[str] = Counter()
     for case in itertools.product(MODELS, (1, 4), (False, True), POINTS):
         name, accumulate, retry, point = case
-        counted = try_points(name, accumulate, retry=retry, point=point, every=every)
-        total += counted
-        print(*case, dict(counted), flush=True)
-    print(sum(total.values()), "points:", dict(total))
-    sys.exit(0 if set(total) <= {"never seen", "applied", "refused"} else 1)
+        if group is None:
+            counted = [try_points(name, accumulate, retry=retry, point=point, every=every)]
+        else:
+            arguments = name, accumulate, retry, point, every
+            counted = group.run(try_on_rank, *arguments, timeout=3600.0)
+        total = sum(counted, total)
+        print(*case, *map(dict, counted), flush=True)
+    print(total.total(), "points:", dict(total))
+    return 0 if set(total) <= {"never seen", "applied", "refused"} else 1
+
+
+if __name__ == "__main__":  # [EVERY] [ranks]
+    numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
+    sys.exit(main(*numbers[:1] or [1], on_ranks="ranks" in sys.argv))

@@ -18,7 +18,7 @@ from halfguard.records import Action, Cause, StepRow
 from tests.support.counting import OpCounter
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 def guard_of(run_dir: Path | None, **config: object) -> Guard:

@@ -20,6 +20,8 @@ from halfguard.incident import Incident, open_incident, write_incident
 from halfguard.records import Action, Cause, IncidentRecord, MicroBatchRecord, StepRow
 from tests.incident.hostile import hostile_folders
 
+pytestmark = pytest.mark.usefixtures("device")
+
 KILLS, HOSTILE = 12, 600  # `scripts/soak incident` runs 200 and 20,000
 
 
@@ -55,6 +57,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["000007-r0"]
 
 
+@pytest.mark.host_only
 def test_a_record_of_the_first_version_can_be_read() -> None:
     """The schema is a contract: this text was written by version 1 and must stay readable."""
     text = (Path(__file__).parent / "incident_v1.json").read_text()

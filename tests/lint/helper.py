@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from halfguard.lint.engine import Diagnostic, lint_bytes
+from halfguard.lint.diagnostic import Diagnostic
+from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import FixResult, fix_bytes
 from halfguard.lint.match import FixKind
 from halfguard.lint.registry import all_rules

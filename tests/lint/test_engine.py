@@ -22,6 +22,13 @@ BAD = "import torch\nx = y.masked_fill(m, -1e9){}\n"
         ("  # halfguard: ignore", True),
         ("  # noqa # halfguard: ignore[HG203, hg101]", True),
         ("  # halfguard: ignore[HG102]", False),
+        ("  # noqa", True),
+        ("  # NOQA: a mask of our own", True),
+        ("  # noqa: HG101", True),
+        ("  # noqa: E501, HG101", True),
+        ("  # noqa: E501 HG101", True),
+        ("  # noqa: E501", False),
+        ("  # noqa: HG10", False),
         ("  # ignore", False),
     ],
 )
@@ -41,8 +48,8 @@ def test_a_comment_in_yaml_silences() -> None:
         (Settings(ignore=("HG101",)), False),
         (Settings(select=("HG101",), ignore=("HG1",)), True),
         (Settings(select=("ALL",), ignore=("HG1",)), False),
-        (Settings.model_validate({"per-file-ignores": {"code.py": ("HG1",)}}), False),
-        (Settings.model_validate({"per-file-ignores": {"tests/*": ("HG1",)}}), True),
+        (Settings(per_file_ignores={"code.py": ("HG1",)}), False),
+        (Settings(per_file_ignores={"tests/*": ("HG1",)}), True),
     ],
 )
 def test_select_and_ignore(settings: Settings, on: bool) -> None:
@@ -95,6 +102,17 @@ def test_folders_that_are_not_ours_are_passed_over_unless_named(tmp_path: Path) 
     assert [p.name for p in find_files([inside], Settings())] == ["b.py"]
     with pytest.raises(UsageError, match="no file or folder"):
         find_files([tmp_path / "nothing"], Settings())
+
+
+def test_a_file_and_a_link_to_it_are_one(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/z.py").touch()
+    (tmp_path / "a.py").symlink_to(tmp_path / "src/z.py")
+    (tmp_path / "linked").symlink_to(tmp_path / "src")
+    assert find_files([tmp_path], Settings()) == [tmp_path / "src/z.py"]
+    both = [tmp_path / "linked", tmp_path / "src"]
+    assert len(find_files(both, Settings())) == 1
+    assert len(find_files([tmp_path / "a.py", tmp_path / "src/z.py"], Settings())) == 1
 
 
 def test_many_files_give_the_same_as_few(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from halfguard.lint.run import FileResult
 from halfguard.records import Finding
 from tests.lint.helper import lint
 
-TEXT = "import torch\ns = 'é'; x = y.masked_fill(m, -1e9)\nok = torch.cuda.is_bf16_supported()\n"
+TEXT = "import torch\ns = 'é'; x = y.masked_fill(m, -1e9).softmax(0)\nok = torch.cuda.is_bf16_supported()\n"
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_text_points_at_the_place(results: list[FileResult]) -> None:
     assert lines[0] == (
         "a file.py:2:31: HG101 [*] -1e9 does not fit into float16, whose largest value is 65504."
     )
-    assert lines[1] == " 2 | s = 'é'; x = y.masked_fill(m, -1e9)"
+    assert lines[1] == " 2 | s = 'é'; x = y.masked_fill(m, -1e9).softmax(0)"
     assert lines[2].index("^") == lines[1].index("-1e9")
     assert lines[2].count("^") == len("-1e9")
     assert "[*] 1 fixable with --fix." in lines

@@ -12,6 +12,8 @@ from halfguard.numerics import tensor_rows
 from halfguard.numerics.checksum import checksums, combine
 from tests.support.counting import OpCounter
 
+pytestmark = pytest.mark.usefixtures("device")
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool]
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -113,6 +115,7 @@ def test_passes_do_not_change_what_differs(monkeypatch: pytest.MonkeyPatch) -> N
     assert (checksums(before) != checksums(after)).nonzero().view(-1).tolist() == [7]
 
 
+@pytest.mark.host_only
 def test_operations_do_not_grow_with_tensors() -> None:
     def operations(count: int) -> int:
         some = [torch.ones(5) for _ in range(count)]

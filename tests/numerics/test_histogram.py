@@ -13,6 +13,8 @@ from halfguard.errors import UsageError
 from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_index, histogram
 from tests.support.counting import OpCounter
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 def reference(tensor: Tensor) -> list[int]:
     counts = [0] * BINS
@@ -71,11 +73,13 @@ def test_cost_does_not_depend_on_the_number_of_tensors() -> None:
     assert many.host_syncs == 0
 
 
+@pytest.mark.host_only
 def test_runs_under_fake_tensors() -> None:
     with FakeTensorMode():
         assert histogram([torch.empty(3), torch.empty(4)]).counts.shape == (2, BINS)
 
 
+@pytest.mark.host_only
 def test_says_what_is_wrong() -> None:
     with pytest.raises(UsageError, match="empty list"):
         histogram([])

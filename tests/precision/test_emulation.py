@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +17,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from halfguard.autocast_ops import RULES
 from halfguard.errors import UsageError
-from halfguard.precision.autocast_ops import RULES
 from halfguard.precision.emulation import emulate_autocast
 from tests.precision import autocast_examples as examples
 
+ROOT = Path(__file__).parents[2]
 HALF, FULL, DOUBLE = torch.float16, torch.float32, torch.float64
 Call = Callable[..., Tensor]
 
@@ -360,3 +363,63 @@ def test_what_cannot_be_emulated_is_refused() -> None:
         pass
     with pytest.raises(UsageError, match="16-bit"), emulate_autocast("cuda", dtype=DOUBLE):
         pass
+
+
+class Normalised(nn.Module):
+    """Operations that CUDA's autocast has a rule for and the CPU's has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log_softmax(self.last(self.norm(self.first(x)).exp()), -1)
+
+
+def compiled_under_cpu_autocast(backend: str) -> list[Tensor]:
+    """Return outputs and gradients, compiled anew."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Normalised()
+    compiled = torch.compile(model, backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        output: Tensor = compiled(torch.randn(4, 8))
+    output.float().square().sum().backward()
+    return [output.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def test_after_a_region_torch_compile_traces_under_the_cpus_own_autocast() -> None:
+    with emulate_autocast("cuda"):
+        Normalised()(torch.ones(1, 8))
+    output, *gradients = compiled_under_cpu_autocast("eager")
+    assert output.dtype is torch.bfloat16
+    assert len(gradients) == 6
+
+
+_COMPILED_BEFORE_AND_AFTER = """
+import sys
+import torch
+from halfguard.precision.emulation import emulate_autocast
+from tests.precision.test_emulation import Normalised, compiled_under_cpu_autocast
+
+before = compiled_under_cpu_autocast(sys.argv[1])
+with emulate_autocast("cuda"):
+    Normalised()(torch.ones(1, 8))
+after = compiled_under_cpu_autocast(sys.argv[1])
+print(len(after), all(map(torch.equal, before, after)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_region_does_not_change_what_torch_compile_makes_later(backend: str) -> None:
+    """A compile cache would return what was compiled before the region, so it is off."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _COMPILED_BEFORE_AND_AFTER, backend],
+        cwd=ROOT,
+        env=os.environ | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout.split() == ["7", "True"], ran.stderr

@@ -21,12 +21,15 @@ from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.islands import cast_to_fp32, fp32_island, is_island, remove_island
 from halfguard.precision.plans import apply_plan
 from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
+from tests.support.devices import chosen_device
+
+pytestmark = pytest.mark.usefixtures("device")
 
 CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "cpu fp16": lambda: torch.autocast("cpu", torch.float16),
-    "cpu bf16": lambda: torch.autocast("cpu", torch.bfloat16),
+    "cpu fp16": lambda: torch.autocast(chosen_device().type, torch.float16),
+    "cpu bf16": lambda: torch.autocast(chosen_device().type, torch.bfloat16),
     "cuda emulated": lambda: emulate_autocast("cuda"),
-    "none": lambda: torch.autocast("cpu", enabled=False),
+    "none": lambda: torch.autocast(chosen_device().type, enabled=False),
 }
 
 
@@ -108,7 +111,7 @@ def test_it_is_idempotent_removable_and_leaves_the_state_alone(seed: object) -> 
     assert not is_island(net.square)
     assert "forward" not in vars(net.square)
     remove_island(net.square)
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(chosen_device().type, torch.float16):
         assert net.square(x).dtype is torch.float16
 
 
@@ -140,7 +143,7 @@ def test_torch_compile_goes_through_an_island_without_a_break(seed: object) -> N
     fp32_island(net.square.linear)
     compiled = torch.compile(net, backend="eager", fullgraph=True)
     x = torch.randn(3, 4)
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(chosen_device().type, torch.float16):
         assert torch.equal(compiled(x), net(x))
     assert torch.float32 in net.square.seen
 
@@ -151,10 +154,10 @@ def test_an_exception_inside_leaves_autocast_as_it_was() -> None:
             raise KeyError("no")
 
     island = fp32_island(Broken())
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(chosen_device().type, torch.float16):
         with pytest.raises(KeyError):
             island(torch.ones(1))
-        assert torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled(chosen_device().type)
 
 
 def test_half_parameters_and_buffers_of_an_island_become_float32(seed: object) -> None:
@@ -249,10 +252,11 @@ def test_the_guard_applies_the_plan_of_its_config(tmp_path: Any, seed: object) -
     bare = Net()
     with torch.no_grad():
         bare.first.weight.mul_(2000)
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(chosen_device().type, torch.float16):
         assert not bare.square(bare.first(torch.randn(3, 4))).isfinite().all()
 
 
+@pytest.mark.host_only
 def test_a_plan_survives_yaml_and_json() -> None:
     scale = ScaleRange(low=1.0, high=65536.0, best=32768.0)
     islands = (Island(module="a.b", reason="overflow: 1e5 > 65504 # really"), Island(module=""))
@@ -274,6 +278,7 @@ def test_a_plan_survives_yaml_and_json() -> None:
         ("kind: !!python/object/apply:os.system ['true']", "not YAML"),
     ],
 )
+@pytest.mark.host_only
 def test_a_damaged_plan_is_refused(text: str, says: str, tmp_path: Any) -> None:
     with pytest.raises(RecordError, match=says):
         PrecisionPlan.from_yaml(text)

@@ -19,6 +19,9 @@ from halfguard.errors import UsageError
 from halfguard.precision.master_weights import MasterWeights
 from tests.precision.training import OPTIMIZERS, linear, network
 from tests.support.counting import OpCounter
+from tests.support.devices import chosen_device
+
+pytestmark = pytest.mark.usefixtures("device")
 
 HALVES = (torch.float16, torch.bfloat16)
 Seed = Callable[[int], None]
@@ -31,7 +34,7 @@ def model_and(name: str, dtype: torch.dtype = torch.float16) -> tuple[nn.Module,
 
 def backward(model: nn.Module, step: int, scale: float = 1.0) -> None:
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
-    with torch.autocast("cpu", next(model.parameters()).dtype):
+    with torch.autocast(chosen_device().type, next(model.parameters()).dtype):
         loss = model(x).float().square().mean()
     torch.autograd.backward(loss * scale)
 
@@ -87,11 +90,11 @@ def test_the_law_holds_with_torchs_own_scaler_through_overflows(
     model, optimizer = model_and(name, dtype)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)
     assert optimizer.inner.param_groups[0]["lr"] == pytest.approx(optimizer.defaults["lr"] / 2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler = torch.amp.GradScaler(chosen_device().type, init_scale=2.0**10)
     for step in range(6):
         optimizer.zero_grad()
         x = torch.ones(8, 16)
-        with torch.autocast("cpu", dtype):
+        with torch.autocast(chosen_device().type, dtype):
             loss = model(x).float().square().mean() * (torch.inf if step == 3 else 1.0)
         torch.autograd.backward(scaler.scale(loss))
         if step % 2:
@@ -112,7 +115,7 @@ def test_the_law_holds_with_torchs_own_scaler_through_overflows(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_torchs_scaler_gives_the_bits_of_scaling_by_hand(name: str) -> None:
     (by_hand, optimizer), (scaled, other) = model_and(name), model_and(name)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler = torch.amp.GradScaler(chosen_device().type, init_scale=2.0**10)
     for step in range(5):
         backward(by_hand, step, scale=2.0**10)
         for master in optimizer.master_parameters():
@@ -216,11 +219,11 @@ def test_tied_frozen_unused_and_fp32_parameters_with_and_without_checkpointing(
         model = Tied(checkpointing=checkpointing)
         frozen, unused = model.frozen.weight.clone(), model.unused.clone()
         optimizer = MasterWeights(AdamW(model.parameters(), lr=1e-2, fused=fused))
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        scaler = torch.amp.GradScaler(chosen_device().type, init_scale=256.0)
         tokens = torch.randint(0, 11, (16, 4))
         losses = []
         for _ in range(20):
-            with torch.autocast("cpu", torch.float16):
+            with torch.autocast(chosen_device().type, torch.float16):
                 loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             torch.autograd.backward(scaler.scale(loss))
             scaler.step(optimizer)
@@ -354,6 +357,7 @@ def test_a_group_can_be_added_but_a_parameter_only_once() -> None:
     assert len(optimizer.param_groups) == 2
 
 
+@pytest.mark.host_only
 def test_what_cannot_be_wrapped_is_refused() -> None:
     model = _one()
     with pytest.raises(UsageError, match="LBFGS"):
@@ -405,10 +409,10 @@ def syncs(*, masters: bool) -> list[int]:
     optimizer: torch.optim.Optimizer = AdamW(model.half().parameters(), lr=1e-4, fused=True)
     if masters:
         optimizer = MasterWeights(optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler = torch.amp.GradScaler(chosen_device().type, init_scale=256.0)
     found = []
     for _ in range(3):
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(chosen_device().type, torch.float16):
             loss = model(torch.ones(8, 16)).float().square().mean()
         torch.autograd.backward(scaler.scale(loss))
         with OpCounter() as counter:

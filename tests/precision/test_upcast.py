@@ -12,6 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from halfguard.errors import UsageError
 from halfguard.precision.upcast import half_state_dict, upcast_trainable
+from tests.support.devices import chosen_device
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 class Adapter(nn.Module):
@@ -46,12 +49,12 @@ ADAPTERS = [f"layers.{i}.{part}.weight" for i in range(3) for part in ("down", "
 
 def train(model: Model, steps: int) -> list[float]:
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler = torch.amp.GradScaler(chosen_device().type, init_scale=256.0)
     x = torch.randn(32, 16)
     y = torch.randn(32, 16)
     losses = []
     for _ in range(steps):
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(chosen_device().type, torch.float16):
             loss = nn.functional.mse_loss(model(x), y)
         torch.autograd.backward(scaler.scale(loss))
         scaler.step(optimizer)

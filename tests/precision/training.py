@@ -11,6 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import autocast, weights_dtype
 from halfguard.precision_names import Precision
+from tests.support.devices import chosen_device, place
 
 STEPS = 300
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
@@ -26,7 +27,7 @@ def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)  # type: ignore[no-untyped-call]
     for param in layer.parameters():
         nn.init.ones_(param)
-    return layer
+    return place(layer)
 
 
 def network(generator: torch.Generator) -> nn.Sequential:
@@ -65,7 +66,7 @@ def train(
     scale = 1024.0 if precision.needs_loss_scale else 1.0
     for _ in range(STEPS):
         optimizer.zero_grad()
-        with autocast(precision, "cpu"):
+        with autocast(precision, chosen_device().type):
             loss = nn.functional.mse_loss(model(x), y)
         torch.autograd.backward(loss * scale)
         unscale(optimizer, scale)

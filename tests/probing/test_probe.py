@@ -203,7 +203,7 @@ def test_arguments_that_mean_nothing(wrong: dict[str, object], seed: object) -> 
 def test_a_model_that_raises_is_the_users_business(seed: object) -> None:
     workload = fixed(1.0, 1.0)
     workload.batches = [torch.ones(2, 3)]
-    with pytest.raises(UsageError, match=r"raised at step 0: RuntimeError: mat1.*test_probe\.py"):
+    with pytest.raises(UsageError, match=r"raised at step 0: RuntimeError: .*mat1.*test_probe\.py"):
         probe(workload)
     workload.loss = lambda m, x: x.sum() * 0.0 + torch.ones((), requires_grad=True)
     with pytest.raises(UsageError, match="No gradient reached the optimizer"):

@@ -19,7 +19,7 @@ from halfguard.replaying import replay
 from tests.replaying.helper import broken, build, edited, glitched, job, mean, overflowing
 from tests.support.zoo.base import noise
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 def test_an_overflow_is_cured_by_its_module_in_fp32(tmp_path: Path) -> None:
@@ -46,6 +46,7 @@ def test_a_fault_that_came_once_is_given_no_cause(tmp_path: Path) -> None:
         assert any("hardware" in suspect for suspect in autopsy.suspects)
 
 
+@pytest.mark.host_only
 def test_an_incident_of_cuda_is_repeated_under_its_rules_and_says_so(tmp_path: Path) -> None:
     """exp stays in half under the CPU's rules and overflows; CUDA computes it in float32."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
@@ -55,7 +56,8 @@ def test_an_incident_of_cuda_is_repeated_under_its_rules_and_says_so(tmp_path: P
 
     incident = broken(tmp_path, [noise(0, 6, 4)], job(model, loss))
     there = replay(incident, job(model, loss))
-    assert (there.reproduced, "emulated" in there.how) == ("bitwise", False)
+    # Nothing but NaN is left of that step, so nothing can be compared bit for bit.
+    assert (there.reproduced, "emulated" in there.how) == ("same fault", False)
     autopsy = replay(edited(incident, tmp_path, device="cuda"), job(model, loss))
     assert autopsy.reproduced == "no"
     assert "CUDA's autocast rules, emulated" in autopsy.how
@@ -134,7 +136,7 @@ def test_a_loop_with_its_own_forward_pass_can_be_repeated_if_it_names_the_batch(
         guard.update()
     incident = open_incident(tmp_path / "with" / "incidents" / "000000-r0")
     autopsy = replay(incident, job())
-    assert autopsy.reproduced == "bitwise"
+    assert autopsy.reproduced == "same fault"  # all of its numbers are NaN
     assert any("random numbers" in text for text in autopsy.differences)
     with pytest.raises(UsageError, match="holds no batch"):
         replay(tmp_path / "without" / "incidents" / "000000-r0", job())
@@ -159,6 +161,7 @@ def test_without_weights_those_of_the_entry_are_used_and_it_says_so(tmp_path: Pa
     assert autopsy.cure is not None
 
 
+@pytest.mark.host_only
 def test_a_cure_that_stops_learning_says_so(tmp_path: Path) -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return -torch.log(torch.sigmoid(model(batch).half() - 1000)).mean()

@@ -6,17 +6,39 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from halfguard.guard.stepping.gate import Gate
 
 HOST_SYNC = "aten._local_scalar_dense.default"
 
 
 class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts every operation that reaches the dispatcher while it is active."""
+    """Counts every operation that reaches the dispatcher while it is active.
+
+    On a CPU, ``tolist`` reaches no dispatcher; on any other device it waits. So the guard's own read of a
+    row is counted as a sync.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: Counter[str] = Counter()
+
+    def __enter__(self) -> OpCounter:
+        read = self._read = Gate.read
+
+        def counted(row: Tensor) -> list[float]:
+            self.ops[HOST_SYNC] += 1
+            return read(row)
+
+        Gate.read = staticmethod(counted)  # type: ignore[method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        Gate.read = staticmethod(self._read)  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from tests.support.devices import chosen_device, place
+
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
     "adamw-foreach": lambda parameters: AdamW(parameters, lr=1e-3, foreach=True),
@@ -108,17 +110,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make(name: str, seed: int = 0) -> nn.Module:
-    """Return a model with the same weights for the same seed; leave the global generator unchanged."""
-    with torch.random.fork_rng():
+    """Return a model with the same weights for the same seed; leave the global generators unchanged."""
+    with torch.random.fork_rng(devices=range(torch.accelerator.device_count())):
         torch.manual_seed(seed)
-        return MODELS[name]()
+        return place(MODELS[name]())
 
 
 def batches(count: int, seed: int = 1, size: int = 8) -> list[Batch]:
     """A learnable task: the class is the largest of four features."""
     generator = torch.Generator().manual_seed(seed)
     inputs = [torch.randn(size, 12, generator=generator) for _ in range(count)]
-    return [(x, x[:, :4].argmax(1)) for x in inputs]
+    return [place((x, x[:, :4].argmax(1))) for x in inputs]
 
 
 def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
@@ -135,7 +137,7 @@ def bare_step(
 ) -> None:
     """Take one step of the loop in torch's documentation: autocast, GradScaler, clipping."""
     for batch in micro_batches:
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(chosen_device().type, torch.float16):
             loss = loss_fn(model, batch)
         scaler.scale(loss / len(micro_batches) if len(micro_batches) > 1 else loss).backward()
     scaler.unscale_(optimizer)
@@ -171,5 +173,5 @@ def differences(first: Any, second: Any) -> list[str]:
 
 def _same(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.dtype == right.dtype and torch.equal(left, right)
+        return left.dtype == right.dtype and torch.equal(left.cpu(), right.cpu())
     return bool(left == right)

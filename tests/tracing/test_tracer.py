@@ -20,7 +20,7 @@ from halfguard.tracing import Tracer, trace
 from halfguard.tracing.rows import count_binades
 from tests.support.counting import OpCounter
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 def mlp() -> nn.Sequential:
@@ -91,6 +91,7 @@ def test_binades_read_from_the_bits_are_those_of_the_histogram(dtype: torch.dtyp
     assert torch.equal(count_binades(values), histogram([values]).counts[0])
 
 
+@pytest.mark.host_only
 def test_headroom_is_in_doublings() -> None:
     stats = LayerStats("", "output", "", "float16", 1, 1, -16376.0, 3.0)
     assert stats.headroom() == 2.0
@@ -297,6 +298,7 @@ def test_a_compiled_module_is_one_module() -> None:
     assert {s.module for s in latest(tracer).at("output")} == {"", "0"}
 
 
+@pytest.mark.host_only
 def test_it_works_under_emulated_autocast() -> None:
     model = mlp()
     with trace(model) as tracer, hg.emulate_autocast("cuda"):
@@ -321,6 +323,7 @@ def test_wrong_arguments_are_refused() -> None:
         trace(mlp(), detail="all")  # type: ignore[arg-type]
 
 
+@pytest.mark.host_only
 def test_the_name_is_the_function_whatever_was_imported() -> None:
     import halfguard.tracing.rows
     import halfguard.tracing.tracer

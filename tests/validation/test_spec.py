@@ -85,7 +85,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: Any) ->
         ({"entry": None}, "entry and command"),
         ({"command": "train {precision} {seed} {out}"}, "entry and command"),
         ({"steps": None}, "steps"),
-        ({"executor": "slurm"}, "executor.kind"),
+        ({"executor": "kubernetes"}, "executor.kind"),
         ({"budget": {"runs": 1}}, "budget.runs"),
     ],
 )

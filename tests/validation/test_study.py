@@ -199,6 +199,7 @@ def test_runs_without_a_result_do_not_stop_the_study(
     assert found.reason.endswith(f"nothing to compare with. {advice}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", ["'the share is not mounted'", "'abcdefgh'[seed]"])
 def test_runs_that_failed_in_an_outage_are_run_again(folder: Path, message: str) -> None:
     share = folder / "share"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from halfguard import MasterWeights, Workload
 from halfguard.precision_names import Precision
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def job() -> Workload:

@@ -19,8 +19,10 @@ from halfguard.precision.modes import autocast
 from halfguard.records.cost import StepMemory
 from halfguard.step.random_state import seeded
 from halfguard.workload.memory import measure_step_memory
+from tests.support.devices import chosen_device
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("device")
+
 Step = Callable[[], object]
 
 
@@ -38,7 +40,7 @@ def mlp(inside: int, wide: int, outside: int) -> nn.Sequential:
 def stepper(model: nn.Module, optimizer: Optimizer, batch: Tensor, precision: str = "fp32") -> Step:
     def step() -> None:
         optimizer.zero_grad()
-        with autocast(precision, "cpu"):
+        with autocast(precision, chosen_device().type):
             loss = model(batch).float().square().mean()
         loss.backward()
         optimizer.step()
@@ -48,7 +50,7 @@ def stepper(model: nn.Module, optimizer: Optimizer, batch: Tensor, precision: st
 
 def measured(model: nn.Module, optimizer: Optimizer, step: Step) -> StepMemory:
     step()
-    return measure_step_memory(step, model=model, optimizer=optimizer, device=CPU)
+    return measure_step_memory(step, model=model, optimizer=optimizer, device=chosen_device())
 
 
 SIZES = st.integers(1, 48)
@@ -66,7 +68,8 @@ def test_the_parts_of_an_mlp_are_those_computed_by_hand(
 
     count = inside * wide + wide + wide * outside + outside
     assert parts.weights == parts.gradients == 4 * count
-    assert parts.optimizer == 2 * 4 * count + 4 * 4  # two moments, and a step count a tensor
+    # Two moments, and a step count a tensor, which torch keeps on the host.
+    assert parts.optimizer == 2 * 4 * count + (4 * 4 if chosen_device().type == "cpu" else 0)
     # The first layer keeps its input, the second the output of ReLU, the square the output as float32.
     inner = rows * inside + rows * wide
     assert parts.activations == (2 if half else 4) * inner + 4 * rows * outside
@@ -120,6 +123,7 @@ def test_checkpointing_keeps_the_input_of_a_segment_only() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "bf16-mixed"])
+@pytest.mark.host_only
 def test_the_peak_is_that_of_torchs_own_profiler(precision: str) -> None:
     model, batch = mlp(64, 256, 32), torch.randn(512, 64)
     optimizer = AdamW(model.parameters())
@@ -129,7 +133,7 @@ def test_the_peak_is_that_of_torchs_own_profiler(precision: str) -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     optimizer.zero_grad()
-    memory = measure_step_memory(step, model=model, optimizer=optimizer, device=CPU)
+    memory = measure_step_memory(step, model=model, optimizer=optimizer, device=chosen_device())
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     events = [event for event in results.events() if event.name() == "[memory]"]
     now = peak = 0
@@ -156,7 +160,7 @@ def test_measuring_changes_no_bit(precision: str, fused: bool) -> None:
         torch.manual_seed(2)
         for _ in range(3):
             if measure:
-                measure_step_memory(step, model=twin, optimizer=optimizer, device=CPU)
+                measure_step_memory(step, model=twin, optimizer=optimizer, device=chosen_device())
             else:
                 step()
         results.append(twin.state_dict())
@@ -175,7 +179,9 @@ def test_a_second_derivative_goes_through_the_hooks() -> None:
     wanted = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     optimizer = SGD(model.parameters(), 0.1)
-    measure_step_memory(lambda: penalty().backward(), model=model, optimizer=optimizer, device=CPU)
+    measure_step_memory(
+        lambda: penalty().backward(), model=model, optimizer=optimizer, device=chosen_device()
+    )
     for param, want in zip(model.parameters(), wanted, strict=True):
         assert (param.grad is None) == (want is None)
         assert want is None or torch.equal(param.grad, want)  # type: ignore[arg-type]
@@ -189,7 +195,7 @@ def test_hooks_are_gone_afterwards_also_when_the_step_raises() -> None:
         raise torch.OutOfMemoryError("no room")
 
     with pytest.raises(torch.OutOfMemoryError):
-        measure_step_memory(broken, model=model, optimizer=optimizer, device=CPU)
+        measure_step_memory(broken, model=model, optimizer=optimizer, device=chosen_device())
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert not optimizer._optimizer_step_post_hooks
     stepper(model, optimizer, torch.randn(2, 8))()

@@ -72,7 +72,8 @@ def test_an_accelerator_is_waited_for_before_either_reading_of_the_clock(
         return float(len(happened))
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: happened.append("wait"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: happened.append("wait"))
     time_interleaved({"a": lambda: happened.append("run")}, rounds=2, warmup=0, clock=clock)
     assert happened == ["wait", "clock", "run", "wait", "clock"] * 2
 

@@ -13,6 +13,9 @@ from halfguard.precision.modes import autocast
 from halfguard.precision_names import Precision
 from halfguard.step.random_state import seeded
 from halfguard.workload import TrainingStep, Workload, final_loss
+from tests.support.devices import chosen_device
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def job(precision: Precision, factor: float = 1.0) -> Workload:
@@ -37,13 +40,13 @@ def test_a_step_is_bitwise_the_loop_written_by_hand(precision: Precision, cuda_r
         losses = [step(batch).item() for batch in ours.take(5)]
     with seeded(0):
         theirs, expected = job(precision), []
-        scaler = torch.amp.GradScaler("cpu", enabled=precision.needs_loss_scale)
+        scaler = torch.amp.GradScaler(chosen_device().type, enabled=precision.needs_loss_scale)
         for batch in theirs.take(5):
             theirs.optimizer.zero_grad()
             with (
-                autocast_like_cuda(precision, torch.device("cpu"))
+                autocast_like_cuda(precision, chosen_device())
                 if cuda_rules
-                else autocast(precision, "cpu")
+                else autocast(precision, chosen_device().type)
             ):
                 loss = theirs.loss_of(batch)
             scaler.scale(loss).backward()
@@ -74,9 +77,11 @@ def test_a_step_that_overflows_is_skipped_and_lowers_the_scale(seed: object) -> 
         ([1.0, 1.0, 1.0, 1.0, math.inf], math.inf),
     ],
 )
+@pytest.mark.host_only
 def test_the_last_fifth_counts(losses: list[float], expected: float) -> None:
     assert final_loss(losses) == expected
 
 
+@pytest.mark.host_only
 def test_no_loss_is_no_number() -> None:
     assert math.isnan(final_loss([]))

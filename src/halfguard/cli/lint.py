@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from halfguard.errors import UsageError
 
 if TYPE_CHECKING:
     from halfguard.lint.match import FixKind
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from halfguard.lint.settings import Settings
 
 app = typer.Typer(add_completion=False)
+_MIN_FILES_FOR_CACHE = 20
 
 
 class Format(StrEnum):
@@ -31,8 +35,9 @@ class Format(StrEnum):
 @app.command()
 def lint(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Files and folders; - reads stdin.")
-    ],
+        list[Path] | None,
+        typer.Argument(metavar="PATH...", help="Files and folders; - reads stdin."),
+    ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Apply the safe fixes.")] = False,
     unsafe_fixes: Annotated[
         bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: apply unsafe fixes too.")
@@ -49,6 +54,20 @@ def lint(
     preview: Annotated[bool, typer.Option("--preview", help="Also run preview rules.")] = False,
     output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Report only findings that FILE does not list."),
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all findings to FILE, as a baseline.")
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Check every file, and write no cache.")
+    ] = False,
+    lsp: Annotated[
+        bool,
+        typer.Option("--lsp", help="Run as a language server for an editor, on stdin and stdout."),
+    ] = False,
 ) -> None:
     """Find code and settings that fail in float16 training, and fix them.
 
@@ -57,13 +76,27 @@ def lint(
     from halfguard.lint.output import FORMATS  # noqa: PLC0415
     from halfguard.lint.run import Linter  # noqa: PLC0415
 
+    if lsp:
+        _serve(preview=preview)
+        return
+    if not paths:
+        raise typer.BadParameter("Give files or folders to check; '.' is this folder.")
     settings = _settings(paths, select, ignore, preview=preview)
     kinds: tuple[FixKind, ...] = ("safe", "unsafe") if unsafe_fixes else ("safe",)
     linter = Linter(settings, kinds if fix or diff else ())
     if paths == [Path("-")]:
         results = [linter.check_bytes(sys.stdin.buffer.read(), "stdin.py")]
     else:
-        results = _run(linter, paths)
+        results = _run(linter, paths, use_cache=not (no_cache or fix or diff))
+    if write_baseline is not None:
+        from halfguard.lint.baseline import write_baseline as write  # noqa: PLC0415
+
+        typer.echo(f"Wrote {write(write_baseline, results)} findings to {write_baseline}.")
+        return
+    if baseline is not None:
+        from halfguard.lint.baseline import without_baseline  # noqa: PLC0415
+
+        results = without_baseline(baseline, results)
     if diff:
         changed = _print_diff(results)
         raise typer.Exit(1 if changed else 0)
@@ -81,25 +114,46 @@ def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> 
 
     first = Path() if paths[0] == Path("-") else paths[0]
     settings = load_settings(first if first.exists() else Path())
-    chosen = {
+    chosen: dict[str, Any] = {
         name: tuple(part.strip().upper() for part in codes.split(",") if part.strip())
         for name, codes in (("select", select), ("ignore", ignore))
         if codes
     }
     if chosen.get("ignore"):
         chosen["ignore"] = (*settings.ignore, *chosen["ignore"])
-    settings = settings.model_copy(update={**chosen, "preview": preview or settings.preview})
+    settings = dataclasses.replace(settings, preview=preview or settings.preview, **chosen)
     settings.rules()  # raises a usage error for an unknown code, before any file is read
     return settings
 
 
-def _run(linter: Linter, paths: list[Path]) -> list[FileResult]:
+def _run(linter: Linter, paths: list[Path], *, use_cache: bool) -> list[FileResult]:
+    from halfguard.lint.cache import Cache  # noqa: PLC0415
     from halfguard.lint.files import find_files  # noqa: PLC0415
     from halfguard.lint.run import run_files  # noqa: PLC0415
 
     files = find_files(paths, linter.settings)
+    # For a few files, a cache costs more than it saves.
+    cache = (
+        Cache(linter.settings.root) if use_cache and len(files) >= _MIN_FILES_FOR_CACHE else None
+    )
+    linter = linter.with_project_of(paths[0], cache)
     with _progress(len(files)) as advance:
-        return list(run_files(linter, files, advance=advance))
+        results = list(run_files(linter, files, cache=cache, advance=advance))
+    if cache is not None:
+        cache.save()
+    return results
+
+
+def _serve(*, preview: bool) -> None:
+    """Run the language server; its package is an extra."""
+    try:
+        from halfguard.lint.server import serve  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"The language server needs the package {error.name}.",
+            cure="Run: pip install 'halfguard[lsp]'",
+        ) from error
+    serve(preview=preview)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from halfguard.errors import MissingExtraError
 
-_MODULES = {"torch": ("torch",), "validate": ("torch", "numpy", "scipy")}
+_TORCH = ("torch", "safetensors", "numpy")
+_MODULES = {"torch": _TORCH, "validate": (*_TORCH, "scipy")}
 
 
 @contextmanager

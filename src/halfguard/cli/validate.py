@@ -41,7 +41,7 @@ def run(
         Path | None, typer.Option(help="Folder for runs and reports; default: runs/NAME.")
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(help="local or ray; replaces the one in SPEC.")
+        str | None, typer.Option(help="local, ray or slurm; replaces the one in SPEC.")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Number of runs at the same time.", min=1)
@@ -62,7 +62,7 @@ def run(
         from halfguard.validation.validate import default_folder, run_validation  # noqa: PLC0415
     checked = Spec.load(spec)
     folder = out or default_folder(checked)
-    where = make_executor(_executor(checked, executor, workers))
+    where = make_executor(_executor(checked, executor, workers), folder)
     try:
         with progress(checked.name, len(missing_tasks(checked, folder))) as bar:
             verdict, page = run_validation(checked, folder, where, _show_progress(bar, checked))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -96,7 +97,10 @@ def _extend_to_root_mesh(
     mesh: DeviceMesh, placements: tuple[Placement, ...]
 ) -> tuple[DeviceMesh, Sequence[Placement | None]]:
     """Return the mesh that a submesh was sliced from; along the other dimensions values are replicated."""
-    root = mesh._get_root_mesh()
+    if hasattr(mesh, "_get_root_mesh"):
+        root = mesh._get_root_mesh()
+    else:  # torch 2.9
+        root = device_mesh._mesh_resources.get_root_mesh(mesh)
     by_name = dict(zip(mesh.mesh_dim_names or (), placements, strict=False))
     names = root.mesh_dim_names or ()
     if root is mesh or not by_name.keys() <= set(names):

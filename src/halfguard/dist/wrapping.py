@@ -1,8 +1,8 @@
 """Work with models wrapped by torch.distributed: unwrap them, and control when gradients are reduced.
 
 FSDP2 has no public way to run one step in another precision. The policy passed to ``fully_shard`` is stored
-in each module's state and read at every unshard, so it is replaced there for one repeated step;
-``tests/dist`` fails if a new torch stores it elsewhere.
+in each module's state, and with groups or parameters, and read at every unshard. So it is replaced there for
+one repeated step; ``tests/dist`` fails if a new torch stores it elsewhere.
 
 Importing FSDP and DTensor takes longer than importing all of halfguard. A program that uses them has already
 imported them, so they are looked up in ``sys.modules`` and never imported here.
@@ -11,7 +11,7 @@ imported them, so they are looked up in ``sys.modules`` and never imported here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -129,11 +129,22 @@ class GradientSync:
             held.enter_context(module.no_sync())
         return held
 
+    def reset(self) -> None:
+        """Let DDP begin anew after a step that was abandoned while it expected gradients.
+
+        Otherwise later forward passes raise, or gradients that are held back are reduced too early. All ranks
+        must do this together: a later forward pass agrees on new buckets.
+        """
+        for module in self._replicated:
+            module._has_rebuilt_buckets = False
+            module.reducer._reset_state()
+
     def drop_gradients(self) -> None:
         """Drop the gradients of an abandoned step that FSDP2 keeps where no optimizer sees them."""
         groups = (group for sharded in self._sharded for group in _fsdp_groups(sharded))
         for parameter in (p for group in groups for p in group.fsdp_params):
-            parameter.unsharded_accumulated_grad = None
+            if "unsharded_accumulated_grad" in vars(parameter):  # since torch 2.15 a property
+                parameter.unsharded_accumulated_grad = None
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
 
@@ -147,15 +158,28 @@ def _fsdp_groups(module: FSDPModule) -> list[Any]:
 def disable_fsdp_mixed_precision(model: nn.Module) -> Callable[[], None]:
     """Let FSDP2 gather and reduce parameters in their own dtype; return a function that undoes this."""
     modules = sharded_modules(model)
-    before = [module._get_fsdp_state()._mp_policy for module in modules]
+    before = [held for module in modules for held in _policies(module)]
 
-    def restore() -> None:
-        for module, policy in zip(modules, before, strict=True):
-            _set_policy(module, policy)
+    def assign(policies: Iterable[MixedPrecisionPolicy]) -> None:
+        for module in modules:
+            module.reshard()
+        for (holder, name, _), policy in zip(before, policies, strict=True):
+            setattr(holder, name, policy)
+        for module in modules:
+            _apply_policies(module)
 
-    for module, policy in zip(modules, before, strict=True):
-        _set_policy(module, _without_mixed_precision(policy))
-    return restore
+    assign(_without_mixed_precision(policy) for _, _, policy in before)
+    return lambda: assign(policy for _, _, policy in before)
+
+
+def _policies(module: FSDPModule) -> Iterator[tuple[Any, str, MixedPrecisionPolicy]]:
+    """Yield the objects that hold the policy: state, groups and parameters, which of them depends on torch."""
+    state: Any = module._get_fsdp_state()
+    yield state, "_mp_policy", state._mp_policy
+    for group in _fsdp_groups(module):
+        for holder in (group, *group.fsdp_params):
+            if hasattr(holder, "mp_policy"):
+                yield holder, "mp_policy", holder.mp_policy
 
 
 def _without_mixed_precision(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
@@ -164,12 +188,8 @@ def _without_mixed_precision(policy: MixedPrecisionPolicy) -> MixedPrecisionPoli
     return replace(policy, param_dtype=None, reduce_dtype=None, output_dtype=output)
 
 
-def _set_policy(module: FSDPModule, policy: MixedPrecisionPolicy) -> None:
-    module.reshard()
-    state: Any = module._get_fsdp_state()
-    state._mp_policy = policy
+def _apply_policies(module: FSDPModule) -> None:
     for group in _fsdp_groups(module):
-        group.mp_policy = policy
         group._init_mp_dtypes()
         for parameter in group.fsdp_params:
             # Buffers for the gathered parameter have the old dtype; FSDP2 allocates missing ones again.

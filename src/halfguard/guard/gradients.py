@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from halfguard.dist.wrapping import full_tensor, local_tensor
+from halfguard.numerics.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ def measure(named: Sequence[tuple[str, Tensor]], norm_type: float = 2.0) -> Grad
     for [group], positions in grouped.values():
         norms += torch._foreach_norm(group, norm_type)
         order += positions
-    stacked = torch.stack([norm.to(first, non_blocking=True) for norm in norms])
+    if len(grouped) > 1:  # on several devices, or of several dtypes
+        norms = [to_device(norm, first) for norm in norms]
+    stacked = torch.stack(norms)
     total = torch.linalg.vector_norm(stacked, norm_type)
     return Gradients(
         [named[position][0] for position in order], local_tensor(stacked), full_tensor(total)

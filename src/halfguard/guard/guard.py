@@ -12,9 +12,10 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.optim import Optimizer
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard import policy
-from halfguard.guard.agreement.fault_report import investigate
+from halfguard.guard.agreement.fault_report import batches_ok, investigate
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.evidence import explain
 from halfguard.guard.halt_message import describe_recovery, halt_error
@@ -40,6 +41,7 @@ from halfguard.guard.step_batches import (
     tensor_versions,
     trainable_loss,
 )
+from halfguard.guard.stepping.forward_pass import ForwardPass, Transaction
 from halfguard.guard.stepping.gate import read_signals
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.guard.stepping.pending_rows import PendingRows
@@ -49,6 +51,12 @@ from halfguard.precision.modes import autocast
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
+from halfguard.step.generators import (
+    Generator,
+    generator_state,
+    generators_of_function,
+    generators_of_model,
+)
 from halfguard.step.loss import LossFunction
 from halfguard.step.random_state import (
     capture_random_state,
@@ -88,7 +96,7 @@ class Guard:
         entry: str = "",
     ) -> None:
         self.model = model
-        self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.optimizers = _as_list(optimizer)
         self.config = self._initial_config = GuardConfig.load(config)
         self._scheduler_and_ema = SchedulerAndEma(model, self.optimizers, scheduler, ema)
         raise_if_unsupported(model, self.optimizers)
@@ -100,12 +108,15 @@ class Guard:
         self.step_index = 0  # update attempts so far
         self.batch_index = 0  # batches of this epoch so far
         self._batches = StepBatches()
+        self._transaction = Transaction(self._abandon)
         self._begun = False
+        self._in_forward = False  # a forward pass was begun, and no backward pass since
         self._settled = True  # the scheduler has followed the last decision
+        self._told_statistics = False
+        self._model_generators: list[Generator] | None = None
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
-        on_host = self._needs_answer_now or self._stepper.device.type == "cpu"
-        self._pending: PendingRows[StepReport] = PendingRows(0 if on_host else _LAG)
+        self._pending: PendingRows[StepReport] = PendingRows(self._lag)
         self._recorder = Recorder(self.config, self._stepper.device, run_dir, entry)
         self._recovery = self._make_recovery(run_dir)
 
@@ -117,11 +128,11 @@ class Guard:
         ``about`` describes this batch in the journal if it turns out to be bad.
         """
         self.batch_index += 1
-        with self._transaction():
+        with self._transaction:
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
             with self._stepper.micro_batch(self._batches):
-                with self.autocast():
+                with autocast(self.config.precision, self._stepper.device.type):
                     loss = trainable_loss(loss_fn(self.model, batch))
                 self._backward(loss, micro)
             if len(self._batches.micro_batches) < self.config.accumulate:
@@ -135,15 +146,26 @@ class Guard:
         rng = capture_random_state()
         if not retries:
             return MicroBatch(batch, about, loss_fn, rng)
+        if self._model_generators is None:
+            self._model_generators = generators_of_model(self.model)
+        generators = [*generators_of_function(loss_fn), *self._model_generators]
+        own = tuple((generator, generator_state(generator)) for generator in generators)
         if self._copies_batches:
-            return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng)
+            return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng, own)
         # The repeat must see the batch that was given: containers are copied, tensors are watched.
-        return MicroBatch(copy_containers(batch), about, loss_fn, rng, tensor_versions(batch))
+        given = copy_containers(batch)
+        return MicroBatch(given, about, loss_fn, rng, own, tensor_versions(batch))
 
     # -- the form for a loop that keeps its own forward pass
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context for a forward pass; this begins a step, unless the model is in eval mode."""
+    def autocast(self) -> ForwardPass:
+        """Return the context for a forward pass, to be entered once or for every batch.
+
+        Entering it begins a step, unless the model is in eval mode.
+        """
+        return ForwardPass(self._begin_forward, self._abandon)
+
+    def _begin_forward(self) -> AbstractContextManager[Any]:
         # Evaluation begins no step: one rank may do it alone, and beginning may need the other ranks.
         if torch.is_grad_enabled() and any(part.training for part in self.model.modules()):
             self._begin_step()
@@ -160,8 +182,8 @@ class Guard:
                 cure="Call guard.step(loss_fn, batch), or choose skip.on_nonfinite='skip'.",
             )
         self.batch_index += 1
-        with self._transaction():
-            self._begin_step()
+        with self._transaction:
+            self._begin_step(late=True)
             self._backward(
                 trainable_loss(loss), MicroBatch(batch, about), retain_graph=retain_graph
             )
@@ -183,7 +205,7 @@ class Guard:
                 "micro-batches, but ranks reduce gradients only with the last one.",
                 cure="Leave the step open: the first batches of the next epoch complete it.",
             )
-        with self._transaction():
+        with self._transaction:
             return self._update(self.optimizers if optimizer is None else [optimizer])
 
     # -- between steps
@@ -279,7 +301,7 @@ class Guard:
         self.epoch, self.step_index = counters["epoch"], counters["step"]
         self.batch_index = counters["batch"]
         if state["remedy"] is not None:  # a remedy was active when the state was taken
-            self.reconfigure(GuardConfig.load(state["remedy"]))
+            self._continue_with(GuardConfig.load(state["remedy"]))
         self._scheduler_and_ema.early_steps = state["held"]
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
@@ -299,7 +321,28 @@ class Guard:
         )
 
     def reconfigure(self, config: GuardConfig) -> None:
-        """Continue with another configuration: a remedy, or your own change during a run."""
+        """Continue with another configuration, between two steps."""
+        made_once = ("recovery", "buffers", "incidents", "plan")
+        fixed = [name for name in made_once if getattr(config, name) != getattr(self.config, name)]
+        if fixed:
+            raise UsageError(
+                f"reconfigure() cannot change {', '.join(fixed)}: it was made with the guard.",
+                cure="Make a new guard with this configuration, and load this one's state_dict() into it.",
+            )
+        self._process_due(everything=True)
+        self._continue_with(config)
+        self._initial_config = config
+        if self._recovery is not None:
+            self._recovery.set_base(config)
+        self._pending.lag = self._lag
+
+    @property
+    def _lag(self) -> int:
+        """Steps after which a row is read: none if the host waits for it anyway."""
+        on_host = self._needs_answer_now or self._stepper.device.type == "cpu"
+        return 0 if on_host else _LAG
+
+    def _continue_with(self, config: GuardConfig) -> None:
         self.config = config
         self._stepper.reconfigure(config)
         self._recorder.config = config
@@ -319,7 +362,7 @@ class Guard:
         torch waits for every optimizer that is not fused; retry, raise and an EMA need to wait as well.
         """
         needed = self.config.skip.on_nonfinite != "skip" or self._scheduler_and_ema.ema is not None
-        return needed or not self._stepper.fused
+        return needed or not self._stepper.fused or self._stepper.buffers.needs_host
 
     @property
     def _compares_ranks(self) -> bool:
@@ -327,20 +370,16 @@ class Guard:
         desync = self.config.desync
         return desync is not None and self.step_index % desync.every == 0
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Abandon the step if anything raises: the caller may catch it and continue with the next batch."""
-        try:
-            yield
-        except BaseException as error:
-            if self._begun:  # not completed yet
-                self._stepper.discard()
-                self._batches, self._begun = StepBatches(), False
-            if self._stepper.half_applied:
-                error.add_note(f"halfguard: {_HALF_APPLIED} {_RELOAD}")
-            raise
+    def _abandon(self, error: BaseException) -> None:
+        """Leave no trace of the step: the caller may catch the error and continue with the next batch."""
+        if self._begun:  # not completed yet
+            self._stepper.discard()
+            self._batches, self._begun = StepBatches(), False
+        if self._stepper.half_applied:
+            error.add_note(f"halfguard: {_HALF_APPLIED} {_RELOAD}")
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, *, late: bool = False) -> None:
+        """Begin a step, or a further forward pass of it; ``late`` if that pass has already run."""
         if self._stepper.half_applied:
             raise UsageError(_HALF_APPLIED, cure=_RELOAD)
         if not self._begun:
@@ -350,32 +389,45 @@ class Guard:
                 if changed:
                     self._recovery.on_new_parameters()
                 self._recovery.begin()
-            self._stepper.buffers.keep()
+            self._stepper.begin(late=late)
             self._begun = True
+        elif not late and self._in_forward:  # the last forward pass had no backward pass
+            self._stepper.begin_again(first=not self._batches.micro_batches)
+        self._in_forward = not late
 
     def _backward(self, loss: Tensor, micro: MicroBatch, *, retain_graph: bool = False) -> None:
+        self._in_forward = False
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
         check = self._compares_ranks
         self._stepper.backward(part, micro, self._batches, check=check, retain_graph=retain_graph)
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.next_limits(self._policy, self.config)
-        row, refused, gradients = self._stepper.examine(
-            optimizers, self._batches, limits, check=self._compares_ranks
+        row, gradients = self._stepper.examine(
+            optimizers, self._batches, check=self._compares_ranks
         )
-        outcome = StepOutcome(row, limits, gradients)
+        batch_ok = partial(batches_ok, self._batches, self.config.ignore_index)
+        outcome = StepOutcome(row, limits, gradients, batch_ok)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)
-        known = bool(refused.item()) if self._needs_answer_now else None
+        refused: Tensor | bool
+        if self._needs_answer_now:
+            values = self._stepper.gate.read(row)
+            refused = policy.find_cause(read_signals(values, limits)) is not None
+        else:
+            values = None
+            refused = self._stepper.gate.refused(row, limits)
+        known = refused is True
         # A retry tells whether the scale caused the overflow; until then the scale waits.
-        hold_scale = bool(known) and self.config.skip.on_nonfinite == "retry_fp32"
-        self._stepper.apply(optimizers, gradients, refused, known, hold_scale=hold_scale)
-        report = StepReport(*where, limits, turn, self._batches, outcome, holds_scale=hold_scale)
+        hold_scale = known and self.config.skip.on_nonfinite == "retry_fp32"
+        held = tuple(self._stepper.module_tensors.references)
+        self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale)
+        report = StepReport(*where, limits, turn, self._batches, outcome, held, hold_scale)
         self._batches, self._begun = StepBatches(), False
         self.step_index += 1
         self._settled = False
         try:
-            self._pending.push(row, report)
+            self._pending.push(row if values is None else values, report)
             if self._pending.lag:
                 self._advance(turn)  # a skipped step is noticed later, and corrected
             self._process_due()
@@ -400,15 +452,16 @@ class Guard:
 
     def _process(self, seen: policy.Signals, report: StepReport) -> None:
         cause = policy.find_cause(seen)
-        if cause is not None:
+        if cause is None:
+            self._follow_applied(seen, report)
+        else:
             seen = self._investigate(cause, seen, report)
-        elif not self._pending.lag:
-            self._advance(report.turn)
         decision, self._policy = policy.decide(self._policy, seen, self.config)
-        exact = not self._pending.lag
-        self._recorder.capture(
-            unwrap_model(self.model), self.config, decision, seen, report, exact=exact
-        )
+        if cause is not None:
+            exact = not self._pending.lag
+            self._recorder.capture(
+                unwrap_model(self.model), self.config, decision, seen, report, exact=exact
+            )
         divergence = report.outcome.divergence
         if divergence is not None and decision.action is Action.SKIP:
             self._stepper.replicas.copy_from_majority(divergence)
@@ -433,9 +486,28 @@ class Guard:
         if self._recovery is not None:
             self._recover(decision)
 
+    def _follow_applied(self, seen: policy.Signals, report: StepReport) -> None:
+        if not self._pending.lag:
+            self._advance(report.turn)
+        if not seen.statistics_finite:
+            self._repair_statistics(report)
+
+    def _repair_statistics(self, report: StepReport) -> None:
+        if not self._pending.lag:  # otherwise the device has done it
+            self._stepper.buffers.restore_nonfinite()
+        if not self._told_statistics:
+            logger.warning(
+                "step %d: running statistics became non-finite although the loss is finite, for example by "
+                "a NaN sample that the loss leaves out. They keep their former values; this is told once.",
+                report.step,
+            )
+        self._told_statistics = True
+
     def _investigate(
         self, cause: Cause, seen: policy.Signals, report: StepReport
     ) -> policy.Signals:
+        poisoned_only = bool(self._pending.lag)  # the steps since then may be good
+        self._stepper.restore_module_tensors(report.module_tensors, poisoned_only=poisoned_only)
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
         model, ignored = unwrap_model(self.model), self.config.ignore_index
         found = investigate(cause, report.batches, gradients, replicas, model, ignored)
@@ -513,7 +585,7 @@ class Guard:
     def _recover(self, decision: policy.Decision) -> None:
         assert self._recovery is not None  # noqa: S101 - checked by the caller
         if decision.action is Action.ROLL_BACK:
-            self.reconfigure(self._recovery.roll_back(decision.remedy))
+            self._continue_with(self._recovery.roll_back(decision.remedy))
             self._scheduler_and_ema.early_steps = 0  # the scheduler was rolled back as well
             self._stepper.replicas.restart()
             self._discard_pending(decision)
@@ -521,3 +593,8 @@ class Guard:
             self._recovery.applied()
         else:
             self._recovery.bad()
+
+
+def _as_list(optimizer: Any) -> list[Optimizer]:
+    """Return one optimizer or several as a list; a wrapper need not be a ``torch.optim.Optimizer``."""
+    return [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)

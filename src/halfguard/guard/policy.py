@@ -53,6 +53,7 @@ class Signals:
     batch_ok: bool = True  # checked only if the loss is not finite
     desync: bool = False  # ranks that must be equal are not
     majority: bool = True  # checked only then: a majority of ranks agrees
+    statistics_finite: bool = True  # running statistics of normalization layers, after the step
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def decide_unrepeated(
 
 
 def _after_applied(state: PolicyState, seen: Signals, config: GuardConfig) -> PolicyState:
-    state = replace(state, streak=0)
+    state = replace(state, streak=0) if state.streak else state
     if config.spike is not None:
         spikes = state.spikes.after_applied(seen.loss, seen.grad_norm, config.spike)
         state = replace(state, spikes=spikes)

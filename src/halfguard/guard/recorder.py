@@ -17,6 +17,7 @@ from halfguard.guard.evidence import explain
 from halfguard.guard.health import RunHealth
 from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.guard.step_batches import StepBatches
+from halfguard.guard.stepping.module_tensors import Reference
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.journal import Journal, StepCounter, collect_environment, make_run_info
@@ -37,6 +38,7 @@ class StepReport:
     turn: frozenset[int]  # ids of the optimizers that were stepped
     batches: StepBatches
     outcome: StepOutcome
+    module_tensors: tuple[Reference, ...] = ()  # that modules held before the step
     holds_scale: bool = False  # the loss scale waits for the result of the retry
 
     def row(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.guard.batch_checks import describe_batch
+from halfguard.step.generators import Generator
 from halfguard.step.loss import LossFunction, scalar_loss
 from halfguard.step.nested import batch_leaves
 
@@ -23,6 +24,7 @@ class MicroBatch:
     about: Any = None
     loss_fn: LossFunction | None = None
     rng: dict[str, Any] | None = None
+    own_generators: tuple[tuple[Generator, Any], ...] = ()  # of the user, with their states
     versions: tuple[tuple[Tensor, int], ...] = ()  # tensors of the batch as they were given
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from halfguard.lint.expressions import argument, boolean, called_name, has_keyword, name_of, string
+from halfguard.lint.expressions import argument, boolean, called_name, has_keyword, string
 from halfguard.lint.syntax_tree import Function, SyntaxTree
 
 AutocastDtype = Literal["float16", "bfloat16", "unknown"]
@@ -32,8 +33,9 @@ class Autocast:
 class AutocastRegions:
     """Autocast regions of a file."""
 
-    def __init__(self, tree: SyntaxTree) -> None:
+    def __init__(self, tree: SyntaxTree, is_assumed: Callable[[ast.AST], bool]) -> None:
         self.tree = tree
+        self.is_assumed = is_assumed  # whether float16 autocast is on at a node, from the project
 
     @cached_property
     def by_node(self) -> dict[ast.AST, Autocast]:
@@ -74,6 +76,22 @@ class AutocastRegions:
             return "float16"
         return "bfloat16" if name == "torch.bfloat16" else "unknown"
 
+    def is_on(self, node: ast.AST) -> bool:
+        """Return whether autocast is on at a node, in this file or because of how the project trains."""
+        region = self.around(node)
+        return self.is_assumed(node) if region is None else region.enabled is not False
+
+    def lowers_to(self, node: ast.AST) -> AutocastDtype | None:
+        """Return the dtype to which autocast lowers at a node; None if it is off or not known."""
+        region = self.around(node)
+        if region is None:
+            return "float16" if self.is_assumed(node) else None
+        if region.enabled is False:
+            return None
+        if region.dtype == "unknown":
+            return "float16" if self.is_assumed(node) else None
+        return region.dtype
+
     def around(self, node: ast.AST) -> Autocast | None:
         """Return the innermost autocast at a node, or at the calls of the function it is in."""
         direct = self.directly_around(node)
@@ -97,15 +115,12 @@ class AutocastRegions:
         found: dict[Function, Autocast] = {}
         if not self.by_node:
             return found
-        by_name: dict[str, list[Function]] = defaultdict(list)
-        for function in self.tree.functions:
-            by_name[function.name].append(function)
-        for name, functions in by_name.items():
-            regions = [
-                self.directly_around(call)
-                for call in self.tree.calls(name)
-                if name_of(call.func) in {name, f"self.{name}"}
-            ]
-            if regions and regions[0] is not None and None not in regions:
-                found.update(dict.fromkeys(functions, regions[0]))
+        regions: dict[Function, list[Autocast | None]] = defaultdict(list)
+        for call in self.tree.calls(*{function.name for function in self.tree.functions}):
+            function = self.tree.local_function(call)
+            if function is not None:
+                regions[function].append(self.directly_around(call))
+        for function, around in regions.items():
+            if around[0] is not None and None not in around:
+                found[function] = around[0]
         return found

@@ -11,19 +11,19 @@ import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
-from halfguard.lint.match import Fix, Match, Span
+from halfguard.lint.diagnostic import Diagnostic
+from halfguard.lint.match import Match, Span
+from halfguard.lint.notebook import read_notebook
+from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import ByteSearch, Meta, Rule
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
 from halfguard.lint.suppress import is_ignored
-from halfguard.lint.yaml_file import YamlFile
-from halfguard.records import Finding
+from halfguard.lint.yaml_file import InvalidYamlError, YamlFile
 
 UNREADABLE = "HG001"
 # The number of punctuation marks is a measure of parsing time. The largest file of torch and transformers,
@@ -35,21 +35,12 @@ _MAX_BYTES = 4_000_000
 _LIBRARIES = (b"torch", b"lightning", b"transformers", b"accelerate")
 
 
-@dataclass(frozen=True)
-class Diagnostic:
-    """A finding with its range, its source line and its fix."""
-
-    finding: Finding
-    span: Span
-    end_column: int  # characters from 1, on the first line
-    snippet: str
-    fix: Fix | None
-
-
 def lint_bytes(
-    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...]
+    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], project: Project = UNKNOWN
 ) -> list[Diagnostic]:
     """Return the findings of one file, sorted by position."""
+    if path.endswith(".ipynb"):
+        return _lint_notebook(data, path, settings, rules, project)
     language = "yaml" if Path(path).suffix in {".yaml", ".yml"} else "python"
     if len(data) > _MAX_BYTES:
         relevant = language == "python" and ByteSearch(data[:200_000]).contains_any(_LIBRARIES)
@@ -57,7 +48,11 @@ def lint_bytes(
     search = ByteSearch(data)
     if language == "python" and not search.contains_any(_LIBRARIES):
         return []
-    active = [r for r in rules if r.meta.language == language and r.could_match(search)]
+    active = [
+        r
+        for r in rules
+        if r.meta.language == language and r.applies_to(project) and r.could_match(search)
+    ]
     if not active:
         return []
     ignored = settings.ignored_in(path)
@@ -66,12 +61,15 @@ def lint_bytes(
         return _unreadable(Source(""), path, "it is a table of data rather than code", 1, rules)
     try:
         source = Source.decode(data)
-        found = _run_python(source, active) if language == "python" else _run_yaml(source, active)
+        if language == "python":
+            found = _run_python(source, active, path, project)
+        else:
+            found = _run_yaml(source, active, project)
     except UnreadableError as error:
         return _unreadable(Source(""), path, str(error), 1, rules)
     except SyntaxError as error:
         return _unreadable(source, path, f"{error.msg}", error.lineno or 1, rules)
-    except yaml.YAMLError:
+    except InvalidYamlError:
         return []  # a template or another dialect of YAML
     except (RecursionError, MemoryError):
         return _unreadable(source, path, "it is nested too deeply", 1, rules)
@@ -82,12 +80,25 @@ def lint_bytes(
         for rule, match in found
         if not is_ignored(source, rule.code, match)
     }
-    return sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.finding.code))
+    return sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.code))
+
+
+def _lint_notebook(
+    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], project: Project
+) -> list[Diagnostic]:
+    """Return the findings in the code cells of a notebook, with the lines of their cells."""
+    if not ByteSearch(data).contains_any(_LIBRARIES):
+        return []
+    notebook = read_notebook(data)
+    if notebook is None:
+        return []
+    found = lint_bytes(notebook.text.encode(), f"{path}.py", settings, rules, project)
+    return [notebook.locate(replace(d, path=path)) for d in found if d.code != UNREADABLE]
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Turn off the garbage collector: trees have no cycles, and it would walk all their nodes."""
+    """Turn off the garbage collector: it would walk all nodes, and a file is released by hand."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -99,19 +110,24 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def parse(source: Source) -> ast.Module:
     """Parse Python source without showing the warnings that it causes."""
-    with warnings.catch_warnings(), _no_garbage_collection():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source.text)
 
 
-def _run_python(source: Source, rules: list[Rule]) -> list[tuple[Rule, Match]]:
+def _run_python(
+    source: Source, rules: list[Rule], path: str, project: Project
+) -> list[tuple[Rule, Match]]:
     with _no_garbage_collection():
-        file = PythonFile(source, parse(source))
-    return [(r, match) for r in rules if r.check_python for match in r.check_python(file)]
+        file = PythonFile(source, parse(source), path, project)
+        try:
+            return [(r, match) for r in rules if r.check_python for match in r.check_python(file)]
+        finally:
+            file.release()
 
 
-def _run_yaml(source: Source, rules: list[Rule]) -> list[tuple[Rule, Match]]:
-    file = YamlFile(source)
+def _run_yaml(source: Source, rules: list[Rule], project: Project) -> list[tuple[Rule, Match]]:
+    file = YamlFile(source, project)
     return [(r, match) for r in rules if r.check_yaml for match in r.check_yaml(file)]
 
 
@@ -119,19 +135,19 @@ def _diagnostic(source: Source, path: str, meta: Meta, match: Match) -> Diagnost
     span = match.span
     snippet = source.line(span.line)
     end = span.end_column if span.end_line == span.line else len(snippet.encode())
-    finding = Finding(
+    return Diagnostic(
         code=meta.code,
         message=match.message,
         severity=meta.severity,
         path=path,
-        line=span.line,
         column=source.character_column(span.line, span.column),
+        end_column=source.character_column(span.line, end),
         subject=meta.name,
         cure=meta.cure,
-        fix="\n".join(edit.text.strip() for edit in match.fix.edits) if match.fix else None,
+        span=span,
+        snippet=snippet,
+        fix=match.fix,
     )
-    end_column = source.character_column(span.line, end)
-    return Diagnostic(finding, span, end_column, snippet, match.fix)
 
 
 def _unreadable(

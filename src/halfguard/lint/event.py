@@ -10,7 +10,7 @@ from halfguard.lint.conditions import Condition
 from halfguard.lint.syntax_tree import Function
 
 EventKind = Literal[
-    "backward", "scaled_backward", "framework_backward", "unscale", "clip", "scaler_step",
+    "backward", "scaled_backward", "framework_backward", "unscale", "clip", "gradient_norm", "scaler_step",
     "scaler_update", "optimizer_step", "scheduler_step", "zero_grad", "continue", "return",
 ]  # fmt: skip
 

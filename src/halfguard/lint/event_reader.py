@@ -7,18 +7,23 @@ the two branches of an ``if use_amp`` never count as one path.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
 
 from halfguard.lint.conditions import condition_of
 from halfguard.lint.event import Context, Event, EventKind
-from halfguard.lint.expressions import called_name, name_of, receiver
+from halfguard.lint.expressions import argument, called_name, name_of, receiver
 from halfguard.lint.roles import Roles
 from halfguard.lint.syntax_tree import Function, SyntaxTree, parameter_names
 
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
 _STEP_METHODS = {"backward", "step", "update", "unscale_", "zero_grad", *_CLIPS}
+_NORM = re.compile(
+    r"^(get|compute|calc(ulate)?|total|log)?_?(total_|global_)?grad(ient)?_?norm$|^get_total_norm$"
+)
+_INFINITE = {"float('inf')", "math.inf", "torch.inf", "np.inf", "inf"}
 _MAX_DEPTH, _MAX_INLINED = 3, 60
 
 
@@ -34,8 +39,9 @@ class EventReader:
     def _calls_in(self) -> dict[ast.stmt, list[ast.Call]]:
         """Relevant calls by statement, in the order in which they run."""
         found: dict[ast.stmt, list[ast.Call]] = defaultdict(list)
-        local = {function.name for function in self.tree.functions}
-        for call in self.tree.calls(*_STEP_METHODS, *local):
+        names = {function.name for function in self.tree.functions} | _STEP_METHODS
+        names |= {name for name in self.tree.called_names if _NORM.search(name)}
+        for call in self.tree.calls(*names):
             statement = self.tree.statement_of(call)
             if statement is not None:
                 found[statement].append(call)
@@ -53,7 +59,25 @@ class EventReader:
     def entry_points(self) -> list[Function | None]:
         """Return the functions that no other function of the file calls; None is the module body."""
         called = {self._callee(c) for calls in self._calls_in.values() for c in calls}
-        return [None, *(f for f in self.tree.functions if f not in called)]
+        return [None, *(f for f in self.tree.functions if f not in called and f in self._relevant)]
+
+    @cached_property
+    def _relevant(self) -> set[Function | None]:
+        """Functions with an operation of a step, and those that call them, over a few levels."""
+        callers: dict[Function | None, set[Function | None]] = defaultdict(set)
+        found: set[Function | None] = set()
+        for calls in self._calls_in.values():
+            for call in calls:
+                here, callee = self.tree.function_of(call), self._callee(call)
+                if callee is not None:
+                    callers[callee].add(here)
+                if called_name(call) in _STEP_METHODS:
+                    found.add(here)
+        latest = found
+        for _ in range(_MAX_DEPTH + 1):
+            latest = {caller for function in latest for caller in callers[function]} - found
+            found |= latest
+        return found
 
     def read(self, function: Function | None) -> list[Event]:
         """Return the events of a function, with the functions that it calls inlined."""
@@ -124,7 +148,9 @@ class EventReader:
             out.append(self._event(kind, call, context, owner=owner, optimizer=optimizer))
             return
         callee = self._callee(call)
-        if callee is None or callee in context.stack or len(context.stack) > _MAX_DEPTH:
+        if callee not in self._relevant or callee in context.stack:
+            return
+        if callee is None or len(context.stack) > _MAX_DEPTH:
             return
         self._inlined += 1
         if self._inlined > _MAX_INLINED:
@@ -144,7 +170,9 @@ class EventReader:
     def _kind(self, call: ast.Call) -> EventKind | None:
         name, owner, roles = called_name(call), receiver(call), self.roles
         if name in _CLIPS:
-            return "clip"
+            return "gradient_norm" if self._never_clips(call) else "clip"
+        if _NORM.search(name):
+            return "gradient_norm"
         if owner is None:
             return None
         if name == "backward":
@@ -159,6 +187,11 @@ class EventReader:
         if name in {"step", "zero_grad"} and roles.is_optimizer(owner):
             return "optimizer_step" if name == "step" else "zero_grad"
         return None
+
+    def _never_clips(self, call: ast.Call) -> bool:
+        """Return whether ``clip_grad_norm_`` only measures, because its limit is infinite."""
+        limit = argument(call, 1, "max_norm")
+        return limit is not None and ast.unparse(limit).strip("'\"") in _INFINITE
 
     def _backward_kind(self, call: ast.Call, owner: ast.expr) -> EventKind | None:
         if isinstance(owner, ast.Call):

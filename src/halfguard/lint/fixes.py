@@ -11,8 +11,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from halfguard.lint.engine import Diagnostic, lint_bytes, parse
+from halfguard.lint.diagnostic import Diagnostic
+from halfguard.lint.engine import lint_bytes, parse
+from halfguard.lint.leftovers import find_leftovers
 from halfguard.lint.match import Fix, FixKind
+from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.rule import Rule
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
@@ -31,19 +34,26 @@ class FixResult:
 
 
 def fix_bytes(
-    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], kinds: tuple[FixKind, ...]
-) -> FixResult:
+    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], kinds: tuple[FixKind, ...],
+    project: Project = UNKNOWN,
+) -> FixResult:  # fmt: skip
     """Apply every fix of these kinds to one file."""
     applied = 0
-    found = lint_bytes(data, path, settings, rules)
+    found = lint_bytes(data, path, settings, rules, project)
     for _ in range(_MAX_PASSES):
         fixes = _without_overlaps(d.fix for d in found if d.fix and d.fix.kind in kinds)
         changed = _apply(data, fixes) if fixes else None
         if changed is None or changed == data:
             break
         data, applied = changed, applied + len(fixes)
-        found = lint_bytes(data, path, settings, rules)
+        found = lint_bytes(data, path, settings, rules, project)
     return FixResult(data, applied, found)
+
+
+def whole_edit(text: str, fix: Fix) -> str | None:
+    """Return a text after one fix, with imports added and leftovers removed; None if it does not parse."""
+    data = _apply(text.encode("utf-8", "surrogatepass"), [fix])
+    return None if data is None else data.decode("utf-8", "surrogatepass")
 
 
 def _without_overlaps(fixes: Iterable[Fix | None]) -> list[Fix]:
@@ -75,6 +85,9 @@ def _apply(data: bytes, fixes: list[Fix]) -> bytes | None:
     try:
         source = Source.decode(data)
         text = source.apply_edits([edit for fix in fixes for edit in fix.edits])
+        changed = Source(text)
+        leftovers = find_leftovers(parse(source), parse(changed), changed)
+        text = changed.apply_edits(leftovers)
         body = parse(Source(text)).body
         needed = sorted({name for fix in fixes for name in fix.imports})
         missing = [name for name in needed if not _is_imported(body, name)]

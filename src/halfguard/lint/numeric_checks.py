@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeGuard
 
 from halfguard.formats import FP16
-from halfguard.lint.expressions import argument, called_name, receiver
+from halfguard.lint.expressions import argument, called_name, name_of, number, receiver
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 
@@ -14,10 +16,11 @@ OVERFLOW = FP16.overflow_threshold  # the smallest magnitude that rounds to infi
 UNDERFLOW = FP16.underflow_threshold  # the largest magnitude that rounds to zero
 
 # Spellings of constants that float16 cannot hold. A file without any of them is not parsed.
-LARGE_CONSTANTS = ("1e", "2e", "3e", "5e", "9e", "0000", "finfo(torch.float", "2**", "2 **")
-SMALL_CONSTANTS = (
-    "e-8", "e-08", "e-9", "e-09", "e-1", "e-2", "e-3", "2**-", "2 ** -", "0.00000001",
-)  # fmt: skip
+LARGE_CONSTANTS = (
+    r"e\+?(?:[5-9]|[1-3]\d)\b|0000\b|65[_5]|[6-9]\d_\d{3}|\d{3}_\d{3}"
+    r"|finfo\(torch\.float|2 ?\*\* ?\d\d"
+)
+SMALL_CONSTANTS = r"e-(?:0?[89]|[1-3]\d)\b"
 
 _TENSOR_METHODS = {
     "abs", "clamp", "clip", "cumsum", "exp", "log", "matmul", "mean", "norm", "pow", "sigmoid",
@@ -35,21 +38,112 @@ def underflows_half(value: float | None) -> bool:
     return value is not None and 0 < value <= UNDERFLOW
 
 
-def find_logarithms(file: PythonFile) -> Iterator[tuple[ast.Call, ast.AST | None, bool]]:
-    """Yield every ``log(x)``: the call, ``x``, and whether an eps that underflows was added to ``x``."""
+@dataclass(frozen=True)
+class Logarithm:
+    """A call ``log(x)``: where ``x`` was computed, and what was done to it in between."""
+
+    call: ast.Call
+    operand: ast.expr  # the argument, without an eps and without ``1 -``
+    origin: ast.expr  # the expression that computed the operand, through assignments and views
+    has_eps: bool  # an eps that underflows was added
+    complement: bool  # log(1 - x)
+
+
+def find_logarithms(file: PythonFile) -> Iterator[Logarithm]:
+    """Yield every logarithm of a tensor: ``torch.log(x)`` and ``x.log()``."""
     for call in file.calls("log"):
-        if is_reference_code(file, call):
-            continue
-        inner: ast.AST | None = receiver(call)
+        inner: ast.expr | None = receiver(call) if not call.args else None
         if file.full_name(call.func) == "torch.log":
             inner = argument(call, 0, "input")
-        has_eps = False
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add):
-            for side, other in ((inner.left, inner.right), (inner.right, inner.left)):
+        if inner is None or is_reference_code(file, call):
+            continue
+        operand = assigned_sum(file, inner)
+        has_eps = complement = False
+        if isinstance(operand, ast.BinOp) and isinstance(operand.op, ast.Add):
+            for side, other in (
+                (operand.left, operand.right),
+                (operand.right, operand.left),
+            ):
                 if underflows_half(file.constant(other)):
-                    inner, has_eps = side, True
+                    operand, has_eps = side, True
                     break
-        yield call, inner, has_eps
+        if _is_complement(operand):
+            operand, complement = operand.right, True
+        yield Logarithm(call, operand, origin_of(file, operand), has_eps, complement)
+
+
+def _is_complement(node: ast.expr) -> TypeGuard[ast.BinOp]:
+    """Return whether an expression is ``1 - x``."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and number(node.left) == 1
+
+
+def assigned_sum(file: PythonFile, node: ast.expr) -> ast.expr:
+    """Return the sum or difference behind a variable; other expressions as they are."""
+    value = file.assigned_value(node)
+    return value if isinstance(value, ast.BinOp) else node
+
+
+_VIEWS = {
+    "view", "reshape", "squeeze", "unsqueeze", "flatten", "contiguous", "clone", "transpose", "permute", "t",
+    "gather", "index_select", "expand", "expand_as", "view_as", "narrow", "select", "cpu", "cuda", "detach",
+}  # fmt: skip
+
+
+def origin_of(file: PythonFile, node: ast.expr) -> ast.expr:
+    """Return the expression that computed a value, through assignments, subscripts and views."""
+    for _ in range(8):
+        if isinstance(node, ast.Name):
+            assigned = file.last_assignment(node)
+            if assigned is None or assigned.value is None:
+                return node
+            node = assigned.value
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and called_name(node) in _VIEWS:
+            source = file.tensor_of(node)
+            if source is None:
+                return node
+            node = source
+        else:
+            return node
+    return node
+
+
+def origin_is_view(file: PythonFile, log: Logarithm) -> bool:
+    """Return whether a view or a selection lies between a logarithm's operand and its origin."""
+    value = file.assigned_value(log.operand)
+    return value is not log.origin
+
+
+def can_be_repeated(file: PythonFile, node: ast.expr, place: ast.Call) -> bool:
+    """Return whether an expression has the same value when it is written again at a later place.
+
+    It must hold only names that are not assigned in between, and be in the same function.
+    """
+    if file.function_of(node) is not file.function_of(place) or node.lineno != node.end_lineno:
+        return False
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and called_name(part) not in {"softmax"}:
+            return False
+        name = name_of(part)
+        changes = file.assignments.get(name, ()) if name else ()
+        if any(node.lineno <= a.line <= place.lineno for a in changes):
+            return False
+    return True
+
+
+def module_class(file: PythonFile, call: ast.Call) -> str:
+    """Return the class whose instance a call runs: the last one of a ``Sequential``; empty if not known."""
+    made: ast.expr | None = call.func
+    for _ in range(4):
+        if isinstance(made, ast.Name | ast.Attribute):
+            assigned = file.last_assignment(made)
+            made = assigned.value if assigned else None
+        elif isinstance(made, ast.Call) and called_name(made) == "Sequential" and made.args:
+            made = made.args[-1]
+        else:
+            break
+    return called_name(made) if isinstance(made, ast.Call) and made is not call else ""
 
 
 def clamp_arguments(file: PythonFile, call: ast.Call) -> tuple[ast.expr | None, ...]:
@@ -83,21 +177,30 @@ def is_tensor(file: PythonFile, node: ast.AST, depth: int = 0) -> bool:
     return False
 
 
+def is_half(file: PythonFile, node: ast.AST) -> bool:
+    """Return whether a value is proven to be float16 in a training step."""
+    return file.precision(node) is Precision.HALF and not file.is_inference(node)
+
+
 def may_be_half(file: PythonFile, node: ast.AST) -> bool:
-    """Return whether a value is float16, or has the precision of the model."""
+    """Return whether a value is float16, or may be so: the project is not known, or its weights are."""
     known = file.precision(node)
     if known is not Precision.MAYBE:
-        return known is Precision.HALF
+        return known is Precision.HALF and not file.is_inference(node)
     region = file.autocast.around(node)
-    # An author who turned autocast off has already thought about precision.
-    return region is None or region.enabled is not False
+    if region is not None and region.enabled is False:
+        return False  # its author has already thought about precision
+    project = file.project
+    return not project.known or (
+        project.half_weights and not project.mixed and file.is_model_code(node)
+    )
 
 
 def is_certainly_half(file: PythonFile, node: ast.AST) -> bool:
-    """Return whether a value is cast to float16, or is in a float16 autocast block."""
+    """Return whether a value is float16, or is in a float16 autocast block of this file."""
     known = file.precision(node)
     region = file.autocast.around(node)
-    inside = region is not None and region.is_half
+    inside = region is not None and region.is_half and not file.is_inference(node)
     return known is Precision.HALF or (known is Precision.MAYBE and inside)
 
 

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cached_property
 
 from halfguard.lint.autocast import AutocastRegions
 from halfguard.lint.event_reader import EventReader
+from halfguard.lint.expressions import name_parts
 from halfguard.lint.match import Span
 from halfguard.lint.precision import Precision, PrecisionReader, precision_of_dtype
+from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.roles import Roles
+from halfguard.lint.source import Source
 from halfguard.lint.steps import Step, find_steps
 from halfguard.lint.syntax_tree import SyntaxTree
+
+# Code that runs beside the model, in float32 and outside of autocast: data, metrics, drawing, tests.
+_BESIDE = re.compile(
+    r"(^|[/_.])(data(sets?|loaders?|_?utils)?|transforms?|preprocess(ing)?|metrics?|eval(uat(e|ion|or))?|"
+    r"tests?|visuali[sz](e|ation|er)|plot(ting)?|draw|demo|export|onnx|tools?|deploy(ment)?|convert\w*|"
+    r"serve|benchmarks?)([/_.]|$)"
+)
+_INFERENCE = re.compile(
+    r"^_?(generate|sample|infer(ence)?|predict|eval(uate)?|test|valid(ate|ation)?|demo|export|decode|"
+    r"p_sample|ddim_sample|forward_test|simple_test|post_?process|nms)(_|$)"
+)
+_NO_GRADIENT = {"no_grad", "inference_mode"}
 
 
 class PythonFile(SyntaxTree):
     """A syntax tree with variable roles, autocast regions, training steps and precisions."""
+
+    def __init__(
+        self, source: Source, root: ast.Module, path: str = "", project: Project = UNKNOWN
+    ) -> None:
+        super().__init__(source, root)
+        self.path = path
+        self.project = project
 
     @cached_property
     def roles(self) -> Roles:
@@ -25,7 +48,35 @@ class PythonFile(SyntaxTree):
     @cached_property
     def autocast(self) -> AutocastRegions:
         """Regions in which autocast is on."""
-        return AutocastRegions(self)
+        return AutocastRegions(self, self._is_autocast_assumed)
+
+    def _is_autocast_assumed(self, node: ast.AST) -> bool:
+        """Return whether the project trains with float16 autocast and a node is part of its model."""
+        return self.project.mixed and self.is_model_code(node)
+
+    @cached_property
+    def is_beside_the_model(self) -> bool:
+        """True if the path is that of data, metrics, tools or tests."""
+        return self.project.known and bool(_BESIDE.search(self.path.lower()))
+
+    def is_model_code(self, node: ast.AST) -> bool:
+        """Return whether a node may run in a training step: in a module, or in a plain function."""
+        if self.is_beside_the_model or self.is_inference(node):
+            return False
+        owner = self.class_of(node)
+        return owner is None or self.roles.is_in_nn_module(node)
+
+    def is_inference(self, node: ast.AST) -> bool:
+        """Return whether no gradient is computed at a node."""
+        for parent in self.ancestors(node):
+            if isinstance(parent, ast.With | ast.AsyncWith):
+                if any(_stops_gradients(item.context_expr) for item in parent.items):
+                    return True
+            elif isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = _INFERENCE.search(parent.name)
+                if names or any(_stops_gradients(d) for d in parent.decorator_list):
+                    return True
+        return False
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -53,3 +104,9 @@ class PythonFile(SyntaxTree):
         return any(
             word in text for word in ("autocast", "GradScaler", "float16", "fp16", ".half()")
         )
+
+
+def _stops_gradients(node: ast.expr) -> bool:
+    """Return whether an expression is ``torch.no_grad()`` or ``torch.inference_mode()``."""
+    parts = name_parts(node.func if isinstance(node, ast.Call) else node)
+    return bool(parts) and parts[-1] in _NO_GRADIENT

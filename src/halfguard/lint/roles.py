@@ -41,13 +41,18 @@ class Roles:
         return list(self.tree.calls(*SCALERS))
 
     @cached_property
-    def scalers(self) -> frozenset[str]:
-        """Names of the variables that hold a gradient scaler."""
-        found = {
+    def assigned_scalers(self) -> frozenset[str]:
+        """Names of the variables that a new scaler is assigned to."""
+        return frozenset(
             name
             for name, assigned in self.tree.assignments.items()
             if any(a.value is not None and _constructs_scaler(a.value) for a in assigned)
-        }
+        )
+
+    @cached_property
+    def scalers(self) -> frozenset[str]:
+        """Names of the variables that hold a gradient scaler."""
+        found = set(self.assigned_scalers)
         for function in self.tree.functions:
             found |= {a.arg for a in _arguments(function) if _is_scaler_annotation(a.annotation)}
         for call in self.tree.calls("unscale_"):
@@ -56,7 +61,18 @@ class Roles:
             scaled = receiver(call)
             if isinstance(scaled, ast.Call) and called_name(scaled) == "scale":
                 found.add(name_of(receiver(scaled) or call))
+        found |= self._used_as_scaler()
         return frozenset(found - {""}) | self._aliases(found)
+
+    def _used_as_scaler(self) -> set[str]:
+        """Return the variables named like a scaler that step an optimizer and are updated."""
+        stepped = {
+            name_of(receiver(call))
+            for call in self.tree.calls("step")
+            if call.args and self.is_optimizer(call.args[0])
+        }
+        updated = {name_of(receiver(call)) for call in self.tree.calls("update")}
+        return {name for name in stepped & updated if name.lower().endswith("scaler")}
 
     def _aliases(self, found: set[str]) -> frozenset[str]:
         """Return the variables that a scaler is assigned to: ``self.scaler = scaler``."""
@@ -113,13 +129,24 @@ class Roles:
         )
 
     def is_in_nn_module(self, node: ast.AST) -> bool:
-        """Return whether a node is in a class derived from ``nn.Module``, judged by the base's name."""
+        """Return whether a node is in a class derived from ``nn.Module``.
+
+        The name of a base shows it, or a method ``forward`` with ``self``, if bases are in other files.
+        """
         owner = self.tree.class_of(node)
-        if owner is None:
+        if owner is None or not owner.bases:
             return False
-        return any(
+        if any(
             self.tree.full_name(base).endswith(("Module", "Model", "Layer", "Loss", "Head"))
             for base in owner.bases
+        ):
+            return True
+        return any(
+            isinstance(method, ast.FunctionDef)
+            and method.name == "forward"
+            and method.args.args[:1]
+            and method.args.args[0].arg == "self"
+            for method in owner.body
         )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from halfguard.lint.diagnostic import Severity
 from halfguard.lint.match import FixKind, Match
+from halfguard.lint.project import Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.yaml_file import YamlFile
-from halfguard.records import Severity
 
 Language = Literal["python", "yaml"]
 
@@ -25,9 +27,13 @@ class Meta:
     contains: tuple[str, ...]
     # If this is given, it must contain one of these as well.
     also_contains: tuple[str, ...] = ()
+    # A regular expression that must match as well; it is searched last, because it is slower.
+    pattern: str = ""
     severity: Severity = "warning"
     fix: FixKind | None = None
     preview: bool = False
+    # The rule is about the range of float16, and is not run if the project never uses float16.
+    needs_half: bool = False
     language: Language = "python"
 
 
@@ -37,6 +43,12 @@ class ByteSearch:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._results: dict[bytes, bool] = {}
+        self._matches: dict[re.Pattern[bytes], bool] = {}
+
+    def matches(self, pattern: re.Pattern[bytes]) -> bool:
+        if pattern not in self._matches:
+            self._matches[pattern] = pattern.search(self._data) is not None
+        return self._matches[pattern]
 
     def contains_any(self, texts: tuple[bytes, ...]) -> bool:
         return any(self._contains(text) for text in texts)
@@ -61,13 +73,19 @@ class Rule:
     check_yaml: YamlCheck | None = None
     contains: tuple[bytes, ...] = ()
     also_contains: tuple[bytes, ...] = ()
+    pattern: re.Pattern[bytes] | None = None
 
     @property
     def code(self) -> str:
         return self.meta.code
 
+    def applies_to(self, project: Project) -> bool:
+        return not self.meta.needs_half or project.may_train_in_half
+
     def could_match(self, search: ByteSearch) -> bool:
         """Return whether a file contains the texts that this rule needs."""
-        return search.contains_any(self.contains) and (
-            not self.also_contains or search.contains_any(self.also_contains)
+        return (
+            search.contains_any(self.contains)
+            and (not self.also_contains or search.contains_any(self.also_contains))
+            and (self.pattern is None or search.matches(self.pattern))
         )

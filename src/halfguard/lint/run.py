@@ -1,20 +1,34 @@
-"""Check many files: a few in this process, many on all cores."""
+"""Check many files: unchanged ones from the cache, a few others in this process, many on all cores."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import functools
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from halfguard.lint.engine import Diagnostic, lint_bytes
+from halfguard.lint.cache import Cache, digest, digest_of_run, from_rows, to_rows
+from halfguard.lint.diagnostic import Diagnostic
+from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import fix_bytes
 from halfguard.lint.match import FixKind
+from halfguard.lint.project import (
+    UNKNOWN,
+    Project,
+    find_root,
+    make_project,
+    project_files,
+    read_project,
+)
+from halfguard.lint.registry import select_rules
 from halfguard.lint.rule import Rule
-from halfguard.lint.settings import Settings
+from halfguard.lint.settings import DEFAULT_EXCLUDE, Settings
+
+if TYPE_CHECKING:
+    import multiprocessing.context
 
 _MIN_FILES_FOR_POOL = 60  # for fewer files, starting processes costs more than it saves
 _CHUNK = 40
@@ -37,6 +51,15 @@ class Linter:
 
     settings: Settings
     kinds: tuple[FixKind, ...] = ()
+    project: Project = UNKNOWN
+
+    def with_project_of(self, path: Path, cache: Cache | None = None) -> Linter:
+        """Return a linter that knows how the project of a file or folder trains."""
+        root = find_root(path)
+        if root is None:
+            return self
+        files = project_files(root, DEFAULT_EXCLUDE)
+        return replace(self, project=_project(files, cache))
 
     def check_file(self, path: Path) -> FileResult:
         """Check one file, and fix it in memory."""
@@ -49,37 +72,90 @@ class Linter:
     def check_bytes(self, data: bytes, path: str) -> FileResult:
         """Check a file that is already in memory."""
         rules = _rules(self.settings)
-        if not self.kinds:
-            return FileResult(path, lint_bytes(data, path, self.settings, rules))
-        fixed = fix_bytes(data, path, self.settings, rules, self.kinds)
+        if not self.kinds or path.endswith(".ipynb"):
+            found = lint_bytes(data, path, self.settings, rules, self.project)
+            return FileResult(path, found, before=data, after=data)
+        fixed = fix_bytes(data, path, self.settings, rules, self.kinds, self.project)
         return FileResult(path, fixed.remaining, fixed.applied, data, fixed.data)
 
 
-_rules_of: dict[int, tuple[Rule, ...]] = {}
+def _project(files: Iterable[Path], cache: Cache | None) -> Project:
+    """Read a project, or take its facts from the cache if no file has changed."""
+    contents: list[bytes] = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            contents.append(file.read_bytes())
+    if cache is None:
+        return read_project(contents)
+    key = f"facts {digest(''.join(map(digest, contents)).encode())}"
+    known = cache.get(key)
+    if known is not None:
+        return make_project(known)
+    project = read_project(contents)
+    cache.put(key, [name for name, value in asdict(project).items() if value])
+    return project
+
+
+@functools.lru_cache(maxsize=1)
+def _rules_for(
+    select: tuple[str, ...], ignore: tuple[str, ...], *, preview: bool
+) -> tuple[Rule, ...]:
+    return select_rules(select, ignore, preview=preview)
 
 
 def _rules(settings: Settings) -> tuple[Rule, ...]:
     """Return the rules of a run, selected once per process and not once per file."""
-    if id(settings) not in _rules_of:
-        _rules_of.clear()
-        _rules_of[id(settings)] = settings.rules()
-    return _rules_of[id(settings)]
+    return _rules_for(settings.select, settings.ignore, preview=settings.preview)
 
 
 def _check_chunk(linter: Linter, paths: list[Path]) -> list[FileResult]:
-    return [linter.check_file(path) for path in paths]
+    # Bytes are needed only for fixes, and would be sent between processes.
+    results = [linter.check_file(path) for path in paths]
+    return results if linter.kinds else [replace(r, before=b"", after=b"") for r in results]
 
 
 def run_files(
-    linter: Linter, paths: list[Path], *, advance: Callable[[int], None] = lambda _: None
-) -> Iterator[FileResult]:
+    linter: Linter, paths: list[Path], *, cache: Cache | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Iterator[FileResult]:  # fmt: skip
     """Yield the result of every file, in order; call ``advance`` with the number of new results."""
+    if cache is None or linter.kinds:
+        yield from _check_all(linter, paths, advance)
+        return
+    run = digest_of_run(linter.settings, linter.project)
+    keys = {path: _key(path, run) for path in paths}
+    known = {path: cache.get(key) for path, key in keys.items()}
+    changed = [path for path, rows in known.items() if rows is None]
+    new = dict(zip(changed, _check_all(linter, changed, advance), strict=True))
+    for path in paths:
+        rows = known[path]
+        if rows is not None:
+            advance(1)
+            yield FileResult(str(path), from_rows(rows, str(path)))
+        else:
+            cache.put(keys[path], to_rows(new[path].diagnostics))
+            yield new[path]
+
+
+def _key(path: Path, run: str) -> str:
+    try:
+        content = digest(path.read_bytes())
+    except OSError:
+        content = ""
+    return f"{run} {path} {content}"
+
+
+def _check_all(
+    linter: Linter, paths: list[Path], advance: Callable[[int], None]
+) -> Iterator[FileResult]:
     workers = min(len(os.sched_getaffinity(0)), 32) if hasattr(os, "sched_getaffinity") else 2
     if len(paths) < _MIN_FILES_FOR_POOL or workers < 2:
         for path in paths:
-            yield linter.check_file(path)
+            yield from _check_chunk(linter, [path])
             advance(1)
         return
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
+
     chunks = [paths[i : i + _CHUNK] for i in range(0, len(paths), _CHUNK)]
     with ProcessPoolExecutor(workers, mp_context=_context()) as pool:
         futures = [pool.submit(_check_chunk, linter, chunk) for chunk in chunks]
@@ -91,6 +167,8 @@ def run_files(
 
 
 def _context() -> multiprocessing.context.BaseContext:
+    import multiprocessing  # noqa: PLC0415
+
     # Forked workers have already imported the rules, and do not import the main module again.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     return multiprocessing.get_context(method)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from halfguard.errors import ConfigError
 from halfguard.lint.registry import select_rules
@@ -17,16 +18,13 @@ DEFAULT_EXCLUDE = (
 )  # fmt: skip
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True)
+class Settings:
     """Selected rules and excluded files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    per_file_ignores: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict, alias="per-file-ignores"
-    )
+    per_file_ignores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
     preview: bool = False
     root: Path = Path()
@@ -85,14 +83,42 @@ def _section(file: Path) -> dict[str, object] | None:
 
 
 def _validated(file: Path, section: dict[str, object]) -> Settings:
-    try:
-        settings = Settings.model_validate({**section, "root": file.parent})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"{file}: [tool.halfguard.lint] is invalid at '{place}': {first['msg']}.",
-            cure="Its keys are select, ignore, per-file-ignores, exclude and preview.",
-        ) from error
+    """Return settings from the values of a section, each checked for its type."""
+    checks: dict[str, Callable[[object], object]] = {
+        "select": _strings,
+        "ignore": _strings,
+        "exclude": _strings,
+        "per-file-ignores": _table,
+        "preview": _boolean,
+    }
+    values: dict[str, Any] = {}
+    for name, value in section.items():
+        try:
+            values[name.replace("-", "_")] = checks[name](value)
+        except (KeyError, TypeError) as error:
+            reason = "there is no such key" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(
+                f"{file}: [tool.halfguard.lint] is invalid at '{name}': {reason}.",
+                cure="Its keys are select, ignore, per-file-ignores, exclude and preview.",
+            ) from error
+    settings = Settings(root=file.parent, **values)
     settings.rules()  # reports an unknown code now, not at the first file
     return settings
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        raise TypeError("it must be a list of strings")
+    return tuple(value)
+
+
+def _table(value: object) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, dict):
+        raise TypeError("it must be a table of lists")
+    return {str(pattern): _strings(codes) for pattern, codes in value.items()}
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("it must be true or false")
+    return value

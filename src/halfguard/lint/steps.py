@@ -73,7 +73,8 @@ def _step_loops(events: list[Event]) -> list[ast.stmt | None]:
             loop for loop in reversed(event.loops) if any(loop in b.loops for b in backwards)
         )
         loop = next(loops_with_both, None)
-        if backwards and loop not in loops:
+        # A helper that steps the scaler is one step, even if its caller runs the backward pass.
+        if (backwards or event.kind == "scaler_step") and loop not in loops:
             loops.append(loop)
     # A whole function counts as a step only if none of its loops does.
     return [loop for loop in loops if loop is not None] or loops

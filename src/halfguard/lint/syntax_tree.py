@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar, cast
@@ -16,12 +16,29 @@ from typing import TypeVar, cast
 from halfguard.lint.expressions import argument, called_name, name_of, name_parts, number, receiver
 from halfguard.lint.source import Source
 
-# The fields that the walk follows in each type of node. Contexts and operators are read from their parent.
-_CHILD_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
-    kind: tuple(f for f in kind._fields if f not in {"ctx", "op", "ops", "type_comment"})
+# The fields that the walk follows in each type of node, and whether they are lists. Contexts and operators
+# are read from their parent.
+_SKIPPED = {"ctx", "op", "ops", "type_comment", "type_ignores"}
+_LISTS = {
+    "body", "orelse", "finalbody", "handlers", "decorator_list", "targets", "args", "keywords", "bases",
+    "names", "elts", "keys", "values", "generators", "ifs", "comparators", "items", "cases", "patterns",
+    "kwd_patterns", "posonlyargs", "kwonlyargs", "kw_defaults", "defaults", "type_params",
+}  # fmt: skip
+_SINGLE = {
+    ast.Lambda: {"args", "body"}, ast.IfExp: {"body", "orelse"}, ast.Expression: {"body"},
+    ast.FunctionDef: {"args"}, ast.AsyncFunctionDef: {"args"},
+}  # fmt: skip
+_CHILD_FIELDS: dict[type[ast.AST], tuple[tuple[str, bool], ...]] = {
+    kind: tuple(
+        (name, name in _LISTS and name not in _SINGLE.get(kind, ()))
+        for name in kind._fields
+        if name not in _SKIPPED
+    )
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
+# Nodes without children are not put on the stack of the walk. No rule looks for constants by type.
+_LEAVES = {ast.Name, ast.Constant, ast.Pass, ast.Break, ast.Global, ast.Nonlocal, ast.alias}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Node = TypeVar("Node", bound=ast.AST)
 
@@ -33,6 +50,9 @@ class Assignment:
     line: int
     value: ast.expr | None
     function: Function | None
+    container: ast.expr | None = None  # the right side of ``a, b = f()``, or what a loop runs over
+    element: int = 0
+    in_place: bool = False  # ``x += y``: the tensor keeps its dtype
 
 
 class SyntaxTree:
@@ -57,22 +77,36 @@ class SyntaxTree:
             if kind is ast.Call:
                 self._calls[called_name(cast("ast.Call", node))].append(cast("ast.Call", node))
             children: list[ast.AST] = []
-            for name in _CHILD_FIELDS[kind]:
+            for name, is_list in _CHILD_FIELDS[kind]:
                 value = getattr(node, name, None)
-                if isinstance(value, list):
-                    children += [item for item in value if isinstance(item, ast.AST)]
-                elif isinstance(value, ast.AST):
-                    children.append(value)
+                if not value:
+                    continue
+                if not is_list:
+                    if isinstance(value, ast.AST):
+                        children.append(value)
+                elif isinstance(value[0], ast.AST) or kind is ast.Dict:
+                    children += [item for item in value if item is not None]
             children.reverse()
             for child in children:
                 parents[child] = node
-                # Constants are many and have no children, and no rule looks for them by type.
-                if type(child) is not ast.Constant:
+                child_kind = type(child)
+                if child_kind not in _LEAVES:
                     stack.append(child)
+                elif child_kind is not ast.Constant:
+                    by_type[child_kind].append(child)
+
+    def release(self) -> None:
+        """Forget everything, so that the tree is freed at once; it holds references to itself."""
+        self.__dict__.clear()
 
     def nodes(self, kind: type[Node]) -> list[Node]:
         """Return all nodes of a type, in source order."""
         return cast("list[Node]", self._by_type.get(kind, []))
+
+    @property
+    def called_names(self) -> Iterable[str]:
+        """The last parts of all called names."""
+        return self._calls.keys()
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
         """Yield all calls whose function ends in one of these names."""
@@ -156,31 +190,37 @@ class SyntaxTree:
         for loop in self.nodes(ast.For):
             self._add_assignment(found, loop.target, None)
         for changed in self.nodes(ast.AugAssign):
-            self._add_assignment(found, changed.target, None)
+            if name := name_of(changed.target):
+                function = self.function_of(changed)
+                found[name].append(Assignment(changed.lineno, None, function, in_place=True))
         return found
 
     def _add_assignment(
-        self, found: dict[str, list[Assignment]], target: ast.expr, value: ast.expr | None
-    ) -> None:
+        self, found: dict[str, list[Assignment]], target: ast.expr, value: ast.expr | None,
+        container: ast.expr | None = None, element: int = 0,
+    ) -> None:  # fmt: skip
         if isinstance(target, ast.Tuple | ast.List):
-            values: list[ast.expr | None] = [None] * len(target.elts)
-            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
-                values = list(value.elts)
-            for element, part in zip(target.elts, values, strict=True):
-                self._add_assignment(found, element, part)
+            parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            known = len(parts) == len(target.elts)
+            for index, inner in enumerate(target.elts):
+                part = parts[index] if known else None
+                self._add_assignment(found, inner, part, None if known else value, index)
         elif name := name_of(target):
-            found[name].append(Assignment(target.lineno, value, self.function_of(target)))
+            function = self.function_of(target)
+            found[name].append(Assignment(target.lineno, value, function, container, element))
 
-    def last_assignment(self, node: ast.AST) -> Assignment | None:
+    def last_assignment(self, node: ast.AST, *, in_place: bool = True) -> Assignment | None:
         """Return the last assignment before this use of a variable.
 
         A name is looked up in its function first, then at module level. Outside of its function, and for an
-        attribute, the assignment must be the only one.
+        attribute, the assignment must be the only one. Changes in place can be left out.
         """
         name = name_of(node)
         function = self.function_of(node)
         line = getattr(node, "lineno", 0)
-        assigned = self.assignments.get(name, ())
+        assigned = self.assignments.get(name, [])
+        if not in_place:
+            assigned = [a for a in assigned if not a.in_place]
         if "." not in name:
             # "<" rather than "<=": in ``x = x.float()`` the right side is still the old x.
             here = [a for a in assigned if a.function is function and a.line < line]
@@ -203,23 +243,76 @@ class SyntaxTree:
             if any(isinstance(a.value, ast.Call) and called_name(a.value) == name for a in assigned)
         ]
 
+    def local_function(self, call: ast.Call) -> Function | None:
+        """Return the function or method of this file that a call runs, if only one has that name."""
+        name = name_of(call.func)
+        bare = name.removeprefix("self.")
+        if not bare or "." in bare:
+            return None
+        candidates = self._functions_by_name.get(bare, ())
+        if name != bare:
+            owner = self.class_of(call)
+            candidates = [f for f in candidates if self.parents.get(f) is owner]
+        else:
+            candidates = [
+                f for f in candidates if not isinstance(self.parents.get(f), ast.ClassDef)
+            ]
+        return candidates[0] if len(candidates) == 1 else None
+
+    @cached_property
+    def _functions_by_name(self) -> dict[str, list[Function]]:
+        found: dict[str, list[Function]] = defaultdict(list)
+        for function in self.functions:
+            found[function.name].append(function)
+        return found
+
+    def returns_of(self, function: Function) -> list[ast.Return]:
+        """Return the ``return`` statements of a function, without those of inner functions."""
+        return self._returns.get(function, [])
+
+    @cached_property
+    def _returns(self) -> dict[Function | None, list[ast.Return]]:
+        found: dict[Function | None, list[ast.Return]] = defaultdict(list)
+        for node in self.nodes(ast.Return):
+            found[self.function_of(node)].append(node)
+        return found
+
     def calls_of(self, variable: str) -> Iterator[ast.Call]:
         """Yield the calls of a variable, such as ``self.criterion``."""
         for call in self.calls(variable.rpartition(".")[2]):
             if name_of(call.func) == variable:
                 yield call
 
-    def constant(self, node: ast.AST | None) -> float | None:
-        """Return the number behind a literal, a variable assigned once, or ``finfo(float32).min``."""
-        if node is None:
+    def constant(self, node: ast.AST | None, depth: int = 0) -> float | None:
+        """Return the number behind a literal, a variable assigned once, or ``finfo(float32).min``.
+
+        The default of a parameter counts, also through an attribute: ``self.eps = eps`` in ``__init__``.
+        """
+        if node is None or depth > 3:
             return None
         value = number(node)
         if value is None and isinstance(node, ast.Name | ast.Attribute):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
                 return self._finfo_limit(node, node.value)
             assigned = self.last_assignment(node)
-            value = number(assigned.value) if assigned else None
+            if assigned is not None:
+                return self.constant(assigned.value, depth + 1)
+            return number(self.default_of(node))
+        if value is None and isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            inner = self.constant(node.operand, depth + 1)
+            return None if inner is None else -inner
+        if value is None and isinstance(node, ast.Call) and called_name(node) == "float":
+            return self.constant(argument(node, 0, ""), depth + 1)
         return value
+
+    def default_of(self, node: ast.AST) -> ast.expr | None:
+        """Return the default of the parameter that a name refers to."""
+        function = self.function_of(node)
+        return (
+            parameter_default(function, node.id)
+            if function and isinstance(node, ast.Name)
+            else None
+        )
 
     def _finfo_limit(self, node: ast.Attribute, call: ast.Call) -> float | None:
         if called_name(call) != "finfo" or len(call.args) != 1:
@@ -236,3 +329,17 @@ def parameter_names(function: Function) -> list[str]:
     a = function.args
     every = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
     return [parameter.arg for parameter in every]
+
+
+def parameter_default(function: Function, name: str) -> ast.expr | None:
+    """Return the default value of a parameter; None if it has none."""
+    a = function.args
+    positional = [*a.posonlyargs, *a.args]
+    with_default = positional[len(positional) - len(a.defaults) :]
+    for parameter, default in zip(with_default, a.defaults, strict=True):
+        if parameter.arg == name:
+            return default
+    for parameter, value in zip(a.kwonlyargs, a.kw_defaults, strict=True):
+        if parameter.arg == name:
+            return value
+    return None

@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-
-import yaml
+from typing import TYPE_CHECKING
 
 from halfguard.lint.match import Match, Span
+from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.source import Source
 
+if TYPE_CHECKING:
+    import yaml
+
 _MAX_NODES = 200_000  # aliases can expand a small file into a very large one
+
+
+class InvalidYamlError(Exception):
+    """The text is not YAML: a template, or another dialect."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,9 @@ YamlMapping = dict[str, YamlEntry]
 class YamlFile:
     """Every mapping of a YAML file, at any depth, in all its documents."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, project: Project = UNKNOWN) -> None:
         self.source = source
+        self.project = project
 
     @cached_property
     def mappings(self) -> list[YamlMapping]:
@@ -60,8 +68,14 @@ class YamlFile:
         return list(self._mappings())
 
     def _mappings(self) -> Iterator[YamlMapping]:
+        import yaml  # noqa: PLC0415
+
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        stack = [node for node in yaml.compose_all(self.source.text, Loader=loader) if node][::-1]
+        try:
+            composed = list(yaml.compose_all(self.source.text, Loader=loader))
+        except yaml.YAMLError as error:
+            raise InvalidYamlError(str(error)) from error
+        stack = [node for node in composed if node][::-1]
         seen: set[int] = set()
         while stack and len(seen) < _MAX_NODES:
             node = stack.pop()
@@ -79,6 +93,8 @@ class YamlFile:
                 stack.extend(reversed(node.value))
 
     def _entry(self, name: yaml.Node, value: yaml.Node) -> YamlEntry:
+        import yaml  # noqa: PLC0415
+
         scalar = isinstance(value, yaml.ScalarNode)
         begin = self._position(name.start_mark)
         end = self._position(value.end_mark if scalar else name.end_mark)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from halfguard.numerics import tensor_rows
+from halfguard.numerics.transfer import to_device
 
 _GOLDEN = -7046029254386353131  # 2**64 divided by the golden ratio, as a signed number; it is odd
 _LOWER_HALF = 0xFFFFFFFF
@@ -38,7 +39,7 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
         for one_pass in tensor_rows.iter_passes(positions, parts):
             order += one_pass
             sums.append(_sums([parts[position] for position in one_pass]))
-    all_sums = torch.cat([s.to(sums[0].device, non_blocking=True) for s in sums])
+    all_sums = torch.cat([to_device(s, sums[0].device) for s in sums])
     return tensor_rows.in_list_order(order, all_sums)
 
 

@@ -185,7 +185,10 @@ def div_reference(a: Tensor, b: Tensor) -> Tensor:
     largest, zero = largest_finite(dtype), wide_b == 0
     at_zero = wide_a.detach() / smallest_subnormal(dtype) * torch.ones_like(wide_b).copysign(wide_b)
     quotient = torch.where(zero, at_zero.detach(), wide_a / wide_b.masked_fill(zero, 1.0))
-    return quotient.clamp(-largest, largest)
+    # Not quotient.clamp: its gradient at the bound is 1 before torch 2.15, and 0 since.
+    return torch.where(
+        quotient.abs() > largest, quotient.detach().clamp(-largest, largest), quotient
+    )
 
 
 UNARY = (

@@ -41,10 +41,12 @@ def masked_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
 
 
 def masked_softmax_reference(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Compute masked_softmax in float64."""
+    """Compute masked_softmax in float64; autograd gives its gradient."""
     wide = x.double().masked_fill(~mask, 0.0)
-    largest = wide.masked_fill(~mask, torch.finfo(torch.float64).min).amax(dim, keepdim=True)
-    weight = (wide - largest.clamp(min=-1e300)).clamp(max=0).exp().masked_fill(~mask, 0.0)
+    # No clamp on the way of the gradient: at the bound it is 1 before torch 2.15, and 0 since.
+    largest = wide.detach().masked_fill(~mask, torch.finfo(torch.float64).min)
+    shifted = wide - largest.amax(dim, keepdim=True).clamp(min=-1e300)
+    weight = shifted.masked_fill(~mask, 0.0).exp().masked_fill(~mask, 0.0)
     return weight / weight.sum(dim, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
 
 

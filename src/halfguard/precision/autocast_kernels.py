@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfguard.autocast_ops import CUDNN_RNN, RULES, AutocastRule
 from halfguard.errors import UsageError
-from halfguard.precision.autocast_ops import CUDNN_RNN, RULES, AutocastRule
 
 _KEY = "AutocastCPU"
 _KEYSET = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
 _BANNED = (
     "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA raises "
     "an error, since their gradient may not fit into half. "
@@ -94,10 +95,9 @@ def _kernel(name: str, *, replaces: bool) -> Callable[..., Any]:
                 return apply(operation, args, kwargs)
         if previous is not None and not emulating:
             return previous.call_boxed(keyset, *args, **kwargs)
-        # No rule for this operation, but the operations it calls may have one: skip only this key.
-        return operation.redispatch(
-            keyset.remove(torch._C.DispatchKey.AutocastCPU), *args, **kwargs
-        )
+        # No rule for this operation, but the operations it calls may have one: skip only this call. The keys
+        # above autocast have been passed; under torch.compile one of them would lead back to this kernel.
+        return operation.redispatch(keyset & _AFTER, *args, **kwargs)
 
     return kernel
 

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 
 Module = TypeVar("Module", bound=nn.Module)
-_DEVICE = torch.accelerator.current_accelerator()  # of torch's build; does not start a driver
-_ACCELERATOR = "cuda" if _DEVICE is None else _DEVICE.type  # CUDA's rules may be emulated
 
 
 def fp32_island(module: Module) -> Module:
@@ -34,7 +32,7 @@ def fp32_island(module: Module) -> Module:
     if not is_island(module):
         _convert_to_fp32(module)
         # A partial over a bound method, not a closure: then a copy of the model copies the island too.
-        module.forward = functools.partial(_run_in_fp32, module.forward)
+        module.forward = functools.partial(_run_in_fp32, _accelerator_type(), module.forward)
     return module
 
 
@@ -43,7 +41,7 @@ def remove_island(module: Module) -> Module:
     wrapper = vars(module).get("forward")
     if isinstance(wrapper, functools.partial) and wrapper.func is _run_in_fp32:
         del module.forward
-        original = wrapper.args[0]
+        original = wrapper.args[1]
         if getattr(original, "__func__", None) is not type(module).forward:
             module.forward = original  # it had been replaced before fp32_island
     return module
@@ -55,9 +53,17 @@ def is_island(module: nn.Module) -> bool:
     return isinstance(wrapper, functools.partial) and wrapper.func is _run_in_fp32
 
 
-def _run_in_fp32(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _accelerator_type() -> str:
+    # Asked when an island is made: other accelerators than CUDA may register after this module was imported.
+    device = torch.accelerator.current_accelerator()  # does not start a driver
+    return "cuda" if device is None else device.type  # CUDA's rules may be emulated
+
+
+def _run_in_fp32(
+    accelerator: str, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
     # Two plain contexts, not a loop over devices: torch.compile traces them without a graph break.
-    with full_precision("cpu"), full_precision(_ACCELERATOR):
+    with full_precision("cpu"), full_precision(accelerator):
         return forward(*[cast_to_fp32(value) for value in args], **cast_to_fp32(kwargs))
 
 

@@ -7,6 +7,10 @@ operations that need FP32 get it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
 from halfguard.precision_names import Precision
@@ -46,3 +50,26 @@ def full_precision(device_type: str) -> torch.autocast:
     stays half until it is cast: ``module(x.float())``.
     """
     return torch.autocast(device_type, enabled=False)
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Run the block with every ``torch.autocast`` switched off, those entered inside it as well.
+
+    A loss function may enter an autocast of its own; a step that is repeated in FP32 must not follow it. Code
+    that torch.compile has already compiled with its own autocast is not reached.
+    """
+    enter: Any = torch.autocast.__enter__
+
+    def enter_disabled(self: torch.autocast) -> Any:
+        enabled, self._enabled = self._enabled, False
+        try:
+            return enter(self)
+        finally:
+            self._enabled = enabled
+
+    torch.autocast.__enter__ = enter_disabled  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = enter  # type: ignore[method-assign]

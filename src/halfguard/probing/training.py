@@ -153,14 +153,10 @@ class _StepStart:
 
     def __init__(self, workload: Workload) -> None:
         self.buffers = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
-        # The random state of a GPU is that of the current one, which need not be the workload's.
-        self.gpu = torch.cuda.device(workload.device if workload.device.type == "cuda" else -1)
-        with self.gpu:
-            self.random_state = capture_random_state()
+        self.random_state = capture_random_state()
 
     def restore(self) -> None:
-        with self.gpu:
-            restore_random_state(self.random_state)
+        restore_random_state(self.random_state)
         with torch.no_grad():
             for buffer, saved in self.buffers:
                 buffer.copy_(saved)

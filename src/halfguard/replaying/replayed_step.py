@@ -98,8 +98,8 @@ class ReplayedStep:
 
     @property
     def emulated(self) -> bool:
-        """True if CUDA's autocast rules are emulated on this machine."""
-        return self.record.device == "cuda" and self.device.type == "cpu"
+        """True if CUDA's autocast rules, those of accelerators, are emulated on this machine."""
+        return self.record.device != "cpu" and self.device.type == "cpu"
 
     def original(self) -> Result:
         """Run the step unchanged; an exception of the user's code becomes a UsageError with its line."""
@@ -173,11 +173,14 @@ class ReplayedStep:
         return float(torch.linalg.vector_norm(torch.stack(list(norms)), self._norm_type))
 
     def matches_incident(self, result: Result) -> bool:
-        """Return whether loss and gradient norms equal those of the incident, bit for bit."""
+        """Return whether loss and gradient norms equal those of the incident, bit for bit.
+
+        Where all of them are NaN there is nothing to compare: every NaN equals every other.
+        """
         recorded = {without_wrappers(name): norm for name, norm in self.record.grad_norms.items()}
         norms = {without_wrappers(name): norm for name, norm in result.norms.items()}
         return (
-            bool(recorded)
+            any(math.isfinite(value) for value in (self.record.step.loss, *recorded.values()))
             and recorded.keys() <= norms.keys()
             and _same(result.loss.item(), self.record.step.loss)
             and all(_same(norms[name], norm) for name, norm in recorded.items())

@@ -108,14 +108,7 @@ def load_batches(incident: Incident, device: torch.device) -> tuple[list[Any], l
 
     batches = [map_tensors(decode(micro.batch, tensors), move) for micro in micro_batches]
     states = [decode(micro.rng, tensors) for micro in micro_batches]
-    return batches, [_usable(state) for state in states]
-
-
-def _usable(state: Any) -> Any:
-    """Return the random state without that of an accelerator if there is none here."""
-    if isinstance(state, dict) and not torch.accelerator.is_available():
-        return {key: value for key, value in state.items() if key != "accelerator"}
-    return state
+    return batches, states
 
 
 def restore_generators(state: Any) -> None:
@@ -124,5 +117,5 @@ def restore_generators(state: Any) -> None:
         return
     try:
         restore_random_state(state)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise RecordError(f"The random state in the incident is damaged: {error!r}.") from error

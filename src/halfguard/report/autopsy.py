@@ -73,7 +73,7 @@ def _repeated(autopsy: Autopsy) -> Iterator[Block]:
     yield Heading("Repeated")
     result = {
         "bitwise": "The step broke in the same way: loss and gradient norms are equal bit for bit.",
-        "same fault": "The step broke again, but not bit for bit.",
+        "same fault": "The step broke again. No finite number shows that it is equal bit for bit.",
         "no": "The step did not break again.",
     }
     yield Text([f"Run in {autopsy.how}. {result[autopsy.reproduced]}"])

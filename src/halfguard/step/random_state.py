@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 from collections.abc import Iterator
@@ -9,16 +10,39 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def capture_random_state() -> dict[str, Any]:
-    """Return the states of torch (host and accelerator), Python and, where it is in use, NumPy."""
+    """Return the states of torch (host and every device), Python and, where it is in use, NumPy."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.accelerator.is_available():
-        states["accelerator"] = _accelerator().get_rng_state()
+        states["accelerator"] = _capture_devices()
     if "numpy" in sys.modules:
-        states["numpy"] = sys.modules["numpy"].random.get_state()
+        states["numpy"] = _numpy_state.capture(sys.modules["numpy"].random)
     return states
+
+
+class _NumpyState:
+    """NumPy's global state, read anew only if it has changed: reading it takes longer than a small step."""
+
+    def __init__(self) -> None:
+        self._fingerprint: bytes | None = None
+        self._state: Any = None
+
+    def capture(self, numpy_random: Any) -> Any:
+        generator = numpy_random.get_bit_generator()
+        if type(generator).__name__ != "MT19937":
+            return numpy_random.get_state()
+        # 624 words and a position. A normal number kept for the next call lies elsewhere; it can only
+        # appear together with a change of these, and is there if the state says so.
+        fingerprint = ctypes.string_at(generator.ctypes.state_address, 4 * 625)
+        if fingerprint != self._fingerprint or self._state[3]:
+            self._fingerprint, self._state = fingerprint, numpy_random.get_state()
+        return self._state
+
+
+_numpy_state = _NumpyState()
 
 
 def portable_random_state(states: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -30,12 +54,12 @@ def portable_random_state(states: dict[str, Any] | None) -> dict[str, Any] | Non
 
 
 def restore_random_state(states: dict[str, Any]) -> None:
-    """Restore every generator to a captured state."""
+    """Restore every generator to a captured state; states of another kind of accelerator do not fit."""
     torch.set_rng_state(states["torch"].cpu())  # a loader may have moved it
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
-    if "accelerator" in states:
-        _accelerator().set_rng_state(states["accelerator"].cpu())
+    if "accelerator" in states and torch.accelerator.is_available():
+        _restore_devices(states["accelerator"])
     if "numpy" in states:
         import numpy as np  # noqa: PLC0415
 
@@ -49,14 +73,9 @@ def restore_random_state(states: dict[str, Any]) -> None:
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
     """Restore all generators, on every device, after the block."""
-    accelerator = torch.accelerator.current_accelerator()
-    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     states = capture_random_state()
-    states.pop("accelerator", None)  # fork_rng restores it, on the device it came from
-    kind = "cuda" if accelerator is None else accelerator.type
     try:
-        with torch.random.fork_rng(devices=list(range(count)), device_type=kind):
-            yield
+        yield
     finally:
         restore_random_state(states)
 
@@ -72,6 +91,36 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _accelerator() -> Any:
+def _capture_devices() -> dict[str, Any]:
+    kind, module = _accelerator()
+    return {
+        "type": kind,
+        "current": torch.accelerator.current_device_index(),
+        "states": [module.get_rng_state(*which) for which in _devices()],
+    }
+
+
+def _restore_devices(captured: Any) -> None:
+    kind, module = _accelerator()
+    if isinstance(captured, Tensor):  # of one device, as earlier versions captured it
+        module.set_rng_state(captured.cpu())
+        return
+    if captured["type"] != kind:
+        return
+    devices, states = _devices(), captured["states"]
+    if len(devices) < len(states):  # a smaller machine: its devices stand for the one in use
+        states = [states[captured["current"]]] * len(devices)
+    for which, state in zip(devices, states, strict=False):
+        module.set_rng_state(state.cpu(), *which)
+
+
+def _devices() -> list[tuple[int, ...]]:
+    """Return the argument that names each device; some modules (torch.mps) have one device and none."""
+    count = torch.accelerator.device_count()
+    return [()] if count == 1 else [(index,) for index in range(count)]
+
+
+def _accelerator() -> tuple[str, Any]:
     device = torch.accelerator.current_accelerator()
-    return torch.get_device_module(device)
+    assert device is not None  # noqa: S101 - callers check is_available first
+    return device.type, torch.get_device_module(device)

@@ -80,6 +80,8 @@ class MemoryTracker(TorchDispatchMode):
         self._peaks: dict[StepPhase, Counter[Purpose]] = {p: Counter() for p in get_args(StepPhase)}
         self._phase: StepPhase = "in_pass"
         self._allocated: int | None = None
+        # torch.cuda and its kind; some, such as torch.cpu and torch.mps, keep no peak.
+        self._allocator: Any = torch.get_device_module(device)
         self._hooks = ExitStack()
 
     def __enter__(self) -> MemoryTracker:
@@ -101,16 +103,16 @@ class MemoryTracker(TorchDispatchMode):
         for handle in handles:
             self._hooks.callback(handle.remove)
         self._hooks.enter_context(saved_tensors_hooks(self._pack, lambda saved: saved.tensor))
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if hasattr(self._allocator, "reset_peak_memory_stats"):
+            self._allocator.reset_peak_memory_stats(self.device)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.close()
-        if self.device.type == "cuda":
-            self._allocated = torch.cuda.max_memory_allocated(self.device)
+        if hasattr(self._allocator, "max_memory_allocated"):
+            self._allocated = self._allocator.max_memory_allocated(self.device)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -45,8 +45,8 @@ def time_interleaved(
 ) -> dict[str, list[float]]:
     """Return the seconds of every run in every round; ``warmup`` rounds come first and are not measured.
 
-    The device is synchronized before each reading of the clock, so that a run's time includes all of its own
-    work and nothing else. ``clock=time.process_time`` counts processor seconds: with one thread, other
+    Every device is synchronized before each reading of the clock, so that a run's time includes all of its
+    own work and nothing else. ``clock=time.process_time`` counts processor seconds: with one thread, other
     processes on the machine disturb it least.
     """
     if rounds < 1 or warmup < 0:
@@ -54,8 +54,12 @@ def time_interleaved(
             f"rounds={rounds}, warmup={warmup} measures nothing.",
             cure="Pass rounds >= 1, warmup >= 0.",
         )
-    has_device = torch.accelerator.is_available()
-    wait: Callable[[], None] = torch.accelerator.synchronize if has_device else lambda: None
+    devices = range(torch.accelerator.device_count() if torch.accelerator.is_available() else 0)
+
+    def wait() -> None:
+        for device in devices:  # a run may use another than the current one
+            torch.accelerator.synchronize(device)
+
     for run in list(runs.values()) * warmup:
         run()
     seconds: dict[str, list[float]] = {name: [] for name in runs}

@@ -112,10 +112,42 @@ class HalfLinear(torch.autograd.Function):
         return (gradient @ weight.half()).float(), (gradient.T @ x.half()).float()
 
 
+class ReboundLinear(HalfLinear):
+    """Overwrites its arguments, which then no longer show that a gradient is needed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x, weight = x.half(), weight.half()
+        ctx.save_for_backward(x, weight)
+        return (x @ weight.T).float()
+
+
+class WrappedLinear(HalfLinear):
+    """Has its ``forward`` within torch's decorator."""
+
+    forward = staticmethod(torch.amp.custom_fwd(HalfLinear.forward, device_type="cuda"))  # type: ignore[assignment]
+
+
+class ContextLinear(HalfLinear):
+    """Has a ``forward`` without ctx, and any number of arguments."""
+
+    @staticmethod
+    def forward(*given: Tensor) -> Tensor:
+        x, weight = given
+        return (x.half() @ weight.half().T).float()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+@pytest.mark.parametrize("linear", [HalfLinear, ReboundLinear, WrappedLinear, ContextLinear])
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_gradient_passes_through_a_function_with_one_of_its_own(trained: bool) -> None:
+def test_a_gradient_passes_through_a_function_with_one_of_its_own(
+    trained: bool, linear: Any
+) -> None:
     weight = nn.Parameter(torch.ones(4, 4), requires_grad=trained)
-    (product,) = products(nn.Identity(), lambda: HalfLinear.apply(batch(), weight))  # type: ignore[no-untyped-call]
+    (product,) = products(nn.Identity(), lambda: linear.apply(batch(), weight))
     assert (product.dtype, product.passes_gradient) == (torch.float16, trained)
 
 

@@ -13,8 +13,9 @@ from torch.optim import SGD
 from halfguard.guard.guard import Guard
 from halfguard.guard.recovery.restoring import restore_buffers
 from halfguard.records import Action
+from tests.support.devices import place
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 GOOD, BAD = torch.ones(2, 4), torch.full((2, 4), torch.nan)
 
@@ -54,16 +55,16 @@ def test_they_return_to_the_snapshot(store: str, tmp_path: Path) -> None:
     }
     guard = Guard(model, SGD(model.parameters(), lr=0.1), config, run_dir=tmp_path)
     for step in range(5):
-        assert guard.step(lambda m, x: m(x).square().mean(), GOOD).applied
+        assert guard.step(lambda m, x: m(place(x)).square().mean(), GOOD).applied
         assert model.seen[0] == step + 1
     model.expanded = torch.ones(1).expand(3)
     for _ in range(2):
-        outcome = guard.step(lambda m, x: m(x).square().mean(), BAD)
+        outcome = guard.step(lambda m, x: m(place(x)).square().mean(), BAD)
     assert outcome.action is Action.ROLL_BACK
     assert model.seen.tolist() == [3.0] * 4
     assert len(model.cache) == 8, "a cache that was built again stays"
     assert model.expanded.tolist() == [0.0] * 3
-    assert guard.step(lambda m, x: m(x).square().mean(), GOOD).applied
+    assert guard.step(lambda m, x: m(place(x)).square().mean(), GOOD).applied
 
 
 def test_a_nan_in_one_is_not_taken() -> None:
@@ -72,11 +73,12 @@ def test_a_nan_in_one_is_not_taken() -> None:
     guard = Guard(model, SGD(model.parameters(), lr=0.1), config)
     model.seen[0] = torch.nan
     for _ in range(4):
-        assert guard.step(lambda m, x: m(x).square().mean(), GOOD).applied
+        assert guard.step(lambda m, x: m(place(x)).square().mean(), GOOD).applied
     assert guard._recovery is not None
     assert not guard._recovery.ready
 
 
+@pytest.mark.host_only
 def test_sparse_and_missing_ones() -> None:
     model = nn.Module()
     model.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)

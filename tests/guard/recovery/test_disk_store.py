@@ -23,7 +23,7 @@ from halfguard.records import Action
 from halfguard.records.snapshot import FileChecksum, SnapshotManifest
 from tests.support.models import OPTIMIZERS, batches, differences, loss_fn, make
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 CONFIG: dict[str, Any] = {
     "scale": {"init": 64.0},
@@ -128,6 +128,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.host_only
 def test_no_changed_byte_and_no_cut_goes_unseen(saved: Path, data: st.DataObject) -> None:
     mark = SnapshotManifest.from_json((saved / "good").read_bytes())
     file = data.draw(st.sampled_from(sorted(saved.iterdir())))
@@ -151,6 +152,7 @@ def test_no_changed_byte_and_no_cut_goes_unseen(saved: Path, data: st.DataObject
         file.write_bytes(whole)
 
 
+@pytest.mark.host_only
 def test_an_undamaged_one_is_read(saved: Path) -> None:
     snapshot_folder.verify(saved)
     disk = DiskStore(saved.parent, torch.device("cpu"), dict)
@@ -159,11 +161,13 @@ def test_an_undamaged_one_is_read(saved: Path) -> None:
     assert disk.load(held).own["model"]["mean"].tolist() == [1, 1, 1]
 
 
+@pytest.mark.host_only
 def test_what_torch_raises_while_it_reads_is_an_ordinary_error(saved: Path) -> None:
     with pytest.raises(RecordError, match=r"could not be read: .*nobody"):
         checkpoint.load_into(saved, {"nobody": torch.empty(2)})
 
 
+@pytest.mark.host_only
 def test_a_mark_that_names_files_elsewhere_is_refused(saved: Path, tmp_path: Path) -> None:
     folder = tmp_path / "000000001"
     shutil.copytree(saved, folder)

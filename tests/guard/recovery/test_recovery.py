@@ -17,9 +17,10 @@ from halfguard.guard.recovery.snapshot_store import MemoryStore
 from halfguard.guard.recovery.snapshots import Snapshots, all_finite
 from halfguard.records import Action, StepRow
 from halfguard.step.random_state import capture_random_state
+from tests.support.devices import chosen_device
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 RECOVERY = {"every": 3, "prove": 2, "max_rollbacks": 1, "trial_steps": 5}
 CONFIG = {
@@ -128,7 +129,7 @@ def test_everything_returns_to_the_snapshot(store: str, tmp_path: Path) -> None:
 
 def test_nothing_that_is_not_finite_is_taken() -> None:
     model = nn.Linear(2, 2)
-    snapshots = Snapshots(model, {}, MemoryStore(), torch.device("cpu"))
+    snapshots = Snapshots(model, {}, MemoryStore(), chosen_device())
     assert snapshots.take(0, {}, capture_random_state())
     snapshots.confirm()
     with torch.no_grad():

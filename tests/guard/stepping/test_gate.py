@@ -17,6 +17,8 @@ from halfguard.guard.policy import StepLimits
 from halfguard.guard.stepping.gate import Gate, read_signals
 from tests.support.counting import OpCounter
 
+pytestmark = pytest.mark.usefixtures("device")
+
 LARGEST = torch.finfo(torch.float32).max
 TINY = 2.0**-149  # the smallest subnormal
 EDGES = [
@@ -166,6 +168,7 @@ def test_measuring_reads_nothing_and_costs_the_same_for_any_number_of_parameters
 
 
 @pytest.mark.parametrize("coalesced", [True, False])
+@pytest.mark.host_only
 def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one(coalesced: bool) -> None:
     # If an embedding uses a row twice, its gradient has two entries for the row, which must be added.
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])

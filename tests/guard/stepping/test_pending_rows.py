@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from halfguard.guard.stepping.pending_rows import PendingRows
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 5])
 def test_a_row_arrives_lag_steps_later(lag: int) -> None:

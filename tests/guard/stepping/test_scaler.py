@@ -21,6 +21,9 @@ from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision.master_weights import MasterWeights
 from tests.guard.helper import OPTIMIZERS, frozen, inject, parameter, same
 from tests.support.counting import OpCounter
+from tests.support.devices import chosen_device
+
+pytestmark = pytest.mark.usefixtures("device")
 
 Kind = Literal["healthy", "overflow", "forward"]
 kinds = st.lists(st.sampled_from(["healthy", "healthy", "overflow"]), min_size=1, max_size=25)
@@ -49,16 +52,16 @@ def one_step(
 
 def ours(**options: Any) -> GradScaler:
     bounds = {"init_scale": 2.0**8, "growth_interval": 3, "floor": 2.0**-40, "ceiling": 2.0**60}
-    return GradScaler("cpu", **(bounds | options))
+    return GradScaler(chosen_device().type, **(bounds | options))
 
 
 def torchs() -> torch.amp.GradScaler:
-    return torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
+    return torch.amp.GradScaler(chosen_device().type, init_scale=2.0**8, growth_interval=3)
 
 
 def common(scaler: torch.amp.GradScaler) -> dict[str, Any]:
     """Return the part of the state that torch's scaler also has."""
-    keys = torch.amp.GradScaler("cpu").state_dict()
+    keys = torch.amp.GradScaler(chosen_device().type).state_dict()
     return {key: value for key, value in scaler.state_dict().items() if key in keys}
 
 
@@ -125,10 +128,11 @@ def _listed(outputs: Any) -> Any:
     return outputs
 
 
+@pytest.mark.host_only
 def test_it_is_a_torch_scaler() -> None:
-    assert isinstance(GradScaler("cpu"), torch.amp.GradScaler)
-    assert GradScaler("cpu").is_enabled()
-    assert GradScaler().get_scale() == torch.amp.GradScaler("cpu").get_scale()
+    assert isinstance(GradScaler(chosen_device().type), torch.amp.GradScaler)
+    assert GradScaler(chosen_device().type).is_enabled()
+    assert GradScaler().get_scale() == torch.amp.GradScaler(chosen_device().type).get_scale()
 
 
 def test_switched_off_it_does_nothing() -> None:
@@ -296,7 +300,7 @@ def test_scale_follows_the_reference(
 
 def test_torchs_scale_reaches_zero_and_ours_its_floor() -> None:
     scales = {}
-    for scaler in (GradScaler("cpu"), torch.amp.GradScaler("cpu")):
+    for scaler in (GradScaler(chosen_device().type), torch.amp.GradScaler(chosen_device().type)):
         p = parameter()
         optimizer = SGD([p], lr=0.1)
         for _ in range(200):
@@ -309,7 +313,7 @@ def test_torchs_scale_reaches_zero_and_ours_its_floor() -> None:
 
 
 def test_persistent_nan_leaves_the_scale_where_it_was() -> None:
-    scaler, p = GradScaler("cpu"), parameter()
+    scaler, p = GradScaler(chosen_device().type), parameter()
     optimizer = SGD([p], lr=0.1)
     for _ in range(200):
         one_step(scaler, optimizer, p, "forward")
@@ -317,6 +321,7 @@ def test_persistent_nan_leaves_the_scale_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(("new", "kept"), [(0.0, 2.0), (1e30, 2.0**10), (64.0, 64.0)])
+@pytest.mark.host_only
 def test_a_scale_set_by_hand_stays_within_bounds(new: float, kept: float) -> None:
     scaler = ours(floor=2.0, ceiling=2.0**10)
     scaler.scale(torch.ones(()))
@@ -423,7 +428,7 @@ def test_state_goes_to_torchs_scaler_and_back() -> None:
     optimizer = SGD([p], lr=0.1)
     for kind in ("healthy", "overflow", "healthy"):
         one_step(mine, optimizer, p, kind)
-    other = torch.amp.GradScaler("cpu")
+    other = torch.amp.GradScaler(chosen_device().type)
     other.load_state_dict(mine.state_dict())
     assert other.state_dict() == common(mine)
     back = ours(floor=4.0, ceiling=2.0**20)
@@ -436,8 +441,8 @@ def test_state_goes_to_torchs_scaler_and_back() -> None:
 @pytest.mark.parametrize("in_use", [True, False])
 def test_a_loaded_scale_is_brought_within_bounds(scale: float, kept: float, in_use: bool) -> None:
     # torch's scaler may have saved a scale of 0; the next step would then write NaN to the weights.
-    saved = torch.amp.GradScaler("cpu").state_dict() | {"scale": scale}
-    scaler = GradScaler("cpu")
+    saved = torch.amp.GradScaler(chosen_device().type).state_dict() | {"scale": scale}
+    scaler = GradScaler(chosen_device().type)
     if in_use:
         scaler.scale(torch.ones(()))
     scaler.load_state_dict(saved)
@@ -527,6 +532,7 @@ def test_torchs_own_mistakes_are_still_told() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+@pytest.mark.host_only
 def test_cuda_without_cuda_is_an_error_not_a_warning() -> None:
     with pytest.raises(UsageError, match="no CUDA device"):  # and a warning would be an error here
         GradScaler("cuda")
@@ -541,6 +547,7 @@ def test_cuda_without_cuda_is_an_error_not_a_warning() -> None:
         {"refill_on": "never"}, {"growth_interval": 0},
     ],
 )  # fmt: skip
+@pytest.mark.host_only
 def test_arguments_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="GradScaler needs"):
-        GradScaler("cpu", **options)
+        GradScaler(chosen_device().type, **options)

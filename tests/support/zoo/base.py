@@ -11,7 +11,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from halfguard.precision.emulation import emulate_autocast
+from halfguard.precision.emulation import autocast_like_cuda
+from halfguard.precision_names import Precision
+from tests.support.devices import chosen_device
 
 
 class Job(NamedTuple):
@@ -57,7 +59,7 @@ def line_of(plant: PlantedFailure) -> tuple[str, int]:
 
 def in_half(model: nn.Module, batch: Any) -> Tensor:
     """Return the mean of the model's output under CUDA's float16 autocast rules."""
-    with emulate_autocast("cuda"):
+    with autocast_like_cuda(Precision.FP16_MIXED, chosen_device()):
         out: Tensor = model(batch)
     return out.float().mean()
 

@@ -50,8 +50,9 @@ def measure_step(step: RepeatedStep) -> PrecisionCost:
     job.optimizer.zero_grad()
     memory = first.memory()
     if out_of_memory:
-        if job.device.type == "cuda":
-            torch.cuda.empty_cache()
+        allocator = torch.get_device_module(job.device)
+        if hasattr(allocator, "empty_cache"):
+            allocator.empty_cache()
         memory = estimate_full_step(memory, job.model, job.optimizer, estimate_activations(step))
     return PrecisionCost(
         precision=step.precision.value,

@@ -6,14 +6,18 @@ So every product is weighted by its FLOPs, which follow from the shapes of its o
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -28,7 +32,6 @@ _SAME_FLOPS = {
         torch.ops.aten._scaled_dot_product_flash_attention
     )
 }
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -92,15 +95,41 @@ def _inside_autograd_function() -> bool:
     """Return whether an ``autograd.Function`` is running, one of whose arguments needs a gradient.
 
     Such a function (a custom linear layer, a reentrant checkpoint) runs its ``forward`` with gradients off,
-    but its ``backward`` computes them.
+    but its ``backward`` computes them. ``apply`` has no Python frame in every version of torch, so the frame
+    of ``forward`` is looked for. It shows arguments as they are now: a ``forward`` without ``ctx`` that has
+    replaced each of them that needs a gradient is taken for one without gradients.
     """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code is _APPLY and any(map(_needs_gradient, frame.f_locals["args"])):
+    forwards = _forward_codes()
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code in forwards and any(map(_needs_gradient, _arguments(frame))):
             return True
+        frame = frame.f_back
     return False
 
 
-def _needs_gradient(argument: Any) -> bool:
+def _forward_codes() -> set[CodeType]:
+    """Return the code of ``forward`` of every ``autograd.Function`` that exists now."""
+    found, classes = set(), [torch.autograd.Function]
+    while classes:
+        subclasses = classes.pop().__subclasses__()
+        classes += subclasses
+        found |= {getattr(cls.forward, "__code__", None) for cls in subclasses}
+    return {code for code in found if code is not None}
+
+
+def _arguments(frame: FrameType) -> Iterator[object]:
+    """Yield the positional arguments of a call."""
+    code = frame.f_code
+    for name in code.co_varnames[: code.co_argcount]:
+        yield frame.f_locals.get(name)
+    if code.co_flags & inspect.CO_VARARGS:
+        yield from frame.f_locals.get(
+            code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ()
+        )
+
+
+def _needs_gradient(argument: object) -> bool:
+    if isinstance(argument, FunctionCtx):
+        return any(getattr(argument, "needs_input_grad", ()))
     return isinstance(argument, Tensor) and argument.requires_grad

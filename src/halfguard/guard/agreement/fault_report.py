@@ -88,6 +88,11 @@ def investigate(
     )
 
 
+def batches_ok(batches: StepBatches, ignore_index: int) -> bool:
+    """Return whether this rank's batches are usable. This reads the device."""
+    return _batch_fault(batches, ignore_index) is None
+
+
 def _batch_fault(batches: StepBatches, ignore_index: int) -> BatchFault | None:
     loss = batches.local_loss
     faults = (find_batch_fault(m.batch, ignore_index, loss) for m in batches.micro_batches)

@@ -186,6 +186,10 @@ class Recovery:
             live[f"optimizer{index}"] = {"state": dict(enumerate(parameters_of(optimizer)))}
         return live | {"model": self._model.state_dict()}
 
+    def set_base(self, config: GuardConfig) -> None:
+        """Let remedies start from another configuration."""
+        self._base = config
+
     def _config_with(self, remedy: Remedy | None) -> GuardConfig:
         base = self._base
         if remedy == "fp32":

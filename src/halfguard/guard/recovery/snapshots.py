@@ -25,6 +25,7 @@ from halfguard.errors import RecordError, UsageError
 from halfguard.guard.protocols import Stateful
 from halfguard.guard.recovery.restoring import open_schedulers, restore_buffers, restore_types
 from halfguard.guard.recovery.snapshot_store import SnapshotState, SnapshotStore
+from halfguard.numerics.transfer import to_device
 from halfguard.step.nested import floating_tensors
 from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import portable_random_state, restore_random_state
@@ -193,7 +194,7 @@ def all_finite(state: Any) -> bool:
         return True
     # Zero times a non-finite number is NaN in every dtype; a cast to a narrower one could overflow.
     device = largest[0].device
-    zeros = [(norm * 0).to(device, torch.float32, non_blocking=True) for norm in largest]
+    zeros = [to_device(norm * 0, device, torch.float32) for norm in largest]
     return bool(torch.stack(zeros).isfinite().all())
 
 
@@ -203,7 +204,7 @@ def has_nan(state: Any) -> bool:
     if not largest:
         return False
     device = largest[0].device
-    found = [norm.isnan().to(device, non_blocking=True) for norm in largest]
+    found = [to_device(norm.isnan(), device) for norm in largest]
     return bool(torch.stack(found).any())
 
 

@@ -4,81 +4,239 @@ BatchNorm updates its running statistics in the forward pass, before it is known
 applied; one NaN batch poisons them for good. So their values are saved at the start of the step. After the
 step, either the new or the saved values are written back. The choice is made on the device, and the number of
 operations does not depend on the number of buffers.
+
+Running statistics can also be poisoned by a step whose loss is finite, by a padded sample that the loss
+leaves out. So each step also checks those of normalization layers, and values that became non-finite are
+replaced by the saved ones.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from halfguard.numerics.transfer import to_device
+
+Registry = dict[str, Any]  # a module's ``_buffers``, or its ``__dict__``
+
+
+@dataclass(frozen=True)
+class _Place:
+    # By owner and name, not by tensor: a module may replace the tensor.
+    registry: Registry
+    name: str
+    is_statistic: bool  # of a normalization layer: never meant to be non-finite
+
 
 class Buffers:
     """Saves the buffers of a model at the start of a step and restores them if it is refused."""
 
     def __init__(self, model: nn.Module, which: Literal["batchnorm", "all", "none"]) -> None:
-        # By owner and name, not by tensor: a module may replace the tensor.
         self._places = list(_tracked(model, which))
-        self._kinds: list[tuple[Any, ...]] = []
+        self._live_at_keep: list[Tensor] = []
+        self._shapes: list[torch.Size] = []
         self._groups: list[_Group] = []
-        self._allocate(self._live())
+        self._single: dict[int, _Copy] = {}  # by position: what fits into no group
 
-    @torch.no_grad()
+    @property
+    def needs_host(self) -> bool:
+        """True if the host must choose between old and new values: some buffers cannot be selected."""
+        return bool(self._single)
+
+    def track(self, registry: Registry, name: str) -> None:
+        """Track one more tensor from the next ``keep`` on."""
+        self._places.append(_Place(registry, name, is_statistic=False))
+
+    def tracked(self) -> set[tuple[int, str]]:
+        """Return the tracked tensors, each as the identity of its registry and its name there."""
+        return {(id(place.registry), place.name) for place in self._places}
+
     def keep(self) -> None:
         """Save the present values."""
+        if self._places:
+            self._keep()
+
+    @torch.no_grad()
+    def _keep(self) -> None:
         live = self._live()
-        self._allocate(live)
+        if any(tensor is None for tensor in live):  # a module removed its buffer
+            self._places = [p for p, t in zip(self._places, live, strict=True) if t is not None]
+            live = self._live()
+        if self._changed(live):
+            self._groups, self._single = _grouped(self._places, live)
+            self._shapes = [tensor.shape for tensor in live]
+        self._live_at_keep = live
         for group in self._groups:
             torch._foreach_copy_(group.kept, group.of(live))
+        for position, copy in self._single.items():
+            if not copy.is_of(live[position]):
+                self._single[position] = _Copy(live[position])
 
     @torch.no_grad()
     def restore(self) -> None:
         """Write the saved values back."""
         live = self._live()
+        for position, copy in self._single.items():
+            if not copy.is_of(live[position]):
+                self._replace(position, copy.saved)
+        changed = self._changed(live)
         for group in self._groups:
-            torch._foreach_copy_(group.of(live), group.kept)
+            if not changed:
+                torch._foreach_copy_(group.of(live), group.kept)
+                continue
+            for position, kept in zip(group.positions, group.kept, strict=True):
+                if _same_kind(live[position], kept):
+                    live[position].copy_(kept)
+                else:  # resized or removed in the forward pass
+                    self._replace(position, kept)
+
+    def _replace(self, position: int, saved: Tensor) -> None:
+        place = self._places[position]
+        place.registry[place.name] = saved.clone()
+
+    def sum_of_statistics(self) -> Tensor | None:
+        """Return the sum of the running statistics of normalization layers: finite only if all are."""
+        groups = [group for group in self._groups if group.is_statistic]
+        if not groups:
+            return None
+        live = self._live()
+        with torch.no_grad():
+            sums = [group.sum_of(live) for group in groups]
+        first, *others = sums
+        return (
+            first if not others else torch.stack([to_device(s, first.device) for s in sums]).sum()
+        )
 
     @torch.no_grad()
     def restore_where(self, refused: Tensor) -> None:
-        """Write the saved values back if ``refused``, a boolean on the device, is true."""
+        """Write the saved values back if ``refused``, a boolean on the device, is true.
+
+        Where it is false, statistics that became non-finite are replaced by the saved ones.
+        """
         live = self._live()
+        if self._single or self._changed(live):
+            if refused.item():  # rare: ``needs_host`` tells in advance
+                self.restore()
+            return
         for group in self._groups:
-            group.select(group.of(live), refused.to(group.kept_flat.device, non_blocking=True))
+            group.select(group.of(live), to_device(refused, group.kept_flat.device))
 
-    def _allocate(self, live: list[Tensor]) -> None:
-        kinds = [(buffer.device, buffer.dtype, buffer.shape) for buffer in live]
-        if kinds != self._kinds:  # at first, and after buffers were moved or reshaped
-            self._groups, self._kinds = _grouped(live), kinds
+    @torch.no_grad()
+    def restore_poisoned(self) -> None:
+        """Write all saved values back if a statistic is not finite, as seen by the device."""
+        total = self.sum_of_statistics()
+        if total is None or self._single:
+            return
+        poisoned = ~total.isfinite()
+        # .data: a graph that is still to be used must not see a write to what it saved.
+        live = [tensor.data for tensor in self._live()]
+        for group in self._groups:
+            group.select(group.of(live), to_device(poisoned, group.kept_flat.device))
 
-    def _live(self) -> list[Tensor]:
-        return [getattr(module, name) for module, name in self._places]
+    @torch.no_grad()
+    def restore_nonfinite(self) -> bool:
+        """Replace statistics that became non-finite by the saved ones; return whether there were any."""
+        live = self._live()
+        if self._changed(live):
+            return False
+        bad = [~group.gather(live).isfinite() for group in self._groups if group.is_statistic]
+        found = any(bool(mask.any()) for mask in bad)
+        if found:
+            self.restore_where(torch.zeros((), dtype=torch.bool, device=bad[0].device))
+        return found
+
+    def _live(self) -> list[Any]:
+        return [place.registry.get(place.name) for place in self._places]
+
+    def _changed(self, live: list[Any]) -> bool:
+        """Return whether the buffers have other shapes than at the last ``keep``, or were moved."""
+        if len(live) != len(self._live_at_keep) or any(t is None for t in live):
+            return True
+        if [tensor.shape for tensor in live] != self._shapes:
+            return True
+        replaced = (
+            (new, old) for new, old in zip(live, self._live_at_keep, strict=True) if new is not old
+        )
+        return any(new.device != old.device or new.dtype != old.dtype for new, old in replaced)
 
 
 class _Group:
     """Buffers of one device and dtype, by position, with memory for two copies."""
 
-    def __init__(self, positions: list[int], live: list[Tensor]) -> None:
-        self._positions = positions
+    def __init__(self, positions: list[int], live: list[Tensor], *, is_statistic: bool) -> None:
+        self.positions = positions
         self.kept_flat, self.kept = _room_for(self.of(live))
         self._new_flat, self._new = _room_for(self.of(live))
+        self.is_statistic = is_statistic
 
     def of(self, live: list[Tensor]) -> list[Tensor]:
-        return [live[position] for position in self._positions]
+        return [live[position] for position in self.positions]
+
+    def gather(self, live: list[Tensor]) -> Tensor:
+        torch._foreach_copy_(self._new, self.of(live))
+        return self._new_flat
+
+    def sum_of(self, live: list[Tensor]) -> Tensor:
+        return self.gather(live).sum(dtype=torch.float32)
 
     def select(self, live: list[Tensor], refused: Tensor) -> None:
         torch._foreach_copy_(self._new, live)
+        if self.is_statistic:
+            refused = refused | ~self._new_flat.isfinite()
         torch.where(refused, self.kept_flat, self._new_flat, out=self._new_flat)
         torch._foreach_copy_(live, self._new)
 
 
-def _grouped(live: list[Tensor]) -> list[_Group]:
-    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for position, buffer in enumerate(live):
-        by_kind.setdefault((buffer.device, buffer.dtype), []).append(position)
-    return [_Group(positions, live) for positions in by_kind.values()]
+class _Copy:
+    """A copy of a tensor that cannot be written in place: sparse, expanded, nested, quantized."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version, self.saved = tensor, tensor._version, tensor.clone()
+
+    def is_of(self, tensor: Tensor | None) -> bool:
+        return tensor is self._tensor and tensor._version == self._version
+
+
+def _grouped(places: list[_Place], live: list[Tensor]) -> tuple[list[_Group], dict[int, _Copy]]:
+    by_kind: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
+    single: dict[int, _Copy] = {}
+    for position, (place, buffer) in enumerate(zip(places, live, strict=True)):
+        if _is_plain(buffer):
+            checked = place.is_statistic and buffer.is_floating_point()
+            by_kind.setdefault((buffer.device, buffer.dtype, checked), []).append(position)
+        else:
+            single[position] = _Copy(buffer)
+    groups = [_Group(at, live, is_statistic=checked) for (_, _, checked), at in by_kind.items()]
+    return groups, single
+
+
+def _is_plain(buffer: Tensor) -> bool:
+    """Return whether a buffer is dense memory of its own, element by element."""
+    if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
+        return False
+    expanded = any(
+        stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True)
+    )
+    return not expanded and (buffer.dtype.itemsize > 1 or buffer.dtype in _PLAIN_BYTES)
+
+
+_PLAIN_BYTES = (torch.bool, torch.uint8, torch.int8)  # torch.where has no float8
+
+
+def _same_kind(one: Tensor | None, other: Tensor) -> bool:
+    return (
+        one is not None
+        and one.shape == other.shape
+        and one.dtype == other.dtype
+        and one.device == other.device
+        and _is_plain(one)
+    )
 
 
 def _room_for(tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -88,9 +246,19 @@ def _room_for(tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return flat, [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def _tracked(
-    model: nn.Module, which: Literal["batchnorm", "all", "none"]
-) -> Iterator[tuple[nn.Module, str]]:
+def _tracked(model: nn.Module, which: Literal["batchnorm", "all", "none"]) -> Iterator[_Place]:
+    if which == "none":
+        return
     for module in model.modules():
-        if which == "all" or (which == "batchnorm" and isinstance(module, _NormBase)):
-            yield from ((module, name) for name, _ in module.named_buffers(recurse=False))
+        is_norm = isinstance(module, _NormBase)
+        if which == "all" or is_norm or _is_observer(module):
+            for name, _ in module.named_buffers(recurse=False):
+                yield _Place(module._buffers, name, is_statistic=is_norm)
+
+
+def _is_observer(module: nn.Module) -> bool:
+    """Return whether a module collects ranges for quantization; one bad batch poisons those as well."""
+    observers = sys.modules.get("torch.ao.quantization.observer")
+    fake = sys.modules.get("torch.ao.quantization.fake_quantize")
+    kinds = [getattr(observers, "ObserverBase", None), getattr(fake, "FakeQuantizeBase", None)]
+    return isinstance(module, tuple(kind for kind in kinds if kind is not None))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from halfguard.guard.agreement.consensus import DESYNC
 from halfguard.guard.policy import Signals, StepLimits
+from halfguard.numerics.transfer import to_device
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -28,32 +29,50 @@ class Gate:
         self._row_limits: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def row(loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor) -> Tensor:
-        """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale."""
-        parts = (loss, total, fault, scale)
+    def row(
+        loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor, statistics: Tensor | None = None
+    ) -> Tensor:
+        """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale.
+
+        A model with running statistics adds a fifth, their sum, which decides nothing.
+        """
+        parts = [loss, total, fault, scale, *([] if statistics is None else [statistics])]
         device = fault.device
-        return torch.stack([part.to(device, torch.float32, non_blocking=True) for part in parts])
+        return torch.stack([_as_float32(part, device) for part in parts])
+
+    @staticmethod
+    def read(row: Tensor) -> list[float]:
+        """Return a row as numbers. This waits for the device: the only read of an ordinary step."""
+        return row.tolist()
 
     def refused(self, row: Tensor, limits: StepLimits) -> Tensor:
         """Return whether the step must not be applied, as a boolean on the device."""
         low, high = self._on_device(limits, row.device)
+        row = row if len(row) == len(low) else row[: len(low)]
         # Clamping changes values outside the limits, and NaN is not equal to itself.
         return (row.clamp(low, high) != row).any()
 
     def _on_device(self, limits: StepLimits, device: torch.device) -> tuple[Tensor, Tensor]:
-        if self._row_limits is None or limits != self._limits:
+        known = self._row_limits
+        if known is None or known[0].device != device or limits != self._limits:
             high = [min(limits.loss, _LARGEST), min(limits.grad_norm, _LARGEST), 0.0, math.inf]
             low = [-_LARGEST] * 3 + [-math.inf]
             both = torch.tensor([low, high]).to(device, non_blocking=True)
             low_row, high_row = both.unbind()
-            self._row_limits = low_row, high_row
+            self._row_limits = known = low_row, high_row
             self._limits = limits
-        return self._row_limits
+        return known
+
+
+def _as_float32(value: Tensor, device: torch.device) -> Tensor:
+    if value.dtype is torch.float32 and value.device == device:
+        return value
+    return to_device(value, device, torch.float32)
 
 
 def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
     """Return a row that was copied to the host as the policy's signals."""
-    loss, grad_norm, fault, scale = row
+    loss, grad_norm, fault, scale, *statistics = row
     return Signals(
         loss=loss,
         grad_norm=grad_norm,
@@ -61,4 +80,5 @@ def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
         scale=scale,
         limits=limits,
         desync=fault >= DESYNC,
+        statistics_finite=all(map(math.isfinite, statistics)),
     )

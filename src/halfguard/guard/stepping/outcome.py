@@ -6,6 +6,9 @@ answer (optimizers that are not fused need it on the host anyway), nothing waits
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from torch import Tensor
 
 from halfguard.guard.agreement.desync import Divergence
@@ -24,12 +27,14 @@ class StepOutcome:
         row: Tensor | None = None,
         limits: StepLimits | None = None,
         gradients: Gradients | None = None,
+        batch_ok: Callable[[], bool] | None = None,
         *,
         micro_loss: Tensor | None = None,
     ) -> None:
         self._row = row
         self._limits = limits or StepLimits()
         self._gradients = gradients
+        self._batch_ok = batch_ok  # reads the batch: asked only if the loss is not finite
         self._micro_loss = micro_loss  # of a step that is still open
         self._decision: Decision | None = None
         self._known_signals: Signals | None = None
@@ -39,11 +44,15 @@ class StepOutcome:
         """Set the decision of the policy."""
         self._decision = decision
         self._known_signals = seen
+        self._batch_ok = None  # it holds the batch
 
     @property
     def _signals(self) -> Signals | None:
         if self._known_signals is None and self._row is not None:
-            self._known_signals = read_signals(self._row.tolist(), self._limits)
+            seen = read_signals(self._row.tolist(), self._limits)
+            if self._batch_ok is not None and find_cause(seen) is Cause.FORWARD_OVERFLOW:
+                seen = replace(seen, batch_ok=self._batch_ok())
+            self._known_signals = seen
         return self._known_signals
 
     @property
@@ -57,7 +66,11 @@ class StepOutcome:
 
     @property
     def cause(self) -> Cause | None:
-        """The cause of a step that was not ordinary; None otherwise."""
+        """The cause of a step that was not ordinary; None otherwise.
+
+        With several ranks, a step that is not decided yet has the cause that this rank sees: a bad batch of
+        another rank is an overflow here.
+        """
         if self._decision is not None:
             return self._decision.cause
         return None if self._signals is None else find_cause(self._signals)

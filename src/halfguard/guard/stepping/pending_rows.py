@@ -20,7 +20,7 @@ Payload = TypeVar("Payload")
 
 @dataclass
 class _Pending(Generic[Payload]):
-    host: Tensor
+    host: Tensor | list[float]
     arrived: torch.Event | None
     payload: Payload
 
@@ -32,15 +32,17 @@ class PendingRows(Generic[Payload]):
         self.lag = lag
         self._queue: deque[_Pending[Payload]] = deque()
 
-    def push(self, row: Tensor, payload: Payload) -> None:
-        """Start copying a row to the host; ``payload`` is returned with it."""
-        if row.device.type == "cpu":
+    def push(self, row: Tensor | list[float], payload: Payload) -> None:
+        """Start copying a row to the host, unless it has been read; ``payload`` is returned with it."""
+        if isinstance(row, list) or row.device.type == "cpu":
             self._queue.append(_Pending(row, None, payload))
             return
-        host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
+        # On the host, whatever device the user has made the default one.
+        host = torch.empty(row.shape, dtype=row.dtype, device="cpu", pin_memory=True)
         host.copy_(row, non_blocking=True)
         arrived = torch.Event(row.device)
-        arrived.record()
+        # The stream that copies, whatever device is the current one.
+        arrived.record(torch.accelerator.current_stream(row.device))
         self._queue.append(_Pending(host, arrived, payload))
 
     def clear(self) -> None:
@@ -57,4 +59,5 @@ class PendingRows(Generic[Payload]):
             posted = self._queue.popleft()
             if posted.arrived is not None:
                 posted.arrived.synchronize()
-            yield posted.host.tolist(), posted.payload
+            host = posted.host
+            yield host if isinstance(host, list) else host.tolist(), posted.payload

@@ -29,6 +29,8 @@ from halfguard.guard.stepping.scaler_checks import (
     default_device_type,
     warn_of_half_parameters,
 )
+from halfguard.numerics.transfer import to_device
+from halfguard.step.parameters import parameters_of
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -160,6 +162,23 @@ class GradScaler(torch.amp.GradScaler):
                 "building the optimizer; to train FP16 weights wrap it: halfguard.MasterWeights(optimizer).",
             ) from error
 
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, Tensor]:
+        # torch moves scale and flags to the host without waiting, and reads them before they arrive. So
+        # they are moved here if the loss, or some of the parameters, lie on the host.
+        loss_on_host = inv_scale.device.type == "cpu"
+        if not loss_on_host and any(p.device.type == "cpu" for p in parameters_of(optimizer)):
+            inv_scale, found_inf = inv_scale.cpu(), found_inf.cpu()
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        if loss_on_host:
+            return {device: flag.cpu() for device, flag in found.items()}
+        return found
+
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Step unless a gradient is not finite; ``last_step_applied`` holds the result on the device."""
         if not self._enabled:
@@ -211,13 +230,23 @@ class GradScaler(torch.amp.GradScaler):
                 "update() was called, but no optimizer was stepped or unscaled since the last one.",
                 cure="Call scaler.step(optimizer), also for a step that you expect to be skipped.",
             )
-        skipped = _any(refused)
+        if self._backoff_after == 1 and all(state.get("known") is False for state in states):
+            # Applied, so there was no overflow.
+            self._update_scale(scale, tracker, to_device(refused[0], scale.device))
+            return
+        # Gradients, and so their flags, may lie on other devices than the loss, and so the scale.
+        skipped = to_device(_any(refused), scale.device)
         overflow = _any([found for state in states for found in _overflows(state)])
+        overflow = to_device(overflow, scale.device)
         caused = self._scale_overflow(overflow) if self._losses else overflow
         backoff = self._backoff_due(caused, tracker)
         # torch counts every step that does not back off as a success. A skipped step is not one: subtracting
         # one beforehand keeps the count unchanged, and below the growth interval.
         tracker.add_(skipped != backoff, alpha=-1)
+        self._update_scale(scale, tracker, backoff)
+        self._refill(skipped, tracker)
+
+    def _update_scale(self, scale: Tensor, tracker: Tensor, backoff: Tensor) -> None:
         torch._amp_update_scale_(
             scale,
             tracker,
@@ -226,12 +255,11 @@ class GradScaler(torch.amp.GradScaler):
             self._backoff_factor,
             self._growth_interval,
         )
-        self._refill(skipped, tracker)
 
     def _scale_overflow(self, overflow: Tensor) -> Tensor:
         """Return the overflow, or 0.0 if a noted loss is not finite: zero times NaN or infinity is NaN."""
         values = [
-            loss.to(overflow.device, torch.float32, non_blocking=True)
+            to_device(loss, overflow.device, torch.float32)
             for loss in self._agreed_losses or self._losses
         ]
         nothing = (torch.stack(values) if len(values) > 1 else values[0]).mul(0).sum()
@@ -304,7 +332,7 @@ def _any(flags: list[Tensor]) -> Tensor:
     if len(flags) == 1:
         return flags[0]
     first = flags[0].device
-    return torch.stack([flag.to(first, non_blocking=True) for flag in flags]).amax()
+    return torch.stack([to_device(flag, first) for flag in flags]).amax()
 
 
 def _materialize(outputs: Any) -> Any:

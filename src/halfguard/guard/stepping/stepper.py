@@ -8,8 +8,7 @@ bitwise the run without the guard.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -34,15 +33,16 @@ from halfguard.guard.agreement.consensus import Consensus
 from halfguard.guard.agreement.desync import Replicas
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.gradients import Gradients, measure
-from halfguard.guard.policy import StepLimits
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
+from halfguard.guard.stepping.module_tensors import ModuleTensors, Reference
 from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision.master_weights import MasterWeights
-from halfguard.precision.modes import full_precision
+from halfguard.precision.modes import full_precision, without_autocast
 from halfguard.precision.upcast import frozen_half_weights_in_fp32
 from halfguard.precision_names import Precision
+from halfguard.step.generators import set_generator_state
 from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import restore_random_state
 
@@ -57,17 +57,25 @@ class Stepper:
         self.device = _device_of(model)
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
+        self.module_tensors = ModuleTensors(model, self.buffers, enabled=config.buffers != "none")
+        # A backward pass has begun, or a forward pass after others that held their gradients back.
+        self._sync_begun = False
+        self._backward_checked = False  # for an optimizer that steps inside it
+        self._first_weight = next(model.parameters())  # a step changes it, and loading a checkpoint
+        self._keeps_at_end = False  # a loop's forward pass began before the guard knew of it
         self._scales = Precision(config.precision).needs_loss_scale  # the scaler has scaled so far
         self.half_applied = False  # an exception left weights or the scale between two steps
-        self._gate = Gate()
+        self.gate = Gate()
+        self._answers: dict[tuple[torch.device, bool], Tensor] = {}  # made once: 0.0 and 1.0
         self._wrappers = GradientSync(model)
         self._stepped: set[int] = set()
         self._precision = config.precision  # of FSDP2's mixed-precision policy
-        self._restore_policy: Callable[[], None] | None = None
+        self._in_fp32: ExitStack | None = None  # undoes what FP32 as a remedy changed
         self._expected = config.accumulate  # backward passes per step
         self.replicas = Replicas(model, optimizers, self._scale)
         self._parameter_ids: list[int] = []  # of all optimizers, in order
         self.refresh_parameters()
+        self.keep_state()
 
     @property
     def fused(self) -> bool:
@@ -83,8 +91,9 @@ class Stepper:
         """Return the context for one micro-batch: ranks reduce gradients with the last one only."""
         if self.config.accumulate == 1 or self.single_rank:
             return nullcontext()
-        batches.gradients_held_back = self._holds_back(len(batches.micro_batches))
-        return self._wrappers.defer_gradient_sync(batches.gradients_held_back)
+        batches.gradients_held_back = held_back = self._holds_back(len(batches.micro_batches))
+        self._sync_begun = not held_back
+        return self._wrappers.defer_gradient_sync(held_back)
 
     def _holds_back(self, index: int) -> bool:
         # Master weights collect gradients after each micro-batch, and need them averaged.
@@ -94,16 +103,48 @@ class Stepper:
     def reconfigure(self, config: GuardConfig) -> None:
         """Continue with another configuration; FP32 as a remedy changes FSDP2's policy as well."""
         wide = config.precision == "fp32" != self._precision
-        if wide and self._restore_policy is None:
-            self._restore_policy = disable_fsdp_mixed_precision(self.model)
-        elif not wide and self._restore_policy is not None:
-            self._restore_policy()
-            self._restore_policy = None
+        if wide and self._in_fp32 is None:
+            self._in_fp32 = ExitStack()
+            self._in_fp32.callback(disable_fsdp_mixed_precision(self.model))
+            self._in_fp32.enter_context(frozen_half_weights_in_fp32(self.model))
+        elif not wide and self._in_fp32 is not None:
+            self._in_fp32.close()
+            self._in_fp32 = None
         self.config = config
         if Precision(config.precision).needs_loss_scale and not self._scales:
             self._scales = True
             self.scaler.restart(config.scale.init, config.scale.floor, config.scale.ceiling)
         self.scaler.set_growth_interval(config.scale.growth_interval)
+
+    def keep_state(self) -> None:
+        """Save the state that a forward pass changes: buffers, and tensors that modules hold."""
+        self.module_tensors.keep()  # first: it may find more to track
+        self.buffers.keep()
+        self._weights_version = self._first_weight._version
+
+    def begin(self, *, late: bool) -> None:
+        """Save the state before a step; ``late`` if its forward pass has already run.
+
+        Then what was saved at the end of the last step is the state before this one.
+        """
+        self._keeps_at_end |= late
+        if not late or self.weights_replaced:
+            self.keep_state()
+
+    def begin_again(self, *, first: bool) -> None:
+        """Prepare for another forward pass after one without a backward pass, which may be abandoned.
+
+        A loop may leave a batch whose loss is not finite; what that batch did to the statistics is undone.
+        """
+        if first and self.weights_replaced:
+            self.keep_state()
+        else:
+            self.buffers.restore_poisoned()
+
+    @property
+    def weights_replaced(self) -> bool:
+        """True if weights were loaded since the state was saved: the buffers belong to them."""
+        return self._weights_version != self._first_weight._version
 
     def backward(
         self,
@@ -123,21 +164,33 @@ class Stepper:
         batches.add(self.scaler.last_loss, micro)
         if len(batches.micro_batches) == self._expected:
             self._announce(batches, check=check)
-        scaled.backward(retain_graph=retain_graph)
+        self._run_backward(scaled, retain_graph=retain_graph)
+        self._raise_if_stepped_in_backward()
         if self.config.accumulate > 1:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, MasterWeights):
                     optimizer.collect_gradients()  # micro-batches are summed in FP32
 
+    def _raise_if_stepped_in_backward(self) -> None:
+        """Raise at the first step if the backward pass changed weights: nobody could refuse that."""
+        if not self._backward_checked and self.weights_replaced:
+            self.half_applied = True
+            raise UsageError(
+                "The backward pass changed the weights: an optimizer steps inside it, in a hook, before "
+                "anybody can see whether the gradients are finite.",
+                cure="Remove the hooks that step (register_post_accumulate_grad_hook, "
+                "_apply_optimizer_in_backward), and give the guard an optimizer that steps once.",
+            )
+        self._backward_checked = True
+
     def examine(
         self,
         optimizers: Sequence[Optimizer],
         batches: StepBatches,
-        limits: StepLimits,
         *,
         check: bool,
-    ) -> tuple[Tensor, Tensor, Gradients]:
-        """Unscale and measure; return the row of the step, whether it is refused, and its gradients."""
+    ) -> tuple[Tensor, Gradients]:
+        """Unscale and measure; return the row of the step and its gradients."""
         if any(id(optimizer) in self._stepped for optimizer in optimizers):
             self._finish_update()  # a second step before the others had one, as a GAN's critic may have
         self._reduce_partial(optimizers)
@@ -154,33 +207,31 @@ class Stepper:
         if not self._consensus.has_sum_of(batches.loss):
             self._announce(batches, check=check)
         self._expected = len(batches.micro_batches)
+        self.module_tensors.track_written()
         seen = self._consensus.agree(batches.loss, gradients, overflow)
         if not self._consensus.single_rank:
             self.scaler.note_agreed_loss(seen.loss)
-        row = self._gate.row(seen.loss, seen.norm, seen.fault, scale)
-        return (
-            row,
-            self._gate.refused(row, limits),
-            replace(gradients, total=seen.norm, overflow=seen.overflow),
-        )
+        statistics = self.buffers.sum_of_statistics()
+        row = self.gate.row(seen.loss, seen.norm, seen.fault, scale, statistics)
+        return row, Gradients(gradients.names, gradients.norms, seen.norm, seen.overflow)
 
     def apply(
         self,
         optimizers: Sequence[Optimizer],
         gradients: Gradients,
-        refused: Tensor,
-        known: bool | None,
+        refused: Tensor | bool,
         *,
         hold_scale: bool = False,
     ) -> None:
         """Clip and step unless refused; update the scale; restore buffers if refused.
 
-        ``known`` is ``refused`` if it has been read, and None if it is still on the device only. With
-        ``hold_scale``, the scale waits for ``release_scale``: a retry shows whether it is the cause.
+        ``refused`` is a tensor as long as only the device knows. With ``hold_scale``, the scale waits for
+        ``release_scale``: a retry shows whether it is the cause.
         """
+        known = refused if isinstance(refused, bool) else None
         if not known:
             self._clip(optimizers, gradients)
-        refusal = refused.to(torch.float32)
+        refusal = self._as_float(refused, gradients.total.device)
         changed = False
         try:
             for optimizer in optimizers:
@@ -192,20 +243,28 @@ class Stepper:
                 self._stepped.add(id(optimizer))
             if len(self._stepped) == len(self.optimizers) and not hold_scale:
                 self._finish_update()
-            if known is None:
-                self.buffers.restore_where(refused)
-            elif known:
+            if known:
                 self.buffers.restore()
-            self.clear()
+                self.module_tensors.restore()
+            elif known is None or self._keeps_at_end:
+                self.buffers.restore_where(refusal != 0)
+            self._end()
         except BaseException:
             self.half_applied |= changed
             raise
+
+    def _as_float(self, refused: Tensor | bool, device: torch.device) -> Tensor:
+        if isinstance(refused, Tensor):
+            return refused.to(torch.float32)
+        if (device, refused) not in self._answers:
+            self._answers[device, refused] = torch.full((), float(refused), device=device)
+        return self._answers[device, refused]
 
     def repeat(self, batches: StepBatches) -> tuple[Tensor, Gradients]:
         """Run the whole step again in FP32: same batches, random state and buffers, no loss scale."""
         narrow_again = disable_fsdp_mixed_precision(self.model)
         try:
-            with frozen_half_weights_in_fp32(self.model):
+            with frozen_half_weights_in_fp32(self.model), self.module_tensors.in_fp32():
                 parts = [
                     self._repeat(micro, index) for index, micro in enumerate(batches.micro_batches)
                 ]
@@ -215,19 +274,29 @@ class Stepper:
         gradients = self._measure(self.optimizers)
         overflow = 1 - gradients.norms.isfinite().all().to(torch.float32)
         seen = self._consensus.agree(sum(parts[1:], parts[0]), gradients, overflow, repeated=True)
-        row = self._gate.row(seen.loss, seen.norm, seen.overflow, torch.ones_like(overflow))
-        return row, replace(gradients, total=seen.norm)
+        scale, statistics = torch.ones_like(overflow), self.buffers.sum_of_statistics()
+        row = self.gate.row(seen.loss, seen.norm, seen.overflow, scale, statistics)
+        return row, Gradients(gradients.names, gradients.norms, seen.norm)
 
     def _repeat(self, micro: MicroBatch, index: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:
             raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
         restore_random_state(micro.rng)
-        with self._wrappers.defer_gradient_sync(self._holds_back(index)):
-            with full_precision(self.device.type):
+        for generator, state in micro.own_generators:
+            set_generator_state(generator, state)
+        held_back = self._holds_back(index)
+        self._sync_begun = self.config.accumulate > 1 and not held_back
+        with self._wrappers.defer_gradient_sync(held_back):
+            with full_precision(self.device.type), without_autocast():
                 part = trainable_loss(micro.loss_fn(self.model, micro.batch))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
-            part.backward()  # type: ignore[no-untyped-call]
+            self._run_backward(part)
         return part.detach()
+
+    def _run_backward(self, loss: Any, *, retain_graph: bool = False) -> None:
+        self._sync_begun = True
+        loss.backward(retain_graph=retain_graph)
+        self._sync_begun = False
 
     def apply_repeated(self, gradients: Gradients) -> None:
         """Clip and step with the gradients of a repeated step, which are not scaled."""
@@ -237,7 +306,8 @@ class Stepper:
             for optimizer in self.optimizers:
                 self._step(optimizer, optimizer.step)
                 changed = True
-            self.clear()
+            self.buffers.restore_nonfinite()
+            self._end()
         except BaseException:
             self.half_applied |= changed
             raise
@@ -262,11 +332,28 @@ class Stepper:
     def discard(self) -> None:
         """Remove every trace of a step that is abandoned."""
         self._consensus.discard()
+        if self._sync_begun:
+            self._wrappers.reset()
+            self._sync_begun = False
         self._wrappers.drop_gradients()
         self.scaler.abandon_step()
         self._stepped.clear()
         self.buffers.restore()
+        self.module_tensors.restore()
         self.clear()
+
+    def restore_module_tensors(
+        self, references: Sequence[Reference], *, poisoned_only: bool
+    ) -> None:
+        """Put back what a bad step replaced, if the device alone decided it."""
+        self.module_tensors.restore(references, poisoned_only=poisoned_only)
+        if self._keeps_at_end:
+            self.module_tensors.keep()
+
+    def _end(self) -> None:
+        self.clear()
+        if self._keeps_at_end:
+            self.keep_state()
 
     def raise_if_foreign_gradients(self) -> None:
         """Raise if a gradient is there before the step begins: it would be added to those of the step."""

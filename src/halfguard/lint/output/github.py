@@ -12,10 +12,10 @@ _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 def to_github(results: Sequence[FileResult]) -> str:
     """Return one workflow command per finding."""
     lines = [
-        f"::{_LEVELS[f.severity]} file={_escape_property(f.path or '')},line={f.line},col={f.column},"
+        f"::{_LEVELS[f.severity]} file={_escape_property(f.path)},line={f.line},col={f.column},"
         f"title={_escape_property(f'{f.code} {f.subject}')}::{_escape_data(f'{f.message} {f.cure}')}"
         for result in results
-        for f in (d.finding for d in result.diagnostics)
+        for f in result.diagnostics
     ]
     return "".join(f"{line}\n" for line in lines)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from halfguard.lint.engine import Diagnostic
+from halfguard.lint.diagnostic import Diagnostic
 from halfguard.lint.registry import all_rules
 from halfguard.lint.rule import Rule
 from halfguard.lint.run import FileResult
@@ -20,7 +20,7 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 def to_sarif(results: Sequence[FileResult]) -> str:
     """Return a SARIF log with one run."""
     found = [d for result in results for d in result.diagnostics]
-    used = {d.finding.code for d in found}
+    used = {d.code for d in found}
     rules = [rule for rule in all_rules() if rule.code in used]
     index = {rule.code: number for number, rule in enumerate(rules)}
     driver = {
@@ -56,7 +56,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
 
 
 def _result(diagnostic: Diagnostic, index: dict[str, int]) -> dict[str, Any]:
-    finding, span = diagnostic.finding, diagnostic.span
+    finding, span = diagnostic, diagnostic.span
     region: dict[str, Any] = {"startLine": finding.line, "startColumn": finding.column}
     if span.end_line == span.line and diagnostic.end_column > (finding.column or 1):
         region["endColumn"] = diagnostic.end_column

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from halfguard.lint.engine import Diagnostic
+from halfguard.lint.diagnostic import Diagnostic
 from halfguard.lint.run import FileResult
 
 _WIDTH = 120  # source lines are cut to this; generated code may have lines of megabytes
@@ -18,7 +18,7 @@ def to_text(results: Sequence[FileResult]) -> str:
 
 
 def _block(diagnostic: Diagnostic) -> Iterator[str]:
-    finding = diagnostic.finding
+    finding = diagnostic
     mark = {"safe": " [*]", "unsafe": " [-]"}.get(diagnostic.fix.kind if diagnostic.fix else "", "")
     yield f"{finding.place}: {finding.code}{mark} {finding.message}"
     number = str(finding.line)
@@ -48,7 +48,7 @@ def _summary(results: Sequence[FileResult]) -> str:
         lines.append(f"[*] {safe} fixable with --fix.")
     if unsafe:
         lines.append(f"[-] {unsafe} fixable with --fix --unsafe-fixes.")
-    lines.append(f"'halfguard rule {found[0].finding.code}' explains the first.")
+    lines.append(f"'halfguard rule {found[0].code}' explains the first.")
     return "\n".join(lines)
 
 
@@ -58,10 +58,14 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 def to_json(results: Sequence[FileResult]) -> str:
     """Return a JSON list of findings, each with code, path, line, column, message and fix."""
-    rows = [
-        d.finding.model_dump(mode="json")
-        | {"end_line": d.span.end_line, "fix_kind": d.fix.kind if d.fix else None}
-        for result in results
-        for d in result.diagnostics
-    ]
+    rows = [_row(d) for result in results for d in result.diagnostics]
     return json.dumps(rows, indent=2) + "\n"
+
+
+def _row(diagnostic: Diagnostic) -> dict[str, object]:
+    """Return the fields of a ``Finding`` record, with the end and the kind of the fix."""
+    names = ("code", "message", "severity", "path", "line", "column", "subject")
+    fields: dict[str, object] = {name: getattr(diagnostic, name) for name in names}
+    kind = diagnostic.fix.kind if diagnostic.fix else None
+    rest = {"why": "", "cure": diagnostic.cure, "fix": diagnostic.fix_text}
+    return {**fields, **rest, "end_line": diagnostic.span.end_line, "fix_kind": kind}

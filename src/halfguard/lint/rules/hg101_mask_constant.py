@@ -27,8 +27,10 @@ def attend(scores, mask):
 ```
 
 ## Fix safety
-Safe: the smallest value of the tensor's own dtype masks as well as -1e9 does. The fix is offered only if the
-tensor is a name or an attribute, so that nothing is evaluated twice.
+Safe if the tensor is known to hold floating-point values, for example because softmax is applied to it: the
+smallest value of the tensor's own dtype masks as well as -1e9 does. Unsafe otherwise, because `finfo` raises
+for an integer tensor. The fix is offered only if the tensor is a name or an attribute, so that nothing is
+evaluated twice.
 
 ## References
 Qwen#32, pytorch#6292.
@@ -41,9 +43,14 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.edits import is_name_or_attribute, make_fix, replace
-from halfguard.lint.expressions import argument, called_name, receiver
-from halfguard.lint.match import Match, match_at
-from halfguard.lint.numeric_checks import LARGE_CONSTANTS, may_be_half, overflows_half
+from halfguard.lint.expressions import argument, called_name, name_of, receiver
+from halfguard.lint.match import FixKind, Match, match_at
+from halfguard.lint.numeric_checks import (
+    LARGE_CONSTANTS,
+    may_be_half,
+    origin_of,
+    overflows_half,
+)
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -53,10 +60,12 @@ META = Meta(
     name="mask-constant",
     cure="Take the constant from the tensor's own dtype: torch.finfo(x.dtype).min.",
     contains=("masked_fill", "fill_(", "full(", "full_like("),
-    also_contains=LARGE_CONSTANTS,
+    pattern=LARGE_CONSTANTS,
     severity="error",
     fix="safe",
+    needs_half=True,
 )
+_FLOAT_OPERATIONS = ("softmax", "log_softmax", "sigmoid", "exp", "log", "matmul", "gumbel_softmax")
 _INTEGER_NAMES = re.compile(
     r"(^|_)(ids?|idx|ind(ex|ices)|labels?|pos(itions?)?|len(gths?)?|tokens?)(_|$)"
 )
@@ -104,9 +113,25 @@ def _match(file: PythonFile, tensor: ast.expr | None, value: ast.expr | None) ->
     fix = None
     if tensor is not None and is_name_or_attribute(tensor):
         text = f"torch.finfo({file.text(tensor)}.dtype).{'min' if number < 0 else 'max'}"
-        fix = make_fix("safe", replace(file, value, text), imports=("torch",))
+        kind: FixKind = "safe" if _is_floating(file, tensor) else "unsafe"
+        fix = make_fix(kind, replace(file, value, text), imports=("torch",))
     message = f"{file.text(value)} does not fit into float16, whose largest value is 65504."
     yield match_at(value, message, fix)
+
+
+def _is_floating(file: PythonFile, tensor: ast.expr) -> bool:
+    """Return whether a tensor is cast to, computed as or later used as floating-point values."""
+    if file.precision(tensor) in {Precision.HALF, Precision.FULL}:
+        return True
+    origin = origin_of(file, tensor)
+    if isinstance(origin, ast.BinOp) and isinstance(origin.op, ast.MatMult | ast.Div):
+        return True
+    name, function = name_of(tensor), file.function_of(tensor)
+    for call in file.calls(*_FLOAT_OPERATIONS):
+        used = file.tensor_of(call) if file.function_of(call) is function else None
+        if used is not None and any(name_of(part) == name for part in ast.walk(used)):
+            return True
+    return False
 
 
 def _has_integer_name(node: ast.AST) -> bool:

@@ -47,7 +47,8 @@ META = Meta(
     name="silent-mask-overflow",
     cure="Use masked_fill with torch.finfo(x.dtype).min.",
     contains=("float16", "half", "autocast"),
-    also_contains=LARGE_CONSTANTS,
+    pattern=LARGE_CONSTANTS,
+    needs_half=True,
 )
 _MESSAGE = "{} becomes infinite in float16 here, without an error."
 

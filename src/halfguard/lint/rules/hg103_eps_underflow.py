@@ -39,8 +39,8 @@ from halfguard.lint.expressions import argument, receiver
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.numeric_checks import (
     SMALL_CONSTANTS,
+    assigned_sum,
     is_model_value,
-    is_tensor,
     may_be_half,
     underflows_half,
 )
@@ -51,7 +51,9 @@ META = Meta(
     code="HG103",
     name="eps-underflow",
     cure="Compute in float32 (x.float()), or take eps from torch.finfo(x.dtype).",
-    contains=SMALL_CONSTANTS,
+    contains=("e-8", "e-9", "e-0", "e-1", "e-2", "e-3"),
+    pattern=SMALL_CONSTANTS,
+    needs_half=True,
 )
 _TRAINING = re.compile(
     r"loss|prob|logit|score|softmax|sigmoid|entropy|attn|attention|kl_|div", re.I
@@ -62,15 +64,13 @@ _FUNCTIONS = ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal")
 def check(file: PythonFile) -> Iterator[Match]:
     """Find added constants that underflow."""
     for call in file.calls(*_FUNCTIONS):
-        owner = receiver(call)
-        if owner is not None and file.is_torch_call(call):
-            inner = argument(call, 0, "input")
-        else:
-            inner = owner if isinstance(owner, ast.BinOp) and is_tensor(file, owner) else None
-        yield from _check_sum(file, inner, certain=True)
+        inner = argument(call, 0, "input") if file.is_torch_call(call) else receiver(call)
+        # Only tensors have these methods, and they take no arguments.
+        if inner is not None and (file.is_torch_call(call) or not call.args):
+            yield from _check_sum(file, assigned_sum(file, inner), certain=True)
     for node in file.nodes(ast.BinOp):
         if isinstance(node.op, ast.Div):
-            yield from _check_sum(file, node.right, certain=False)
+            yield from _check_sum(file, assigned_sum(file, node.right), certain=False)
 
 
 def _check_sum(file: PythonFile, node: ast.AST | None, *, certain: bool) -> Iterator[Match]:

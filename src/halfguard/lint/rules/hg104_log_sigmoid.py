@@ -1,7 +1,8 @@
 """`log(sigmoid(x))` is -inf for inputs that `logsigmoid` handles.
 
 ## What it does
-Finds the logarithm of a sigmoid, with or without an added eps.
+Finds the logarithm of a sigmoid, or of one minus a sigmoid, with or without an added eps. The sigmoid may
+have been assigned to a variable first.
 
 ## Why is this bad?
 In float16, sigmoid is 0 for inputs below about -17.4, so the loss is infinite and its gradient is NaN. An eps
@@ -38,8 +39,17 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import called_name
-from halfguard.lint.match import Match, match_at
-from halfguard.lint.numeric_checks import find_logarithms, functional_prefix, imports_for
+from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.numeric_checks import (
+    Logarithm,
+    can_be_repeated,
+    find_logarithms,
+    functional_prefix,
+    imports_for,
+    may_be_half,
+    module_class,
+)
+from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -47,26 +57,63 @@ META = Meta(
     code="HG104",
     name="log-sigmoid",
     cure="Use torch.nn.functional.logsigmoid(x).",
-    contains=("sigmoid",),
-    also_contains=("log(",),
+    contains=("sigmoid", "Sigmoid"),
+    also_contains=("torch.log(", ".log()"),
     severity="error",
     fix="safe",
 )
 
 
 def check(file: PythonFile) -> Iterator[Match]:
-    """Find logarithms of sigmoids."""
-    for call, inner, has_eps in find_logarithms(file):
-        score = _sigmoid_of(file, inner)
-        if score is not None:
-            name = functional_prefix(file)
-            edit = replace(file, call, f"{name}.logsigmoid({file.text(score)})")
-            fix = make_fix("unsafe" if has_eps else "safe", edit, imports=imports_for(name))
-            message = "log(sigmoid(x)) can be -inf in float16; logsigmoid(x) is exact."
-            yield match_at(call, message, fix)
+    """Find logarithms of sigmoids, also through one assignment."""
+    for log in find_logarithms(file):
+        score = _sigmoid_of(file, log.origin)
+        if score is None or not _can_be_infinite(file, log):
+            continue
+        function = "1 - sigmoid(x)" if log.complement else "sigmoid(x)"
+        sign = "-" if log.complement else ""
+        message = (
+            f"log({function}) is -inf where the sigmoid is rounded; logsigmoid({sign}x) is exact."
+        )
+        yield match_at(log.call, message, _fix(file, log, score))
+
+
+def _can_be_infinite(file: PythonFile, log: Logarithm) -> bool:
+    """Return whether usual scores make the logarithm infinite.
+
+    One minus a sigmoid rounds to 0 from 17 on, even in float32. A sigmoid is 0 below -17 in float16, but only
+    below -88 in float32.
+    """
+    if file.is_inference(log.call):
+        return False
+    if log.has_eps:
+        return may_be_half(file, log.origin)
+    if log.complement or not file.project.known:
+        return True
+    return file.precision(log.origin) is not Precision.FULL and file.project.may_train_in_half
 
 
 def _sigmoid_of(file: PythonFile, node: ast.AST | None) -> ast.expr | None:
-    if not isinstance(node, ast.Call) or called_name(node) != "sigmoid":
+    """Return the input of a sigmoid: a function, a method, or a module that ends in one."""
+    if not isinstance(node, ast.Call):
         return None
-    return file.tensor_of(node) if file.is_torch_call(node) or not node.args else None
+    if called_name(node) == "sigmoid":
+        own = file.local_function(node)
+        if own is None and (file.is_torch_call(node) or not node.args):
+            return file.tensor_of(node)
+    if module_class(file, node) == "Sigmoid" and len(node.args) == 1:
+        return node.args[0]
+    return None
+
+
+def _fix(file: PythonFile, log: Logarithm, score: ast.expr) -> Fix | None:
+    """Replace the logarithm, if the score can be repeated where it stands."""
+    made = log.origin
+    if not isinstance(made, ast.Call) or called_name(made) != "sigmoid":
+        return None
+    if made is not log.operand and not can_be_repeated(file, score, log.call):
+        return None
+    name = functional_prefix(file)
+    text = f"-({file.text(score)})" if log.complement else file.text(score)
+    edit = replace(file, log.call, f"{name}.logsigmoid({text})")
+    return make_fix("unsafe" if log.has_eps else "safe", edit, imports=imports_for(name))

@@ -1,7 +1,8 @@
 """`log(softmax(x))` is -inf where `log_softmax` is finite.
 
 ## What it does
-Finds the logarithm of a softmax, with or without an added eps.
+Finds the logarithm of a softmax, with or without an added eps. The softmax may have been assigned to a
+variable first.
 
 ## Why is this bad?
 A probability below 2.98e-8 is 0 in float16, its logarithm is -inf, and the gradient is NaN. `log_softmax`
@@ -39,7 +40,16 @@ from collections.abc import Iterator
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import called_name, receiver
 from halfguard.lint.match import Fix, Match, Span, match_at
-from halfguard.lint.numeric_checks import find_logarithms, functional_prefix, imports_for
+from halfguard.lint.numeric_checks import (
+    Logarithm,
+    can_be_repeated,
+    find_logarithms,
+    functional_prefix,
+    imports_for,
+    may_be_half,
+    module_class,
+    origin_is_view,
+)
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -47,24 +57,39 @@ META = Meta(
     code="HG105",
     name="log-softmax",
     cure="Use torch.nn.functional.log_softmax(x, dim).",
-    contains=("softmax",),
-    also_contains=("log(",),
+    contains=("softmax", "Softmax"),
+    also_contains=("torch.log(", ".log()"),
     severity="error",
     fix="safe",
 )
 
 
 def check(file: PythonFile) -> Iterator[Match]:
-    """Find logarithms of softmaxes."""
-    for call, inner, has_eps in find_logarithms(file):
-        if isinstance(inner, ast.Call) and called_name(inner) == "softmax":
-            fix = _fix(file, call, inner, has_eps=has_eps)
-            message = "log(softmax(x)) can be -inf in float16; log_softmax(x) is finite."
-            yield match_at(call, message, fix)
+    """Find logarithms of softmaxes, also through one assignment."""
+    for log in find_logarithms(file):
+        softmax = log.origin
+        if log.complement or not isinstance(softmax, ast.Call) or file.is_inference(log.call):
+            continue
+        is_module = module_class(file, softmax) == "Softmax"
+        if called_name(softmax) != "softmax" and not is_module:
+            continue
+        # In float32 a probability underflows only for scores that differ by 103 or more. A project that is
+        # known to compute it in float32 is not asked to change it.
+        if (log.has_eps or file.project.known) and not may_be_half(file, softmax):
+            continue
+        fix = None if is_module else _fix(file, log, softmax)
+        message = (
+            "log(softmax(x)) is -inf where a probability underflows; log_softmax(x) is finite."
+        )
+        yield match_at(log.call, message, fix)
 
 
-def _fix(file: PythonFile, call: ast.Call, softmax: ast.Call, *, has_eps: bool) -> Fix | None:
+def _fix(file: PythonFile, log: Logarithm, softmax: ast.Call) -> Fix | None:
     """Replace ``softmax`` by ``log_softmax`` and remove the logarithm around it."""
+    if softmax is not log.operand and not can_be_repeated(file, softmax, log.call):
+        return None
+    if isinstance(log.operand, ast.Subscript) or origin_is_view(file, log):
+        return None
     full_name = file.full_name(softmax.func)
     prefix = functional_prefix(file)
     if full_name.startswith(("torch.softmax", "torch.nn.functional.softmax")):
@@ -79,8 +104,8 @@ def _fix(file: PythonFile, call: ast.Call, softmax: ast.Call, *, has_eps: bool) 
         rest = _text_between(file, Span.after(owner), softmax)
         text = file.text(owner) + rest.replace(".softmax", ".log_softmax", 1)
         prefix = ""
-    edit = replace(file, call, text)
-    return make_fix("unsafe" if has_eps else "safe", edit, imports=imports_for(prefix))
+    edit = replace(file, log.call, text)
+    return make_fix("unsafe" if log.has_eps else "safe", edit, imports=imports_for(prefix))
 
 
 def _text_between(file: PythonFile, start: Span, node: ast.expr) -> str:

@@ -43,7 +43,7 @@ META = Meta(
     name="softmax-loss",
     cure="Give logits to cross_entropy, or log_softmax(logits) to nll_loss.",
     contains=("softmax",),
-    also_contains=("nll_loss", "cross_entropy", "CrossEntropyLoss", "NLLLoss"),
+    also_contains=("nll_loss(", "cross_entropy(", "CrossEntropyLoss", "NLLLoss"),
     severity="error",
 )
 _LOSSES = {

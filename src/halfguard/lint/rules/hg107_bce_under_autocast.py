@@ -40,6 +40,7 @@ from collections.abc import Iterator
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import argument, called_name, receiver
 from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.numeric_checks import module_class
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -62,13 +63,16 @@ def check(file: PythonFile) -> Iterator[Match]:
             yield match_at(call, "binary_cross_entropy is unsafe under autocast.", _fix(file, call))
     for variable in file.constructed("BCELoss"):
         for call in file.calls_of(variable):
-            if _is_under_autocast(file, call):
+            # Another function may use the same name for another loss.
+            if module_class(file, call) == "BCELoss" and _is_under_autocast(file, call):
                 yield match_at(call, f"{variable} is a BCELoss, which is unsafe under autocast.")
 
 
 def _is_under_autocast(file: PythonFile, call: ast.Call) -> bool:
     region = file.autocast.around(call)
     if region is None or region.enabled is False:
+        return False
+    if file.is_inference(call):
         return False
     return not call.args or file.precision(call.args[0]) is not Precision.FULL
 

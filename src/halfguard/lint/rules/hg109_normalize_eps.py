@@ -34,8 +34,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.expressions import argument, called_name, has_keyword
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.numeric_checks import underflows_half
-from halfguard.lint.precision import Precision
+from halfguard.lint.numeric_checks import is_half, underflows_half
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -44,17 +43,19 @@ META = Meta(
     name="normalize-eps",
     cure="Normalize in float32, or pass an eps that float16 can represent, such as 1e-6.",
     contains=("normalize", "cosine_similarity"),
-    also_contains=("half", "float16"),
+    also_contains=(".half()", "float16", "torch.half"),
+    needs_half=True,
 )
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find normalizations of float16 values."""
     for call in file.calls("normalize", "cosine_similarity"):
-        if not file.is_torch_call(call) or not call.args:
+        # Autocast runs the norm in float32, where the eps has an effect.
+        if not file.is_torch_call(call) or not call.args or file.autocast.is_on(call):
             continue
         eps = argument(call, 3, "eps")
         is_zero = underflows_half(file.constant(eps)) if eps else not has_keyword(call, "eps")
-        if is_zero and file.precision(call.args[0]) is Precision.HALF:
+        if is_zero and is_half(file, call.args[0]):
             name = called_name(call)
             yield match_at(call, f"The eps of {name} is 0 in float16: a zero vector becomes NaN.")

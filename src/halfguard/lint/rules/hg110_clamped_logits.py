@@ -30,6 +30,7 @@ def loss(logits, target):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import name_of
@@ -44,7 +45,10 @@ META = Meta(
     cure="Compute the loss in float32; if you need a bound, use a soft cap (c * tanh(x / c)).",
     contains=("logit",),
     also_contains=("clamp", "clip"),
+    pattern=r"logits?(?:_\d+)?\.cl(?:amp|ip)|cl(?:amp|ip)\w*\([\w.]*logits?\b",
+    needs_half=True,
 )
+_LOGITS = re.compile(r"(^|_)logits?(_\d+)?$")
 
 
 def check(file: PythonFile) -> Iterator[Match]:
@@ -53,7 +57,7 @@ def check(file: PythonFile) -> Iterator[Match]:
         tensor, *bounds = clamp_arguments(file, call)
         low, high = map(file.constant, bounds)
         name = name_of(tensor).rpartition(".")[2].lower()
-        if "logit" in name and all(b is not None and abs(b) <= 30 for b in (low, high)):
+        if _LOGITS.search(name) and all(b is not None and abs(b) <= 30 for b in (low, high)):
             message = (
                 f"Logits outside [{low:g}, {high:g}] get no gradient: this hides the overflow."
             )

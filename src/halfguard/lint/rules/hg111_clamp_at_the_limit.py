@@ -43,7 +43,8 @@ META = Meta(
     name="clamp-at-the-limit",
     cure="Run the part that overflows in float32, or normalize its input.",
     contains=("clamp", "clip"),
-    also_contains=("000", "504", "e4"),
+    pattern=r"\b(?:[3-6]\d_?\d{3}|[3-6](?:\.\d+)?e\+?0?4)\b",
+    needs_half=True,
 )
 
 

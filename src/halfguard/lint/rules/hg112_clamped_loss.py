@@ -44,6 +44,8 @@ META = Meta(
     cure="Clip the gradient norm instead: it limits large gradients and keeps them.",
     contains=("loss",),
     also_contains=("clamp", "clip"),
+    pattern=r"loss(?:es)?\.cl(?:amp|ip)|cl(?:amp|ip)\w*\([\w.]*loss",
+    needs_half=True,
 )
 _LOSS = re.compile(r"(^|_)loss(es)?$")
 

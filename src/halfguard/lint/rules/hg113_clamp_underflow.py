@@ -48,8 +48,9 @@ META = Meta(
     name="clamp-underflow",
     cure="Compute in float32 (x.float()), or take the bound from torch.finfo(x.dtype).",
     contains=("clamp",),
-    also_contains=SMALL_CONSTANTS,
+    pattern=SMALL_CONSTANTS,
     preview=True,
+    needs_half=True,
 )
 
 

@@ -46,6 +46,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import insert_after, make_fix
 from halfguard.lint.event import Event
+from halfguard.lint.expressions import receiver
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -55,6 +56,7 @@ META = Meta(
     name="step-without-update",
     cure="Call scaler.update() once, after all steps of the iteration.",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
     fix="safe",
 )
@@ -62,14 +64,18 @@ META = Meta(
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find steps in files without an update."""
-    # Any object with an "update()" may be the scaler under another name.
-    if any(not call.args and not call.keywords for call in file.calls("update")):
+    # Any object with an "update()" may be the scaler under another name; a scaler may be given a new scale.
+    if any(_may_be_scaler(file, call) for call in file.calls("update")):
         return
     for step in file.steps:
         steps = step.find("scaler_step") if step.has("scaled_backward") else []
         for event in steps:
             fix = _fix(file, event) if len(steps) == 1 else None
             yield match_at(event.node, f"{event.owner}.update() is never called.", fix)
+
+
+def _may_be_scaler(file: PythonFile, call: ast.Call) -> bool:
+    return not (call.args or call.keywords) or file.roles.is_scaler(receiver(call))
 
 
 def _fix(file: PythonFile, event: Event) -> Fix | None:

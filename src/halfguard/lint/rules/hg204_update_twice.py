@@ -39,7 +39,8 @@ def train(loader, net_d, net_g, opt_d, opt_g):
 ```
 
 ## Fix safety
-Safe: removes the wrong call, if it is a statement of its own.
+Safe: removes the wrong call, if it is a statement of its own, has no argument, and the other `update()`
+always runs after it. Otherwise no fix is offered.
 
 ## References
 neosr#9.
@@ -53,15 +54,17 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, remove
 from halfguard.lint.event import Event
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.steps import Step
 
 META = Meta(
     code="HG204",
     name="update-twice",
     cure="Call update() once per iteration, after the last step.",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
     fix="safe",
 )
@@ -70,29 +73,43 @@ META = Meta(
 def check(file: PythonFile) -> Iterator[Match]:
     """Find repeated updates, and updates between scaling and stepping."""
     for step in file.steps:
-        updates = step.find("scaler_update")
-        for first, second in itertools.pairwise(updates):
+        for first, second in itertools.pairwise(step.find("scaler_update")):
             if first.excludes(second) or first.owner != second.owner or first.loops != second.loops:
                 continue
             if first.node is second.node:
                 continue
-            kinds = {event.kind for event in step.between(first, second)}
-            if not kinds & {"scaler_step", "unscale"} and _same_condition(first, second):
+            between = list(step.between(first, second))
+            kinds = {event.kind for event in between}
+            if not kinds & {"scaler_step", "unscale"} and _always_follows(first, second):
                 message = "update() is called again without a step since the last update()."
-                yield _match(file, second, message)
+                yield match_at(second.node, message, _fix(file, second))
                 continue
-            uses_old_scale = "scaler_step" in kinds and "scaled_backward" not in kinds
-            if uses_old_scale and step.before(first, "scaled_backward"):
+            if _uses_old_scale(step, first, between):
                 message = "update() changes the scale before all gradients have been unscaled."
-                yield _match(file, first, message)
+                leaves = kinds & {"continue", "return"}
+                is_certain = _always_follows(first, second) and not leaves
+                yield match_at(first.node, message, _fix(file, first) if is_certain else None)
 
 
-def _same_condition(first: Event, second: Event) -> bool:
-    """Return whether the second always runs after the first: it has no further condition."""
+def _uses_old_scale(step: Step, update: Event, between: list[Event]) -> bool:
+    """Return whether an optimizer is stepped after an update with gradients that were scaled before it."""
+    later = [e for e in between if e.kind in {"scaler_step", "unscale", "scaled_backward"}]
+    if not later or later[0].kind == "scaled_backward":
+        return False
+    unscaled = {e.optimizer for e in step.before(update, "unscale")}
+    return bool(step.before(update, "scaled_backward")) and later[0].optimizer not in unscaled
+
+
+def _always_follows(first: Event, second: Event) -> bool:
+    """Return whether the second always runs if the first does: it has no further condition."""
     return set(second.conditions) <= set(first.conditions)
 
 
-def _match(file: PythonFile, event: Event, message: str) -> Match:
+def _fix(file: PythonFile, event: Event) -> Fix | None:
+    """Remove an update, unless it sets a new scale."""
     statement = file.statement_of(event.node)
-    edit = remove(file, statement) if isinstance(statement, ast.Expr) else None
-    return match_at(event.node, message, make_fix("safe", edit))
+    if not isinstance(statement, ast.Expr) or not isinstance(event.node, ast.Call):
+        return None
+    if event.node.args or event.node.keywords:
+        return None
+    return make_fix("safe", remove(file, statement))

@@ -58,6 +58,7 @@ META = Meta(
     name="raw-optimizer-step",
     cure="Call only scaler.step(optimizer).",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
     fix="safe",
 )

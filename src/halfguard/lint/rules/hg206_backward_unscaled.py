@@ -48,17 +48,19 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
-from halfguard.lint.event import Event
+from halfguard.lint.event import Event, EventKind
 from halfguard.lint.expressions import receiver
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.steps import Step
 
 META = Meta(
     code="HG206",
     name="backward-unscaled",
     cure="Call scaler.scale(loss).backward().",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
     fix="safe",
 )
@@ -68,12 +70,26 @@ def check(file: PythonFile) -> Iterator[Match]:
     """Find unscaled backward passes before ``scaler.step``."""
     for step in file.steps:
         for scaler_step in step.find("scaler_step"):
-            before = step.before(scaler_step, "backward", "scaled_backward", "framework_backward")
+            before = _backwards_before(step, scaler_step)
             if not before or any(event.kind != "backward" for event in before):
                 continue
             event = before[0]
             message = f"This loss is not scaled, but {scaler_step.owner}.step divides by the scale."
             yield match_at(event.node, message, _fix(file, event, scaler_step))
+
+
+def _backwards_before(step: Step, scaler_step: Event) -> list[Event]:
+    """Return the backward passes since the step of another optimizer; all of them if there are none."""
+    kinds: tuple[EventKind, ...] = ("backward", "scaled_backward", "framework_backward")
+    found = step.before(scaler_step, *kinds)
+    others = [
+        e for e in step.before(scaler_step, "scaler_step") if e.optimizer != scaler_step.optimizer
+    ]
+    if others:
+        last = step.events.index(others[0])
+        since = [e for e in found if step.events.index(e) > last]
+        return since or found
+    return found
 
 
 def _fix(file: PythonFile, event: Event, scaler_step: Event) -> Fix | None:

@@ -56,6 +56,7 @@ META = Meta(
     name="fp16-without-scaler",
     cure="Use torch.amp.GradScaler or halfguard.GradScaler, or autocast to bfloat16.",
     contains=("autocast",),
+    also_contains=("backward",),
     severity="error",
 )
 
@@ -66,7 +67,7 @@ def check(file: PythonFile) -> Iterator[Match]:
         return
     regions: dict[Function | None, list[tuple[ast.AST, Autocast]]] = defaultdict(list)
     for node, region in file.autocast.by_node.items():
-        if region.is_half:
+        if region.is_half and not file.is_inference(region.call):
             regions[file.function_of(node)].append((node, region))
     for step in file.steps:
         if not step.has("optimizer_step") or not step.has("backward"):

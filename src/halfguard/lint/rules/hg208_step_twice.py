@@ -51,6 +51,7 @@ META = Meta(
     name="step-twice",
     cure="Step each optimizer once between two updates.",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
 )
 

@@ -47,6 +47,7 @@ META = Meta(
     cure="End the autocast block before the backward pass.",
     contains=("autocast",),
     severity="note",
+    preview=True,
 )
 
 

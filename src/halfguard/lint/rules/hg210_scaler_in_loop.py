@@ -1,7 +1,8 @@
 """A new scaler is created in every iteration.
 
 ## What it does
-Finds `GradScaler(...)` inside the training loop.
+Finds `GradScaler(...)` inside the training loop, inside the loop over epochs, or in a function that is called
+for every epoch.
 
 ## Why is this bad?
 Each new scaler starts at 65,536 again, and the scale that the last one had found is lost. A model that needs
@@ -38,11 +39,13 @@ pytorch#99640.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.syntax_tree import Function
 
 META = Meta(
     code="HG210",
@@ -51,15 +54,48 @@ META = Meta(
     contains=("GradScaler",),
     severity="error",
 )
+_EPOCHS = re.compile(r"epoch|(^|_)(ep|it|iter|iteration|step)s?($|_)", re.IGNORECASE)
 
 
 def check(file: PythonFile) -> Iterator[Match]:
-    """Find scalers that are created inside the loop that uses them."""
-    loops = {step.loop for step in file.steps if step.has("scaled_backward")}
+    """Find scalers that are created in a loop around a training step."""
+    steps = [step for step in file.steps if step.has("scaled_backward")]
+    inner = {step.loop for step in steps}
+    outer = {loop for step in steps for event in step.events for loop in event.loops} - inner
+    trained = {file.function_of(e.node) for s in steps for e in s.events}
     for call in file.roles.constructed_scalers:
-        for parent in file.ancestors(call):
-            if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                break
-            if parent in loops:
-                yield match_at(call, "Every iteration starts again with the initial scale.")
-                break
+        around = list(_around(file, call))
+        if any(p in inner or (p in outer and _is_over_epochs(p)) for p in around):
+            yield match_at(call, "Every iteration starts again with the initial scale.")
+            continue
+        function = file.function_of(call)
+        if function is None or function not in trained:
+            continue
+        if "epoch" in function.name or _is_called_per_epoch(file, function):
+            yield match_at(call, "Every call of this function starts again with the initial scale.")
+
+
+def _around(file: PythonFile, node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes around a node that are in the same function."""
+    for parent in file.ancestors(node):
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return
+        yield parent
+
+
+def _is_called_per_epoch(file: PythonFile, function: Function) -> bool:
+    return any(
+        _is_over_epochs(parent)
+        for call in file.calls(function.name)
+        if file.local_function(call) is function
+        for parent in _around(file, call)
+    )
+
+
+def _is_over_epochs(node: ast.AST) -> bool:
+    """Return whether a loop continues one training; another loop may train a new model in each round."""
+    if isinstance(node, ast.While):
+        return bool(_EPOCHS.search(ast.unparse(node.test)))
+    if isinstance(node, ast.For):
+        return bool(_EPOCHS.search(ast.unparse(node.target) + ast.unparse(node.iter)))
+    return False

@@ -2,7 +2,8 @@
 
 ## What it does
 Finds `continue` or `return` on a loss that is not finite, before the backward pass, in a file that may run on
-several ranks. Also finds `return None` for the same reason in a Lightning `training_step`.
+several ranks, and a backward pass that runs only if the loss is finite. Also finds `return None` for the same
+reason in a Lightning `training_step`.
 
 ## Why is this bad?
 The backward pass of DistributedDataParallel is a collective operation. If one rank skips it, all other ranks
@@ -50,12 +51,14 @@ from halfguard.lint.conditions import is_loss_check
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.steps import Step
 
 META = Meta(
     code="HG301",
     name="nan-skip-hangs",
     cure="Let backward run on every rank, or agree on the skip with an all-reduce first.",
     contains=("isnan", "isinf", "isfinite"),
+    also_contains=("backward", "training_step"),
     severity="error",
 )
 _MESSAGE = "A rank that exits here skips the backward pass, and the other ranks hang."
@@ -66,17 +69,36 @@ def check(file: PythonFile) -> Iterator[Match]:
     """Find skips that the ranks do not agree on."""
     if any(word in file.source.text for word in _COLLECTIVES):
         return
-    if file.roles.may_be_distributed:
+    if file.roles.may_be_distributed or file.project.distributed:
         for step in file.steps:
-            for skip in step.find("continue", "return"):
-                if step.before(skip, "backward", "scaled_backward") or not skip.tests:
-                    continue
-                is_branch = isinstance(file.parents.get(skip.node), ast.If)
-                if is_branch and is_loss_check(file, skip.tests[-1]):
-                    yield match_at(skip.node, _MESSAGE)
+            if not step.has("optimizer_step", "scaler_step"):
+                continue
+            yield from _check_skips(file, step)
+            yield from _check_conditional_backward(file, step)
     for function in file.functions:
         if function.name == "training_step" and file.class_of(function) is not None:
             yield from _check_training_step(file, function)
+
+
+def _check_skips(file: PythonFile, step: Step) -> Iterator[Match]:
+    for skip in step.find("continue", "return"):
+        if step.before(skip, "backward", "scaled_backward") or not skip.tests:
+            continue
+        is_branch = isinstance(file.parents.get(skip.node), ast.If)
+        if is_branch and is_loss_check(file, skip.tests[-1]):
+            yield match_at(skip.node, _MESSAGE)
+
+
+def _check_conditional_backward(file: PythonFile, step: Step) -> Iterator[Match]:
+    """Find a backward pass that runs only if the loss is finite, without another one in its place."""
+    backwards = step.find("backward", "scaled_backward")
+    for event in backwards:
+        branch = next((p for p in file.ancestors(event.node) if isinstance(p, ast.If)), None)
+        if branch is None or not is_loss_check(file, branch.test):
+            continue
+        if branch.test in event.tests and not any(event.excludes(other) for other in backwards):
+            yield match_at(branch.test, "A rank that fails this test skips the backward pass, and the "
+                           "other ranks hang.")  # fmt: skip
 
 
 def _check_training_step(file: PythonFile, function: ast.AST) -> Iterator[Match]:

@@ -66,6 +66,7 @@ META = Meta(
     name="skip-without-update",
     cure="Let scaler.step skip, or call scaler.update() before continue.",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
     fix="safe",
 )

@@ -53,6 +53,7 @@ META = Meta(
     name="update-without-check",
     cure="Let scaler.step check and skip, or call scaler.unscale_(optimizer) first.",
     contains=("caler",),
+    also_contains=(".step(",),
     severity="error",
 )
 

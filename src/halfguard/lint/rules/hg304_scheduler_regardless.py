@@ -36,6 +36,7 @@ pytorch#44511, lightning#16228.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from halfguard.lint.conditions import AMP_IS_ON
@@ -43,25 +44,35 @@ from halfguard.lint.event import Event
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.steps import Step
 
 META = Meta(
     code="HG304",
     name="scheduler-regardless",
     cure="Step the scheduler only if the optimizer stepped; halfguard.Guard does that.",
     contains=("caler",),
+    also_contains=(".step(",),
 )
+_STEP = re.compile(r"step|optimi[sz]e|update|backward|train_batch|iter")
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find scheduler steps that do not depend on the optimizer step."""
     for step in file.steps:
-        if step.loop is None or not step.has("scaled_backward"):
+        if step.loop is None and not _is_one_step(file, step):
             continue
         for scheduler in step.find("scheduler_step"):
             scalers = step.before(scheduler, "scaler_step")
-            if scalers and _has_no_further_condition(scheduler, scalers[0]):
+            same_loop = bool(scalers) and scalers[0].loops == scheduler.loops
+            if same_loop and _has_no_further_condition(scheduler, scalers[0]):
                 message = f"{scheduler.owner} steps even if {scalers[0].owner} skips the step."
                 yield match_at(scheduler.node, message)
+
+
+def _is_one_step(file: PythonFile, step: Step) -> bool:
+    """Return whether a function without a loop is one training step, by its name."""
+    names = {f.name for e in step.events if (f := file.function_of(e.node)) is not None}
+    return any(_STEP.search(name) for name in names)
 
 
 def _has_no_further_condition(scheduler: Event, scaler: Event) -> bool:

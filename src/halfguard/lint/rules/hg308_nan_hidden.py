@@ -46,6 +46,7 @@ META = Meta(
     cure="Keep the value, let the scaler skip the step, and find the operation that produced it.",
     contains=("nan_to_num", "isnan", "isinf", "isfinite"),
     also_contains=("loss", "grad"),
+    pattern=r"nan_to_num|where\(|\*=?\s*0(?:\.0?)?\b|\b0(?:\.0?)?\s*\*",
 )
 _LOSS = re.compile(r"(^|[._])(total_|ce_|kd_|train_)?loss$|\.grad(\.data)?$")
 

@@ -1,7 +1,8 @@
 """A check for NaN misses infinity.
 
 ## What it does
-Finds `if torch.isnan(loss)` without `isinf` or `isfinite` in the same test, in a file about 16-bit training.
+Finds `if torch.isnan(loss)` and `if torch.isnan(output).any()` without `isinf` or `isfinite` in the same
+test, in a file about 16-bit training.
 
 ## Why is this bad?
 An overflow in float16 first gives inf, and NaN only when two infinities meet. A check for NaN alone is too
@@ -37,10 +38,11 @@ pytorch#40497.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
-from halfguard.lint.expressions import argument, name_of
+from halfguard.lint.expressions import called_name, name_of, receiver
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -53,6 +55,7 @@ META = Meta(
     fix="unsafe",
     preview=True,
 )
+_CHECKED = re.compile(r"loss|output|logit|pred")
 
 
 def check(file: PythonFile) -> Iterator[Match]:
@@ -60,11 +63,17 @@ def check(file: PythonFile) -> Iterator[Match]:
     if not file.mentions_fp16:
         return
     for node in file.nodes(ast.If):
-        test = node.test
-        if not isinstance(test, ast.Call) or file.full_name(test.func) != "torch.isnan":
+        test, any_of = node.test, ""
+        inner = (
+            receiver(test) if isinstance(test, ast.Call) and called_name(test) == "any" else None
+        )
+        if isinstance(inner, ast.Call):  # torch.isnan(loss).any()
+            test, any_of = inner, ".all()"
+        if not isinstance(test, ast.Call) or called_name(test) != "isnan":
             continue
-        value = argument(test, 0, "input")
-        if value is not None and "loss" in name_of(value).lower():
-            edit = replace(file, test, f"not torch.isfinite({file.text(value)})")
-            fix = make_fix("unsafe", edit, imports=("torch",))
-            yield match_at(test, "An overflow gives inf first: this check finds only NaN.", fix)
+        value = file.tensor_of(test)
+        if value is None or not _CHECKED.search(name_of(value).lower()):
+            continue
+        edit = replace(file, node.test, f"not torch.isfinite({file.text(value)}){any_of}")
+        fix = make_fix("unsafe", edit, imports=("torch",))
+        yield match_at(node.test, "An overflow gives inf first: this check finds only NaN.", fix)

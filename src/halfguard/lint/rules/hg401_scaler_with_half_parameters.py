@@ -35,15 +35,19 @@ def train(model, optimizer, loader, loss_fn):
         scaler.update()
 ```
 
+## Fix safety
+Unsafe: the model stays in float32 and needs twice the memory.
+
 ## References
 peft#1336, huggingface/diffusers#6119. For float16 weights, use `halfguard.MasterWeights`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from halfguard.lint.half_weights import find_trained_half_models
+from halfguard.lint.half_weights import find_trained_half_models, keep_full
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -55,13 +59,18 @@ META = Meta(
     contains=("half(", "float16", "torch.half"),
     also_contains=("step(", "TrainingArguments", "SFTConfig"),
     severity="error",
+    fix="unsafe",
+)
+# Trainable parameters are cast back, or have float32 copies.
+_TRAINED_IN_FULL = re.compile(
+    r"MasterWeights|upcast_trainable|cast_training_params|\bp(aram)?\.data\s*=\s*p(aram)?\.data\.float"
 )
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find float16 models that are trained with a scaler."""
-    if file.imports("peft"):
+    if file.imports("peft") or _TRAINED_IN_FULL.search(file.source.text):
         return
     message = "The scaler raises on float16 parameters: it cannot unscale their gradients."
     for call in find_trained_half_models(file, "scaler_step", fp16=True):
-        yield match_at(call, message)
+        yield match_at(call, message, keep_full(file, call))

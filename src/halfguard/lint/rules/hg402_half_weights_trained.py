@@ -31,16 +31,20 @@ def train(model, optimizer, loader, loss_fn):
         guard.step(loss_fn, batch)
 ```
 
+## Fix safety
+Unsafe: the model stays in float32 and needs twice the memory.
+
 ## References
 TinyLlama#32; `halfguard explain 1-1e-4`.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-from halfguard.lint.half_weights import find_trained_half_models
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.half_weights import find_trained_half_models, keep_full
+from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -51,6 +55,7 @@ META = Meta(
     contains=("half(", "float16", "torch.half"),
     also_contains=("step(", "TrainingArguments", "SFTConfig"),
     severity="error",
+    fix="unsafe",
 )
 
 
@@ -59,4 +64,11 @@ def check(file: PythonFile) -> Iterator[Match]:
     if file.roles.has_scaler or "MasterWeights" in file.source.text:
         return
     for call in find_trained_half_models(file, "optimizer_step", "backward", fp16=False):
-        yield match_at(call, "float16 weights lose small updates: 1 - 1e-4 is 1 in float16.")
+        message = "float16 weights lose small updates: 1 - 1e-4 is 1 in float16."
+        yield match_at(call, message, _fix(file, call))
+
+
+def _fix(file: PythonFile, call: ast.Call) -> Fix | None:
+    """Keep the weights in float32, unless inputs are cast to float16 to match them."""
+    casts_inputs = any(other is not call for other in file.calls("half"))
+    return None if casts_inputs else keep_full(file, call)

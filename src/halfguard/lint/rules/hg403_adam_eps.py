@@ -46,12 +46,16 @@ META = Meta(
     name="adam-eps",
     cure="Keep weights in float32, or pass an eps that float16 can represent, such as 1e-4.",
     contains=("Adam",),
+    also_contains=("half(", "float16", "torch.half"),
     severity="error",
 )
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find Adam on float16 models."""
+    # A scaler refuses float16 parameters (HG401); adapters are trained in float32.
+    if file.roles.has_scaler or file.imports("peft"):
+        return
     half_models = {name_of(receiver(call) or call) for call in find_half_models(file)}
     half_models |= {name_of(t) for call in find_half_models(file) for t in _targets(file, call)}
     for call in file.calls("Adam", "AdamW", "NAdam", "RAdam", "Adamax"):

@@ -52,6 +52,7 @@ META = Meta(
     name="tensor-as-parameter",
     cure="Wrap it in torch.nn.Parameter and initialize it explicitly.",
     contains=("requires_grad=True",),
+    pattern=r"self\.\w+\s*=\s*(?:torch|nn|init)\.",
     severity="error",
     fix="unsafe",
 )

@@ -26,7 +26,9 @@ with torch.amp.autocast("cuda"):
 ```
 
 ## Fix safety
-Safe if arguments are given by name: the new call does the same. A positional argument gets its name.
+Safe: the new call does the same. A positional argument gets its name, and an import that is no longer used is
+removed. Unsafe if the project's requirements allow a torch before 2.3, which does not have the new names; if
+they demand such a version, nothing is reported. Neither are calls behind a check of the version.
 
 ## References
 pytorch 2.4 release notes.
@@ -39,7 +41,8 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
-from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.expressions import name_parts
+from halfguard.lint.match import Fix, FixKind, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -50,7 +53,7 @@ META = Meta(
     contains=("cuda.amp", "cpu.amp", "cuda import amp"),
     fix="safe",
 )
-_VERSION = re.compile(r"version|GREATER|hasattr|is_torch", re.IGNORECASE)
+_VERSION = re.compile(r"version|GREATER|hasattr|is_torch|TORCH_|torch_\d", re.IGNORECASE)
 _NAMES = {
     "autocast": ("enabled", "dtype", "cache_enabled"),
     "GradScaler": ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"),
@@ -59,6 +62,8 @@ _NAMES = {
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find deprecated calls."""
+    if file.project.pins_old_torch:
+        return
     for name, positions in _NAMES.items():
         for call in file.calls(name):
             full = file.full_name(call.func)
@@ -71,8 +76,28 @@ def check(file: PythonFile) -> Iterator[Match]:
 
 def _is_fallback(file: PythonFile, call: ast.Call) -> bool:
     """Return whether the call is for older versions of torch, behind a check of the version."""
-    tests = [p.test for p in file.ancestors(call) if isinstance(p, ast.If | ast.IfExp)]
-    return any(_VERSION.search(ast.unparse(test)) for test in tests)
+    return _is_guarded(file, call) or any(_is_guarded(file, i) for i in _imports_of(file, call))
+
+
+def _is_guarded(file: PythonFile, node: ast.AST) -> bool:
+    """Return whether a node is in an exception handler, or behind a check of the version."""
+    for parent in file.ancestors(node):
+        if isinstance(parent, ast.ExceptHandler):
+            return True
+        if isinstance(parent, ast.If | ast.IfExp) and _VERSION.search(ast.unparse(parent.test)):
+            return True
+    return False
+
+
+def _imports_of(file: PythonFile, call: ast.Call) -> Iterator[ast.ImportFrom]:
+    """Yield every import of the name that is called; one of several may be for other versions."""
+    root = name_parts(call.func)[:1]
+    found = [
+        node
+        for node in file.nodes(ast.ImportFrom)
+        if any((alias.asname or alias.name) in root for alias in node.names)
+    ]
+    yield from found
 
 
 def _fix(
@@ -86,4 +111,5 @@ def _fix(
         kept.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
     text = ", ".join((f'"{device}"', *kept))
     edit = replace(file, call, f"torch.amp.{name}({text})")
-    return make_fix("safe", edit, imports=("torch",))
+    kind: FixKind = "unsafe" if file.project.allows_old_torch else "safe"
+    return make_fix(kind, edit, imports=("torch",))

@@ -32,7 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import argument, boolean, has_keyword
+from halfguard.lint.expressions import boolean, has_keyword
+from halfguard.lint.half_weights import TRAINING_ARGUMENTS, training_argument
 from halfguard.lint.match import Edit, Fix, Match, Span, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -43,15 +44,16 @@ META = Meta(
     cure="Pass logging_nan_inf_filter=False.",
     contains=("TrainingArguments", "SFTConfig"),
     fix="unsafe",
+    preview=True,
 )
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find arguments that turn on FP16 and keep the filter."""
-    for call in file.calls("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"):
-        if boolean(argument(call, -1, "fp16")) is not True:
+    for call in file.calls(*TRAINING_ARGUMENTS):
+        if boolean(training_argument(file, call, "fp16")) is not True:
             continue
-        if boolean(argument(call, -1, "logging_nan_inf_filter")) is not False:
+        if boolean(training_argument(file, call, "logging_nan_inf_filter")) is not False:
             if has_keyword(call, "logging_nan_inf_filter"):
                 continue
             end = Span.after(call.keywords[-1].value)

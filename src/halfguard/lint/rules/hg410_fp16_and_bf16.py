@@ -30,7 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import argument, boolean
+from halfguard.lint.expressions import boolean
+from halfguard.lint.half_weights import TRAINING_ARGUMENTS, training_argument
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -47,6 +48,6 @@ META = Meta(
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find calls that turn on both."""
-    for call in file.calls("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"):
-        if all(boolean(argument(call, -1, name)) is True for name in ("fp16", "bf16")):
+    for call in file.calls(*TRAINING_ARGUMENTS):
+        if all(boolean(training_argument(file, call, name)) is True for name in ("fp16", "bf16")):
             yield match_at(call, "fp16 and bf16 exclude each other.")

@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import argument, boolean, has_keyword, string
+from halfguard.lint.half_weights import TRAINING_ARGUMENTS, training_argument
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -50,9 +51,9 @@ META = Meta(
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find trainers in FP16 that do not clip."""
-    for call in file.calls("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"):
-        off = file.constant(argument(call, -1, "max_grad_norm")) == 0
-        if off and boolean(argument(call, -1, "fp16")) is True:
+    for call in file.calls(*TRAINING_ARGUMENTS):
+        off = file.constant(training_argument(file, call, "max_grad_norm")) == 0
+        if off and boolean(training_argument(file, call, "fp16")) is True:
             yield match_at(call, "FP16 without gradient clipping: max_grad_norm is 0.")
     for call in file.calls("Trainer"):
         half = string(argument(call, -1, "precision")) in {"16-mixed", "16"}

@@ -28,6 +28,7 @@ with torch.autocast("cuda", dtype=torch.float16):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, match_at
@@ -41,10 +42,13 @@ META = Meta(
     cure="Use autocast and keep the default dtype.",
     contains=("set_default_",),
 )
+_TRAINS = re.compile(r"\.backward\(|Trainer\(|training_step")
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find calls that set the default dtype to float16."""
+    if file.project.known and not _TRAINS.search(file.source.text):
+        return  # models are often loaded for inference in this way
     for call in file.calls("set_default_dtype", "set_default_tensor_type"):
         if not call.args or not file.full_name(call.func).startswith("torch."):
             continue

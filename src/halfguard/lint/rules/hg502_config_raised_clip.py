@@ -1,8 +1,8 @@
 """A clip value is too high to clip anything.
 
 ## What it does
-Finds a `gradient_clip_val` or `max_grad_norm` of 10 or more together with 16-bit precision, for clipping by
-norm.
+Finds a `gradient_clip_val`, `max_grad_norm` or `clip_grad_norm` of 10 or more together with 16-bit precision,
+for clipping by norm.
 
 ## Why is this bad?
 A higher value clips less. A gradient of norm 10 becomes 0.5 with a value of 0.5, 5 with 5, and stays 10 with
@@ -34,24 +34,25 @@ from collections.abc import Iterator
 
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.trainer_configs import find_lightning_fp16, is_on
+from halfguard.lint.trainer_configs import find_fp16, find_lightning_fp16
 from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
     code="HG502",
     name="config-raised-clip",
     cure="Lower it: 1.0 is a common start, 5.0 is generous.",
-    contains=("gradient_clip_val", "max_grad_norm"),
+    contains=("gradient_clip_val", "max_grad_norm", "clip_grad_norm"),
     language="yaml",
+    preview=True,
 )
 
 
 def check(file: YamlFile) -> Iterator[Match]:
     """Find clip values of 10 or more."""
     for mapping in file.mappings:
-        if find_lightning_fp16(mapping) is None and not is_on(mapping.get("fp16")):
+        if find_lightning_fp16(file, mapping) is None and find_fp16(file, mapping) is None:
             continue
-        for name in ("gradient_clip_val", "max_grad_norm"):
+        for name in ("gradient_clip_val", "max_grad_norm", "clip_grad_norm"):
             entry = mapping.get(name)
             if entry is not None and entry.number is not None and entry.number >= 10:
                 yield entry.match(f"{name} is {entry.number:g}: a higher value clips less.")

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.trainer_configs import is_on
+from halfguard.lint.trainer_configs import is_on, is_training_arguments
 from halfguard.lint.yaml_file import YamlFile
 
 META = Meta(
@@ -45,5 +45,6 @@ META = Meta(
 def check(file: YamlFile) -> Iterator[Match]:
     """Find both in one mapping."""
     for mapping in file.mappings:
-        if is_on(mapping.get("fp16")) and is_on(mapping.get("bf16")):
+        proven = not file.project.known or is_training_arguments(file, mapping)
+        if proven and is_on(mapping.get("fp16")) and is_on(mapping.get("bf16")):
             yield mapping["bf16"].match("fp16 and bf16 exclude each other.")

@@ -35,8 +35,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.match import Match
 from halfguard.lint.rule import Meta
-from halfguard.lint.trainer_configs import is_on
-from halfguard.lint.yaml_file import YamlFile
+from halfguard.lint.trainer_configs import is_on, is_training_arguments
+from halfguard.lint.yaml_file import YamlFile, YamlMapping
 
 META = Meta(
     code="HG504",
@@ -52,10 +52,16 @@ _MESSAGE = "fp16 creates a gradient scaler, which raises on float16 parameters."
 
 def check(file: YamlFile) -> Iterator[Match]:
     """Find float16 weights together with fp16."""
-    if not any(is_on(mapping.get("fp16")) for mapping in file.mappings):
+    if not any(_creates_scaler(file, mapping) for mapping in file.mappings):
         return
     for mapping in file.mappings:
         for name in ("torch_dtype", "dtype", "model_dtype"):
             entry = mapping.get(name)
             if entry is not None and (entry.value or "").removeprefix("torch.") in _HALF_DTYPES:
                 yield entry.match(_MESSAGE)
+
+
+def _creates_scaler(file: YamlFile, mapping: YamlMapping) -> bool:
+    """Return whether a mapping turns on FP16 in transformers' trainer."""
+    proven = not file.project.known or is_training_arguments(file, mapping)
+    return proven and is_on(mapping.get("fp16"))

@@ -49,5 +49,5 @@ def check(file: YamlFile) -> Iterator[Match]:
     """Find trainers with float16 weights."""
     for mapping in file.mappings:
         entry = mapping.get("precision")
-        if entry is not None and entry.value == "16-true" and is_lightning_trainer(mapping):
+        if entry is not None and entry.value == "16-true" and is_lightning_trainer(file, mapping):
             yield entry.match("The weights themselves are float16: small updates are lost.")

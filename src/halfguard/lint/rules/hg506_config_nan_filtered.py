@@ -40,13 +40,14 @@ META = Meta(
     cure="Set logging_nan_inf_filter: false.",
     contains=("fp16",),
     language="yaml",
+    preview=True,
 )
 
 
 def check(file: YamlFile) -> Iterator[Match]:
     """Find arguments with the filter on."""
     for mapping in file.mappings:
-        if not is_on(mapping.get("fp16")) or not is_training_arguments(mapping):
+        if not is_on(mapping.get("fp16")) or not is_training_arguments(file, mapping):
             continue
         entry = mapping.get("logging_nan_inf_filter")
         if entry is None or entry.boolean is True:

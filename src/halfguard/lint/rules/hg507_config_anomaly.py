@@ -47,5 +47,5 @@ def check(file: YamlFile) -> Iterator[Match]:
     """Find anomaly mode together with 16-bit precision."""
     for mapping in file.mappings:
         entry = mapping.get("detect_anomaly")
-        if entry is not None and is_on(entry) and find_lightning_fp16(mapping) is not None:
+        if entry is not None and is_on(entry) and find_lightning_fp16(file, mapping) is not None:
             yield entry.match("This raises on an overflow that the scaler would skip.")

@@ -1,0 +1,134 @@
+"""How a project trains, read from the bytes of all its files.
+
+A loss function in a file of its own does not show its precision; the project that it belongs to does. A
+project that never mentions float16 cannot overflow it, so the rules about its range are not run there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
+_REQUIREMENTS = ("requirements.txt", "pyproject.toml", "setup.cfg", "Pipfile")
+_MAX_FILES = 20_000
+_MAX_BYTES = 2_000_000
+
+# For each fact: words of which a file must contain one, and the pattern that proves it. The words are
+# searched first, because a pattern with alternatives is many times slower.
+_SEARCHES: dict[str, tuple[tuple[bytes, ...], re.Pattern[bytes]]] = {
+    "known": (
+        (b"backward", b"Trainer", b"training_step"),
+        re.compile(rb"\.backward\(|Trainer\(|def training_step"),
+    ),
+    # Autocast to float16, by torch or by a framework. A scaler proves it: bfloat16 needs none.
+    "mixed": (
+        (b"16", b"amp", b"caler", b"mixed_precision"),
+        re.compile(
+            rb"GradScaler|cuda\.amp|amp\.initialize|[\"']16-mixed[\"']|precision\s*[=:]\s*[\"']?16\b"
+            rb"|mixed_precision\s*[=:(,]+\s*[\"']?fp16|[\"']fp16[\"']|\bfp16\s*[=:]\s*[Tt]rue|--fp16"
+            rb"|--amp\b|use_(amp|fp16|mixed_precision)\b"
+            rb"|autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"
+        ),
+    ),
+    "half_weights": (
+        (b"to_f", b"to_half", b"FP16_Optimizer", b"opt_level"),
+        re.compile(
+            rb"convert_(module_)?to_f(p)?16|network_to_half|FP16_Optimizer|opt_level\s*=\s*[\"']O[23]"
+        ),
+    ),
+    "distributed": (
+        (b"istributed", b"DDP", b"init_process_group"),
+        re.compile(
+            rb"DistributedDataParallel|init_process_group|FullyShardedDataParallel|fully_shard|\bDDP\("
+        ),
+    ),
+    "transformers": (
+        (b"TrainingArguments", b"HfArgumentParser", b"SFTConfig", b"DPOConfig"),
+        re.compile(rb"TrainingArguments|HfArgumentParser|SFTConfig|DPOConfig"),
+    ),
+    "pins_old_torch": (
+        (b"torch==", b"torch <", b"torch<", b"torch~=", b"torch =="),
+        re.compile(rb"torch\s?(?:===?|~=|<=?)\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
+    ),
+    "allows_old_torch": (
+        (b"torch>", b"torch >"),
+        re.compile(rb"torch\s?>=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
+    ),
+    "lightning": (
+        (b"ightning", b"Trainer("),
+        re.compile(rb"import (pytorch_)?lightning|from (pytorch_)?lightning|LightningCLI"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Project:
+    """Facts about the files of one project; nothing is known of a single file without a project."""
+
+    known: bool = False  # a training loop was seen
+    mixed: bool = False  # float16 autocast
+    half_weights: bool = False
+    distributed: bool = False
+    transformers: bool = False  # settings are read as transformers' TrainingArguments
+    lightning: bool = False  # settings are read as arguments of Lightning's Trainer
+    pins_old_torch: bool = False  # requirements name a version without torch.amp.GradScaler
+    allows_old_torch: bool = False  # requirements allow such a version
+
+    @property
+    def may_train_in_half(self) -> bool:
+        """False only if the training loop is known and no file turns on float16."""
+        return not self.known or self.mixed or self.half_weights
+
+
+UNKNOWN = Project()
+
+
+def find_root(path: Path) -> Path | None:
+    """Return the folder of the repository that a path belongs to, or of the nearest package around it."""
+    folders = [path.absolute(), *path.absolute().parents]
+    for markers in ((".git",), _PACKAGE):
+        for folder in folders:
+            if any((folder / marker).exists() for marker in markers):
+                return folder
+    return path if path.is_dir() else None
+
+
+def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
+    """Return the names of the facts that one file proves, without those that are already known."""
+    if len(data) > _MAX_BYTES:
+        return set()
+    return {
+        name
+        for name, (words, pattern) in _SEARCHES.items()
+        if name not in known and any(word in data for word in words) and pattern.search(data)
+    }
+
+
+def make_project(facts: Iterable[str]) -> Project:
+    """Return the project of which these facts are known."""
+    return Project(**dict.fromkeys(facts, True))
+
+
+def read_project(files: Iterable[bytes]) -> Project:
+    """Read the facts of a project from the contents of its files."""
+    found: set[str] = set()
+    for data in files:
+        found |= read_facts(data, found)
+    return make_project(found)
+
+
+def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the Python, YAML and requirement files of a project, without hidden and excluded folders."""
+    count = 0
+    for parent, folders, files in os.walk(root):
+        folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in excluded)
+        for name in files:
+            if name.endswith((".py", ".yaml", ".yml")) or name in _REQUIREMENTS:
+                count += 1
+                if count > _MAX_FILES:
+                    return
+                yield Path(parent) / name

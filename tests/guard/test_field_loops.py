@@ -1,0 +1,375 @@
+"""Loops as people write them: what a bad batch did to the model must never stay."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from halfguard.errors import UsageError
+from halfguard.guard.guard import Guard
+from halfguard.replaying import replay
+from halfguard.workload import Workload
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+SMALL: dict[str, Any] = {"scale": {"init": 8.0}}
+BAD = torch.full((8, 4), torch.nan)
+Step = Callable[[Guard, nn.Module, Tensor], object]
+
+
+def squared(y: Tensor) -> Tensor:
+    return y.float().square().mean()
+
+
+def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+    return squared(model(x))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def make(config: dict[str, Any] = SMALL, **more: Any) -> tuple[nn.Sequential, Guard]:
+    model = network()
+    fused = more.pop("fused", False)
+    return model, Guard(model, SGD(model.parameters(), lr=0.1, fused=fused), config, **more)
+
+
+def context_made_once(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
+    context = guard.autocast()
+
+    def step(x: Tensor) -> object:
+        with context:
+            loss = loss_fn(model, x)
+        guard.backward(loss, batch=x)
+        return guard.update()
+
+    return step
+
+
+def own_autocast(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
+    def step(x: Tensor) -> object:
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_fn(model, x)
+        guard.backward(loss, batch=x)
+        return guard.update()
+
+    return step
+
+
+def own_check(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
+    def step(x: Tensor) -> object:
+        with guard.autocast():
+            loss = loss_fn(model, x)
+        if not loss.isfinite():
+            return None
+        guard.backward(loss, batch=x)
+        return guard.update()
+
+    return step
+
+
+def own_check_own_autocast(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
+    def step(x: Tensor) -> object:
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_fn(model, x)
+        if not loss.isfinite():
+            return None
+        guard.backward(loss, batch=x)
+        return guard.update()
+
+    return step
+
+
+LOOPS = [context_made_once, own_autocast, own_check]
+
+
+def train(loop: Any, batches: list[Tensor], *, fused: bool) -> dict[str, Tensor]:
+    model, guard = make(fused=fused)
+    step = loop(guard, model)
+    for x in batches:
+        step(x)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_bad_batch_leaves_no_trace(loop: Any, at: int, fused: bool) -> None:
+    good = [torch.randn(8, 4) for _ in range(6)]
+    seen = train(loop, [*good[:at], BAD, *good[at:]], fused=fused)
+    never = train(loop, good, fused=fused)
+    assert all(torch.equal(seen[name], never[name]) for name in never)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["host", "device"])
+def test_two_checks_of_ones_own_at_once_leave_finite_statistics(fused: bool) -> None:
+    """Nobody tells the guard of such a batch; the next step finds what it did."""
+    good = [torch.randn(8, 4) for _ in range(6)]
+    seen = train(own_check_own_autocast, [*good[:3], BAD, *good[3:]], fused=fused)
+    assert all(value.isfinite().all() for value in seen.values())
+
+
+def test_weights_loaded_between_forward_passes() -> None:
+    model, guard = make()
+    checkpoint = {name: value.clone() for name, value in model.state_dict().items()}
+    checkpoint["1.running_mean"] += 5
+    with guard.autocast():
+        model(torch.randn(8, 4))  # a pass to see that the shapes fit
+    model.load_state_dict(checkpoint)
+    assert not guard.step(loss_fn, BAD).applied
+    assert all(torch.equal(value, checkpoint[name]) for name, value in model.state_dict().items())
+
+
+def test_two_forward_passes_before_one_backward_pass_are_one_step() -> None:
+    model, guard = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with guard.autocast():
+        first = loss_fn(model, torch.randn(8, 4))
+    with guard.autocast():
+        second = loss_fn(model, BAD)
+    guard.backward(first + second)
+    assert not guard.update().applied
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_context_is_a_decorator_too() -> None:
+    model, guard = make()
+
+    @guard.autocast()
+    def forward(x: Tensor) -> Tensor:
+        assert torch.is_autocast_enabled("cpu")
+        return loss_fn(model, x)
+
+    for x in (torch.randn(8, 4), BAD, torch.randn(8, 4)):
+        guard.backward(forward(x), batch=x)
+        guard.update()
+    assert model[1].num_batches_tracked == 2
+
+
+def test_an_exception_in_a_forward_pass_of_ones_own_leaves_no_trace() -> None:
+    model, guard = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def forward() -> None:
+        with guard.autocast():
+            model(BAD)
+            raise ValueError("no such label")
+
+    with pytest.raises(ValueError, match="no such label"):
+        forward()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["host", "device"])
+def test_a_padded_nan_sample_that_the_loss_leaves_out(
+    fused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(
+        nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten(), nn.Linear(12, 1)
+    )
+    guard = Guard(model, SGD(model.parameters(), lr=0.1, fused=fused), SMALL)
+    x = torch.randn(4, 3, 4)
+    x[3] = torch.nan
+
+    def without_padding(model: Any, x: Tensor) -> Tensor:
+        loss: Tensor = model[2](model[1](model[0](x)[:3])).float().square().mean()
+        return loss
+
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        assert all(guard.step(without_padding, x).applied for _ in range(4))
+        guard.summary()
+    assert all(buffer.isfinite().all() for buffer in model.buffers())
+    assert [r.getMessage().startswith("step 0: running statistics") for r in caplog.records] == [
+        True
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_quantization_observers_survive_a_bad_batch() -> None:
+    quantization = pytest.importorskip("torch.ao.quantization.fake_quantize")
+
+    class Quantized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.activations = quantization.default_fake_quant()
+            self.weights = quantization.default_per_channel_weight_fake_quant()
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.weights(self.linear.weight)
+            out: Tensor = self.activations(nn.functional.linear(x, weight).float())
+            return out
+
+    model = Quantized()
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), SMALL)
+    batches = [torch.full((2, 4), torch.inf), *(torch.randn(2, 4) for _ in range(3))]
+    assert [guard.step(loss_fn, x).applied for x in batches] == [False, True, True, True]
+
+
+class Energy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        e = x * x
+        return e / e.sum(-1, keepdim=True)
+
+
+class RunningMean(nn.Module):
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = (0.9 * self.mean + 0.1 * x.float().mean(0)).detach()
+        return x - self.mean
+
+
+def workload(dropout: float = 0.1) -> Workload:
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8), nn.Dropout(dropout), Energy(), RunningMean(), nn.Linear(8, 2)]
+    model = nn.Sequential(*layers)
+    return Workload(model, loss_fn, [torch.randn(4, 8)], SGD(model.parameters(), lr=0.1))
+
+
+def test_an_incident_holds_the_buffers_from_before_the_step(tmp_path: Path) -> None:
+    job = workload()
+    guard = Guard(job.model, job.optimizer, SMALL, run_dir=tmp_path)
+    guard.step(loss_fn, torch.randn(4, 8))
+    assert not guard.step(loss_fn, torch.randn(4, 8) * 2000).applied
+    autopsy = replay(tmp_path / "incidents" / "000001-r0", workload())
+    assert autopsy.culprit is not None
+    assert "mul" in str(autopsy.culprit)
+    assert autopsy.culprit.module == "2"
+
+
+def test_two_steps_of_nothing_but_nan_are_not_called_bitwise_equal(tmp_path: Path) -> None:
+    job = workload(0.9)
+    guard = Guard(job.model, job.optimizer, SMALL, run_dir=tmp_path)
+    assert not guard.step(loss_fn, torch.randn(4, 8) * 2000).applied
+    autopsy = replay(tmp_path / "incidents" / "000000-r0", workload(0.1))
+    assert autopsy.reproduced == "same fault"
+
+
+def retried(loss: Any) -> list[Tensor]:
+    model, guard = make({"skip": {"on_nonfinite": "retry_fp32"}, **SMALL})
+    assert guard.step(loss, torch.ones(8, 4)).applied
+    return list(model.parameters())
+
+
+def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -> None:
+    dtypes = []
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            y = model(x)
+        dtypes.append(y.dtype)
+        return squared(y) + (torch.inf if y.dtype == torch.float16 else 0.0)
+
+    retried(loss)
+    assert dtypes == [torch.float16, torch.float32]
+    with torch.autocast("cpu", torch.float16):
+        assert torch.is_autocast_enabled("cpu"), "autocast works again"
+
+
+class Noisy:
+    def __init__(self, generator: Any) -> None:
+        self.generator, self.drawn = generator, list[float]()
+
+    def draw(self) -> float:
+        kind = self.generator
+        if isinstance(kind, torch.Generator):
+            return torch.rand((), generator=kind).item()
+        return float(kind.random() if hasattr(kind, "random") else kind.random_sample())
+
+    def loss(self, model: nn.Module, x: Tensor) -> Tensor:
+        self.drawn.append(self.draw())
+        y = model(x)
+        return squared(y) + (torch.inf if y.dtype == torch.float16 else 0.0)
+
+
+@pytest.mark.parametrize("kind", ["torch", "python", "numpy", "numpy state"])
+@pytest.mark.parametrize("where", ["method", "closure", "module"])
+def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
+    kind: str, where: str
+) -> None:
+    np = pytest.importorskip("numpy")
+    noisy = Noisy(
+        {
+            "torch": torch.Generator().manual_seed(1),
+            "python": random.Random(1),
+            "numpy": np.random.default_rng(1),
+            "numpy state": np.random.RandomState(1),
+        }[kind]
+    )
+    if where == "method":
+        retried(noisy.loss)
+    elif where == "closure":
+        generator, drawn = noisy.generator, noisy.drawn
+
+        def loss_with_closure(model: nn.Module, x: Tensor) -> Tensor:
+            inner = Noisy(generator)
+            value = inner.loss(model, x)
+            drawn.extend(inner.drawn)
+            return value
+
+        retried(loss_with_closure)
+    else:
+        model, guard = make({"skip": {"on_nonfinite": "retry_fp32"}, **SMALL})
+        model[0].generator = noisy.generator
+        loss = staticmethod(noisy.loss).__func__
+
+        class Call:
+            def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+                return loss(model, x)
+
+        guard.step(Call(), torch.ones(8, 4))
+    assert len(noisy.drawn) == 2
+    assert noisy.drawn[0] == noisy.drawn[1]
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_at_the_first_step() -> None:
+    model = nn.Linear(4, 1)
+    inner = SGD(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: inner.step())
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), SMALL)
+    with pytest.raises(UsageError, match="backward pass changed the weights"):
+        guard.step(loss_fn, torch.randn(2, 4))
+    with pytest.raises(UsageError, match="half applied"):
+        guard.step(loss_fn, torch.randn(2, 4))
+
+
+def test_fp32_as_a_remedy_over_a_frozen_half_base() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4).half(), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    config = {
+        **SMALL,
+        "skip": {"max_consecutive": 1},
+        "recovery": {"every": 2, "prove": 1, "max_rollbacks": 0, "ladder": ["fp32"]},
+    }
+    guard = Guard(model, SGD(model[1].parameters(), lr=0.01), config)
+    dtypes = []
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        dtypes.append(y.dtype)
+        return squared(y)
+
+    for _ in range(4):
+        assert guard.step(loss, torch.randn(2, 4)).applied
+    assert guard.step(loss, torch.full((2, 4), torch.nan)).action == "roll_back"
+    assert guard.config.precision == "fp32"
+    assert guard.step(loss, torch.randn(2, 4)).applied
+    assert (dtypes[0], dtypes[-1]) == (torch.float16, torch.float32)

@@ -1,0 +1,103 @@
+"""What a fix leaves without a use is removed, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lint.helper import fix
+
+NEW = 'torch.amp.GradScaler("cuda")'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "import torch\nfrom torch.cuda.amp import GradScaler\ns = GradScaler()\n",
+            f"import torch\ns = {NEW}\n",
+        ),
+        (
+            "import torch\nfrom torch.cuda.amp import GradScaler, custom_fwd\ns = GradScaler()\n",
+            f"import torch\nfrom torch.cuda.amp import custom_fwd\ns = {NEW}\n",
+        ),
+        (
+            "import torch\nimport torch.cuda.amp as amp\ns = amp.GradScaler()\n",
+            f"import torch\ns = {NEW}\n",
+        ),
+        (
+            "import torch\ndef f():\n    from torch.cuda.amp import GradScaler\n    return GradScaler()\n",
+            f"import torch\ndef f():\n    return {NEW}\n",
+        ),
+        # Still used, exported, or with a comment that would be lost.
+        (
+            "import torch\nfrom torch.cuda.amp import GradScaler\ns = GradScaler()\nt = GradScaler\n",
+            f"import torch\nfrom torch.cuda.amp import GradScaler\ns = {NEW}\nt = GradScaler\n",
+        ),
+        (
+            (
+                "import torch\nfrom torch.cuda.amp import GradScaler\n"
+                '__all__ = ["GradScaler"]\ns = GradScaler()\n'
+            ),
+            (
+                'import torch\nfrom torch.cuda.amp import GradScaler\n__all__ = ["GradScaler"]\n'
+                f"s = {NEW}\n"
+            ),
+        ),
+        (
+            "import torch\nfrom torch.cuda.amp import GradScaler  # kept\ns = GradScaler()\n",
+            f"import torch\nfrom torch.cuda.amp import GradScaler  # kept\ns = {NEW}\n",
+        ),
+    ],
+)
+def test_dead_imports(before: str, after: str) -> None:
+    assert fix(before, "safe").data.decode() == after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            "import torch\ntry:\n    from torch.amp import GradScaler\nexcept ImportError:\n"
+            "    from torch.cuda.amp import GradScaler\ns = GradScaler()\n"
+        ),
+        "import torch\nif torch.__version__ < '2.4':\n    s = torch.cuda.amp.GradScaler()\n",
+        "import torch\ns = torch.amp.GradScaler() if TORCH_2 else torch.cuda.amp.GradScaler()\n",
+    ],
+)
+def test_fallbacks_for_old_versions_stay(text: str) -> None:
+    assert fix(text, "safe").applied == 0
+
+
+UNSAFE = """\
+import torch
+
+def train(model, opt_a, opt_b, scaler, loader):
+    for x in loader:
+        scaler.scale(model(x)).backward()
+        scaler.step(opt_a)
+        scaler.update({first})
+        if x.sum() > 0:
+            scaler.step(opt_b)
+            scaler.update({second})
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("", ""), ("64.0", ""), ("", "64.0")])
+def test_the_only_certain_update_stays(first: str, second: str) -> None:
+    text = UNSAFE.format(first=first, second=second)
+    assert fix(text, "safe").data.decode() == text
+
+
+def test_an_update_with_a_new_scale_stays() -> None:
+    text = UNSAFE.replace("        if x.sum() > 0:\n", "").replace("            ", "        ")
+    given = text.format(first="64.0", second="")
+    assert fix(given, "safe").data.decode() == given
+    plain = text.format(first="", second="")
+    assert fix(plain, "safe").data.decode().count("scaler.update()") == 1
+
+
+def test_finfo_only_for_floats() -> None:
+    unknown = "import torch\ndef f(x, m):\n    return x.masked_fill(m, -1e9)\n"
+    assert fix(unknown, "safe").applied == 0
+    whole = "import torch\ndef f(x, m):\n    return x.long().masked_fill(m, -1e9)\n"
+    assert fix(whole).applied == 0

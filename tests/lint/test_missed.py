@@ -1,0 +1,238 @@
+"""Mistakes that were found by reading public training code and that lint once missed: each is found now.
+
+The snippets are our own: the smallest code that makes the same mistake. Each has a counterpart that is right.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lint.helper import codes
+
+HEAD = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+import torch.distributed as dist
+
+"""
+LOOP = """
+def train(model, optimizer, loader, scheduler, use_amp, epochs):
+    {scaler}
+    for epoch in range(epochs):
+        for x, y in loader:
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            {body}
+        {after}
+"""
+STEPS = "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
+NEW = 'scaler = torch.amp.GradScaler("cuda")'
+
+
+def loop(body: str = STEPS, *, scaler: str = NEW, after: str = "pass") -> str:
+    body = "\n            ".join(body.split("; "))
+    return LOOP.format(scaler=scaler, body=body, after=after)
+
+
+SAVE = 'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")'
+HELPER = f"""
+def save(model, optimizer, epoch):
+    {SAVE}
+"""
+METHODS = """
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.optimizer, self.model = optimizer, model
+        self.scaler = torch.amp.GradScaler("cuda") if torch.cuda.is_available() else None
+
+    def save(self):
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state, "last.pt")
+"""
+PER_EPOCH = """
+def train_one_epoch(model, optimizer, loader):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+def main(model, optimizer, loader):
+    for epoch in range(10):
+        train_one_epoch(model, optimizer, loader)
+"""
+GAN = """
+def train(gen, disc, opt_g, opt_d, scaler, loader):
+    for x in loader:
+        {}
+"""
+
+
+def gan(*lines: str) -> str:
+    return GAN.format("\n        ".join(lines))
+
+
+MISSED = {
+    # state and lifetime of the scaler
+    "scaler in a conditional expression": (
+        loop(scaler=f"{NEW} if use_amp else None", after=SAVE), "HG309"),
+    "scaler made in another method": (METHODS, "HG309"),
+    "checkpoint saved by a helper": (HELPER + loop(after="save(model, optimizer, epoch)"), "HG309"),
+    "checkpoint given to a helper": (
+        loop(after='save_checkpoint({"optimizer": optimizer.state_dict()}, epoch)'), "HG309"),
+    "new scaler every epoch, in the loop": (
+        loop(f"{STEPS}", scaler="pass").replace("for x, y", f"{NEW}\n        for x, y"), "HG210"),
+    "new scaler every epoch, in a function": (PER_EPOCH, "HG210"),
+    # constants
+    "one minus a mask": (
+        ("def f(q, k, mask):\n    scores = (q @ k.mT).half()\n"
+         "    mask = mask.to(scores.dtype)\n    return scores + (1 - mask) * -1e9\n"), "HG102"),
+    "one minus a mask, in float16 by method": (
+        "def f(scores, mask):\n    return scores + (1.0 - mask.half()) * -1e9\n", "HG102"),
+    "log as a method": ("def loss(p):\n    return -(p + 1e-8).log().mean()\n", "HG103"),
+    "eps as a default": ("def loss(p, eps=1e-8):\n    return -torch.log(p + eps).mean()\n", "HG103"),
+    "eps as an attribute": (
+        ("class Loss(nn.Module):\n    def __init__(self, eps=1e-10):\n        self.eps = eps\n"
+         "    def forward(self, p):\n        return torch.log(p + self.eps)\n"), "HG103"),
+    "mask value as a default": (
+        "def attend(s, m, value=-1e9):\n    return s.masked_fill(m, value).softmax(-1)\n", "HG101"),
+    "mask value as an attribute": (
+        ("class A(nn.Module):\n    def __init__(self):\n        self.value = -1e9\n"
+         "    def forward(self, s, m):\n        return s.masked_fill(m, self.value)\n"), "HG101"),
+    "sigmoid, then log": (
+        "def loss(x):\n    p = torch.sigmoid(x)\n    return -torch.log(p).mean()\n", "HG104"),
+    "sigmoid, then log of one minus it": (
+        "def loss(x):\n    p = x.sigmoid()\n    return -torch.log(1 - p).mean()\n", "HG104"),
+    "softmax, then log": (
+        "def loss(x, y):\n    p = F.softmax(x, 1)\n    return -(y * torch.log(p)).sum()\n", "HG105"),
+    "square as a product": (
+        ("class Norm(nn.Module):\n    def forward(self, x):\n"
+         "        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)\n"), "HG108"),
+    "a loss as an attribute": (
+        ("class T:\n    def __init__(self):\n        self.criterion = nn.BCELoss()\n"
+         "    def step(self, x, y):\n        with torch.autocast('cuda'):\n"
+         "            return self.criterion(self.model(x), y)\n"), "HG107"),
+    "a loss given to a helper": (
+        ("def loss_of(p, y):\n    return F.binary_cross_entropy(p, y)\n"
+         "def step(model, x, y):\n    with torch.autocast('cuda'):\n"
+         "        return loss_of(model(x), y)\n"), "HG107"),
+    # order of the step
+    "scheduler in a function without backward": (
+        ("class T:\n    def optimizer_step(self):\n        self.scaler.step(self.optimizer)\n"
+         "        self.scaler.update()\n        self.scheduler.step()\n"), "HG304"),
+    "a list of parameters": (
+        ("def norm(model):\n    params = [p for p in model.parameters() if p.grad is not None]\n"
+         "    total = 0.0\n    for p in params:\n        total += p.grad.norm().item() ** 2\n"
+         "    return total\n"), "HG306"),
+    "a generator over parameters": (
+        ("def bad(model):\n"
+         "    return any(torch.isnan(p.grad).any() for p in model.parameters())\n"), "HG306"),
+    "skip in an else": (
+        loop(f"if torch.isfinite(loss):; {'; '.join('    ' + s for s in STEPS.split('; '))}; "
+             "else:;     print('skipped')"), "HG301"),
+    "continue in an else": (
+        loop(f"if torch.isfinite(loss):;     pass; else:;     continue; {STEPS}"), "HG301"),
+    "isnan of many values": (
+        "def f(loss):\n    torch.autocast\n    if torch.isnan(loss).any():\n        raise ValueError\n",
+        "HG310"),
+    "norm read while scaled": (
+        loop("scaler.scale(loss).backward(); n = nn.utils.get_total_norm(model.parameters()); "
+             "scaler.step(optimizer); scaler.update()"), "HG211"),
+    "half under autocast off": (
+        ("def f(x, w):\n    with torch.autocast('cuda', dtype=torch.float16):\n        s = x @ w\n"
+         "    with torch.autocast('cuda', enabled=False):\n        return torch.exp(s)\n"), "HG114"),
+    # scaler and optimizers
+    "unscaled, with the scaler as a parameter": (
+        ("def step(model, optimizer, scaler, x):\n    loss = model(x).mean()\n    loss.backward()\n"
+         "    scaler.step(optimizer)\n    scaler.update()\n"), "HG206"),
+    "one of two losses unscaled": (
+        gan("scaler.scale(gen(x)).backward()", "scaler.step(opt_g)", "disc(x).backward()",
+            "scaler.step(opt_d)", "scaler.update()"), "HG206"),
+    "update between two steps": (
+        gan("scaler.scale(gen(x)).backward()", "scaler.scale(disc(x)).backward()",
+            "scaler.step(opt_g)", "scaler.update()", "scaler.step(opt_d)", "scaler.update()"),
+        "HG204"),
+    # float16 weights
+    "a new module in half": (
+        ("def train(x):\n    model = nn.Linear(4, 4).cuda().half()\n"
+         "    scaler = torch.amp.GradScaler('cuda')\n"
+         "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+         "    scaler.scale(model(x).sum()).backward()\n    scaler.step(optimizer)\n"
+         "    scaler.update()\n"), "HG401"),
+    "half in a helper": (
+        ("def build():\n    return Net().half()\ndef train(x, optimizer, scaler):\n"
+         "    model = build()\n    scaler.scale(model(x).sum()).backward()\n"
+         "    scaler.step(optimizer)\n    scaler.update()\n"), "HG401"),
+    "arguments from a dictionary": (
+        ("from transformers import AutoModel, TrainingArguments\n"
+         "model = AutoModel.from_pretrained('m', torch_dtype=torch.float16)\n"
+         "settings = {'output_dir': 'o', 'fp16': True}\n"
+         "arguments = TrainingArguments(**settings)\n"), "HG401"),
+}  # fmt: skip
+
+RIGHT = {
+    "conditional scaler, saved": loop(
+        scaler=f"{NEW} if use_amp else None",
+        after='torch.save({"o": optimizer.state_dict(), "s": scaler.state_dict()}, "p")',
+    ),
+    "scaler per fold": PER_EPOCH.replace("for epoch in range(10)", "for fold in range(5)").replace(
+        "train_one_epoch", "train_fold"
+    ),
+    "integer mask": "def f(s, m):\n    m = m.long()\n    return s.half() + (1 - m) * -1e9\n",
+    "boolean mask": "def f(s, m):\n    return s.half() + (~m).float() * -1e9\n",
+    "FloatTensor": "def f(m):\n    return torch.FloatTensor(3).masked_fill(m, -1e9)\n",
+    "tuple of casts": (
+        "def f(a, b, m):\n    a, b = a.float(), b.float()\n    return (a + b).masked_fill(m, -1e9)\n"
+    ),
+    "split of a cast": (
+        "def f(x, m):\n    a, b = x.float().chunk(2)\n    return a.masked_fill(m, -1e9)\n"
+    ),
+    "a caller that casts": (
+        "def mask(s, m):\n    return s.masked_fill(m, -1e9)\ndef f(s, m):\n    return mask(s.float(), m)\n"
+    ),
+    "autocast's float32 list": (
+        "def f(x, w):\n    with torch.autocast('cuda', dtype=torch.float16):\n"
+        "        p = (x @ w).softmax(-1)\n        q = (p + 1e-8).sqrt()\n"
+        "        return (x @ w).pow(2).sum(-1), q\n"
+    ),
+    "two losses of one name": (
+        "def a(x, y):\n    loss_fn = nn.BCELoss()\n    return loss_fn(x, y)\n"
+        "def b(x, y):\n    loss_fn = nn.BCEWithLogitsLoss()\n    with torch.autocast('cuda'):\n"
+        "        return loss_fn(x, y)\n"
+    ),
+    "a new scale is an update": loop(
+        "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(1024.0)"
+    ),
+    "autocast without gradients": (
+        "def train(model, teacher, optimizer, x):\n    with torch.no_grad():\n"
+        "        with torch.autocast('cuda', dtype=torch.float16):\n            t = teacher(x)\n"
+        "    loss = (model(x) - t).abs().mean()\n    loss.backward()\n    optimizer.step()\n"
+    ),
+    "half for inference": (
+        "def run(model, x, optimizer, train):\n    if not train:\n        model = model.half()\n"
+        "    loss = model(x).mean()\n    loss.backward()\n    optimizer.step()\n"
+    ),
+    "adapters beside Adam": (
+        "from peft import get_peft_model\nmodel = Model().half()\nmodel = get_peft_model(model)\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+    ),
+    "norm after unscale": loop(
+        "scaler.scale(loss).backward(); scaler.unscale_(optimizer); "
+        "n = nn.utils.get_total_norm(model.parameters()); scaler.step(optimizer); scaler.update()"
+    ),
+    "both losses scaled": gan(
+        "scaler.scale(gen(x)).backward()", "scaler.step(opt_g)",
+        "scaler.scale(disc(x)).backward()", "scaler.step(opt_d)", "scaler.update()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "code"), MISSED.values(), ids=MISSED)
+def test_a_mistake_once_missed_is_found(text: str, code: str) -> None:
+    assert code in codes(HEAD + text)
+
+
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
+def test_its_right_form_is_not(text: str) -> None:
+    assert codes(HEAD + text) == []

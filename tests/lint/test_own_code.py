@@ -1,0 +1,48 @@
+"""Lint on our own examples and docs: only code that shows a failure on purpose is reported."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from halfguard.lint.files import find_files
+from halfguard.lint.run import Linter, run_files
+from halfguard.lint.settings import Settings
+from tests.lint.helper import lint
+
+ROOT = Path(__file__).parents[2]
+SNIPPET = re.compile(r"```(py|python|yaml)\n(.*?)```", re.DOTALL)
+
+# Code that fails on purpose, so that a page or an example can show what happens.
+SHOWN = {
+    ("examples/studies/recommender.py", "HG103"),
+    ("examples/studies/recommender.py", "HG104"),
+    ("README.md", "HG103"),
+    ("README.md", "HG104"),
+    ("docs/how-to/choose-islands.md", "HG108"),
+    ("docs/how-to/doctor-a-model.md", "HG309"),
+    ("docs/how-to/fp16-weights.md", "HG304"),
+    ("docs/how-to/fp16-weights.md", "HG309"),
+}
+
+
+def test_examples() -> None:
+    linter = Linter(Settings(root=ROOT)).with_project_of(ROOT)
+    files = find_files([ROOT / "examples", ROOT / "src"], Settings())
+    found = {
+        (str(Path(d.path).relative_to(ROOT)), d.code)
+        for result in run_files(linter, files)
+        for d in result.diagnostics
+    }
+    assert found <= SHOWN
+
+
+def test_snippets_of_the_docs() -> None:
+    pages = [p for p in (ROOT / "docs").rglob("*.md") if "rules" not in p.parts]
+    found = {
+        (str(page.relative_to(ROOT)), d.code)
+        for page in [*pages, ROOT / "README.md"]
+        for language, code in SNIPPET.findall(page.read_text("utf-8"))
+        for d in lint(code, "a.yaml" if language == "yaml" else "a.py", Settings())
+    }
+    assert found <= SHOWN

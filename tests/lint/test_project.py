@@ -1,0 +1,109 @@
+"""How a project trains, and what that means for a loss function in a file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfguard.lint.diagnostic import Severity
+from halfguard.lint.engine import lint_bytes
+from halfguard.lint.project import Project, find_root, read_facts, read_project
+from halfguard.lint.registry import all_rules
+from halfguard.lint.settings import Settings
+from halfguard.records import finding
+
+MIXED = Project(known=True, mixed=True)
+HALF = Project(known=True, half_weights=True)
+FULL = Project(known=True)
+HEAD = "import torch\nfrom torch import nn\n"
+ATTENTION = HEAD + (
+    "class Attention(nn.Module):\n    def forward(self, q, k, mask):\n"
+    "        scores = torch.matmul(q, k) * self.scale\n"
+    "        return scores.masked_fill(mask, -1e9).softmax(-1)\n"
+)
+ENTROPY = HEAD + (
+    "class Entropy(nn.Module):\n    def forward(self, x):\n        p = x.softmax(-1)\n"
+    "        return -(p * torch.log(p + 1e-8)).sum(-1)\n"
+)
+LINEAR = HEAD + (
+    "class Head(nn.Module):\n    def __init__(self):\n        self.out = nn.Linear(3, 1)\n"
+    "    def forward(self, x):\n        rate = torch.relu(self.out(x))\n"
+    "        return torch.log(rate + 1e-8)\n"
+)
+
+
+def codes(text: str, project: Project, path: str = "models/loss.py") -> list[str]:
+    return [d.code for d in lint_bytes(text.encode(), path, Settings(), all_rules(), project)]
+
+
+@pytest.mark.parametrize(
+    ("text", "project", "wanted"),
+    [
+        (ATTENTION, MIXED, ["HG101"]),
+        (ATTENTION, HALF, ["HG101"]),
+        (ATTENTION, FULL, []),
+        (ENTROPY, MIXED, []),  # autocast runs softmax in float32
+        (ENTROPY, HALF, ["HG105", "HG103"]),
+        (ENTROPY, FULL, []),
+        (LINEAR, MIXED, ["HG103"]),  # autocast runs the layer in float16
+        (LINEAR, FULL, []),
+    ],
+)
+def test_the_project_decides(text: str, project: Project, wanted: list[str]) -> None:
+    assert codes(text, project) == wanted
+
+
+def test_code_beside_the_model_is_not_trained() -> None:
+    assert codes(ATTENTION, MIXED, "tests/test_attention.py") == []
+    assert codes(ATTENTION.replace("def forward", "def generate"), MIXED) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (b"loss.backward()", {"known"}),
+        (b"scaler = GradScaler()", {"mixed"}),
+        (b'Trainer(precision="16-mixed")', {"known", "mixed"}),
+        (b"trainer:\n  precision: 16\n", {"mixed"}),
+        (b"fp16: true", {"mixed"}),
+        (b"use_amp = cfg.amp", {"mixed"}),
+        (b"torch.autocast('cuda', dtype=torch.bfloat16)", set()),
+        (b"model.convert_to_fp16()", {"half_weights"}),
+        (b"from transformers import TrainingArguments", {"transformers"}),
+        (b"import pytorch_lightning as pl", {"lightning"}),
+        (b"x = 16", set()),
+        (b"torch==1.13.1\n", {"pins_old_torch"}),
+        (b"  - pytorch=1.12\n", set()),
+        (b"torch>=1.8", {"allows_old_torch"}),
+        (b'torch >= 2.4", "numpy', set()),
+        (b"torch>=2.10", set()),
+        (b"torch==2.13.0", set()),
+    ],
+)
+def test_facts(text: bytes, facts: set[str]) -> None:
+    assert read_facts(text) == facts
+
+
+def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    inner = tmp_path / "pkg"
+    inner.mkdir()
+    (inner / "a.py").write_text("loss.backward()")
+    (inner / "b.py").write_text("GradScaler()")
+    assert find_root(inner / "a.py") == tmp_path
+    assert read_project([p.read_bytes() for p in inner.iterdir()]) == MIXED
+    assert read_project([]) == Project()
+
+
+def test_an_old_torch_keeps_its_names() -> None:
+    text = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
+    found = lint_bytes(
+        text.encode(), "a.py", Settings(), all_rules(), Project(allows_old_torch=True)
+    )
+    assert [d.fix and d.fix.kind for d in found] == ["unsafe"]
+    assert codes(text, Project(pins_old_torch=True)) == []
+
+
+def test_severities_are_those_of_records() -> None:
+    assert Severity == finding.Severity

@@ -1,0 +1,122 @@
+"""The device of the running test: "cpu", or "standin" in the second run of a test that asks for ``device``.
+
+In that second run, the tensors and modules that tests build lie on the stand-in. Code under test must place
+its own, as with any accelerator: a default device would hide that it forgot to.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+import halfguard
+from tests.support import standin
+
+T = TypeVar("T")
+
+_PACKAGE = str(Path(halfguard.__file__).parent)
+_TESTS = str(Path(__file__).parents[1])
+_chosen = torch.device("cpu")
+
+
+def chosen_device() -> torch.device:
+    """Return the device of the running test."""
+    return _chosen
+
+
+def place(value: T) -> T:
+    """Return a module, a tensor, or a nested batch on the device of the running test."""
+    found: Any = value
+    if isinstance(found, Tensor | nn.Module):
+        return found.to(_chosen)  # type: ignore[return-value]
+    if isinstance(found, dict):
+        return type(found)((key, place(item)) for key, item in found.items())  # type: ignore[return-value]
+    if isinstance(found, list | tuple):
+        return type(found)(map(place, found))  # type: ignore[return-value]
+    return value
+
+
+def generator_state() -> Tensor:
+    """Return the state of the chosen device's random generator."""
+    return _generators().get_rng_state()  # type: ignore[no-any-return]
+
+
+def set_generator_state(state: Tensor) -> None:
+    """Set the state of the chosen device's random generator."""
+    _generators().set_rng_state(state)
+
+
+def _generators() -> Any:
+    return torch if _chosen.type == "cpu" else standin.load()
+
+
+@contextmanager
+def choosing(name: str) -> Iterator[torch.device]:
+    """Let tests run on this device for the block; the stand-in's asynchronous copies arrive late."""
+    global _chosen  # noqa: PLW0603
+    if name == "cpu":
+        before, _chosen = _chosen, torch.device(name)
+        try:
+            yield _chosen
+        finally:
+            _chosen = before
+        return
+    before = _chosen
+    module = standin.load()
+    module.set_available(True)
+    module.set_device(0)
+    module.manual_seed_all(0)
+    module.set_late_copies(True)
+    module.reset_counts()
+    _chosen = torch.device(name, 0)
+    try:
+        yield _chosen
+    finally:
+        _chosen = before
+        module.set_sync_debug_mode("default")
+        module.set_late_copies(False)
+        module.set_device(0)
+        module.set_available(False)
+
+
+class PlacingTests(TorchFunctionMode):
+    """Puts new tensors on the chosen device if a test makes them, itself or through a module of torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _device_constructors() or kwargs.get("device") is not None:
+            return func(*args, **kwargs)
+        if _caller() != "tests" or kwargs.get("pin_memory"):
+            return func(*args, **kwargs)
+        if kwargs.get("generator") is not None:  # the same numbers as on the CPU
+            return func(*args, **kwargs).to(_chosen)
+        return func(*args, **(kwargs | {"device": _chosen}))
+
+
+def _caller() -> str:
+    """Return whose code makes a tensor: that of the tests, or that of the package."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_PACKAGE):
+            return "halfguard"
+        if name.startswith(_TESTS) and name != __file__:
+            return "tests"
+        frame = frame.f_back
+    return "another"
+
+
+def host_waits(run: Callable[[], object]) -> dict[str, int]:
+    """Return how often the host waited for the stand-in while ``run`` ran, by reason."""
+    module = standin.load()
+    module.reset_counts()
+    run()
+    return {kind: count for kind, count in module.waits().items() if count}

@@ -1,0 +1,1 @@
+"""The matrix: loop shapes by optimizers by faults. A cell is bitwise its reference, or refused."""

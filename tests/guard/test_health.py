@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from halfguard.guard.config import preset_names
 from halfguard.guard.guard import Guard
-from halfguard.guard.health import ATTEMPTS, ZERO_STEPS, Health
+from halfguard.guard.health import ATTEMPTS, ZERO_STEPS, RunHealth
 from halfguard.journal import read_rows
 from halfguard.records import Action, HealthRow, HealthWarning
 from tests.support.models import OPTIMIZERS, batches, loss_fn, make
@@ -31,8 +31,8 @@ Step = tuple[Action, float, float]
 APPLIED: Step = (Action.APPLY, 1.0, 1024.0)
 
 
-def warnings_of(steps: list[Step], health: Health | None = None) -> list[HealthWarning]:
-    health = health or Health()
+def warnings_of(steps: list[Step], health: RunHealth | None = None) -> list[HealthWarning]:
+    health = health or RunHealth()
     return [warning for step in steps for warning in health.add(*step)]
 
 

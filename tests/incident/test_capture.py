@@ -225,14 +225,15 @@ def test_a_private_incident_has_no_batch(tmp_path: Path) -> None:
     row = StepRow(
         step=3, action=Action.SKIP, cause=Cause.BAD_BATCH, loss=1.0, grad_norm=1.0, scale=1.0
     )
-    moment = BadStep(row, [({"name": "Ada", "x": torch.ones(2)}, None, "Ada")], {}, "fp32", "cpu")
-    writer = IncidentWriter(
-        tmp_path, keep=1, max_bytes=2**20, weights=True, environment={}, private=True
-    )
+    batch = {"name": "Ada", "x": torch.ones(2), "ids": torch.arange(3)}
+    moment = BadStep(row, [(batch, None, "Ada")], {}, "fp32", "cpu", private=True)
+    writer = IncidentWriter(tmp_path, keep=1, max_bytes=2**20, weights=True, environment={})
     path = writer.capture(make("mlp-batchnorm"), moment)
     assert path is not None
     assert b"Ada" not in (path / "incident.json").read_bytes()
     incident = open_incident(path)
     assert incident.record.problems == ("batch.0: a private batch cannot be kept",)
+    [micro] = incident.record.micro_batches
+    assert micro.summary == ("float32[2]: 0 NaN, 0 infinite", "int64[3]")
     assert not any(name.startswith("batch") for name in incident.names)
     assert incident.record.weights

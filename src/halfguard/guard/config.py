@@ -135,6 +135,10 @@ class GuardConfig(_Section):
         default=None, description="file of FP32 islands, written by halfguard plan"
     )
     ignore_index: int = Field(default=-100, description="label that the loss ignores")
+    privacy: bool = Field(
+        default=False,
+        description="keep what batches hold, and their descriptions, out of files, logs and errors",
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

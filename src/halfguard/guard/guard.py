@@ -481,7 +481,8 @@ class Guard:
         if row is not None and decision.action is Action.HALT:
             self._recorder.journal.flush()
             explanation = explain(decision, seen, report.outcome.fault_report, self.config)
-            raise halt_error(row, explanation, row.batches, streak=self._policy.streak)
+            batches = report.batches.descriptions(contents=False, about=not self.config.privacy)
+            raise halt_error(row, explanation, batches, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision)
 

@@ -17,7 +17,7 @@ LEAST_APPLIED = 0.9  # ... this share must be applied
 _APPLIED = (Action.APPLY, Action.RETRY)
 
 
-class Health:
+class RunHealth:
     """Watches gradient norm, loss scale and the share of applied steps."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from halfguard.dist.collectives import rank, world_size
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.evidence import explain
-from halfguard.guard.health import Health
+from halfguard.guard.health import RunHealth
 from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.module_tensors import Reference
@@ -42,9 +42,15 @@ class StepReport:
     holds_scale: bool = False  # the loss scale waits for the result of the retry
 
     def row(
-        self, decision: Decision, seen: Signals, config: GuardConfig, note: str = ""
+        self,
+        decision: Decision,
+        seen: Signals,
+        config: GuardConfig,
+        note: str = "",
+        *,
+        contents: bool,
     ) -> StepRow:
-        """Return the step in full, for the journal."""
+        """Return the step in full; with ``contents``, strings and numbers of its batches as well."""
         found = self.outcome.fault_report
         known = found is not None and not decision.routine
         evidence = explain(decision, seen, found, config).evidence if known else ""
@@ -58,7 +64,7 @@ class StepReport:
             grad_norm=seen.grad_norm,
             scale=seen.scale,
             culprits=self.outcome.culprits,
-            batches=self.batches.descriptions(),
+            batches=self.batches.descriptions(contents=contents, about=not config.privacy),
             ranks=self.outcome.ranks,
             evidence=evidence,
             routine=decision.routine,
@@ -80,7 +86,7 @@ class Recorder:
         entry: str,
     ) -> None:
         self.tally = StepCounter()
-        self.health = Health()
+        self.health = RunHealth()
         self.journal = Journal(run_dir if rank() == 0 else None)
         self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device))
         self.incidents: IncidentWriter | None = None
@@ -110,7 +116,9 @@ class Recorder:
             return None
         if decision.routine and self.health.is_low(seen.scale):
             decision = replace(decision, routine=False)  # no healthy run has such a scale
-        row = report.row(decision, seen, self.config, note)
+        # What a batch holds is written to the run's folder, and only if the batch itself may be kept there.
+        contents = self.incidents is not None and not self.config.privacy
+        row = report.row(decision, seen, self.config, note, contents=contents)
         self.journal.add_unusual_step(row)
         # A retried step was repaired at once, and scale calibration is part of every healthy run: no warning.
         routine = row.action is Action.RETRY or row.routine
@@ -152,7 +160,7 @@ class Recorder:
         # Only this rank's own loss can be repeated elsewhere; gradients were averaged over all ranks.
         mine = seen if alone else replace(seen, loss=report.batches.local_loss)
         moment = BadStep(
-            step=report.row(decision, mine, config),
+            step=report.row(decision, mine, config, contents=not config.privacy),
             micro_batches=[
                 (m.batch, portable_random_state(m.rng), m.about)
                 for m in report.batches.micro_batches
@@ -165,6 +173,7 @@ class Recorder:
             else {},
             exact=exact,
             recent=[row.to_json() for row in self.journal.recent_rows(20)],
+            private=config.privacy,
         )
         self.incidents.capture(model, moment)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
 from halfguard.incident.encoding import Encoder, can_be_stored
+from halfguard.incident.private_batch import summarize_batch
 from halfguard.incident.store import write_incident
 from halfguard.records import IncidentRecord, MicroBatchRecord, StepRow
 from halfguard.step.nested import text_of
@@ -43,13 +44,11 @@ class BadStep:
     grad_norms: Mapping[str, float] = field(default_factory=dict)
     exact: bool = True
     recent: Sequence[str] = ()
+    private: bool = False  # keep neither batches nor descriptions of them
 
 
 class IncidentWriter:
-    """Writes at most ``keep`` incidents into a folder, each at most ``max_bytes`` large.
-
-    A ``private`` writer keeps no batches and no descriptions of them.
-    """
+    """Writes at most ``keep`` incidents into a folder, each at most ``max_bytes`` large."""
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class IncidentWriter:
         rank: int = 0,
         world_size: int = 1,
         entry: str = "",
-        private: bool = False,
     ) -> None:
         self.folder = folder
         self.written: list[Path] = []
@@ -71,7 +69,6 @@ class IncidentWriter:
         self._keep, self._max_bytes, self._weights = keep, max_bytes, weights
         self._environment, self._git = dict(environment), _git_state()
         self._rank, self._world_size, self._entry = rank, world_size, entry
-        self._private = private
 
     def capture(self, model: nn.Module, bad_step: BadStep) -> Path | None:
         """Write the incident of a bad step and return its path; on failure log it and return None."""
@@ -114,14 +111,8 @@ class IncidentWriter:
     ) -> tuple[IncidentRecord, dict[str, Tensor]]:
         encoder = Encoder()
         micro_batches = [
-            MicroBatchRecord(
-                batch=encoder.leave_out(f"batch.{index}", "a private batch")
-                if self._private
-                else encoder.encode_batch(batch, f"batch.{index}"),
-                rng=encoder.encode(rng, f"rng.{index}"),
-                about="" if about is None or self._private else text_of(about)[:_MAX_ABOUT],
-            )
-            for index, (batch, rng, about) in enumerate(bad_step.micro_batches)
+            self._micro_batch(encoder, index, *parts, private=bad_step.private)
+            for index, parts in enumerate(bad_step.micro_batches)
         ]
         tensors, problems = encoder.tensors, encoder.problems
         weights = self._weights
@@ -153,6 +144,21 @@ class IncidentWriter:
             entry=self._entry,
         )
         return record, _separate(kept)
+
+    @staticmethod
+    def _micro_batch(
+        encoder: Encoder, index: int, batch: Any, rng: Any, about: Any, *, private: bool
+    ) -> MicroBatchRecord:
+        random_state = encoder.encode(rng, f"rng.{index}")
+        if private:
+            left_out = encoder.leave_out(f"batch.{index}", "a private batch")
+            lines = summarize_batch(batch)
+            return MicroBatchRecord(batch=left_out, rng=random_state, private=True, summary=lines)
+        return MicroBatchRecord(
+            batch=encoder.encode_batch(batch, f"batch.{index}"),
+            rng=random_state,
+            about="" if about is None else text_of(about)[:_MAX_ABOUT],
+        )
 
     def _with_weights(
         self, model: nn.Module, tensors: Mapping[str, Tensor]

@@ -18,6 +18,10 @@ class MicroBatchRecord(Record):
     batch: Any = None
     rng: Any = None
     about: str = ""
+    private: bool = Field(default=False, description="True if the batch must not be stored")
+    summary: tuple[str, ...] = Field(
+        default=(), description="of a private batch: dtypes, shapes and statistics"
+    )
 
 
 class IncidentRecord(Record):

@@ -19,6 +19,7 @@ from halfguard.records.culprit import Culprit
 from halfguard.replaying.cures import choose_cure
 from halfguard.replaying.entry import find_workload
 from halfguard.replaying.replayed_step import ReplayedStep, Result
+from halfguard.replaying.restore import raise_if_private
 from halfguard.replaying.trials import Trials, find_first_bad_number
 from halfguard.step.names import without_wrappers
 from halfguard.step.nested import floating_tensors
@@ -45,6 +46,7 @@ def replay(
     description before each run.
     """
     incident = incident if isinstance(incident, Incident) else open_incident(incident)
+    raise_if_private(incident)
     workload = find_workload(entry, incident)
     with seeded(workload.seed):  # the caller's generators are not changed
         return _autopsy(ReplayedStep(incident, workload), watch)

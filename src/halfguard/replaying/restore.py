@@ -79,6 +79,18 @@ def _shortened(text: str, length: int = 600) -> str:
     return text if len(text) <= length else f"{text[:length]} ..."
 
 
+def raise_if_private(incident: Incident) -> None:
+    """Raise if the batch of the incident was not stored, because it is private."""
+    if any(micro.private for micro in incident.record.micro_batches):
+        raise UsageError(
+            f"{incident.folder} was written with privacy: true. It holds no batch, so its step cannot be "
+            "repeated.",
+            cure="It still has cause, evidence, loss scale and gradient norms, and dtypes, shapes and "
+            "statistics of the batch. To replay such a step, let it happen with privacy: false, on data that "
+            "may be stored.",
+        )
+
+
 def load_batches(incident: Incident, device: torch.device) -> tuple[list[Any], list[Any]]:
     """Return the micro-batches, on the device, and the random state before each."""
     tensors = {f"batch.{name}": tensor for name, tensor in incident.tensors("batch.").items()}

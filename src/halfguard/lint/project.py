@@ -19,15 +19,15 @@ _MAX_BYTES = 2_000_000
 
 # For each fact: words of which a file must contain one, and the pattern that proves it. The words are
 # searched first, because a pattern with alternatives is many times slower.
-_SEARCHES: dict[str, tuple[tuple[bytes, ...], re.Pattern[bytes]]] = {
+_SEARCHES: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "known": (
         (b"backward", b"Trainer", b"training_step"),
-        re.compile(rb"\.backward\(|Trainer\(|def training_step"),
+        rb"\.backward\(|Trainer\(|def training_step",
     ),
     # Autocast to float16, by torch or by a framework. A scaler proves it: bfloat16 needs none.
     "mixed": (
         (b"16", b"amp", b"caler", b"mixed_precision"),
-        re.compile(
+        (
             rb"GradScaler|cuda\.amp|amp\.initialize|[\"']16-mixed[\"']|precision\s*[=:]\s*[\"']?16\b"
             rb"|mixed_precision\s*[=:(,]+\s*[\"']?fp16|[\"']fp16[\"']|\bfp16\s*[=:]\s*[Tt]rue|--fp16"
             rb"|--amp\b|use_(amp|fp16|mixed_precision)\b"
@@ -36,31 +36,27 @@ _SEARCHES: dict[str, tuple[tuple[bytes, ...], re.Pattern[bytes]]] = {
     ),
     "half_weights": (
         (b"to_f", b"to_half", b"FP16_Optimizer", b"opt_level"),
-        re.compile(
-            rb"convert_(module_)?to_f(p)?16|network_to_half|FP16_Optimizer|opt_level\s*=\s*[\"']O[23]"
-        ),
+        rb"convert_(module_)?to_f(p)?16|network_to_half|FP16_Optimizer|opt_level\s*=\s*[\"']O[23]",
     ),
     "distributed": (
         (b"istributed", b"DDP", b"init_process_group"),
-        re.compile(
-            rb"DistributedDataParallel|init_process_group|FullyShardedDataParallel|fully_shard|\bDDP\("
-        ),
+        rb"DistributedDataParallel|init_process_group|FullyShardedDataParallel|fully_shard|\bDDP\(",
     ),
     "transformers": (
         (b"TrainingArguments", b"HfArgumentParser", b"SFTConfig", b"DPOConfig"),
-        re.compile(rb"TrainingArguments|HfArgumentParser|SFTConfig|DPOConfig"),
+        rb"TrainingArguments|HfArgumentParser|SFTConfig|DPOConfig",
     ),
     "pins_old_torch": (
         (b"torch==", b"torch <", b"torch<", b"torch~=", b"torch =="),
-        re.compile(rb"torch\s?(?:===?|~=|<=?)\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
+        rb"torch\s?(?:===?|~=|<=?)\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))",
     ),
     "allows_old_torch": (
         (b"torch>", b"torch >"),
-        re.compile(rb"torch\s?>=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))"),
+        rb"torch\s?>=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))",
     ),
     "lightning": (
         (b"ightning", b"Trainer("),
-        re.compile(rb"import (pytorch_)?lightning|from (pytorch_)?lightning|LightningCLI"),
+        rb"import (pytorch_)?lightning|from (pytorch_)?lightning|LightningCLI",
     ),
 }
 
@@ -104,7 +100,7 @@ def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
     return {
         name
         for name, (words, pattern) in _SEARCHES.items()
-        if name not in known and any(word in data for word in words) and pattern.search(data)
+        if name not in known and any(word in data for word in words) and re.search(pattern, data)
     }
 
 

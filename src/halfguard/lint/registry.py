@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import pkgutil
-import re
 
 from halfguard.errors import UsageError
 from halfguard.lint import rules as rules_package
@@ -33,7 +32,7 @@ def _load(name: str) -> Rule:
         check_yaml=module.check if is_yaml else None,
         contains=tuple(text.encode() for text in meta.contains),
         also_contains=tuple(text.encode() for text in meta.also_contains),
-        pattern=re.compile(meta.pattern.encode()) if meta.pattern else None,
+        pattern=meta.pattern.encode(),
     )
 
 

@@ -43,11 +43,12 @@ class ByteSearch:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._results: dict[bytes, bool] = {}
-        self._matches: dict[re.Pattern[bytes], bool] = {}
+        self._matches: dict[bytes, bool] = {}
 
-    def matches(self, pattern: re.Pattern[bytes]) -> bool:
+    def matches(self, pattern: bytes) -> bool:
         if pattern not in self._matches:
-            self._matches[pattern] = pattern.search(self._data) is not None
+            # re keeps the compiled patterns; they are not compiled at start-up.
+            self._matches[pattern] = re.search(pattern, self._data) is not None
         return self._matches[pattern]
 
     def contains_any(self, texts: tuple[bytes, ...]) -> bool:
@@ -73,7 +74,7 @@ class Rule:
     check_yaml: YamlCheck | None = None
     contains: tuple[bytes, ...] = ()
     also_contains: tuple[bytes, ...] = ()
-    pattern: re.Pattern[bytes] | None = None
+    pattern: bytes = b""
 
     @property
     def code(self) -> str:
@@ -87,5 +88,5 @@ class Rule:
         return (
             search.contains_any(self.contains)
             and (not self.also_contains or search.contains_any(self.also_contains))
-            and (self.pattern is None or search.matches(self.pattern))
+            and (not self.pattern or search.matches(self.pattern))
         )

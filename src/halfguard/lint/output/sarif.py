@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from halfguard.lint.diagnostic import Diagnostic
 from halfguard.lint.registry import all_rules
@@ -19,6 +17,8 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 def to_sarif(results: Sequence[FileResult]) -> str:
     """Return a SARIF log with one run."""
+    import importlib.metadata  # noqa: PLC0415
+
     found = [d for result in results for d in result.diagnostics]
     used = {d.code for d in found}
     rules = [rule for rule in all_rules() if rule.code in used]
@@ -78,4 +78,6 @@ def _result(diagnostic: Diagnostic, index: dict[str, int]) -> dict[str, Any]:
 
 def _uri(path: str) -> str:
     """Return a relative reference for a relative path, and a file URI for an absolute one."""
+    from urllib.parse import quote  # noqa: PLC0415
+
     return Path(path).as_uri() if Path(path).is_absolute() else quote(Path(path).as_posix())

@@ -149,6 +149,7 @@ def values(model: nn.Module) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("how", ["restore", "where"])
+@pytest.mark.host_only  # some are sparse
 def test_buffers_of_every_kind(how: str) -> None:
     model = Odd()
     buffers = Buffers(model, "all")
@@ -174,6 +175,7 @@ def test_buffers_of_every_kind(how: str) -> None:
     assert values(model) == after
 
 
+@pytest.mark.host_only  # it is sparse
 def test_a_buffer_that_cannot_be_written_is_copied_only_when_it_changes() -> None:
     model = Odd()
     buffers = Buffers(model, "all")

@@ -264,9 +264,11 @@ def test_a_weight_that_fp32_can_do_without_is_not_the_cause() -> None:
 def test_frozen_infinities_are_meant() -> None:
     model = nn.Linear(2, 2)
     model.mask = nn.Parameter(torch.tensor([0.0, -math.inf]), requires_grad=False)
-    assert find_bad_weight(model) is None
+    assert find_bad_weight(model, frozenset(dict(model.named_parameters()))) is None
     model.mask = nn.Parameter(torch.tensor([0.0, math.nan]), requires_grad=False)
-    assert find_bad_weight(model) == BadWeight("mask", "NaN")
+    assert find_bad_weight(model, frozenset(dict(model.named_parameters()))) == BadWeight(
+        "mask", "NaN"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -274,7 +276,7 @@ def test_large_weights_are_finite(dtype: torch.dtype) -> None:
     model = nn.Linear(2, 2).to(dtype)
     with torch.no_grad():
         model.weight.fill_(torch.finfo(dtype).max)
-    assert find_bad_weight(model) is None
+    assert find_bad_weight(model, frozenset(dict(model.named_parameters()))) is None
 
 
 def test_parameters_without_numbers_are_left_out() -> None:
@@ -287,7 +289,9 @@ def test_parameters_without_numbers_are_left_out() -> None:
             "bad": nn.Parameter(torch.tensor([math.inf])),
         }
     )
-    assert find_bad_weight(model) == BadWeight("bad", "infinity")
+    assert find_bad_weight(model, frozenset(dict(model.named_parameters()))) == BadWeight(
+        "bad", "infinity"
+    )
 
 
 class Attention(nn.Module):

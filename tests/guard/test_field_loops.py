@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from halfguard.errors import UsageError
+from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
 from halfguard.replaying import replay
 from halfguard.workload import Workload
@@ -373,3 +374,202 @@ def test_fp32_as_a_remedy_over_a_frozen_half_base() -> None:
     assert guard.config.precision == "fp32"
     assert guard.step(loss, torch.randn(2, 4)).applied
     assert (dtypes[0], dtypes[-1]) == (torch.float16, torch.float32)
+
+
+@pytest.mark.parametrize("change", ["growth", "back-off"])
+def test_a_critic_that_steps_twice_is_unscaled_by_the_scale_it_was_scaled_by(change: str) -> None:
+    critic, generator = nn.Linear(4, 1), nn.Linear(4, 1)
+    nets = nn.ModuleDict({"critic": critic, "generator": generator})
+    optimizers = [SGD(net.parameters(), lr=0.0) for net in (critic, generator)]
+    interval = 1 if change == "growth" else 1000
+    scale = {"init": 1024.0, "growth_interval": interval}
+    guard = Guard(nets, optimizers, {"scale": scale})
+    x, norms = torch.randn(8, 4), []
+    for step in range(3):
+        with guard.autocast():
+            loss = critic(x).float().square().mean()
+        big = change == "back-off" and step == 0
+        guard.backward(loss * 1e6 if big else loss)
+        norms.append(guard.update(optimizers[0]).grad_norm)
+    assert guard.scaler.get_scale() == (4096.0 if change == "growth" else 512.0)
+    assert norms[1] == norms[2]
+    guard.backward(generator(x).square().mean())
+    guard.update(optimizers[1])
+    assert norms[1] == pytest.approx(
+        torch.stack(
+            [p.norm() for p in torch.autograd.grad(squared(critic(x)), [*critic.parameters()])]
+        )
+        .norm()
+        .item(),
+        rel=1e-2,
+    )
+
+
+def test_a_bad_loss_of_a_second_critic_step_does_not_lower_the_scale() -> None:
+    critic, generator = nn.Linear(4, 1), nn.Linear(4, 1)
+    nets = nn.ModuleDict({"critic": critic, "generator": generator})
+    optimizers = [SGD(net.parameters(), lr=0.1) for net in (critic, generator)]
+    guard = Guard(nets, optimizers, {"scale": {"init": 1024.0}})
+    for x in (torch.randn(8, 4), torch.full((8, 4), torch.nan), torch.randn(8, 4)):
+        with guard.autocast():
+            loss = squared(critic(x))
+        guard.backward(loss, batch=x)
+        guard.update(optimizers[0])
+    assert guard.scaler.get_scale() == 1024.0
+
+
+def test_a_forward_pass_that_writes_its_own_weight_is_no_step_in_the_backward_pass() -> None:
+    class Normalized(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.copy_(nn.functional.normalize(self.weight))
+            return super().forward(x)
+
+    model = nn.Sequential(Normalized(4, 4), nn.Linear(4, 1))
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), {"precision": "bf16-mixed"})
+    assert all(guard.step(loss_fn, torch.randn(8, 4)).applied for _ in range(3))
+
+
+def test_an_infinite_parameter_that_nothing_uses_is_no_bad_weight() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.unused = nn.Parameter(torch.full((2,), -torch.inf))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.linear(x)
+            return out
+
+    model = Unused()
+    guard = Guard(model, SGD(model.parameters(), lr=0.0), {"skip": {"max_consecutive": 8}})
+    x = torch.randn(8, 4)
+    causes = [
+        guard.step(lambda m, x: (m(x) * 40).float().square().sum(), x).cause for _ in range(20)
+    ]
+    assert causes[0] == "gradient_overflow"
+    assert causes[-1] is None
+
+
+def test_a_lower_floor_by_reconfigure_lets_the_scale_fall() -> None:
+    model = nn.Linear(4, 1)
+    config: dict[str, Any] = {"scale": {"init": 1024.0, "floor": 1024.0}}
+    guard = Guard(model, SGD(model.parameters(), lr=1e-4), config)
+    x = torch.randn(8, 4)
+
+    def large(model: nn.Module, x: Tensor) -> Tensor:
+        return squared(model(x)) * 1e3
+
+    assert not guard.step(large, x).applied
+    guard.reconfigure(GuardConfig.load({"scale": {"init": 1024.0, "floor": 1.0}}))
+    assert any(guard.step(large, x).applied for _ in range(10))
+    assert guard.scaler.get_scale() < 1024.0
+
+
+class Recurrent(nn.Module):
+    h: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.h, self.given = nn.Linear(4, 4), None, list[Any]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.given.append(self.h)
+        y: Tensor = self.cell(x if self.h is None else x + self.h.to(x.dtype))
+        self.h = y.detach()
+        return y
+
+
+def test_a_hidden_state_that_an_epoch_sets_to_none_is_none_in_the_repeat() -> None:
+    model = Recurrent()
+    config = {**SMALL, "skip": {"on_nonfinite": "retry_fp32"}}
+    guard = Guard(model, SGD(model.parameters(), lr=1e-3), config)
+    for _ in range(5):
+        guard.step(loss_fn, torch.randn(8, 4))
+    model.h = None
+    model.given.clear()
+
+    def overflowing(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return squared(y) * (torch.inf if y.dtype == torch.float16 else 1.0)
+
+    assert guard.step(overflowing, torch.randn(8, 4)).action == "retry_fp32"
+    assert model.given == [None, None]
+
+
+def test_a_repeat_recomputes_checkpointed_parts_in_fp32() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def inner(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.float16):
+                out: Tensor = self.linear(x)
+            return out
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return out
+
+    model = Block()
+    guard = Guard(
+        model, SGD(model.parameters(), lr=1e-3), {**SMALL, "skip": {"on_nonfinite": "retry_fp32"}}
+    )
+
+    def overflowing(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return squared(y) * (torch.inf if y.dtype == torch.float16 else 1.0)
+
+    assert guard.step(overflowing, torch.randn(8, 4)).action == "retry_fp32"
+
+
+def test_statistics_are_repaired_beside_a_buffer_that_cannot_be_written() -> None:
+    model = network()
+    model.register_buffer("expanded", torch.zeros(1).expand(4))
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), {**SMALL, "buffers": "all"})
+    x = torch.randn(8, 4)
+    x[0] = torch.nan
+
+    def without_first(model: Any, x: Tensor) -> Tensor:
+        return squared(model[2](model[1](model[0](x)).nan_to_num()))
+
+    guard.step(without_first, x)
+    assert all(buffer.isfinite().all() for buffer in model.buffers())
+
+
+def test_two_forward_passes_with_a_cache_that_grows() -> None:
+    class Growing(nn.Module):
+        cache: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 1)
+            self.register_buffer("cache", torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache = torch.zeros(len(self.cache) + 3)
+            out: Tensor = self.out(self.norm(x))
+            return out
+
+    model = Growing()
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), {**SMALL, "buffers": "all"})
+    for _ in range(3):
+        with guard.autocast():
+            first = squared(model(torch.randn(8, 4)))
+        with guard.autocast():
+            second = squared(model(torch.randn(8, 4)))
+        guard.backward(first + second)
+        assert guard.update().applied
+
+
+def test_a_repeat_sees_the_batch_that_was_given_in_a_tuple() -> None:
+    def popping(model: nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
+        y = model(batch[0].pop("x"))
+        return squared(y) * (torch.inf if y.dtype == torch.float16 else 1.0)
+
+    _, guard = make({**SMALL, "skip": {"on_nonfinite": "retry_fp32"}})
+    batch = ({"x": torch.randn(8, 4)}, torch.zeros(8))
+    assert guard.step(popping, batch).action == "retry_fp32"

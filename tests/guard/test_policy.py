@@ -404,3 +404,11 @@ def test_a_run_without_healthy_steps_ends(steps: list[Signals], settings_: Guard
     bad = BAD[Cause.GRADIENT_SPIKE]  # neither retried nor scale calibration
     decisions, _ = run([bad] * (skip.max_consecutive * ways_out), settings_, state)
     assert Action.HALT in {decision.action for decision in decisions}
+
+
+def test_a_state_of_an_earlier_version_is_read() -> None:
+    earlier = {
+        "streak": 2, "losses": [1.0, 2.0], "grad_norms": [3.0], "rollbacks": 1, "remedies": 0, "trial": 0,
+    }  # fmt: skip
+    state = PolicyState.load(earlier)
+    assert (state.streak, state.spikes.losses, state.spikes.grad_norms) == (2, (1.0, 2.0), (3.0,))

@@ -471,7 +471,8 @@ class Guard:
             self._stepper.release_scale(is_cause=True)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
             decision = replace(decision, action=Action.HALT)
-        if decision.scale is not None and not self._batches.micro_batches:
+        between = not self._batches.micro_batches and not self._stepper.mid_round
+        if decision.scale is not None and between:
             self.scaler.update(decision.scale)
         report.outcome.set_decision(decision, seen)
         if self._pending.lag and cause is not None:
@@ -522,7 +523,8 @@ class Guard:
     def _retry(
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
-        if report.batches.changed_in_place:
+        found = report.outcome.fault_report
+        if found is not None and found.changed_in_place:  # on any rank: all of them decide alike
             return self._skip_unrepeatable(seen, report)
         applied = False
         try:

@@ -70,12 +70,15 @@ class PolicyState:
     @classmethod
     def load(cls, values: Mapping[str, Any]) -> PolicyState:
         """Return the state from ``dataclasses.asdict``, also after JSON has made its tuples lists."""
+        plain = dict(values)
+        # Earlier states had the values of applied steps beside the others.
+        earlier = {key: plain.pop(key) for key in ("losses", "grad_norms") if key in plain}
         spikes: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
-            for key, value in values["spikes"].items()
+            for key, value in plain.pop("spikes", earlier).items()
         }
-        nested = {"spikes": SpikeMemory(**spikes), "nan": NanGradients(**values["nan"])}
-        return cls(**{**values, **nested})
+        nan = NanGradients(**plain.pop("nan", {}))
+        return cls(**plain, spikes=SpikeMemory(**spikes), nan=nan)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,11 @@ def copy_containers(batch: Any) -> Any:
         for key, value in batch.items():
             copied[key] = copy_containers(value)
         return copied
+    if isinstance(batch, tuple):
+        parts = [copy_containers(item) for item in batch]
+        if all(part is item for part, item in zip(parts, batch, strict=True)):
+            return batch
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return [copy_containers(item) for item in batch] if type(batch) is list else batch
 
 

@@ -45,6 +45,7 @@ class FaultReport:
     bad_weight: BadWeight | None = None
     batch_fault: BatchFault | None = None
     batch_known: bool = False  # it was given to the guard, and checked
+    changed_in_place: bool = False  # by a loss function, on any rank: the step cannot be repeated
     divergence: Divergence | None = None
 
     @property
@@ -69,13 +70,15 @@ def investigate(
     report = FaultReport(worst_parameters(gradients, sharded=not replicas.complete))
     if cause not in {Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW}:
         return report
-    bad_weight = find_bad_weight(model)
+    # A finite loss shows that infinite weights, such as a mask, are meant.
+    nan_only = cause is Cause.GRADIENT_OVERFLOW
+    bad_weight = find_bad_weight(model, frozenset(gradients.names), nan_only=nan_only)
     fault = _batch_fault(batches, ignore_index) if cause is Cause.FORWARD_OVERFLOW else None
     finite = cause is Cause.GRADIENT_OVERFLOW or math.isfinite(batches.local_loss)
     known = all(micro.batch is not None for micro in batches.micro_batches)
-    mine = [finite, bad_weight is None, _FAULTS.index(fault), known]
+    mine = [finite, bad_weight is None, _FAULTS.index(fault), known, batches.changed_in_place]
     per_rank = all_gather_numbers([float(answer) for answer in mine], device)
-    if not all(weights_ok for _, weights_ok, _, _ in per_rank):
+    if not all(weights_ok for _, weights_ok, *_ in per_rank):
         bad_weight = next(filter(None, all_gather_object(bad_weight)))
     bad = [rank for rank, (loss_finite, *_) in enumerate(per_rank) if not loss_finite]
     faults = [_FAULTS[int(per_rank[rank][2])] for rank in bad]
@@ -85,6 +88,7 @@ def investigate(
         bad_weight=bad_weight,
         batch_fault=next(filter(None, faults), None),
         batch_known=bool(bad) and all(per_rank[rank][3] for rank in bad),
+        changed_in_place=any(changed for *_, changed in per_rank),
     )
 
 
@@ -100,19 +104,27 @@ def _batch_fault(batches: StepBatches, ignore_index: int) -> BatchFault | None:
 
 
 @torch.no_grad()
-def find_bad_weight(model: nn.Module) -> BadWeight | None:
+def find_bad_weight(
+    model: nn.Module, used: frozenset[str], *, nan_only: bool = False
+) -> BadWeight | None:
     """Return the first parameter of this rank that is not finite. This reads the device.
 
-    A frozen one must hold NaN: a constant that is stored as a parameter, such as a mask, may be infinite.
+    A frozen one must hold NaN: a constant that is stored as a parameter, such as a mask, may be infinite. A
+    trainable one must be among the ``used``, those with a gradient: others did not take part.
     """
-    named = [(name, p, _largest(p)) for name, p in model.named_parameters()]
+    named = [
+        (name, p, _largest(p))
+        for name, p in model.named_parameters()
+        if name in used or not p.requires_grad
+    ]
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for _, _, largest in named:
         by_kind.setdefault((largest.device, largest.dtype), []).append(largest)
     read = {kind: iter(torch.stack(values).tolist()) for kind, values in by_kind.items()}
     for name, parameter, largest in named:
         value = next(read[largest.device, largest.dtype])
-        if math.isnan(value) or (math.isinf(value) and parameter.requires_grad):
+        is_bad = math.isinf(value) and parameter.requires_grad and not nan_only
+        if math.isnan(value) or is_bad:
             return BadWeight(name, "NaN" if math.isnan(value) else "infinity")
     return None
 

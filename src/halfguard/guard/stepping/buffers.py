@@ -124,20 +124,16 @@ class Buffers:
             if refused.item():  # rare: ``needs_host`` tells in advance
                 self.restore()
             return
-        for group in self._groups:
-            group.select(group.of(live), to_device(refused, group.kept_flat.device))
+        self._select(live, refused)
 
     @torch.no_grad()
     def restore_poisoned(self) -> None:
         """Write all saved values back if a statistic is not finite, as seen by the device."""
-        total = self.sum_of_statistics()
-        if total is None or self._single:
-            return
-        poisoned = ~total.isfinite()
-        # .data: a graph that is still to be used must not see a write to what it saved.
-        live = [tensor.data for tensor in self._live()]
-        for group in self._groups:
-            group.select(group.of(live), to_device(poisoned, group.kept_flat.device))
+        live = self._live()
+        total = None if self._changed(live) else self.sum_of_statistics()
+        if total is not None:
+            # .data: a graph that is still to be used must not see a write to what it saved.
+            self._select([tensor.data for tensor in live], ~total.isfinite())
 
     @torch.no_grad()
     def restore_nonfinite(self) -> bool:
@@ -148,8 +144,12 @@ class Buffers:
         bad = [~group.gather(live).isfinite() for group in self._groups if group.is_statistic]
         found = any(bool(mask.any()) for mask in bad)
         if found:
-            self.restore_where(torch.zeros((), dtype=torch.bool, device=bad[0].device))
+            self._select(live, torch.zeros((), dtype=torch.bool, device=bad[0].device))
         return found
+
+    def _select(self, live: list[Tensor], refused: Tensor) -> None:
+        for group in self._groups:
+            group.select(group.of(live), to_device(refused, group.kept_flat.device))
 
     def _live(self) -> list[Any]:
         return [place.registry.get(place.name) for place in self._places]

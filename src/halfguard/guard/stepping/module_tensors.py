@@ -36,7 +36,8 @@ class ModuleTensors:
         self._enabled = enabled
         self._steps = 0
         self._places: list[tuple[Registry, str]] = []
-        self._attributes: dict[int, Registry] = {}  # by registry, while tensors may still be None
+        self._seen: dict[tuple[int, str], tuple[Registry, str]] = {}  # held a tensor once
+        self._attributes: dict[int, Registry] = {}  # of modules that hold None in a tensor's place
         self.references: list[Reference] = []
 
     def keep(self) -> None:
@@ -46,14 +47,18 @@ class ModuleTensors:
         if self._steps < _SCAN_FIRST or self._steps % _SCAN_EVERY == 0:
             tracked = self._buffers.tracked()
             found = _find(self._model, with_none=self._steps < _SCAN_FIRST - 1)
-            self._places = [(r, name) for r, name in found if (id(r), name) not in tracked]
-            self._attributes = {id(r): dict(r) for r, name in self._places if r[name] is None}
+            places = {(id(r), name): (r, name) for r, name in found}
+            # A hidden state that is None at the start of an epoch will be a tensor again.
+            self._seen |= {key: (r, n) for key, (r, n) in places.items() if r[n] is not None}
+            known = {key: place for key, place in self._seen.items() if place[1] in place[0]}
+            self._places = [p for key, p in (known | places).items() if key not in tracked]
         self._steps += 1
         self.references = [
             (registry, name, value, _version(value))
             for registry, name in self._places
             if not _has_graph(value := registry.get(name, _MISSING))
         ]
+        self._attributes = {id(r): dict(r) for r, _, value, _ in self.references if value is None}
 
     def restore(
         self, references: Sequence[Reference] | None = None, *, poisoned_only: bool = False

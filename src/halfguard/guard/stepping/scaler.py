@@ -286,12 +286,35 @@ class GradScaler(torch.amp.GradScaler):
         left = cast(Tensor, self._overflows_left)
         left.copy_(torch.where(due > 0, float(self._backoff_after), left))
 
-    def restart(self, init_scale: float, floor: float, ceiling: float) -> None:
-        """Scale from now on, as a new scaler with these bounds would."""
-        check_bounds(floor, init_scale, ceiling)
-        self._floor, self._ceiling, self._init_scale = floor, ceiling, init_scale
+    def restart(self, init_scale: float) -> None:
+        """Scale from now on, as a new scaler would."""
+        self._init_scale = init_scale
         if self._scale is not None:
             self._scale.fill_(init_scale)
+
+    def set_bounds(self, floor: float, ceiling: float) -> None:
+        """Set floor and ceiling; the scale is moved into them."""
+        self._init_scale = min(max(self._init_scale, floor), ceiling)
+        check_bounds(floor, self._init_scale, ceiling)
+        self._floor, self._ceiling = floor, ceiling
+        if self._scale is not None:
+            self._scale.clamp_(floor, ceiling)
+
+    def finish_round(self, *, open_losses: int) -> Tensor:
+        """Update the scale for the steps so far, and return it; until it is set, the present one is used.
+
+        An optimizer steps again before the others did. The last ``open_losses`` losses belong to that step,
+        and its gradients are scaled already.
+        """
+        scale, _ = self._check_scale_growth_tracker("finish_round")
+        used = scale.clone()
+        first_open = len(self._losses) - open_losses
+        self._losses, still_open = self._losses[:first_open], self._losses[first_open:]
+        self.update()
+        self._losses = still_open
+        following = scale.clone()
+        scale.copy_(used)
+        return following
 
     def set_growth_interval(self, new_interval: int) -> None:
         """Set the growth interval; keep the count of successes below it, or torch would never grow again."""

@@ -110,11 +110,20 @@ class Stepper:
         elif not wide and self._in_fp32 is not None:
             self._in_fp32.close()
             self._in_fp32 = None
+        norm_types = [c.clip.norm_type if c.clip else 2.0 for c in (self.config, config)]
         self.config = config
-        if Precision(config.precision).needs_loss_scale and not self._scales:
-            self._scales = True
-            self.scaler.restart(config.scale.init, config.scale.floor, config.scale.ceiling)
+        if norm_types[0] != norm_types[1]:
+            self._parameter_ids = []
+            self.refresh_parameters()  # how ranks add up their parts depends on it
         self.scaler.set_growth_interval(config.scale.growth_interval)
+        if not Precision(config.precision).needs_loss_scale:
+            return
+        if not self._scales:
+            self._scales = True
+            self.scaler.restart(config.scale.init)
+        self.scaler.set_growth_factor(config.scale.growth_factor)
+        self.scaler.set_backoff_factor(config.scale.backoff_factor)
+        self.scaler.set_bounds(config.scale.floor, config.scale.ceiling)
 
     def keep_state(self) -> None:
         """Save the state that a forward pass changes: buffers, and tensors that modules hold."""
@@ -164,16 +173,18 @@ class Stepper:
         batches.add(self.scaler.last_loss, micro)
         if len(batches.micro_batches) == self._expected:
             self._announce(batches, check=check)
+        version = self._first_weight._version
         self._run_backward(scaled, retain_graph=retain_graph)
-        self._raise_if_stepped_in_backward()
+        if not self._backward_checked:
+            self._raise_if_stepped_in_backward(version)
         if self.config.accumulate > 1:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, MasterWeights):
                     optimizer.collect_gradients()  # micro-batches are summed in FP32
 
-    def _raise_if_stepped_in_backward(self) -> None:
+    def _raise_if_stepped_in_backward(self, version: int) -> None:
         """Raise at the first step if the backward pass changed weights: nobody could refuse that."""
-        if not self._backward_checked and self.weights_replaced:
+        if self._first_weight._version != version:
             self.half_applied = True
             raise UsageError(
                 "The backward pass changed the weights: an optimizer steps inside it, in a hook, before "
@@ -191,17 +202,23 @@ class Stepper:
         check: bool,
     ) -> tuple[Tensor, Gradients]:
         """Unscale and measure; return the row of the step and its gradients."""
-        if any(id(optimizer) in self._stepped for optimizer in optimizers):
-            self._finish_update()  # a second step before the others had one, as a GAN's critic may have
         self._reduce_partial(optimizers)
+        next_scale = None
+        if any(id(optimizer) in self._stepped for optimizer in optimizers):
+            # A second step before the others had one, as a GAN's critic may have.
+            next_scale = self.scaler.finish_round(open_losses=len(batches.micro_batches))
+            self._stepped.clear()
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
+        scale = self.scaler._get_scale_async()
+        if scale is not None and next_scale is not None:
+            used, scale = scale, scale.clone()
+            used.copy_(next_scale)
         gradients = self._measure(optimizers)
         found = [self.scaler.found_inf(optimizer) for optimizer in optimizers]
         overflow = (
             found[0] if len(found) == 1 else torch.stack([f.to(found[0]) for f in found]).amax()
         )
-        scale = self.scaler._get_scale_async()
         if batches.loss is None or scale is None:
             raise UsageError("update() was called without a backward pass since the last one.")
         if not self._consensus.has_sum_of(batches.loss):
@@ -286,9 +303,10 @@ class Stepper:
             set_generator_state(generator, state)
         held_back = self._holds_back(index)
         self._sync_begun = self.config.accumulate > 1 and not held_back
-        with self._wrappers.defer_gradient_sync(held_back):
-            with full_precision(self.device.type), without_autocast():
-                part = trainable_loss(micro.loss_fn(self.model, micro.batch))
+        syncing = self._wrappers.defer_gradient_sync(held_back)
+        # The backward pass too: checkpointing computes its parts again there.
+        with syncing, full_precision(self.device.type), without_autocast():
+            part = trainable_loss(micro.loss_fn(self.model, micro.batch))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
             self._run_backward(part)
         return part.detach()
@@ -311,6 +329,11 @@ class Stepper:
         except BaseException:
             self.half_applied |= changed
             raise
+
+    @property
+    def mid_round(self) -> bool:
+        """True if some optimizers have stepped since the scale was updated, and others have not."""
+        return bool(self._stepped)
 
     def release_scale(self, *, is_cause: bool) -> None:
         """Update the scale that ``apply`` held back; it falls only if it ``is_cause`` of the overflow."""

@@ -187,9 +187,11 @@ class _Group:
 
     def select(self, live: list[Tensor], refused: Tensor) -> None:
         torch._foreach_copy_(self._new, live)
+        new, kept = self._new_flat, self.kept_flat
         if self.is_statistic:
-            refused = refused | ~self._new_flat.isfinite()
-        torch.where(refused, self.kept_flat, self._new_flat, out=self._new_flat)
+            torch.where(new.isfinite().logical_and_(~refused), new, kept, out=new)
+        else:
+            torch.where(refused, kept, new, out=new)
         torch._foreach_copy_(live, self._new)
 
 

@@ -263,7 +263,9 @@ class Stepper:
             if known:
                 self.buffers.restore()
                 self.module_tensors.restore()
-            elif known is None or self._keeps_at_end:
+            elif isinstance(refused, Tensor):
+                self.buffers.restore_where(refused)
+            elif self._keeps_at_end:
                 self.buffers.restore_where(refusal != 0)
             self._end()
         except BaseException:

@@ -30,6 +30,11 @@ def parse_yaml(text: str, where: str) -> Mapping[str, Any]:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not YAML: {error}.") from error
+    except ValueError as error:  # such as 2026-13-45, which YAML takes for a date
+        raise ConfigError(
+            f"{where} contains a value that YAML takes for a date or a number, but cannot read: {error}.",
+            cure="Put quotes around the value if it is a text.",
+        ) from error
     if values is None:
         return {}
     if not isinstance(values, dict):

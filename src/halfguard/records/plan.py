@@ -83,7 +83,7 @@ class PrecisionPlan(Record):
         """Read a plan; nothing in the file is executed."""
         try:
             body = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
             raise RecordError(f"This is not a plan: it is not YAML ({error}).") from error
         if not isinstance(body, dict) or body.pop("kind", None) != cls.kind:
             raise RecordError("This is not a plan: its first line is not 'kind: plan'.")

@@ -415,6 +415,7 @@ def test_early_steps_are_counted_for_each_scheduler() -> None:
     assert SchedulerAndEma(model, [first], None, None).early_steps == 0
 
 
+@pytest.mark.host_only
 def test_a_scheduler_of_the_inner_optimizer_advances_with_master_weights() -> None:
     model = nn.Linear(4, 1).half()
     inner = SGD(model.parameters(), lr=1.0)

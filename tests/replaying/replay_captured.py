@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import shutil
 import subprocess
 import sys
@@ -103,12 +104,14 @@ def from_patched_source(patch: str, name: str, work: Path) -> Workload:
 def result_of(run: Path) -> dict[str, Any]:
     incident = open_incident(run / "incidents" / "000000-r0")
     autopsy = replay(incident)  # from the folder and its own ENTRY
+    record = incident.record
     equal = same_gradients(incident, run / "gradients.safetensors")
     cured = None if autopsy.cure is None else applied(incident, autopsy, run / "cure")
     return {
         "name": run.name,
         "autopsy": autopsy.to_json(),
         "same_gradients": equal,
+        "comparable": any(map(math.isfinite, (record.step.loss, *record.grad_norms.values()))),
         "cured": cured,
     }
 

@@ -45,7 +45,9 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_loss_and_gradients_are_bitwise_the_same(case: Case, results: dict[str, Any]) -> None:
     assert results[case.name]["same_gradients"]
-    assert autopsy_of(results, case).reproduced == "bitwise"
+    # Where all numbers of the incident are NaN, replay cannot know that the gradients are equal.
+    expected = "bitwise" if results[case.name]["comparable"] else "same fault"
+    assert autopsy_of(results, case).reproduced == expected
 
 
 @pytest.mark.parametrize("case", CURABLE, ids=str)

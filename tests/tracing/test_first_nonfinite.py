@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from halfguard.errors import UsageError
 from halfguard.tracing import Culprit, find_first_nonfinite
-from tests.support.devices import chosen_device, place
+from tests.support.devices import place
 from tests.support.zoo import HEALTHY, PLANTED_FAILURES, Job, PlantedFailure, line_of
 
 # The models of this file have random weights.
 pytestmark = pytest.mark.usefixtures("seed")
 
+# Their code makes tensors on the host.
 NEEDS_HOST = {"rnn-exp", "graph-degree-sum", "attention-masked-row"}
 
 
@@ -26,10 +27,14 @@ def diagnose(job: Job) -> Culprit | None:
 @pytest.mark.placed_by_hand
 @pytest.mark.usefixtures("device")
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # torch's own, for one of them
-@pytest.mark.parametrize("plant", PLANTED_FAILURES, ids=str)
+@pytest.mark.parametrize(
+    "plant",
+    [
+        pytest.param(p, id=str(p), marks=pytest.mark.host_only if p.name in NEEDS_HOST else ())
+        for p in PLANTED_FAILURES
+    ],
+)
 def test_a_planted_failure_is_named_by_operation_module_and_line(plant: PlantedFailure) -> None:
-    if chosen_device().type != "cpu" and plant.name in NEEDS_HOST:
-        pytest.skip("its code makes tensors on the host")
     job = plant.make(0)
     culprit = diagnose(Job(place(job.model), job.loss_fn, place(job.batch)))
     assert culprit is not None

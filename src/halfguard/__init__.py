@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from halfguard.diagnosis.doctor import doctor
     from halfguard.guard.config import GuardConfig
     from halfguard.guard.guard import Guard
+    from halfguard.guard.guard_scaler import GuardScaler
+    from halfguard.guard.hosted import HostedGuard
     from halfguard.guard.stepping.outcome import StepOutcome
     from halfguard.guard.stepping.scaler import GradScaler
     from halfguard.precision import MasterWeights, half_state_dict, upcast_trainable
@@ -38,6 +40,8 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "GradScaler": ("halfguard.guard.stepping.scaler", "GradScaler", "torch"),
     "Guard": ("halfguard.guard.guard", "Guard", "torch"),
     "GuardConfig": ("halfguard.guard.config", "GuardConfig", "torch"),
+    "GuardScaler": ("halfguard.guard.guard_scaler", "GuardScaler", "torch"),
+    "HostedGuard": ("halfguard.guard.hosted", "HostedGuard", "torch"),
     "MasterWeights": ("halfguard.precision", "MasterWeights", "torch"),
     "PrecisionPlan": ("halfguard.records.plan", "PrecisionPlan", None),
     "StepOutcome": ("halfguard.guard.stepping.outcome", "StepOutcome", "torch"),
@@ -64,6 +68,8 @@ __all__ = [
     "GradScaler",
     "Guard",
     "GuardConfig",
+    "GuardScaler",
+    "HostedGuard",
     "MasterWeights",
     "PrecisionPlan",
     "StepOutcome",

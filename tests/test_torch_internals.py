@@ -89,7 +89,7 @@ def a_view_is_known() -> None:
     assert (x._is_view(), x[:1]._is_view()) == (False, True)
 
 
-@used_by("guard replaying", "_values")
+@used_by("checkpoints guard replaying", "_values")
 def values_of_a_sparse_tensor_share_its_memory() -> None:
     x = torch.eye(2).to_sparse()
     x._values().mul_(3)
@@ -115,7 +115,7 @@ def copies_of_lists_convert_dtypes() -> None:
     assert half[0].tolist() == [1.0, math.inf]
 
 
-@used_by("guard replaying", "torch._foreach_norm")
+@used_by("checkpoints guard replaying", "torch._foreach_norm")
 def norms_of_lists() -> None:
     xs = [torch.tensor([3.0, 4.0]), torch.tensor([math.nan])]
     assert torch._foreach_norm(xs, 2.0)[0] == 5
@@ -274,7 +274,7 @@ def convolutions_have_a_common_class() -> None:
 
 
 @used_by("guard", "_non_persistent_buffers_set")
-@used_by("guard precision", "_buffers")
+@used_by("diagnosis guard precision", "_buffers")
 def buffers_are_listed_and_non_persistent_ones_are_known() -> None:
     module = nn.Module()
     module.register_buffer("kept", torch.zeros(1))
@@ -294,6 +294,20 @@ def a_compiled_module_holds_the_original() -> None:
     assert "_orig_mod.weight" in dict(compiled.named_parameters())
     assert type(compiled).__module__.startswith("torch._dynamo.")
     assert Path(inspect.getfile(type(compiled))).parts[-2:] == ("_dynamo", "eval_frame.py")
+
+
+@used_by("diagnosis", "_compiled_call_impl")
+def a_module_compiled_in_place_is_known() -> None:
+    model = nn.Linear(1, 1)
+    assert model._compiled_call_impl is None
+    model.compile(backend="eager")
+    assert model._compiled_call_impl is not None
+
+
+@used_by("checkpoints", "_metadata")
+def a_state_dict_has_the_versions_of_modules() -> None:
+    saved: Any = nn.BatchNorm1d(1).state_dict()
+    assert saved._metadata[""]["version"] == 2
 
 
 @used_by("step", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

@@ -52,7 +52,7 @@ def check(setup: TrainingSetup) -> Iterator[Finding]:
 
 def _is_compiled(module: nn.Module) -> bool:
     compiled_in_place = getattr(module, "_compiled_call_impl", None) is not None
-    return compiled_in_place or COMPILED in module._modules
+    return compiled_in_place or COMPILED in dict(module.named_children())
 
 
 def _tolerance(setup: TrainingSetup) -> float:

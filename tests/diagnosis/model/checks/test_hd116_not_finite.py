@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import halfguard as hg
 from halfguard.errors import UsageError
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
+from tests.support.zoo import HEALTHY, PLANTED_FAILURES, PlantedFailure, line_of
 
 
 class Square(nn.Module):
@@ -153,3 +154,24 @@ def test_a_batch_that_raises_is_no_finding_of_this_kind() -> None:
     assert "HD116" not in codes(examine(net(), loss, torch.ones(2, 5)))
     with pytest.raises(UsageError):
         hg.doctor(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "plant", [p for p in PLANTED_FAILURES if p.phase == "forward" and not p.compiled], ids=str
+)
+def test_planted_failures_are_found_with_their_line(plant: PlantedFailure) -> None:
+    job = plant.make(0)
+    finding = found(hg.doctor(job.model, loss=job.loss_fn, batch=job.batch), "HD116")
+    if plant.kind == "op":
+        _, line = line_of(plant)
+        assert f":{line}: " in finding.message
+        assert finding.subject == (plant.module or None)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, None])
+def test_intended_infinities_are_healthy(name: str, dtype: torch.dtype | None) -> None:
+    job = HEALTHY[name](0)
+    with torch.autocast("cpu", dtype or torch.float16, enabled=dtype is not None):
+        diagnosis = hg.doctor(job.model, loss=job.loss_fn, batch=job.batch)
+    assert {"HD116", "HD117", "HD118"}.isdisjoint(codes(diagnosis))

@@ -115,7 +115,7 @@ def copies_of_lists_convert_dtypes() -> None:
     assert half[0].tolist() == [1.0, math.inf]
 
 
-@used_by("checkpoints guard replaying", "torch._foreach_norm")
+@used_by("guard replaying", "torch._foreach_norm")
 def norms_of_lists() -> None:
     xs = [torch.tensor([3.0, 4.0]), torch.tensor([math.nan])]
     assert torch._foreach_norm(xs, 2.0)[0] == 5

@@ -216,14 +216,20 @@ def test_rows_that_are_read_late_are_logged_late_under_their_own_step() -> None:
     assert run.steps == [0, 2, 5]
 
 
+def test_before_the_first_step_there_is_nothing_to_read() -> None:
+    guard = Logged().guard
+    assert (guard.counts.steps, guard.last_step) == (0, None)
+
+
 def test_counts_decide_nothing() -> None:
     run = Logged(fused=True, lag=2)
-    assert run.guard.counts.steps == 0
-    assert getattr(run.guard, "last_step") is None  # noqa: B009 - mypy would narrow it for good
     run.run(GOOD, BAD, GOOD)
     assert run.guard.counts.steps == 1
     assert len(run.guard._pending._queue) == 2
-    assert run.guard.last_step == (0, GOOD, pytest.approx(0.5 * math.sqrt(3)), 8.0)
+    last = run.guard.last_step
+    assert last is not None
+    assert (last.step, last.loss, last.scale) == (0, GOOD, 8)
+    assert last.grad_norm == pytest.approx(0.5 * math.sqrt(3))
     assert run.guard.summary().steps == run.guard.counts.steps == 3
 
 

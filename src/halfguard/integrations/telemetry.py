@@ -8,6 +8,7 @@ and which exporter receive the numbers is the application's choice.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -68,8 +69,9 @@ def _reductions(guard: Guard) -> Values:
 def _last(field: str) -> Callable[[Guard], Values]:
     def read(guard: Guard) -> Values:
         last = guard.last_step
-        if last is not None:
-            yield getattr(last, field), {}
+        # An SDK drops NaN and infinity, with a warning at every scrape: a gap says the same.
+        if last is not None and math.isfinite(value := getattr(last, field)):
+            yield value, {}
 
     return read
 

@@ -26,6 +26,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
 from torch.optim import SGD
 
 import halfguard as hg
+from halfguard.guard.metrics_log import METRICS
 from halfguard.integrations.telemetry import INSTRUMENTS, observe
 from halfguard.records import Cause
 from tests.integrations.tracked_run import loss_fn
@@ -313,3 +314,18 @@ def panel_queries() -> list[tuple[str, str]]:
 
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return [(panel["title"], filled(t["expr"])) for panel in panels for t in panel["targets"]]
+
+
+def test_the_reference_lists_every_name_with_its_meaning() -> None:
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    rows = [
+        tuple(line.strip("| ").split(" | ")) for line in page.splitlines() if "| `halfg" in line
+    ]
+    logged = [(f"`{name}`", meaning) for name, meaning in METRICS.items()]
+    observed = [
+        (f"`{i.name}`", "counter" if i.counts else "gauge", i.description) for i in INSTRUMENTS
+    ]
+    assert rows[: len(logged)] == logged
+    assert [row[:3] for row in rows[len(logged) :]] == [
+        (name, kind, meaning) for name, kind, meaning in observed
+    ]

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from halfguard import __version__
 from halfguard.dist.collectives import rank
 from halfguard.errors import MissingExtraError
 from halfguard.guard.guard import Guard
@@ -113,7 +112,7 @@ def observe(
     guards = _observed.setdefault(provider, [])
     guards.append(_Observed(weakref.ref(guard), dict(attributes or {})))
     if first:
-        meter = get_meter("halfguard", __version__, provider)
+        meter = get_meter("halfguard", meter_provider=provider)
         for instrument in INSTRUMENTS:
             _create(meter, instrument, guards)
 

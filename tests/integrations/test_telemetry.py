@@ -32,6 +32,7 @@ from halfguard.records import Cause
 from tests.integrations.tracked_run import loss_fn
 from tests.support.counting import OpCounter
 from tests.support.docs import ROOT
+from tests.support.ranks import Ranks
 
 RULES = ROOT / "contrib/prometheus/halfguard.rules.yml"
 DASHBOARD = ROOT / "contrib/grafana/halfguard.json"
@@ -133,6 +134,22 @@ def test_two_guards_are_told_apart_and_one_that_is_gone_is_no_longer_read(
     del guards["b"], guard
     gc.collect()
     assert {key[1] for key in read(reader)} == {"a"}
+
+
+def _names_offered_here() -> set[str]:
+    reader, guard = InMemoryMetricReader(), make_guard()
+    observe(guard, meter_provider=MeterProvider([reader]))
+    guard.step(loss_fn, batch())
+    return {name for name, *_ in read(reader)} if reader.get_metrics_data() else set()
+
+
+@pytest.mark.slow
+def test_rank_0_offers_its_numbers_alone() -> None:
+    ranks = Ranks(2)
+    try:
+        assert ranks.run(_names_offered_here) == [{i.name for i in INSTRUMENTS}, set()]
+    finally:
+        ranks.close()
 
 
 _API_ALONE = """

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.acceptance.jobs import FUSED
 from halfguard.acceptance.large_job import LAYERS, LargeJob, Step, width_for
-from halfguard.acceptance.setting import Cases, Setting
+from halfguard.acceptance.setting import Cases, Setting, wait_for
 from halfguard.records.acceptance import AcceptanceCase
 from halfguard.step.random_state import seeded
 from halfguard.workload.timing import medians, ratios, time_interleaved
@@ -52,24 +52,22 @@ def run(setting: Setting) -> Cases:
 def _operations(device: torch.device, optimizer: str) -> AcceptanceCase:
     few, many = (_added(device, optimizer, layers) for layers in (LAYERS, 3 * LAYERS))
     grows = f"{few} added operations with {LAYERS} layers, {many} with {3 * LAYERS}"
-    return AcceptanceCase(
-        name=f"added operations, {optimizer}",
-        status="passed" if few == many else "failed",
-        detail="" if few == many else grows,
-        figures={"added operations": few},
-    )
+    problem = "" if few == many else grows
+    return AcceptanceCase.judged(f"added operations, {optimizer}", problem, added_operations=few)
 
 
 def _added(device: torch.device, optimizer: str, layers: int) -> int:
     bare, guarded = (LargeJob(device, optimizer, COUNTING_WIDTH, layers) for _ in range(2))
-    return _count(guarded.guarded()) - _count(bare.bare())
+    return _count(guarded.guarded(), device) - _count(bare.bare(), device)
 
 
-def _count(step: Step) -> int:
+def _count(step: Step, device: torch.device) -> int:
     for _ in range(WARM_UP):
         step()
-    with _Counter() as counter:
+    counter = _Counter()
+    with counter:
         step()
+    wait_for(device)
     return counter.count
 
 

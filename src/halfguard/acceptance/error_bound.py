@@ -17,9 +17,10 @@ itself (it is backward stable), so its error is bounded by
   (``parity.bounds``).
 - s counts the stages of operations that consist of several kernels; each rounds what the next one reads.
 
-In FP32 the bound is near 1e-5 of the result: a result that was computed in half misses it by a factor of
-about 50. In 16 bits a single kernel must be within r units of roundoff, so a wrong algorithm or a sum that
-was kept in half over many terms is found, and an error of one rounding is not.
+In FP32 the bound is near 1e-5 of the result: results that were computed in half exceed it, by factors from
+8 up in the operations that a test tries. In 16 bits a single kernel must be within r units of roundoff, so
+a wrong algorithm or a sum that was kept in half over many terms is found, and an error of one rounding is
+not.
 """
 
 from __future__ import annotations

@@ -13,19 +13,16 @@ Every step has a random seed of its own, because a loop that never saw a batch d
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from halfguard.acceptance.comparing import deterministic, differences, state_of
+from halfguard.acceptance.fault_cells import FAULTS, MODELS, PHASES, Cell, cells
 from halfguard.acceptance.jobs import (
     MAX_NORM,
     OPTIMIZERS,
-    Batch,
     bare_step,
     loss_fn,
     make_batch,
@@ -44,95 +41,13 @@ CLAIM = "After any fault, in any phase, the weights are bitwise what they must b
 SCALE, AFTER = 64.0, 3
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A change of one batch, the cause that must be named, and whether FP32 cures it."""
-
-    name: str
-    part: str
-    value: float
-    cause: Cause
-    cured_by_fp32: bool = False
-
-    def plant(self, batch: Batch) -> Batch:
-        """Return the batch with the fault in it."""
-        planted = {name: tensor.clone() for name, tensor in batch.items()}
-        place = planted[self.part][1, 2] if self.part == "x" else planted[self.part]
-        place.fill_(self.value)
-        return planted
-
-
-FAULTS = (
-    Fault("NaN in the batch", "x", math.nan, Cause.BAD_BATCH),
-    Fault("infinity in the batch", "x", math.inf, Cause.BAD_BATCH),
-    Fault("overflow in the forward pass", "value", 1e6, Cause.FORWARD_OVERFLOW, cured_by_fp32=True),
-    Fault("NaN in the loss", "nan_loss", 1, Cause.FORWARD_OVERFLOW),
-    Fault("NaN in the gradient", "gradient", math.nan, Cause.GRADIENT_OVERFLOW),
-    Fault("overflow in the gradient", "gradient", 1e6, Cause.GRADIENT_OVERFLOW, cured_by_fp32=True),
-)
-# Healthy steps before the fault, micro-batches per step, and the one of them with the fault.
-PHASES = {
-    "in the first step": (0, 1, 0),
-    "in a later step": (5, 1, 0),
-    "in the first of four micro-batches": (3, 4, 0),
-    "in the last of four micro-batches": (3, 4, 3),
-}
-MODELS = ("MLP with BatchNorm", "transformer")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of the matrix."""
-
-    fault: Fault
-    phase: str
-    model: str
-    optimizer: str
-    retry: bool
-
-    def __str__(self) -> str:
-        reaction = "repeated in FP32" if self.retry else "skipped"
-        return f"{self.fault.name} {self.phase}, {reaction}: {self.model}, {self.optimizer}"
-
-    @property
-    def action(self) -> Action:
-        """What the guard must do."""
-        return Action.RETRY if self.retry and self.fault.cured_by_fp32 else Action.SKIP
-
-    @property
-    def lowers_scale(self) -> bool:
-        """True if gradients overflowed, unless repeating in FP32 showed that no scale helps."""
-        helpless = self.retry and not self.fault.cured_by_fp32
-        return self.fault.cause is Cause.GRADIENT_OVERFLOW and not helpless
-
-    def batches(self, step: int, device: torch.device) -> list[Batch]:
-        """Return the micro-batches of a step; the fault is planted after the healthy steps."""
-        before, count, planted = PHASES[self.phase]
-        made = [make_batch(100 * step + index, device) for index in range(count)]
-        if step == before:
-            made[planted] = self.fault.plant(made[planted])
-        return made
-
-
 def run(setting: Setting) -> Cases:
     """Yield a case for each cell, and one for a rollback."""
     with deterministic(), seeded(0):
-        for cell in _cells(every=setting.size.every_combination):
+        for cell in cells(every=setting.size.every_combination):
             yield _judge(cell, setting.device)
         for optimizer in OPTIMIZERS:
             yield _roll_back(optimizer, setting.device)
-
-
-def _cells(*, every: bool) -> Iterator[Cell]:
-    pairs = list(itertools.product(FAULTS, PHASES))
-    kinds = list(itertools.product(MODELS, OPTIMIZERS, (False, True)))
-    if every:
-        yield from (Cell(*pair, *kind) for pair, kind in itertools.product(pairs, kinds))
-        return
-    # Every fault in every phase, and every kind of run, each at least once.
-    yield from (
-        Cell(*pair, *kind) for pair, kind in zip(pairs, itertools.cycle(kinds), strict=False)
-    )
 
 
 def _judge(cell: Cell, device: torch.device) -> AcceptanceCase:
@@ -141,8 +56,7 @@ def _judge(cell: Cell, device: torch.device) -> AcceptanceCase:
         problem = f"{action}, {cause} instead of {cell.action}, {cell.fault.cause}"
     else:
         problem = differences(_by_hand(cell, device), found)
-    status = "failed" if problem else "passed"
-    return AcceptanceCase(name=str(cell), status=status, detail=problem)
+    return AcceptanceCase.judged(str(cell), problem)
 
 
 def _guarded(cell: Cell, device: torch.device) -> tuple[dict[str, Any], Action, Cause | None]:
@@ -214,8 +128,6 @@ def _roll_back(optimizer: str, device: torch.device) -> AcceptanceCase:
     ended = state_of(model, [])
     to = [step + 1 for step, state in enumerate(states[:-1]) if not differences(state, ended)]
     good = rollbacks == 1 and len(to) == 1
-    detail = "" if good else f"{rollbacks} rollbacks, to the weights after steps {to}"
-    figures = {"steps": steps, "rolled back to step": to[0] if to else math.nan}
-    return AcceptanceCase(
-        name=name, status="passed" if good else "failed", detail=detail, figures=figures
-    )
+    problem = "" if good else f"{rollbacks} rollbacks, to the weights after steps {to}"
+    reached = to[0] if to else math.nan
+    return AcceptanceCase.judged(name, problem, steps=steps, rolled_back_to_step=reached)

@@ -78,9 +78,8 @@ def _compare(job: _Job, setting: Setting) -> AcceptanceCase:
     problem = differences(first, found)
     if not problem and applied != setting.size.steps:
         problem = f"{applied} of {setting.size.steps} steps were applied"
-    figures = {"steps": setting.size.steps, "values compared": len(first)}
-    status = "failed" if problem else "passed"
-    return AcceptanceCase(name=str(job), status=status, detail=problem, figures=figures)
+    steps, compared = setting.size.steps, len(first)
+    return AcceptanceCase.judged(str(job), problem, steps=steps, values_compared=compared)
 
 
 def _bare(job: _Job, data: list[Batch]) -> dict[str, Any]:

@@ -88,10 +88,8 @@ def _capture_and_replay(fault: _Planted, optimizer: str, setting: Setting) -> Ac
         return AcceptanceCase(name=name, status="failed", detail="no incident was captured")
     found = replay(folder, ENTRY)
     problem = fault.problem(found)
-    figures = {"bitwise": float(found.reproduced == "bitwise"), "changes tried": len(found.trials)}
-    return AcceptanceCase(
-        name=name, status="failed" if problem else "passed", detail=problem, figures=figures
-    )
+    bitwise = float(found.reproduced == "bitwise")
+    return AcceptanceCase.judged(name, problem, bitwise=bitwise, changes_tried=len(found.trials))
 
 
 def _capture(fault: _Planted, optimizer: str, setting: Setting, run_dir: Path) -> Path | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -28,8 +26,15 @@ from halfguard.acceptance import (
     lockstep,
     memory,
 )
+from halfguard.acceptance.device_facts import (
+    count_devices,
+    device_memory,
+    device_name,
+    read_system,
+    read_versions,
+)
 from halfguard.acceptance.setting import FULL, SMALL, Cases, NotRunError, Setting
-from halfguard.diagnosis.machine.reading import GIGABYTE, read_machine
+from halfguard.diagnosis.machine.reading import read_machine
 from halfguard.errors import UsageError
 from halfguard.records.acceptance import (
     AcceptanceCase,
@@ -37,7 +42,6 @@ from halfguard.records.acceptance import (
     AcceptanceRecord,
     Status,
 )
-from halfguard.records.machine import Machine
 
 
 class Check(Protocol):
@@ -46,8 +50,7 @@ class Check(Protocol):
     NAME: str
     CLAIM: str
 
-    @staticmethod
-    def run(setting: Setting) -> Cases:
+    def run(self, setting: Setting) -> Cases:
         """Yield the cases of the check."""
         ...
 
@@ -85,13 +88,13 @@ def run_acceptance(
     return AcceptanceRecord(
         date=datetime.now(UTC).date().isoformat(),
         device=chosen.type,
-        device_name=_device_name(chosen, machine),
-        device_count=_count(chosen),
+        device_name=device_name(chosen, machine),
+        device_count=count_devices(chosen),
         capability=next((d.target or "" for d in machine.devices), ""),
-        memory=_memory(chosen, machine),
-        system=f"{platform.system()} {platform.machine()}",
+        memory=device_memory(chosen, machine),
+        system=read_system(),
         driver=machine.driver or "",
-        versions=_versions(),
+        versions=read_versions(),
         size=size,
         checks=tuple(results),
         seconds=time.perf_counter() - started,
@@ -142,11 +145,11 @@ def _conclude(cases: Sequence[AcceptanceCase]) -> tuple[Status, str]:
     left_out = [case for case in cases if case.status == "not run"]
     if failed:
         count = f"{len(failed)} of {len(cases)} cases failed"
-        return "failed", f"{count}. {failed[0].name}: {failed[0].detail}"
+        return "failed", f"{count}. {failed[0].name}: {failed[0].detail}."
     if left_out:
         names = ", ".join(case.name for case in left_out[:8])
         reason = (
-            f"{len(left_out)} of {len(cases)} cases were not run: {names}. {left_out[0].detail}"
+            f"{len(left_out)} of {len(cases)} cases were not run: {names}. {left_out[0].detail}."
         )
         return "not run" if len(left_out) == len(cases) else "passed", reason
     return "passed", ""
@@ -179,38 +182,3 @@ def _quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
         if before is None:
             os.environ.pop(name, None)
-
-
-def _device_name(device: torch.device, machine: Machine) -> str:
-    if device.type == "cpu":
-        return machine.processor.name
-    module = torch.get_device_module(device)
-    if hasattr(module, "get_device_name"):
-        return str(module.get_device_name(device))
-    return next((found.name for found in machine.devices), device.type)
-
-
-def _count(device: torch.device) -> int:
-    return 1 if device.type == "cpu" else int(torch.get_device_module(device).device_count())
-
-
-def _memory(device: torch.device, machine: Machine) -> float | None:
-    if device.type == "cpu":
-        return machine.processor.memory
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory) / GIGABYTE
-    return next((found.memory for found in machine.devices), None)
-
-
-def _versions() -> dict[str, str]:
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
-    found = {
-        "halfguard": metadata.version("halfguard"),
-        "Python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "CUDA": torch.version.cuda,
-        "ROCm": torch.version.hip,
-        "cuDNN": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
-        "NCCL": nccl,
-    }
-    return {name: str(version) for name, version in found.items() if version is not None}

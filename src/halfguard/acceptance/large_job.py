@@ -46,7 +46,8 @@ class LargeJob:
     @staticmethod
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         """Return the mean square of the output."""
-        return model(batch).float().square().mean()
+        output: Tensor = model(batch)
+        return output.float().square().mean()
 
     def bare(self) -> Step:
         """Return a step of the bare loop."""

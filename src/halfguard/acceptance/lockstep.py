@@ -37,22 +37,13 @@ def run(setting: Setting) -> Cases:
         expected = answers[0]["expected"][fault]
         if alike and actions[0] != expected:
             problem = f"all ranks did {actions[0]} instead of {expected}"
-        status = "failed" if problem else "passed"
-        yield AcceptanceCase(name=f"{fault}, {backend}", status=status, detail=problem)
-    digests = {answer["digest"] for answer in answers}
-    equal = len(digests) == 1
-    yield AcceptanceCase(
-        name=f"replicas, {backend}",
-        status="passed" if equal else "failed",
-        detail="" if equal else "the weights of the ranks differ",
-    )
+        yield AcceptanceCase.judged(f"{fault}, {backend}", problem)
+    equal = len({answer["digest"] for answer in answers}) == 1
+    problem = "" if equal else "the weights of the ranks differ"
+    yield AcceptanceCase.judged(f"replicas, {backend}", problem)
     problem = next((answer["difference"] for answer in answers if answer["difference"]), "")
-    yield AcceptanceCase(
-        name=f"against bare ranks, {backend}",
-        status="failed" if problem else "passed",
-        detail=problem,
-        figures={"ranks": RANKS, "steps": answers[0]["steps"]},
-    )
+    steps = answers[0]["steps"]
+    yield AcceptanceCase.judged(f"against bare ranks, {backend}", problem, ranks=RANKS, steps=steps)
 
 
 def _backend(setting: Setting) -> str:

@@ -40,11 +40,9 @@ def _compare(setting: Setting, optimizer: str) -> AcceptanceCase:
     guarded = _peak(setting, optimizer, LargeJob.guarded)
     allowed = _allowed(LargeJob(setting.device, optimizer, width_for(setting)))
     more = guarded - bare
-    return AcceptanceCase(
-        name=optimizer,
-        status="passed" if more <= allowed else "failed",
-        detail="" if more <= allowed else f"{more} bytes more than bare, {allowed} are allowed",
-        figures={"bare bytes": bare, "guarded bytes": guarded, "allowed more": allowed},
+    problem = "" if more <= allowed else f"{more} bytes more than bare, {allowed} are allowed"
+    return AcceptanceCase.judged(
+        optimizer, problem, bare_bytes=bare, guarded_bytes=guarded, allowed_more=allowed
     )
 
 

@@ -140,10 +140,14 @@ LOWER: dict[str, Sample] = {
     "scaled_dot_product_attention": _sample(HEADS, HEADS, HEADS, stages=3),
 }
 
-_UNARY = ("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p")
-_UNARY += ("reciprocal", "rsqrt", "sinh", "tan", "softplus")
-_INTERPOLATED = ("upsample_bilinear2d", "_upsample_bilinear2d_aa")
-_INTERPOLATED += ("upsample_bicubic2d", "_upsample_bicubic2d_aa")
+_UNARY = [
+    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p"),
+    *("reciprocal", "rsqrt", "sinh", "tan", "softplus"),
+]
+_INTERPOLATED = [
+    *("upsample_bilinear2d", "_upsample_bilinear2d_aa"),
+    *("upsample_bicubic2d", "_upsample_bicubic2d_aa"),
+]
 
 FP32: dict[str, Sample] = {
     **dict.fromkeys(_UNARY, _sample(M)),

@@ -47,12 +47,12 @@ def _checks(record: AcceptanceRecord) -> Table:
             check.name,
             check.status,
             f"{check.count('passed')} of {len(check.cases)}" if check.cases else "",
-            f"{check.seconds:.1f} s",
+            f"{check.seconds:.1f}",
             check.claim if not check.reason else f"{check.claim} {check.reason}",
         ]
         for check in record.checks
     ]
-    heads = ("check", "result", "cases passed", "time", "what it means")
+    heads = ("check", "result", "cases passed", "seconds", "what it means")
     return Table(heads, rows, [_TONES[check.status] for check in record.checks])
 
 
@@ -94,15 +94,16 @@ _WAITS = ("waits per bare step", "waits per guarded step")
 
 
 def _cost(cases: tuple[AcceptanceCase, ...]) -> Iterator[Block]:
-    rows = []
+    added, rows = list[str](), list[list[str]]()
     for case in cases:
         if "guarded over bare" in case.figures:
             seconds = 1000 * case.figures["seconds per bare step"]
             spreads = (_spread(case, name) for name in ("guarded", "bare again"))
             rows.append([case.name, f"{seconds:.3g} ms", *spreads])
         elif "added operations" in case.figures:
-            rows.append([case.name, f"{case.figures['added operations']:g}", "", ""])
-    yield Table(("figure", "bare step", "guarded over bare", "bare over bare"), rows)
+            added.append(f"{case.name}: {case.figures['added operations']:g}")
+    yield Text([f"For a model of any size: {'; '.join(added)}."])
+    yield Table(("", "bare", "guarded over bare", "bare over bare"), rows)
     yield Text(
         ["Ratios of interleaved steps: median and quartiles. The last column shows the noise."]
     )

@@ -47,3 +47,9 @@ class Setting:
     def module(self) -> Any:
         """torch.cuda, or the module of another device type."""
         return torch.get_device_module(self.device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait for the work of a device, so that no copy is under way when its target is freed."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -6,7 +6,7 @@ host name, no paths, no data.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -22,6 +22,13 @@ class AcceptanceCase(FloatRecordPart):
     status: Status = "passed"
     detail: str = Field(default="", description="why it failed or was not run")
     figures: dict[str, float] = Field(default={}, description="what was measured, by name")
+
+    @classmethod
+    def judged(cls, name: str, problem: str, **figures: float) -> Self:
+        """Return a case that failed if there is a problem; underscores in names of figures are spaces."""
+        status: Status = "failed" if problem else "passed"
+        measured = {key.replace("_", " "): value for key, value in figures.items()}
+        return cls(name=name, status=status, detail=problem, figures=measured)
 
 
 class AcceptanceCheck(FloatRecordPart):

@@ -15,11 +15,20 @@ from halfguard.records.acceptance import AcceptanceRecord
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("option", [["--gpu", "T4"], ["--precision", "fp32"], ["job.py:build"]])
+@pytest.mark.parametrize(
+    "option", [["--gpu", "T4"], ["--precision", "fp32"], ["--cost"], ["job.py:build"]]
+)
 def test_other_options_are_refused(option: list[str]) -> None:
     result = runner.invoke(app, ["--acceptance", *option])
     assert isinstance(result.exception, UsageError)
     assert "--acceptance checks a device" in str(result.exception)
+
+
+@pytest.mark.parametrize("option", [["--quick"], ["--device", "cpu"]])
+def test_options_of_the_kit_need_it(option: list[str]) -> None:
+    result = runner.invoke(app, option)
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.cure == "Add --acceptance."
 
 
 @pytest.mark.slow

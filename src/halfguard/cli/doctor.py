@@ -71,10 +71,14 @@ def doctor(
     counts only if you request that precision. Exit code 0: no findings; 1: findings; 2: a usage
     error.
     """
-    if acceptance:
-        _raise_if_given(
-            entry=entry, gpu=gpu, precision=precision, batch_size=batch_size, budget=budget
-        )
+    if acceptance or device is not None or quick:
+        given: dict[str, object] = {
+            "ENTRY": entry,
+            "--gpu": gpu,
+            "--precision": precision,
+            "--batch-size": batch_size,
+        }
+        _validate_acceptance(acceptance, given | {"--cost": cost or None, "--budget": budget})
         _accept(device, out, quick=quick, as_json=as_json)
         return
     budget_bytes = _validate_options(entry, gpu, precision, batch_size, cost, budget)
@@ -96,10 +100,12 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _raise_if_given(**options: object) -> None:
+def _validate_acceptance(asked: bool, others: dict[str, object]) -> None:
     from halfguard.errors import UsageError  # noqa: PLC0415
 
-    given = [name.replace("_", "-") for name, value in options.items() if value is not None]
+    if not asked:
+        raise UsageError("--device and --quick need --acceptance.", cure="Add --acceptance.")
+    given = [name for name, value in others.items() if value is not None]
     if given:
         raise UsageError(
             f"--acceptance checks a device, and takes no {', '.join(given)}.",

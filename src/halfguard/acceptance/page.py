@@ -19,6 +19,7 @@ def acceptance_page(record: AcceptanceRecord) -> Page:
         *_verdict(record),
         Heading("Checks"),
         _checks(record),
+        *_remarks(record),
         *(block for check in record.checks for block in _problems(check)),
         *_figures(record),
         *_machine(record),
@@ -48,12 +49,19 @@ def _checks(record: AcceptanceRecord) -> Table:
             check.status,
             f"{check.count('passed')} of {len(check.cases)}" if check.cases else "",
             f"{check.seconds:.1f}",
-            check.claim if not check.reason else f"{check.claim} {check.reason}",
+            check.claim,
         ]
         for check in record.checks
     ]
-    heads = ("check", "result", "cases passed", "seconds", "what it means")
+    heads = ("check", "result", "cases passed", "seconds", "what must hold")
     return Table(heads, rows, [_TONES[check.status] for check in record.checks])
+
+
+def _remarks(record: AcceptanceRecord) -> Iterator[Block]:
+    told = [check for check in record.checks if check.reason]
+    if told:
+        yield Heading("Remarks")
+        yield Listing([f"{check.name}, {check.status}: {check.reason}" for check in told])
 
 
 def _problems(check: AcceptanceCheck) -> Iterator[Block]:

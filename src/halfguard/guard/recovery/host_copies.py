@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Nothing to copy from; and Apple's devices, which share the host's memory.
+_ORDINARY = ("cpu", "meta", "mps")
+
 
 class HostCopies:
     """Copies that are on their way: ``copy`` all, then ``record``; ``wait`` before they are read."""
@@ -44,7 +47,7 @@ class HostCopies:
     def _locked_like(self, source: Tensor) -> Tensor | None:
         """Return page-locked memory for a tensor; None if there is no need for it, or no more of it."""
         plain = source.layout is torch.strided and type(source) in (Tensor, torch.nn.Parameter)
-        if source.device.type in ("cpu", "meta") or not plain or not self._can_lock:
+        if source.device.type in _ORDINARY or not plain or not self._can_lock:
             return None
         try:
             return torch.empty_like(source, device="cpu", pin_memory=True)

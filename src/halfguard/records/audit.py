@@ -80,7 +80,7 @@ class AuditReport(Record):
     kind: ClassVar[str] = "audit"
 
     findings: tuple[AuditFinding, ...] = Field(
-        default=(), description="flags that changed the step, in the order in which they happened"
+        default=(), description="flags that changed the step; overflows first, then in order"
     )
     harmless: tuple[AuditFinding, ...] = Field(default=(), description="flags that changed nothing")
     loss: float = nan

@@ -89,8 +89,11 @@ def judge(watch: ShadowWatch, model: nn.Module, loss: Tensor | None, limit: floa
         )
         for index, flag in enumerate(watch.flags)
     ]
+    findings = [row for index, row in enumerate(rows) if index in used]
+    # Small numbers that vanished beside a real overflow are rarely the cause.
+    findings.sort(key=lambda row: row.fault == "underflow")
     return AuditReport(
-        findings=tuple(row for index, row in enumerate(rows) if index in used),
+        findings=tuple(findings),
         harmless=tuple(row for index, row in enumerate(rows) if index not in used),
         loss=loss_value,
         loss_fp32=loss_fp32,
@@ -120,9 +123,12 @@ def _gradients(watch: ShadowWatch, model: nn.Module) -> tuple[float, frozenset[i
         right = watch.shadows.read(local).double()
         total += right[right.isfinite()].square().sum().item()
         if watch.shadows.has(local):
-            both = right.isfinite() | local.isfinite()
-            apart = (local.double() - right)[both].square().sum().item()
-            errors.append((apart if isfinite(apart) else inf, watch.shadows.sources(local)))
+            sources = watch.shadows.sources(local)
+            counted = right.isfinite()  # where FP32 fails as well, half is not to blame
+            if all(watch.flags[index].first.phase == "backward" for index in sources):
+                counted &= local.isfinite()  # an infinite gradient is a matter of the loss scale
+            apart = (local.double() - right)[counted].square().sum().item()
+            errors.append((apart if isfinite(apart) else inf, sources))
     wrong = sum(error for error, _ in errors)
     most = [sources for error, sources in errors if error >= 0.01 * wrong or error == inf]
     return _relative(wrong**0.5, total**0.5), frozenset[int]().union(*most)

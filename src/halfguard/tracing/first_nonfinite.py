@@ -62,7 +62,8 @@ def _step(fn: Callable[[], object]) -> Tensor | None:
             cure="Return the loss tensor, a mapping with a 'loss', or None after loss.backward().",
         )
     if loss.requires_grad and is_finite(loss.detach()):
-        loss.sum().backward()  # type: ignore[no-untyped-call]
+        # Parts of the graph may belong to the caller, who still needs them.
+        loss.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
     return loss
 
 

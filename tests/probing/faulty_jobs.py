@@ -73,7 +73,7 @@ def _classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _robust(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    error = model(batch[0]) - batch[1][:, None]
+    error: Tensor = model(batch[0]) - batch[1][:, None]
     return (1 - 1e5 / (1e5 + error * error)).mean()  # <- swallowed-in-loss
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from halfguard.cli import main
@@ -136,7 +137,7 @@ def test_a_job_that_raises_in_half_says_so() -> None:
     workload = job("own_norm")
     model = nn.Sequential(nn.Linear(16, 1), nn.Sigmoid())
     workload.model, workload.remake = model, None
-    workload.optimizer = type(workload.optimizer)(model.parameters(), lr=0.1)
+    workload.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     bce = nn.functional.binary_cross_entropy
     workload.loss = lambda model, batch: bce(model(batch[0])[:, 0].float(), batch[1].float())
     report = probe(workload, steps=2)

@@ -16,8 +16,9 @@ from halfguard.records import Cause
 from halfguard.records.autopsy import Autopsy
 from halfguard.records.incident import MicroBatchRecord
 from halfguard.replaying import replay
+from halfguard.report import autopsy_page, to_markdown
 from tests.replaying.helper import broken, build, edited, glitched, job, mean, overflowing
-from tests.support.zoo.base import noise
+from tests.support.zoo.base import noise, seeded
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
@@ -82,6 +83,24 @@ def test_a_spike_is_good_only_when_it_is_gone(tmp_path: Path) -> None:
     assert autopsy.cure is not None
     assert autopsy.cure.what == "data"
     assert [trial.good for trial in autopsy.trials if "bf16" in trial.name] == [False]
+
+
+class Norm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-3)
+
+
+@pytest.mark.host_only
+def test_a_swallowed_overflow_is_named_though_the_step_is_finite(tmp_path: Path) -> None:
+    model = seeded(0, lambda: nn.Sequential(nn.Linear(4, 4), Norm(), nn.Linear(4, 1)))
+    batch = noise(0, 6, 4)
+    batch[3] *= 2000
+    config = {"skip": {"max_grad_norm": 1e-4}}
+    incident = broken(tmp_path, [batch], job(model), config=config)
+    autopsy = replay(incident, job(model))
+    assert autopsy.culprit is not None
+    assert (autopsy.culprit.swallowed, autopsy.culprit.module) == ("overflow", "1")
+    assert "has a swallowed overflow" in to_markdown(autopsy_page(autopsy))
 
 
 def test_gradients_beyond_half_are_cured_by_a_lower_scale(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, SequentialLR
 from torch.utils import _python_dispatch, _pytree
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+from torch.utils._mode_utils import no_dispatch
 
 from halfguard.step.names import WRAPPERS
 from tests.support.private_names import private_names

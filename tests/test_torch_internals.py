@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, SequentialLR
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+from torch.utils._mode_utils import no_dispatch
 
 from halfguard.step.names import WRAPPERS
 from tests.support.private_names import private_names
@@ -391,12 +392,8 @@ def trees_are_walked() -> None:
     assert _pytree.tree_map_only(int, lambda x: -x, tree) == {"b": [-1, (2.0, None)], "a": -3}
 
 
-@used_by(
-    "precision",
-    "torch._C.DispatchKey",
-    "torch._C.DispatchKeySet",
-    "torch._C._dispatch_keyset_full_after",
-)
+@used_by("precision tracing", "torch._C.DispatchKey", "torch._C.DispatchKeySet")
+@used_by("precision", "torch._C._dispatch_keyset_full_after")
 def keys_above_autocast_can_be_cut_off() -> None:
     key = torch._C.DispatchKey
     keys = torch._C.DispatchKeySet(key.AutocastCPU)
@@ -409,7 +406,17 @@ def keys_above_autocast_can_be_cut_off() -> None:
     assert not rest.has(key.PythonTLSSnapshot)
 
 
-@used_by("precision", "torch._C._ExcludeDispatchKeyGuard")
+@used_by("tracing", "torch.utils._mode_utils.no_dispatch")
+def a_block_can_run_below_all_modes() -> None:
+    with Calls() as outer, Calls() as inner:
+        with no_dispatch():
+            torch.ones(2) + 1
+        torch.ones(2) * 2
+    assert torch.ops.aten.add.Tensor not in [*outer.calls, *inner.calls]
+    assert torch.ops.aten.mul.Tensor in inner.calls
+
+
+@used_by("precision tracing", "torch._C._ExcludeDispatchKeyGuard")
 def a_key_can_be_excluded() -> None:
     x = torch.ones(2, 2)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)

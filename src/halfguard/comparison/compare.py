@@ -49,12 +49,11 @@ def compare(
             "compare needs two or more different places, the baseline first.",
             cure="For example: halfguard compare runs/fp32 runs/fp16 --metric val/loss",
         )
+    groups = read_groups(arguments, options.metric, until=options.until, seed_key=options.seed_key)
     higher = options.higher_is_better
-    metric = Metric(
-        name=options.metric,
-        higher_is_better=guess_direction(options.metric) if higher is None else higher,
-    )
-    groups = read_groups(arguments, metric.name, until=options.until, seed_key=options.seed_key)
+    if higher is None:
+        higher = guess_direction(options.metric)
+    metric = Metric(name=options.metric, higher_is_better=higher)
     return judge_groups(groups, metric, options), groups
 
 

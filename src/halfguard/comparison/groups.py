@@ -67,6 +67,12 @@ def read_groups(
             GroupedRun(run, find_seed(run, root, seed_key), _series(run, metric, until))
             for run in with_metrics
         )
+        if until is not None and not any(run.series for run in grouped):
+            first = min(min(run.metrics[metric].steps) for run in runs if metric in run.metrics)
+            raise UsageError(
+                f"--until {until}: {name} has no value of {metric} up to that step.",
+                cure=f"The first value was logged at step {first}.",
+            )
         empty = tuple(run.place for run in runs if run not in with_metrics)
         groups.append(RunGroup(name, tracker, grouped, empty, ignored))
     return groups

@@ -114,7 +114,7 @@ def test_a_nan_that_was_overcome_is_a_note(tmp_path: Path) -> None:
     write_csv(Path(fp16) / "version_3", [math.nan, BASE[3]], hparams={"seed": 3})
     result = run(fp32, fp16)
     assert only(result).word is VerdictLabel.PASS
-    assert any("1 of 2 values of val_loss are not finite" in note for note in result.verdict.notes)
+    assert any("val_loss was not finite in 1 of 2 values" in note for note in result.verdict.notes)
 
 
 def test_a_run_without_the_metric_is_broken(tmp_path: Path) -> None:

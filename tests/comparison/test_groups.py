@@ -134,11 +134,13 @@ def test_of_two_trackers_the_one_with_more_runs_is_read(tmp_path: Path) -> None:
     assert len(group.runs) == 3
 
 
-def test_groups_that_end_alike_keep_their_whole_names(tmp_path: Path) -> None:
+def test_groups_that_end_alike_are_named_by_where_they_differ(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_csv(tmp_path / name / "fp16", [1.0])
+        write_csv(tmp_path / name / "fp16", [1.0], hparams={"lr": 0.1, "rate": 0.1})
     one, other = groups(tmp_path / "a/fp16", tmp_path / "b/fp16")
-    assert (one.name, other.name) == (str(tmp_path / "a/fp16"), str(tmp_path / "b/fp16"))
+    assert (one.name, other.name) == ("a/fp16", "b/fp16")
+    places = f"{tmp_path}:lr=0.1", f"{tmp_path}:rate=0.1"
+    assert tuple(group.name for group in groups(*places)) == places
 
 
 @pytest.mark.parametrize(

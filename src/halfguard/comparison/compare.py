@@ -152,8 +152,8 @@ def _notes(groups: Sequence[RunGroup], seeds: Sequence[int], metric: Metric) -> 
             series = run.series
             if series is not None and series.nonfinite and math.isfinite(series.values[-1]):
                 yield (
-                    f"{run.log.place}: {series.nonfinite} of {len(series.values)} values of {metric.name} "
-                    "are not finite, but the last one is."
+                    f"{run.log.place}: {metric.name} was not finite in {series.nonfinite} of "
+                    f"{len(series.values)} values, but the last one is finite."
                 )
         if group.empty:
             yield f"{group.name}: nothing was logged in {', '.join(group.empty[:5])}; left out."

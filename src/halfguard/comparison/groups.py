@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import PurePath
 
 from halfguard.comparison.log_files import read_runs, split_argument
@@ -103,9 +104,16 @@ def _choose(
 
 def _names(arguments: Sequence[str]) -> list[str]:
     """Return short names for the groups: the value that selects, or the end of the path, if they differ."""
-    short = []
+    short, paths = [], []
     for argument in arguments:
         path, selection = split_argument(argument)
         end = ",".join(selection.values()) or PurePath(path).name
         short.append(end.strip("*").strip("-_.") or argument)
-    return short if len(set(short)) == len(short) else list(arguments)
+        paths.append(PurePath(path).parts)
+    if len(set(short)) == len(short):
+        return short
+    shared = sum(
+        1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    )
+    ends = [str(PurePath(*parts[shared:])) for parts in paths]
+    return ends if len(set(ends)) == len(ends) else list(arguments)

@@ -47,7 +47,7 @@ def _question(comparison: LoggedComparison) -> Iterator[Block]:
             f"{percent_label(verdict.passing)} of ", Mono(verdict.baseline),
             f"? Up to {percent_label(verdict.marginal)} is marginal, more is a failure. ",
             f"PASS, MARGINAL and FAIL are each wrong at most {percent_label(verdict.level)} of the time, if ",
-            "runs with one seed are the same experiment in every precision.",
+            "the noise is not heavily skewed and the runs differ in nothing but precision and seed.",
         ]
     )  # fmt: skip
 

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from halfguard import formats, ops
+    from halfguard.checkpoints import BestKeeper, save_checkpoint
     from halfguard.diagnosis.doctor import doctor
     from halfguard.guard.config import GuardConfig
     from halfguard.guard.guard import Guard
+    from halfguard.guard.guard_scaler import GuardScaler
+    from halfguard.guard.hosted import HostedGuard
     from halfguard.guard.stepping.outcome import StepOutcome
     from halfguard.guard.stepping.scaler import GradScaler
     from halfguard.precision import MasterWeights, half_state_dict, upcast_trainable
@@ -33,9 +36,12 @@ __version__ = "0.1.0"
 
 # name -> (module, attribute or None for the module itself, the extra it needs or None)
 _NAMES: dict[str, tuple[str, str | None, str | None]] = {
+    "BestKeeper": ("halfguard.checkpoints", "BestKeeper", "torch"),
     "GradScaler": ("halfguard.guard.stepping.scaler", "GradScaler", "torch"),
     "Guard": ("halfguard.guard.guard", "Guard", "torch"),
     "GuardConfig": ("halfguard.guard.config", "GuardConfig", "torch"),
+    "GuardScaler": ("halfguard.guard.guard_scaler", "GuardScaler", "torch"),
+    "HostedGuard": ("halfguard.guard.hosted", "HostedGuard", "torch"),
     "MasterWeights": ("halfguard.precision", "MasterWeights", "torch"),
     "PrecisionPlan": ("halfguard.records.plan", "PrecisionPlan", None),
     "StepOutcome": ("halfguard.guard.stepping.outcome", "StepOutcome", "torch"),
@@ -51,15 +57,19 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "plan": ("halfguard.probing.plan_search", "plan", "torch"),
     "probe": ("halfguard.probing.probe", "probe", "torch"),
     "replay": ("halfguard.replaying.autopsy", "replay", "torch"),
+    "save_checkpoint": ("halfguard.checkpoints", "save_checkpoint", "torch"),
     "trace": ("halfguard.tracing.tracer", "trace", "torch"),
     "upcast_trainable": ("halfguard.precision", "upcast_trainable", "torch"),
     "validate": ("halfguard.validation.validate", "validate", "validate"),
 }
 
 __all__ = [
+    "BestKeeper",
     "GradScaler",
     "Guard",
     "GuardConfig",
+    "GuardScaler",
+    "HostedGuard",
     "MasterWeights",
     "PrecisionPlan",
     "StepOutcome",
@@ -76,6 +86,7 @@ __all__ = [
     "plan",
     "probe",
     "replay",
+    "save_checkpoint",
     "trace",
     "upcast_trainable",
     "validate",

@@ -12,12 +12,12 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,9 @@ from halfguard.guard import policy
 from halfguard.guard.agreement.fault_report import batches_ok, investigate
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.evidence import explain
+from halfguard.guard.gradients import Gradients
 from halfguard.guard.halt_message import describe_recovery, halt_error
+from halfguard.guard.metrics_log import LastStep, LogFunction, MetricsLog
 from halfguard.guard.protocols import Scheduler, WeightAverage
 from halfguard.guard.recorder import Recorder, StepReport
 from halfguard.guard.recovery.recovery import Recovery
@@ -82,7 +84,13 @@ class Guard:
     ``config`` is a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``scheduler`` (one,
     or a list) and ``ema`` advance only when a step was applied. ``run_dir`` is the folder for journal and
     incidents. ``entry`` names the function that describes the job, so that ``halfguard replay`` finds it.
+    ``log(metrics, step)`` is a tracker's own function, called on rank 0 every ``log_every`` steps, at every
+    unusual step, and when the loss scale changes.
     """
+
+    _hosted: ClassVar[bool] = (
+        False  # a framework runs backward, clips, clears gradients and steps schedulers
+    )
 
     def __init__(
         self,
@@ -94,15 +102,20 @@ class Guard:
         ema: WeightAverage | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         entry: str = "",
+        log: LogFunction | None = None,
+        log_every: int = 50,
     ) -> None:
+        metrics_log = None if log is None else MetricsLog(log, log_every)
         self.model = model
         self.optimizers = _as_list(optimizer)
         self.config = self._initial_config = GuardConfig.load(config)
-        self._scheduler_and_ema = SchedulerAndEma(model, self.optimizers, scheduler, ema)
+        self._scheduler_and_ema = SchedulerAndEma(
+            model, self.optimizers, scheduler, ema, stepped_by_host=self._hosted
+        )
         raise_if_unsupported(model, self.optimizers)
         if self.config.plan is not None:
             apply_plan(model, self.config.plan)
-        self._stepper = Stepper(model, self.optimizers, self.config)
+        self._stepper = Stepper(model, self.optimizers, self.config, hosted=self._hosted)
         self.scaler = self._stepper.scaler
         self.epoch = 0
         self.step_index = 0  # update attempts so far
@@ -117,7 +130,7 @@ class Guard:
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
-        self._recorder = Recorder(self.config, self._stepper.device, run_dir, entry)
+        self._recorder = Recorder(self.config, self._stepper.device, run_dir, entry, metrics_log)
         self._recovery = self._make_recovery(run_dir)
 
     # -- the form with a loss function
@@ -139,7 +152,14 @@ class Guard:
                 return StepOutcome(micro_loss=loss.detach())
             return self._update(self.optimizers)
 
-    def _micro_batch(self, loss_fn: LossFunction, batch: Any, about: Any) -> MicroBatch:
+    def _micro_batch(
+        self,
+        loss_fn: LossFunction,
+        batch: Any,
+        about: Any,
+        source: Callable[..., Any] | None = None,
+    ) -> MicroBatch:
+        """Return a batch with everything to repeat it; ``source`` holds the generators if not ``loss_fn``."""
         retries = self.config.skip.on_nonfinite == "retry_fp32"
         if not retries and self._recorder.incidents is None:
             return MicroBatch(batch, about, loss_fn)
@@ -148,7 +168,7 @@ class Guard:
             return MicroBatch(batch, about, loss_fn, rng)
         if self._model_generators is None:
             self._model_generators = generators_of_model(self.model)
-        generators = [*generators_of_function(loss_fn), *self._model_generators]
+        generators = [*generators_of_function(source or loss_fn), *self._model_generators]
         own = tuple((generator, generator_state(generator)) for generator in generators)
         if self._copies_batches:
             return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng, own)
@@ -225,6 +245,20 @@ class Guard:
             self._recorder.tally.set_scale(self.scaler.get_scale())
         return self._recorder.tally.summary()
 
+    @property
+    def counts(self) -> Summary:
+        """Return the counts of this process, of the steps decided so far; a loaded state is not in them.
+
+        Unlike ``summary``, this decides nothing and waits for nothing. Any thread may read it at any time;
+        while a step is being counted, two of its counts may be one step apart.
+        """
+        return self._recorder.process_tally.summary()
+
+    @property
+    def last_step(self) -> LastStep | None:
+        """Return the measurements of the step that was decided last; any thread may read them."""
+        return self._recorder.last_step
+
     def close(self) -> Summary:
         """Write everything to the journal, and return the counts of the whole run."""
         self._process_due(everything=True)
@@ -261,18 +295,18 @@ class Guard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of ``state_dict``, random generators included."""
-        # A run without a loss scale has none to hand over.
-        saved = state.get("precision", self._initial_config.precision)
-        if (
-            Precision(saved).needs_loss_scale
-            or not Precision(self._initial_config.precision).needs_loss_scale
-        ):
+        if self._takes_over_scale(state.get("precision")):
             self.scaler.load_state_dict(dict(state["scaler"]))
         self._stepper.half_applied = False
         self._load_own_state(state)
         restore_random_state(state["rng"])
         if self._recovery is not None:
             self._recovery.restart()
+
+    def _takes_over_scale(self, saved: str | None) -> bool:
+        """Return whether a run in this precision has a loss scale to hand over."""
+        mine = Precision(self._initial_config.precision)
+        return Precision(saved or mine).needs_loss_scale or not mine.needs_loss_scale
 
     def resume(self) -> bool:
         """Load the last good snapshot in ``run_dir``; return False if there is none.
@@ -365,6 +399,11 @@ class Guard:
         return needed or not self._stepper.fused or self._stepper.buffers.needs_host
 
     @property
+    def _retries(self) -> bool:
+        """True if a refused step is repeated in FP32."""
+        return self.config.skip.on_nonfinite == "retry_fp32" and self._batches.repeatable
+
+    @property
     def _compares_ranks(self) -> bool:
         """True if ranks compare their replicas at this step."""
         desync = self.config.desync
@@ -384,7 +423,8 @@ class Guard:
             raise UsageError(_HALF_APPLIED, cure=_RELOAD)
         if not self._begun:
             changed = self._stepper.refresh_parameters()
-            self._stepper.raise_if_foreign_gradients()
+            if not self._hosted:
+                self._stepper.raise_if_foreign_gradients()
             if self._recovery is not None:
                 if changed:
                     self._recovery.on_new_parameters()
@@ -406,6 +446,16 @@ class Guard:
         row, gradients = self._stepper.examine(
             optimizers, self._batches, check=self._compares_ranks
         )
+        return self._conclude(optimizers, limits, row, gradients)
+
+    def _conclude(
+        self,
+        optimizers: Sequence[Optimizer],
+        limits: policy.StepLimits,
+        row: Tensor,
+        gradients: Gradients,
+    ) -> StepOutcome:
+        """Decide about the measured step, apply or refuse it, and process its row as soon as it is due."""
         batch_ok = partial(batches_ok, self._batches, self.config.ignore_index)
         outcome = StepOutcome(row, limits, gradients, batch_ok)
         turn = frozenset(map(id, optimizers))
@@ -419,7 +469,7 @@ class Guard:
             refused = self._stepper.gate.refused(row, limits)
         known = refused is True
         # A retry tells whether the scale caused the overflow; until then the scale waits.
-        hold_scale = known and self.config.skip.on_nonfinite == "retry_fp32"
+        hold_scale = known and self._retries
         held = tuple(self._stepper.module_tensors.references)
         self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale)
         report = StepReport(*where, limits, turn, self._batches, outcome, held, hold_scale)
@@ -456,7 +506,8 @@ class Guard:
             self._follow_applied(seen, report)
         else:
             seen = self._investigate(cause, seen, report)
-        decision, self._policy = policy.decide(self._policy, seen, self.config)
+        config = self._config_to_decide(report) if cause is not None else self.config
+        decision, self._policy = policy.decide(self._policy, seen, config)
         if cause is not None:
             exact = not self._pending.lag
             self._recorder.capture(
@@ -486,6 +537,10 @@ class Guard:
             raise halt_error(row, explanation, batches, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision)
+
+    def _config_to_decide(self, _report: StepReport) -> GuardConfig:
+        """Return the configuration by which a bad step is decided."""
+        return self.config
 
     def _follow_applied(self, seen: policy.Signals, report: StepReport) -> None:
         if not self._pending.lag:

@@ -20,7 +20,10 @@ from halfguard.guard.recovery.learning_rates import LearningRates
 
 
 class SchedulerAndEma:
-    """Advances schedulers and the EMA after an applied step of the optimizer that each belongs to."""
+    """Advances schedulers and the EMA after an applied step of the optimizer that each belongs to.
+
+    With ``stepped_by_host``, schedulers are only saved and rolled back.
+    """
 
     def __init__(
         self,
@@ -28,13 +31,18 @@ class SchedulerAndEma:
         optimizers: Sequence[Optimizer],
         scheduler: Scheduler | Sequence[Scheduler] | None,
         ema: WeightAverage | None,
+        *,
+        stepped_by_host: bool = False,
     ) -> None:
         self._schedulers = _as_list(scheduler)
-        _raise_if_unfit(self._schedulers)
+        self._stepped_by_host = stepped_by_host
+        if not stepped_by_host:
+            _raise_if_unfit(self._schedulers)
         everyone = frozenset(map(id, optimizers))
         # A scheduler that names no optimizer advances with each of them.
         self._drives = [_driven(one, optimizers) or everyone for one in self._schedulers]
-        self.rates = LearningRates(optimizers, frozenset().union(*self._drives))
+        driven = frozenset().union(*self._drives)
+        self.rates = LearningRates(optimizers, driven, only_in_steps=stepped_by_host)
         self._early = [0] * len(self._schedulers)
         self.ema = ema
         self._update_method = "" if ema is None else _update_method(ema)
@@ -61,7 +69,7 @@ class SchedulerAndEma:
         """Advance after a step of the optimizers with these ids."""
         due = []
         for index, driven in enumerate(self._drives):
-            if driven & turn:
+            if driven & turn and not self._stepped_by_host:
                 if self._early[index]:
                     self._early[index] -= 1
                 else:

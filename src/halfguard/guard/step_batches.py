@@ -18,7 +18,7 @@ from halfguard.step.nested import batch_leaves
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One batch of a step; ``loss_fn`` and ``rng`` are set by ``guard.step`` only."""
+    """One batch of a step; ``loss_fn`` and ``rng`` are set only if its forward pass can be repeated."""
 
     batch: Any
     about: Any = None
@@ -40,6 +40,11 @@ class StepBatches:
         """Add one micro-batch with its part of the loss, detached from its graph."""
         self.loss = part if self.loss is None else self.loss + part
         self.micro_batches.append(micro_batch)
+
+    @property
+    def repeatable(self) -> bool:
+        """True if the guard knows how to compute every loss again."""
+        return all(m.loss_fn is not None and m.rng is not None for m in self.micro_batches)
 
     @property
     def changed_in_place(self) -> bool:

@@ -4,6 +4,9 @@ Every scheduler computes the next rate in its own way: from the present rate, fr
 from keys of the parameter groups. None of them knows that a rollback has cut the rate. So the cut is no part
 of the schedule: a scheduler sees planned rates while it steps, and the result is multiplied by the cut.
 
+A framework steps its schedulers itself. There the cut is in force only while the optimizer steps, and the
+groups hold the planned rates at all other times.
+
 Nothing is done before the first cut. A rate may be a number, a tensor, or None (the optimizer sets its own).
 """
 
@@ -44,10 +47,20 @@ class _CutRate:
 
 
 class LearningRates:
-    """The learning rates of optimizers; the guard steps the schedulers of those in ``scheduled`` (ids)."""
+    """The learning rates of optimizers; the guard has the schedulers of those in ``scheduled`` (ids).
 
-    def __init__(self, optimizers: Sequence[Optimizer], scheduled: Set[int] = frozenset()) -> None:
+    With ``only_in_steps``, the cut is in force only inside ``cut_during_step``.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        scheduled: Set[int] = frozenset(),
+        *,
+        only_in_steps: bool = False,
+    ) -> None:
         self._optimizers, self._scheduled = optimizers, scheduled
+        self._only_in_steps = only_in_steps
         self.factor = 1.0  # on the planned rates
         # The part of the cut that is in the schedule itself: older versions wrote all of it there.
         self._built_in = 1.0
@@ -69,6 +82,22 @@ class LearningRates:
             self._cut(planned)
             raise
         self._cut({place: _copy(group.get("lr")) for place, group in self._groups(optimizers)})
+
+    @contextmanager
+    def cut_during_step(self, optimizer: Optimizer) -> Iterator[None]:
+        """Cut the rates of an optimizer while it steps."""
+        if self.factor == 1.0:
+            yield
+            return
+        groups = [group for group in optimizer.param_groups if group.get("lr") is not None]
+        planned = [_copy(group["lr"]) for group in groups]
+        try:
+            for group in groups:
+                _write(group, group["lr"] * self.factor)
+            yield
+        finally:
+            for group, rate in zip(groups, planned, strict=True):
+                _write(group, rate)
 
     def roll_back(
         self,
@@ -98,6 +127,8 @@ class LearningRates:
 
     def stepped_by_user(self) -> list[str]:
         """Return the optimizers that have a scheduler which the guard does not step."""
+        if self._only_in_steps:
+            return []
         # Every scheduler of torch that can overwrite a cut adds this key; ReduceLROnPlateau does not.
         return sorted(
             {
@@ -127,7 +158,7 @@ class LearningRates:
 
     def _planned(self, place: _Place, group: Mapping[str, Any]) -> Rate:
         rate: Rate = group.get("lr")
-        if rate is None or self.factor == 1.0:
+        if rate is None or self.factor == 1.0 or self._only_in_steps:
             return _copy(rate)
         known = self._cut_rates.get(place)
         return known.planned if known and known.is_current(rate) else rate / self.factor
@@ -135,7 +166,9 @@ class LearningRates:
     def _cut(self, planned: Mapping[_Place, Rate]) -> None:
         for place, group in self._groups():
             rate = planned.get(place)
-            if rate is not None:
+            if rate is not None and self._only_in_steps:
+                _write(group, rate)
+            elif rate is not None:
                 _write(group, rate * self.factor)
                 written = group["lr"]
                 version = written._version if isinstance(written, Tensor) else None

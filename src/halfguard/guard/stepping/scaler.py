@@ -98,6 +98,12 @@ class GradScaler(torch.amp.GradScaler):
         self._losses, self._agreed_losses, self._refused = [], [], []
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
+    def forget_unstepped(self) -> None:
+        """Forget optimizers that were unscaled and not stepped: they have no part in the next ``update``."""
+        states = self._per_optimizer_states
+        for key in [k for k, state in states.items() if state["stage"] is not OptState.STEPPED]:
+            del states[key]
+
     def excuse_scale(self) -> None:
         """Do not let the coming ``update`` lower the scale: FP32 failed as well, so it is not the cause."""
         for state in self._per_optimizer_states.values():
@@ -184,6 +190,10 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             return super().step(optimizer, *args, **kwargs)
         state = self._per_optimizer_states[id(optimizer)]
+        if state.get("known"):  # not even called, as torch calls a fused one: hosts count the calls
+            state["stage"] = OptState.STEPPED
+            self._note_refusal(optimizer)
+            return None
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         if state["stage"] is OptState.READY:
             if fused:
@@ -193,9 +203,12 @@ class GradScaler(torch.amp.GradScaler):
         if state["stage"] is OptState.UNSCALED:
             self.found_inf(optimizer)  # raises if there is no gradient at all
         result = super().step(optimizer, *args, **kwargs)
+        self._note_refusal(optimizer)
+        return result
+
+    def _note_refusal(self, optimizer: torch.optim.Optimizer) -> None:
         self._refused.append(self.found_inf(optimizer))
         self._last_refused = _any(self._refused)
-        return result
 
     def _maybe_opt_step(
         self,

@@ -50,7 +50,14 @@ from halfguard.step.random_state import restore_random_state
 class Stepper:
     """Owns everything that an update changes: parameters by name, optimizers, scaler, buffers."""
 
-    def __init__(self, model: nn.Module, optimizers: list[Optimizer], config: GuardConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[Optimizer],
+        config: GuardConfig,
+        *,
+        hosted: bool = False,
+    ) -> None:
         self.model = model
         self.optimizers = optimizers
         self.config = config
@@ -62,7 +69,12 @@ class Stepper:
         self._sync_begun = False
         self._backward_checked = False  # for an optimizer that steps inside it
         self._first_weight = next(model.parameters())  # a step changes it, and loading a checkpoint
-        self._keeps_at_end = False  # a loop's forward pass began before the guard knew of it
+        # A loop's forward pass began before the guard knew of it, as a host's second one may.
+        self._keeps_at_end = hosted
+        self._hosted = hosted  # a framework runs backward, clips, and clears gradients
+        self.clip_repeated: Callable[[Optimizer], object] | None = None  # as the host clips
+        self.around_step: Callable[[Optimizer], AbstractContextManager[Any]] | None = None
+        self._version_at_scale = 0
         self._scales = Precision(config.precision).needs_loss_scale  # the scaler has scaled so far
         self.half_applied = False  # an exception left weights or the scale between two steps
         self.gate = Gate()
@@ -91,14 +103,16 @@ class Stepper:
         """Return the context for one micro-batch: ranks reduce gradients with the last one only."""
         if self.config.accumulate == 1 or self.single_rank:
             return nullcontext()
-        batches.gradients_held_back = held_back = self._holds_back(len(batches.micro_batches))
+        batches.gradients_held_back = held_back = self._holds_back(
+            len(batches.micro_batches), self.config.accumulate
+        )
         self._sync_begun = not held_back
         return self._wrappers.defer_gradient_sync(held_back)
 
-    def _holds_back(self, index: int) -> bool:
+    def _holds_back(self, index: int, count: int) -> bool:
         # Master weights collect gradients after each micro-batch, and need them averaged.
         collected = any(isinstance(optimizer, MasterWeights) for optimizer in self.optimizers)
-        return index + 1 < self.config.accumulate and not collected
+        return index + 1 < count and not collected
 
     def reconfigure(self, config: GuardConfig) -> None:
         """Continue with another configuration; FP32 as a remedy changes FSDP2's policy as well."""
@@ -164,27 +178,35 @@ class Stepper:
         check: bool,
         retain_graph: bool = False,
     ) -> None:
-        """Run the scaled backward pass of a micro-batch, and add its part of the loss to ``batches``.
-
-        For the last micro-batch, the sum of the loss over ranks is started before the pass begins;
-        ``check`` compares replicas in the same sum.
-        """
-        scaled = self.scaler.scale(part)
-        batches.add(self.scaler.last_loss, micro)
-        if len(batches.micro_batches) == self._expected:
-            self._announce(batches, check=check)
-        version = self._first_weight._version
+        """Run the scaled backward pass of a micro-batch, and add its part of the loss to ``batches``."""
+        scaled = self.scale_loss(part, micro, batches, check=check)
         self._run_backward(scaled, retain_graph=retain_graph)
-        if not self._backward_checked:
-            self._raise_if_stepped_in_backward(version)
+        self.raise_if_stepped_in_backward()
         if self.config.accumulate > 1:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, MasterWeights):
                     optimizer.collect_gradients()  # micro-batches are summed in FP32
 
-    def _raise_if_stepped_in_backward(self, version: int) -> None:
+    def scale_loss(
+        self, part: Tensor, micro: MicroBatch, batches: StepBatches, *, check: bool
+    ) -> Tensor:
+        """Return the scaled loss of a micro-batch, and add the micro-batch to ``batches``.
+
+        For the last micro-batch, the sum of the loss over ranks is started before its backward pass;
+        ``check`` compares replicas in the same sum.
+        """
+        scaled: Tensor = self.scaler.scale(part)
+        batches.add(self.scaler.last_loss, micro)
+        if len(batches.micro_batches) == self._expected:
+            self._announce(batches, check=check)
+        self._version_at_scale = self._first_weight._version
+        return scaled
+
+    def raise_if_stepped_in_backward(self) -> None:
         """Raise at the first step if the backward pass changed weights: nobody could refuse that."""
-        if self._first_weight._version != version:
+        if self._backward_checked:
+            return
+        if self._first_weight._version != self._version_at_scale:
             self.half_applied = True
             raise UsageError(
                 "The backward pass changed the weights: an optimizer steps inside it, in a hook, before "
@@ -284,8 +306,10 @@ class Stepper:
         narrow_again = disable_fsdp_mixed_precision(self.model)
         try:
             with frozen_half_weights_in_fp32(self.model), self.module_tensors.in_fp32():
+                count = len(batches.micro_batches)
                 parts = [
-                    self._repeat(micro, index) for index, micro in enumerate(batches.micro_batches)
+                    self._repeat(micro, self._holds_back(index, count), count)
+                    for index, micro in enumerate(batches.micro_batches)
                 ]
         finally:
             narrow_again()
@@ -297,14 +321,13 @@ class Stepper:
         row = self.gate.row(seen.loss, seen.norm, seen.overflow, scale, statistics)
         return row, Gradients(gradients.names, gradients.norms, seen.norm)
 
-    def _repeat(self, micro: MicroBatch, index: int) -> Tensor:
+    def _repeat(self, micro: MicroBatch, held_back: bool, count: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:
             raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
         restore_random_state(micro.rng)
         for generator, state in micro.own_generators:
             set_generator_state(generator, state)
-        held_back = self._holds_back(index)
-        self._sync_begun = self.config.accumulate > 1 and not held_back
+        self._sync_begun = count > 1 and not held_back
         syncing = self._wrappers.defer_gradient_sync(held_back)
         # The backward pass too: checkpointing computes its parts again there.
         with syncing, full_precision(self.device.type), without_autocast():
@@ -320,6 +343,9 @@ class Stepper:
 
     def apply_repeated(self, gradients: Gradients) -> None:
         """Clip and step with the gradients of a repeated step, which are not scaled."""
+        if self.clip_repeated is not None:
+            for optimizer in self.optimizers:
+                self.clip_repeated(optimizer)
         self._clip(self.optimizers, gradients)
         changed = False
         try:
@@ -347,7 +373,11 @@ class Stepper:
         """Run an optimizer's step; note if it raises after it changed something: nobody can undo that."""
         versions, fresh = _first_versions(optimizer), not optimizer.state
         try:
-            step()
+            if self.around_step is None:
+                step()
+            else:
+                with self.around_step(optimizer):
+                    step()
         except BaseException:
             self.half_applied |= any(tensor._version != version for tensor, version in versions)
             if fresh and not self.half_applied:
@@ -365,7 +395,14 @@ class Stepper:
         self._stepped.clear()
         self.buffers.restore()
         self.module_tensors.restore()
-        self.clear()
+        if not self._hosted:
+            self.clear()
+
+    def end_round(self) -> None:
+        """Update the scale for the optimizers that stepped, although others have not."""
+        if self.mid_round:
+            self.scaler.forget_unstepped()
+            self._finish_update()
 
     def restore_module_tensors(
         self, references: Sequence[Reference], *, poisoned_only: bool
@@ -376,7 +413,8 @@ class Stepper:
             self.module_tensors.keep()
 
     def _end(self) -> None:
-        self.clear()
+        if not self._hosted:
+            self.clear()
         if self._keeps_at_end:
             self.keep_state()
 
@@ -457,11 +495,16 @@ class Stepper:
     def _clip(self, optimizers: Sequence[Optimizer], gradients: Gradients) -> None:
         if self.config.clip is None:
             return
+        total = gradients.total
+        if (
+            self._hosted and self._consensus.sums_early
+        ):  # the host has clipped since they were measured
+            total = self._measure(optimizers).total
         clipped: Any = [p for o in optimizers for p in parameters_of(o) if p.grad is not None]
         if not self._consensus.sums_early:
             # torch scales tensors of one mesh at a time; here each rank scales its own part.
             clipped = [SimpleNamespace(grad=local_tensor(p.grad)) for p in clipped]
-        clip_grads_with_norm_(clipped, self.config.clip.max_norm, gradients.total)
+        clip_grads_with_norm_(clipped, self.config.clip.max_norm, total)
 
     def _measure(self, optimizers: Sequence[Optimizer]) -> Gradients:
         turn = {id(o) for o in optimizers}

@@ -1,0 +1,111 @@
+"""A hosted guard in the shape of a ``GradScaler``, which is what frameworks talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from halfguard.errors import UsageError
+from halfguard.guard.hosted import HostedGuard
+
+
+class GuardScaler(torch.amp.GradScaler):
+    """A hosted guard in the shape of ``torch.amp.GradScaler``, for a framework that asks for one.
+
+    Frameworks make scalers before models: ``bind`` it to its guard when there is one. A state that is loaded
+    before is handed to the guard then.
+    """
+
+    guard: HostedGuard | None
+
+    def __init__(self, guard: HostedGuard | None = None) -> None:
+        # Not torch's: all state is that of the guard's scaler.
+        self.guard = None
+        self._loaded: dict[str, Any] = {}
+        if guard is not None:
+            self.bind(guard)
+
+    def bind(self, guard: HostedGuard) -> None:
+        """Serve this guard from now on."""
+        self.guard = guard
+        if self._loaded:
+            state, self._loaded = self._loaded, {}
+            guard.load_state_dict(state)
+
+    def __getattr__(self, name: str) -> Any:
+        # What is not here is torch's own state, which getters and private callers read.
+        if name in {"guard", "_loaded"}:
+            raise AttributeError(name)
+        return getattr(self._bound.scaler, name)
+
+    @property
+    def _bound(self) -> HostedGuard:
+        if self.guard is None:
+            raise UsageError(
+                "This GuardScaler has no guard yet.",
+                cure="Before the first step: scaler.bind(halfguard.HostedGuard(model, optimizer, config)).",
+            )
+        return self.guard
+
+    def scale(self, outputs: Any) -> Any:
+        """Scale a loss, or each of several; see ``HostedGuard.scale``."""
+        if isinstance(outputs, list | tuple):
+            return type(outputs)(self.scale(item) for item in outputs)
+        return self._bound.scale(outputs)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Unscale and measure; leave out an optimizer without gradients, of which a host may not know."""
+        groups = optimizer.param_groups
+        if any(p.grad is not None for group in groups for p in group["params"]):
+            self._bound.unscale(optimizer)
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Step if the update may happen. ``guard.last`` is the outcome."""
+        if any(value is not None for value in (*args, *kwargs.values())):
+            raise UsageError(
+                "GuardScaler.step() takes no closure and no arguments for the optimizer.",
+                cure="Compute the loss before, and use an optimizer that steps once per backward pass.",
+            )
+        self._bound.apply(optimizer)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Set the scale to ``new_scale``; without one, do nothing: ``step`` has updated it."""
+        if new_scale is not None:
+            self._bound.scaler.update(new_scale)
+
+    def get_scale(self) -> float:
+        """Return the loss scale. This reads the device."""
+        if self.guard is None:
+            return float(self._loaded.get("scale", 1.0))
+        return self.guard.scaler.get_scale()
+
+    def is_enabled(self) -> bool:
+        """Return True: also in BF16, where the scale is 1, the guard decides about every step."""
+        return True
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Set the factor by which the scale grows."""
+        self._bound.scaler.set_growth_factor(new_factor)
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Set the factor by which the scale falls."""
+        self._bound.scaler.set_backoff_factor(new_factor)
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Set the number of applied steps after which the scale grows."""
+        self._bound.scaler.set_growth_interval(new_interval)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the guard, or the state that waits for it."""
+        return dict(self._loaded) if self.guard is None else self.guard.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state of a guard or of torch's scaler, now or as soon as there is a guard."""
+        if self.guard is None:
+            self._loaded = dict(state_dict)
+        else:
+            self.guard.load_state_dict(state_dict)

@@ -1,0 +1,309 @@
+"""The guard inside a framework that runs backward, clips, clears gradients and steps schedulers itself.
+
+A framework talks to a ``GradScaler``. So a step is made of five calls, in a framework's own order::
+
+    begin(batch)        before the forward pass of each micro-batch
+    scale(loss)         before its backward pass
+    unscale(optimizer)  once the last micro-batch is done; the framework may now look at gradients, and clip
+    apply(optimizer)    in place of optimizer.step()
+    abandon()           if the framework leaves the step out
+
+The micro-batches between two updates are a *window*. One window may serve several optimizers, one after the
+other; the first ``begin`` or ``scale`` after an ``apply`` opens the next one. The scale changes between
+windows only: the gradients of a window are unscaled by the scale that their losses were multiplied with,
+whichever optimizer steps first.
+
+``guard_scaler.GuardScaler`` is the same guard in the shape that every framework accepts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfguard.errors import UsageError
+from halfguard.guard import policy
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.full_precision_forward import FullPrecisionForward
+from halfguard.guard.gradients import Gradients
+from halfguard.guard.guard import Guard
+from halfguard.guard.protocols import Scheduler
+from halfguard.guard.recorder import StepReport
+from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
+from halfguard.guard.stepping.outcome import StepOutcome
+from halfguard.precision.modes import autocast
+from halfguard.records import Action
+from halfguard.step.random_state import capture_random_state
+
+logger = logging.getLogger("halfguard")
+
+Repeat = Callable[[Any], "Tensor | Mapping[str, Any]"]
+_OWN_STATE = "halfguard"  # in a state_dict, beside the entries of torch's scaler
+
+
+class HostedGuard(Guard):
+    """A guard whose host owns backward, clipping, ``zero_grad`` and schedulers.
+
+    ``model`` is the wrapped model (DDP, ``fully_shard``) that the host trains. ``clip(optimizer)`` clips as
+    the host does; it is called for the gradients of a step that was repeated in FP32. ``scheduler`` is saved
+    and rolled back with the model, and stepped by the host. ``clip`` and ``accumulate`` of ``config`` are
+    the host's, and not used.
+    """
+
+    _hosted = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        config: GuardConfig | Mapping[str, Any] | str | Path = "default",
+        *,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        clip: Callable[[Optimizer], object] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        entry: str = "",
+    ) -> None:
+        given = GuardConfig.load(config)
+        own = given.model_copy(update={"clip": None, "accumulate": 1})
+        self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
+        super().__init__(model, optimizer, own, scheduler=scheduler, run_dir=run_dir, entry=entry)
+        self._stepper.clip_repeated = clip
+        self._stepper.around_step = self._scheduler_and_ema.rates.cut_during_step
+        self.last: StepOutcome | None = None  # of the last apply()
+        self.repeating = False  # the host's forward pass runs again, in FP32
+        self._micro = MicroBatch(None)  # whose forward pass began last
+        self._window = StepBatches()  # kept for further optimizers once one of them has stepped
+        self._spent = False  # an optimizer has stepped with the present window
+        self._stepped_in_window: set[int] = set()
+        self._void = False  # a rollback has undone the window
+        self._examined: dict[int, tuple[policy.StepLimits, Tensor, Gradients]] = {}
+        self._told_unrepeatable = False
+        if given.clip is not None and clip is None:
+            logger.info(
+                "clip.max_norm=%g of the configuration is not used: the framework clips. Set it there.",
+                given.clip.max_norm,
+            )
+
+    # -- the five verbs
+
+    def begin(self, batch: Any = None, *, about: Any = None, repeat: Repeat | None = None) -> None:
+        """Begin the forward pass of a micro-batch.
+
+        ``repeat(batch)`` computes its loss again, as it is given to ``scale``; without it, and with several
+        optimizers, ``skip.on_nonfinite: retry_fp32`` skips. ``about`` describes the batch in the journal.
+        """
+        if self.repeating:
+            return
+        with self._transaction:
+            self._open_window(late=False)
+            self._begin_step()
+            self._micro = self._micro_batch_of(batch, about, repeat)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the scaled loss of a micro-batch, for the host's backward pass.
+
+        A host that accumulates has divided it. A second loss of one forward pass, or of one that ``begin``
+        was not told of, belongs to the batch that began last.
+        """
+        if self.repeating:
+            return loss
+        self.batch_index += 1
+        with self._transaction:
+            self._open_window(late=True)
+            self._begin_step(late=True)
+            check = self._compares_ranks
+            return self._stepper.scale_loss(
+                trainable_loss(loss), self._micro, self._batches, check=check
+            )
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Unscale and measure the gradients of an optimizer; afterwards the host may clip them."""
+        optimizer = self._own(optimizer)
+        if self.repeating or self._void:
+            return
+        if not self._window_in_use.micro_batches or id(optimizer) in self._stepped_in_window:
+            raise UsageError(
+                "unscale() or apply() was called without a scale(loss) since the optimizer's last apply().",
+                cure="Call scale(loss) before each backward pass, and backward() on what it returns.",
+            )
+        if id(optimizer) in self._examined:
+            raise UsageError(
+                "unscale() has already been called for this optimizer since its last apply().",
+                cure="Call unscale(optimizer) once, after the last micro-batch.",
+            )
+        with self._transaction:
+            if not self._spent:
+                self._stepper.raise_if_stepped_in_backward()
+            limits = policy.next_limits(self._policy, self.config)
+            row, gradients = self._stepper.examine(
+                [optimizer], self._window_in_use, check=self._compares_ranks
+            )
+            self._examined[id(optimizer)] = limits, row, gradients
+
+    def apply(self, optimizer: Optimizer) -> StepOutcome:
+        """Step if the update may happen; otherwise restore, repeat or roll back. Return the outcome."""
+        optimizer = self._own(optimizer)
+        if self._void and self.last is not None:
+            return self.last
+        if id(optimizer) not in self._examined:
+            self.unscale(optimizer)
+        measured = self._examined.pop(id(optimizer))
+        with self._transaction:
+            self._window, self._spent = self._window_in_use, True
+            self._batches, self._begun = self._window, True
+            self._stepped_in_window.add(id(optimizer))
+            self.last = self._conclude([optimizer], *measured)
+        self._void = self.last.action is Action.ROLL_BACK
+        return self.last
+
+    def abandon(self) -> None:
+        """Leave no trace of the open window: the host does not step. Every rank must call it."""
+        self._stepper.discard()
+        self._forget_window()
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's entries for a scaler, which torch's scaler loads, and the state of the guard.
+
+        Random generators, and the micro-batches of an open window, are the host's to save.
+        """
+        self._process_due(everything=True)
+        if self._spent:
+            self._stepper.end_round()
+        own = self._own_state() | {"precision": self._initial_config.precision}
+        return self.scaler.state_dict() | {_OWN_STATE: own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of ``state_dict``, or of torch's scaler, which has no more than a loss scale."""
+        own = state.get(_OWN_STATE)
+        scale = {key: value for key, value in state.items() if key != _OWN_STATE}
+        if scale and self._takes_over_scale(None if own is None else own["precision"]):
+            self.scaler.load_state_dict(scale)
+        self._stepper.half_applied = False
+        self._forget_window()
+        if own is not None:
+            self._load_own_state(own)
+        if self._recovery is not None:
+            self._recovery.restart()
+
+    # -- windows
+
+    @property
+    def _window_in_use(self) -> StepBatches:
+        return self._window if self._spent else self._batches
+
+    def _open_window(self, *, late: bool) -> None:
+        """Open a new window if an optimizer has stepped with the present one, or the host left it out."""
+        if self._spent:
+            self._stepper.end_round()
+            self._forget_window()
+        elif self._examined:  # unscaled, and not applied
+            if late:  # its forward pass has run: buffers are no longer those of the window
+                self._stepper.scaler.abandon_step()
+            else:
+                self._stepper.discard()
+            self._forget_window()
+
+    def _forget_window(self) -> None:
+        self._batches, self._window = StepBatches(), StepBatches()
+        self._begun = self._spent = self._void = self._in_forward = False
+        self._examined.clear()
+        self._stepped_in_window.clear()
+
+    def _abandon(self, error: BaseException) -> None:
+        super()._abandon(error)
+        self._stepper.clear()  # what a failed pass left in them is of no use to the host
+        self._forget_window()
+
+    def _own(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer of the guard that this is, or that this wraps."""
+        inner: object = optimizer
+        while inner is not None:
+            for own in self.optimizers:
+                if own is inner:
+                    return own
+            inner = getattr(inner, "optimizer", None)
+        raise UsageError(
+            f"The guard does not have this {type(optimizer).__name__}.",
+            cure="Pass every optimizer that steps to the guard: HostedGuard(model, [first, second]).",
+        )
+
+    # -- how a step differs from that of a plain loop
+
+    @property
+    def _needs_answer_now(self) -> bool:
+        """True: a host asks at once whether the step was applied, to hold its scheduler."""
+        return True
+
+    def _micro_batch_of(self, batch: Any, about: Any, repeat: Repeat | None) -> MicroBatch:
+        if repeat is None or len(self.optimizers) > 1:
+            rng = None if self._recorder.incidents is None else capture_random_state()
+            return MicroBatch(batch, about, None, rng)
+        return self._micro_batch(lambda _, given: repeat(given), batch, about, source=repeat)
+
+    def _config_to_decide(self, report: StepReport) -> GuardConfig:
+        if self.config.skip.on_nonfinite != "retry_fp32" or report.batches.repeatable:
+            return self.config
+        if not self._told_unrepeatable:
+            logger.warning(
+                "step %d is not repeated in FP32 but skipped: no repeat was given for its forward pass, or "
+                "the guard has several optimizers. This is told once.",
+                report.step,
+            )
+        self._told_unrepeatable = True
+        skip = self.config.skip.model_copy(update={"on_nonfinite": "skip"})
+        return self.config.model_copy(update={"skip": skip})
+
+    def _retry(
+        self, seen: policy.Signals, report: StepReport
+    ) -> tuple[policy.Decision, policy.Signals]:
+        self._stepper.clear()
+        self.repeating = True
+        try:
+            return super()._retry(seen, report)
+        finally:
+            self.repeating = False
+
+    def _begin_forward(self) -> AbstractContextManager[Any]:
+        return autocast(self.config.precision, self._stepper.device.type)
+
+    def _continue_with(self, config: GuardConfig) -> None:
+        super()._continue_with(config)
+        if self._full_precision is not None:
+            self._full_precision.remove()
+            self._full_precision = None
+        if config.precision == "fp32" != self._initial_config.precision:
+            self._full_precision = FullPrecisionForward(self.model, self._stepper.device.type)
+
+    # -- the forms of a plain loop
+
+    def step(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: the host runs backward itself."""
+        raise _not_hosted("step(loss_fn, batch)")
+
+    def backward(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: the host runs backward itself."""
+        raise _not_hosted("backward(loss)")
+
+    def update(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: ``unscale`` and ``apply`` are the two halves of an update."""
+        raise _not_hosted("update()")
+
+    def resume(self) -> NoReturn:
+        """Raise: the host loads its own checkpoint, with the position in its data."""
+        raise _not_hosted("resume()")
+
+
+def _not_hosted(call: str) -> UsageError:
+    return UsageError(
+        f"{call} is for a plain loop; this guard is hosted by a framework.",
+        cure="Call begin, scale, unscale and apply, or make a halfguard.Guard.",
+    )

@@ -8,11 +8,14 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import zlib
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from halfguard.comparison.encodings.leveldb_log import log_records
 from halfguard.comparison.encodings.protobuf import MalformedMessageError, fields
 from halfguard.comparison.log_files import read_runs
 from halfguard.comparison.logged_run import LoggedRun
@@ -152,3 +155,86 @@ def test_the_database_of_another_program_is_no_log(tmp_path: Path) -> None:
 def test_bytes_that_are_no_message(message: bytes) -> None:
     with pytest.raises(MalformedMessageError):
         list(fields(message))
+
+
+def in_blocks(records: list[bytes], start: int) -> bytes:
+    """Write records as LevelDB does: in blocks of 32 KiB, a long record in several parts."""
+    data = bytearray(start)
+    for record in records:
+        for kind, part in _parts(record, data):
+            checksum = zlib.crc32(part, zlib.crc32(bytes([kind])))
+            data += struct.pack("<IHB", checksum, len(part), kind) + part
+    return bytes(data)
+
+
+def _parts(record: bytes, data: bytearray) -> Iterator[tuple[int, bytes]]:
+    at, first = 0, True
+    while first or at < len(record):
+        left = 32768 - len(data) % 32768
+        if left < 7:
+            data += bytes(left)
+            left = 32768
+        part = record[at : at + left - 7]
+        at += len(part)
+        last = at >= len(record)
+        yield (
+            {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}[first, last],
+            part,
+        )
+        first = False
+
+
+@pytest.mark.parametrize("first", [0, 10, 32768 - 7 - 7 - 7, 32768 - 7 - 7 - 3, 32768 - 14, 32768])
+def test_records_continue_in_the_next_block(first: int) -> None:
+    records = [b"a" * first, b"b" * 100_000, b"c", b"d" * 32_000]
+    assert list(log_records(in_blocks(records, 7), 7)) == records
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    """Return one field of a message."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+@pytest.mark.parametrize(
+    ("code", "failure", "unfinished"),
+    [
+        (0, None, None),
+        (1, "it ended with exit code 1", None),
+        (255, None, "it was interrupted"),
+        (None, None, "wandb has not logged its end: it is still running, or was killed"),
+    ],
+)
+def test_how_a_wandb_run_ended(
+    tmp_path: Path, code: int | None, failure: str | None, unfinished: str | None
+) -> None:
+    history = field(1, field(1, b"loss") + field(16, b"0.5")) + field(2, field(1, 30))
+    records = [field(2, history)]
+    if code is not None:
+        records.append(field(18, field(1, code) if code else b""))
+    (tmp_path / "run-abc.wandb").write_bytes(b":W&B\xe1\xbe\x00" + in_blocks(records, 7)[7:])
+    (run,) = runs(tmp_path)
+    assert values(run, "loss") == [(30, "0.5")]
+    assert (run.failure, run.unfinished) == (failure, unfinished)
+
+
+def test_a_resumed_wandb_run_is_one_run(tmp_path: Path) -> None:
+    for index, value in enumerate((b"0.5", b"0.25")):
+        folder = tmp_path / f"offline-run-2026010{index + 1}_000000-abc"
+        folder.mkdir()
+        history = field(1, field(1, b"loss") + field(16, value)) + field(2, field(1, 30 * index))
+        records = [field(2, history), *([field(18, b"")] if index else [])]
+        data = b":W&B\xe1\xbe\x00" + in_blocks(records, 7)[7:]
+        (folder / "run-abc.wandb").write_bytes(data)
+    (run,) = runs(tmp_path)
+    assert values(run, "loss") == [(0, "0.5"), (30, "0.25")]
+    assert run.unfinished is None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from halfguard import formats, ops
+    from halfguard.checkpoints import BestKeeper, save_checkpoint
     from halfguard.diagnosis.doctor import doctor
     from halfguard.guard.config import GuardConfig
     from halfguard.guard.guard import Guard
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 # name -> (module, attribute or None for the module itself, the extra it needs or None)
 _NAMES: dict[str, tuple[str, str | None, str | None]] = {
+    "BestKeeper": ("halfguard.checkpoints", "BestKeeper", "torch"),
     "GradScaler": ("halfguard.guard.stepping.scaler", "GradScaler", "torch"),
     "Guard": ("halfguard.guard.guard", "Guard", "torch"),
     "GuardConfig": ("halfguard.guard.config", "GuardConfig", "torch"),
@@ -55,12 +57,14 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "plan": ("halfguard.probing.plan_search", "plan", "torch"),
     "probe": ("halfguard.probing.probe", "probe", "torch"),
     "replay": ("halfguard.replaying.autopsy", "replay", "torch"),
+    "save_checkpoint": ("halfguard.checkpoints", "save_checkpoint", "torch"),
     "trace": ("halfguard.tracing.tracer", "trace", "torch"),
     "upcast_trainable": ("halfguard.precision", "upcast_trainable", "torch"),
     "validate": ("halfguard.validation.validate", "validate", "validate"),
 }
 
 __all__ = [
+    "BestKeeper",
     "GradScaler",
     "Guard",
     "GuardConfig",
@@ -82,6 +86,7 @@ __all__ = [
     "plan",
     "probe",
     "replay",
+    "save_checkpoint",
     "trace",
     "upcast_trainable",
     "validate",

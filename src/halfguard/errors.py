@@ -7,6 +7,7 @@
     │   └── ConfigError                     an invalid configuration
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── RecordError (ValueError)            a file is not a valid record of the expected kind
+    ├── PoisonedStateError                  a state was not saved: values in it are not finite
     ├── NoPlanError                         no set of FP32 islands makes the model follow FP32
     └── TrainingHaltedError                 the guard stopped a run that could not continue
 
@@ -50,6 +51,17 @@ class MissingExtraError(HalfguardError, ImportError):
 
 class RecordError(HalfguardError, ValueError):
     """A record on disk has another kind or an unknown version, or is damaged."""
+
+
+class PoisonedStateError(HalfguardError):
+    """A checkpoint was refused because values in it are NaN, infinite, or too large for its format.
+
+    ``names`` has the names of all bad tensors and numbers.
+    """
+
+    def __init__(self, message: str, *, names: tuple[str, ...] = (), cure: str = "") -> None:
+        super().__init__(message, cure=cure)
+        self.names = names
 
 
 class NoPlanError(HalfguardError):

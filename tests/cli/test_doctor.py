@@ -199,6 +199,7 @@ def test_without_torch_the_pip_command_is_named(entry: tuple[str, ...], code: in
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_workload_and_its_cost(doctor: Run) -> None:
     done = doctor("examples/overflowing.py:t5", "--cost", "--batch-size", "1")
     assert "requested " in done.stdout
@@ -209,6 +210,7 @@ def test_a_workload_and_its_cost(doctor: Run) -> None:
     assert (done.returncode, "warning:" in done.stdout) == (0, False)
 
 
+@pytest.mark.slow
 def test_a_budget_that_does_not_hold_is_answered_with_what_to_change(doctor: Run) -> None:
     args = (
         "examples/overflowing.py:t5",

@@ -46,6 +46,7 @@ def test_nothing_is_exit_code_0(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "Nothing found.\n")
 
 
+@pytest.mark.slow
 def test_diff_shows_and_fix_writes(script: Path) -> None:
     shown = run("lint", script, "--diff")
     assert shown.returncode == 1

@@ -58,6 +58,7 @@ def test_probe_prints_a_table_and_findings(halfguard: Run) -> None:
     assert "halfguard plan ENTRY" in done.stdout
 
 
+@pytest.mark.slow
 def test_probe_as_json_with_pictures(tmp_path: Path, halfguard: Run) -> None:
     pytest.importorskip("matplotlib")
     png, html = tmp_path / "map.png", tmp_path / "map.html"

@@ -57,6 +57,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_prints_and_keeps_its_results(study: Path) -> None:
     output = (study / "output.txt").read_text()
     assert output.splitlines()[0] == "small study: FAIL"
@@ -72,6 +73,7 @@ def test_it_prints_and_keeps_its_results(study: Path) -> None:
     assert {run.retried for run in kept.runs if run.candidate == "fp16-mixed guarded"} == {100}
 
 
+@pytest.mark.slow
 def test_a_second_call_runs_nothing_and_says_the_same(study: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in study.glob("runs/small-study/runs/*")}
     result = halfguard(study, "validate", "--json", "spec.yaml")
@@ -82,6 +84,7 @@ def test_a_second_call_runs_nothing_and_says_the_same(study: Path) -> None:
     assert before == after
 
 
+@pytest.mark.slow
 def test_from_python_it_leaves_the_same_files(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +97,7 @@ def test_from_python_it_leaves_the_same_files(
     assert {name: (folder / name).read_bytes() for name in FILES} == written
 
 
+@pytest.mark.slow
 def test_a_sign_off_is_void_when_something_changes(study: Path) -> None:
     folder = study / "runs/small-study"
     result = halfguard(study, "validate", "approve", folder, "--by", "Ada Lovelace")
@@ -105,6 +109,7 @@ def test_a_sign_off_is_void_when_something_changes(study: Path) -> None:
     (folder / "runs/extra.json").unlink()
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_says_how_to_resume(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_one_flipped_bit_is_found_within_one_interval(ranks: Callable[[int], Ran
         assert f"rank {rank} differs in {names()[number]}" in message
 
 
+@pytest.mark.slow
 def test_the_majority_heals_the_one(ranks: Callable[[int], Ranks]) -> None:
     cases = draw(10, 4, seed=1)
     found = list(zip(*ranks(4).run(flipped, "ddp", cases, "resync"), strict=True))
@@ -107,6 +108,7 @@ def test_two_ranks_have_no_majority(ranks: Callable[[int], Ranks]) -> None:
     assert "ranks 0, 1 differ in layers.0.weight" in said[2]
 
 
+@pytest.mark.slow
 def test_replicas_of_shards_are_compared(ranks: Callable[[int], Ranks]) -> None:
     """HSDP with two replicas: both are named, since it is not known which of them is right."""
     [(said, _)] = ranks(4).run(flipped, "hsdp", [(3, 2, 2, 5, 3)], "halt")[0]
@@ -199,6 +201,7 @@ def state_of_one(lost: bool) -> tuple[Said, float]:
     return said, sum(numbers)
 
 
+@pytest.mark.slow
 def test_state_is_taken_over_and_a_rank_without_it_is_not_waited_for(
     ranks: Callable[[int], Ranks],
 ) -> None:
@@ -230,6 +233,7 @@ def spread_state() -> tuple[Said, float, bool]:
     return said, guard.scaler.get_scale(), same
 
 
+@pytest.mark.slow
 def test_the_state_of_parts_is_not_taken_over(ranks: Callable[[int], Ranks]) -> None:
     found = ranks(4).run(spread_state)
     assert found == [([("skip", (2,), ("loss scale",))], 65536.0, True)] * 4
@@ -257,6 +261,7 @@ def replicated_dtensors() -> tuple[Said, float]:
     return said, full_state(model)["weight"].sum().item()
 
 
+@pytest.mark.slow
 def test_replicated_dtensors_are_healed(ranks: Callable[[int], Ranks]) -> None:
     found = ranks(4).run(replicated_dtensors)
     assert found[0][0] == [APPLIED, ("skip", (2,), ("weight",)), APPLIED]
@@ -275,6 +280,7 @@ def never_equal() -> Said:
     return run_steps(guard, 12, before)
 
 
+@pytest.mark.slow
 def test_healing_gives_up(ranks: Callable[[int], Ranks]) -> None:
     said = ranks(4).run(never_equal)
     assert [[action for action, _, _ in one] for one in said] == [["skip", "skip", "halt"]] * 4
@@ -315,11 +321,13 @@ def writing(on: list[int], action: str) -> Said:
     return run_steps(guard, 4, before)
 
 
+@pytest.mark.slow
 def test_buffers_that_all_ranks_write_are_no_difference(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(4).run(writing, [], "halt") == [[APPLIED] * 4] * 4
     assert ranks(4).run(writing, [0, 1, 2, 3], "halt") == [[APPLIED] * 4] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["halt", "resync"])
 def test_a_buffer_that_one_rank_writes_is_named(ranks: Callable[[int], Ranks], action: str) -> None:
     """It halts even with a majority: this is not a flipped bit, and the program would write again."""
@@ -375,6 +383,7 @@ def set_once(event: str) -> tuple[Said, float]:
     return said, model.module.get_buffer("table").sum().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", ["nothing", "more parameters", "roll back"])
 def test_what_is_compared_survives(ranks: Callable[[int], Ranks], event: str) -> None:
     """Private tensors of a rank do not count as a difference, and real differences are still found."""
@@ -422,6 +431,7 @@ def own_buffers(flips: bool, action: str) -> tuple[Said, float, float]:
     return said, model.module.codebook.sum().item(), model.module.get_buffer("table").sum().item()
 
 
+@pytest.mark.slow
 def test_buffers_that_are_each_ranks_own_are_no_difference(
     ranks: Callable[[int], Ranks],
 ) -> None:
@@ -430,6 +440,7 @@ def test_buffers_that_are_each_ranks_own_are_no_difference(
     assert len({codebook for _, codebook, _ in answers}) == 4  # they do differ
 
 
+@pytest.mark.slow
 def test_a_flipped_table_beside_them_is_found_and_healed(ranks: Callable[[int], Ranks]) -> None:
     answers = ranks(4).run(own_buffers, True, "resync")
     skipped = ("skip", (2,), ("table",))
@@ -501,6 +512,7 @@ def frozen() -> Said:
     return run_steps(guard, 3, before)
 
 
+@pytest.mark.slow
 def test_frozen_parameters_are_compared(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(4).run(frozen) == [[APPLIED, ("skip", (1,), ("0.weight",)), APPLIED]] * 4
 
@@ -518,6 +530,7 @@ def masters() -> Said:
     return run_steps(guard, 3, before)
 
 
+@pytest.mark.slow
 def test_master_weights_are_compared(ranks: Callable[[int], Ranks]) -> None:
     skipped = ("skip", (2,), ("layers.0.weight (master)",))
     assert ranks(4).run(masters) == [[APPLIED, skipped, APPLIED]] * 4
@@ -550,6 +563,7 @@ def incident(folder: str) -> None:
             guard.step(loss_fn, batch_of(step, ranks, rank))
 
 
+@pytest.mark.slow
 def test_the_rank_concerned_keeps_an_incident(
     ranks: Callable[[int], Ranks], tmp_path: Path
 ) -> None:

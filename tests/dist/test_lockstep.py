@@ -177,6 +177,7 @@ def two_dimensional(
     return seen, full_state(net)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_several_meshes_agree_over_all_ranks(

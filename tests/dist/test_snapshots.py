@@ -195,6 +195,7 @@ def averaged(engine: jobs.Engine, folder: str, steps: int) -> tuple[int, dict[st
     return 8, kept[7]
 
 
+@pytest.mark.slow
 def test_an_average_that_is_spread_over_ranks_returns(
     ranks: Callable[[int], Ranks], tmp_path: Path
 ) -> None:

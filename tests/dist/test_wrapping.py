@@ -56,6 +56,7 @@ def reductions(wrapping: Wrapping) -> tuple[int, tuple[str, ...], list[Tensor]]:
     return len(calls), outcome.culprits, list(full_state(ddp).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapping", ["compiled", "inside"])
 def test_gradients_are_held_back_through_every_wrapper(
     ranks: Callable[[int], Ranks], wrapping: Wrapping

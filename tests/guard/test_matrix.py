@@ -41,7 +41,8 @@ FAST = 4  # one cell in four: each loop meets every fault, each optimizer three 
 
 def cell(shape: str, optimizer: str, fault: Fault) -> Any:
     marks: list[Any] = []
-    if (3 * list(SHAPES).index(shape) + list(OPTIMIZERS).index(optimizer)) % FAST:
+    others = (3 * list(SHAPES).index(shape) + list(OPTIMIZERS).index(optimizer)) % FAST
+    if others or shape == "compiled":  # the compiler takes seconds
         marks.append(pytest.mark.slow)
     return pytest.param(shape, optimizer, fault, marks=marks, id=f"{shape}-{optimizer}-{fault}")
 

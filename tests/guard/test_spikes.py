@@ -52,6 +52,7 @@ def noise(count: int, level: float = 1.0, seed: int = 0) -> list[float]:
 levels = st.sampled_from([1e-3, 1.0, -5.0, 700.0])
 
 
+@pytest.mark.slow
 @given(levels, st.floats(3, 1e6), st.integers(0, 50))
 def test_a_lasting_change_is_refused_a_few_times_and_then_accepted(
     level: float, factor: float, seed: int
@@ -89,6 +90,7 @@ def test_spikes_that_do_not_agree_are_never_accepted(factor: float) -> None:
     assert not run.notes
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(10, 300), st.integers(0, 20))
 def test_a_level_that_recurs_is_learnt_from(period: int, seed: int) -> None:
@@ -201,6 +203,7 @@ def test_a_loss_that_becomes_100_times_larger_goes_on(caplog: pytest.LogCaptureF
     assert any(isinstance(row, StepRow) and "accepted from now on" in row.note for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["fp16_safe", "ultra_conservative"])
 def test_a_sparse_reward_is_learnt_from_with_every_preset(preset: str) -> None:
     torch.manual_seed(0)

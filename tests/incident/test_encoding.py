@@ -51,6 +51,7 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and left == right
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(structures)
 def test_round_trip_through_json(structure: Any) -> None:

@@ -154,6 +154,7 @@ def survive_hostile(folder: Path, count: int, seed: int) -> tuple[int, int]:
     return opened, refused
 
 
+@pytest.mark.slow
 def test_hostile_folders_are_refused_or_read_and_nothing_else(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     opened, refused = survive_hostile(tmp_path, HOSTILE, seed=2)

@@ -33,6 +33,7 @@ def flipped(tensor: Tensor, element: int, bit: int) -> Tensor:
     return copy.view(tensor.shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1000), st.data())
 def test_one_flipped_bit_changes_one_checksum(seed: int, data: st.DataObject) -> None:
@@ -49,6 +50,7 @@ def test_one_flipped_bit_changes_one_checksum(seed: int, data: st.DataObject) ->
     assert torch.equal(first, checksums([tensor.clone() for tensor in before]))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(DTYPES[:5]), st.data())
 def test_two_flipped_bits_do_not_cancel(dtype: torch.dtype, data: st.DataObject) -> None:
@@ -115,6 +117,7 @@ def test_passes_do_not_change_what_differs(monkeypatch: pytest.MonkeyPatch) -> N
     assert (checksums(before) != checksums(after)).nonzero().view(-1).tolist() == [7]
 
 
+@pytest.mark.slow
 @pytest.mark.host_only
 def test_operations_do_not_grow_with_tensors() -> None:
     def operations(count: int) -> int:

@@ -98,6 +98,7 @@ def test_mixed_dtypes_keep_the_order_of_the_list() -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_half_value() -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     assert_equals_reference([bits.view(torch.float16), bits.view(torch.bfloat16)], scale=2.0**-3)
@@ -130,6 +131,7 @@ def test_total_is_that_of_one_tensor() -> None:
     assert row == pytest.approx(whole, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_counts_above_two_to_the_24_are_exact() -> None:
     assert health([torch.zeros(2**24 + 3, dtype=torch.float16)]).rows()[0]["zero"] == 2**24 + 3
 

@@ -110,6 +110,7 @@ def test_autocast_changes_nothing(name: str, autocast: torch.dtype, dtype: torch
 
 
 # Dynamo, tracing any autograd.Function, trips over torch's own warning about instantiating one.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @every_op
 def test_one_graph(name: str) -> None:

@@ -38,6 +38,7 @@ def test_on_stable_runs_nothing_is_announced() -> None:
     assert [seed for seed in range(20) if first_announcement(stable(seed))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed_", range(3))
 def test_a_real_training_that_diverges_slowly(seed_: int, seed: object) -> None:
     values = trained(0.68, seed=seed_, steps=400)

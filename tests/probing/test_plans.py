@@ -31,6 +31,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_the_plan_is_minimal_follows_fp32_and_is_found_in_few_trials(name: str) -> None:
     workload = load(f"examples/overflowing.py:{name}", 0)

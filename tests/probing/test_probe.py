@@ -247,6 +247,7 @@ def hundred(seed: int) -> Workload:
     return job(seed, model, (16,))
 
 
+@pytest.mark.slow
 def test_pictures_of_a_hundred_layers(tmp_path: Path, seed: object) -> None:
     pytest.importorskip("matplotlib")
     report = probe(hundred(0), steps=3)

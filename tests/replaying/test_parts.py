@@ -109,6 +109,7 @@ def test_what_is_not_certain_is_left_alone(line: str, tmp_path: Path) -> None:
     assert make_patch({(str(tmp_path / "missing.py"), 1): names}) == ""
 
 
+@pytest.mark.slow
 def test_hostile_folders_are_replayed_or_refused_and_nothing_else(tmp_path: Path) -> None:
     incident = broken(tmp_path / "run", [overflowing()])
     said = []

@@ -185,6 +185,7 @@ def test_the_counts_equal_those_of_the_step_counter(
     assert build_timeline(rows).summary() == counter.summary()
 
 
+@pytest.mark.slow
 def test_thousands_of_unusual_steps_stay_readable() -> None:
     rows = [unusual(step) for step in range(20_000)]
     page = to_html(run_page(make_report(rows)))

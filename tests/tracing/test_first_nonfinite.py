@@ -20,6 +20,11 @@ pytestmark = pytest.mark.usefixtures("seed")
 NEEDS_HOST = {"rnn-exp", "graph-degree-sum", "attention-masked-row"}
 
 
+def _marks(plant: PlantedFailure) -> list[pytest.MarkDecorator]:
+    host_only = [pytest.mark.host_only] if plant.name in NEEDS_HOST else []
+    return [*host_only, pytest.mark.slow] if plant.compiled else host_only
+
+
 def diagnose(job: Job) -> Culprit | None:
     return find_first_nonfinite(job.loss, job.model)
 
@@ -29,10 +34,7 @@ def diagnose(job: Job) -> Culprit | None:
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # torch's own, for one of them
 @pytest.mark.parametrize(
     "plant",
-    [
-        pytest.param(p, id=str(p), marks=pytest.mark.host_only if p.name in NEEDS_HOST else ())
-        for p in PLANTED_FAILURES
-    ],
+    [pytest.param(p, id=str(p), marks=_marks(p)) for p in PLANTED_FAILURES],
 )
 def test_a_planted_failure_is_named_by_operation_module_and_line(plant: PlantedFailure) -> None:
     job = plant.make(0)

@@ -66,11 +66,11 @@ class NodeKiller:
         self.cluster.kill_node(self.killed)
 
 
-def killed_node(root: Path) -> Answer:
-    """A study of 20 runs on three nodes, one of which is killed in the middle."""
+def killed_node(root: Path, seeds: str) -> Answer:
+    """A study of two runs for each seed on three nodes, one of which is killed in the middle."""
     with SlurmCluster(nodes=3) as cluster:
-        killer = NodeKiller(cluster, root, results=7)
-        run_study(study_spec(seeds=10), root / "study", on_progress=killer)
+        killer = NodeKiller(cluster, root, results=int(seeds) * 2 // 3)
+        run_study(study_spec(int(seeds)), root / "study", on_progress=killer)
     return {"killed": killer.killed, "finished": len(_lines(root / "FINISHED"))}
 
 
@@ -144,14 +144,16 @@ def _error(root: Path, spec: ExecutorSpec, job: str = "slow") -> str:
     return "no error"
 
 
-def main(scenario: str, folder: str) -> None:
+def main(scenario: str, folder: str, *options: str) -> None:
     root = Path(folder)
     for name in ("STARTED", "FINISHED"):
         os.environ[f"HALFGUARD_TEST_{name}"] = str(root / name)
     os.environ["HALFGUARD_TEST_SLEEP"] = "0.05"
     slurm._SLURM_POLL = 1.0  # there are no other users
-    scenarios = {one.__name__: one for one in (killed_node, killed_study, small_cluster, sweep)}
-    print(json.dumps(scenarios[scenario](root)))
+    scenarios: dict[str, Callable[..., Answer]] = {
+        one.__name__: one for one in (killed_node, killed_study, small_cluster, sweep)
+    }
+    print(json.dumps(scenarios[scenario](root, *options)))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from tests.validation.helper import HereExecutor, all_numbers, spec_of
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=5), FLOATS, max_size=3), st.lists(FLOATS, max_size=4))
 def test_every_number_survives_json(metrics: dict[str, float], loss: list[float]) -> None:
     values = tuple(loss)
@@ -91,6 +92,7 @@ def test_the_order_of_arrival_decides_nothing(tmp_path: Path) -> None:
     assert all_numbers(studies[0]) == all_numbers(studies[1])
 
 
+@pytest.mark.slow
 def test_a_study_ends_with_the_fewest_seeds_that_are_enough(tmp_path: Path) -> None:
     spec = spec_of("healthy", seeds=[4, 1, 3, 2])
     looks: list[list[int]] = []

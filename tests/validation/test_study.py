@@ -80,6 +80,7 @@ def when(condition: str, text: str) -> str:
     return f"if {condition}:\n    {text}\nelse:\n    out.write_text(written)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -168,6 +169,7 @@ def test_a_baseline_that_never_starts_ends_the_study_and_is_quoted(folder: Path)
     )
 
 
+@pytest.mark.slow
 def test_a_baseline_that_fails_in_different_ways_is_run_to_the_end(folder: Path) -> None:
     script = SequentialExecutor()
     failing = "sys.exit('abcdefgh'[seed] if precision == '32' else 0)"
@@ -218,6 +220,7 @@ def test_runs_that_failed_in_an_outage_are_run_again(folder: Path, message: str)
     assert after.done == []
 
 
+@pytest.mark.slow
 def test_an_interruption_after_an_outage_leaves_none_of_its_failures(folder: Path) -> None:
     share = folder / "share"
     spec = spec_of(

@@ -31,6 +31,7 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.evidence import explain
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.halt_message import describe_recovery, halt_error
+from halfguard.guard.metrics_log import LastStep, LogFunction, MetricsLog
 from halfguard.guard.protocols import Scheduler, WeightAverage
 from halfguard.guard.recorder import Recorder, StepReport
 from halfguard.guard.recovery.recovery import Recovery
@@ -83,6 +84,8 @@ class Guard:
     ``config`` is a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``scheduler`` (one,
     or a list) and ``ema`` advance only when a step was applied. ``run_dir`` is the folder for journal and
     incidents. ``entry`` names the function that describes the job, so that ``halfguard replay`` finds it.
+    ``log(metrics, step)`` is a tracker's own function, called on rank 0 every ``log_every`` steps, at every
+    unusual step, and when the loss scale changes.
     """
 
     _hosted: ClassVar[bool] = (
@@ -99,7 +102,10 @@ class Guard:
         ema: WeightAverage | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         entry: str = "",
+        log: LogFunction | None = None,
+        log_every: int = 50,
     ) -> None:
+        metrics_log = None if log is None else MetricsLog(log, log_every)
         self.model = model
         self.optimizers = _as_list(optimizer)
         self.config = self._initial_config = GuardConfig.load(config)
@@ -124,7 +130,7 @@ class Guard:
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
-        self._recorder = Recorder(self.config, self._stepper.device, run_dir, entry)
+        self._recorder = Recorder(self.config, self._stepper.device, run_dir, entry, metrics_log)
         self._recovery = self._make_recovery(run_dir)
 
     # -- the form with a loss function
@@ -238,6 +244,20 @@ class Guard:
         if self._stepper.single_rank:
             self._recorder.tally.set_scale(self.scaler.get_scale())
         return self._recorder.tally.summary()
+
+    @property
+    def counts(self) -> Summary:
+        """Return the counts of this process, of the steps decided so far; a loaded state is not in them.
+
+        Unlike ``summary``, this decides nothing and waits for nothing. Any thread may read it at any time;
+        while a step is being counted, two of its counts may be one step apart.
+        """
+        return self._recorder.process_tally.summary()
+
+    @property
+    def last_step(self) -> LastStep | None:
+        """Return the measurements of the step that was decided last; any thread may read them."""
+        return self._recorder.last_step
 
     def close(self) -> Summary:
         """Write everything to the journal, and return the counts of the whole run."""

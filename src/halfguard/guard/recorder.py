@@ -15,6 +15,7 @@ from halfguard.dist.collectives import rank, world_size
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.evidence import explain
 from halfguard.guard.health import RunHealth
+from halfguard.guard.metrics_log import LastStep, MetricsLog
 from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.module_tensors import Reference
@@ -84,8 +85,13 @@ class Recorder:
         device: torch.device,
         run_dir: str | os.PathLike[str] | None,
         entry: str,
+        metrics_log: MetricsLog | None = None,
     ) -> None:
         self.tally = StepCounter()
+        # Other threads read these two. They are never loaded or divided into epochs: counts only grow.
+        self.process_tally = StepCounter()
+        self.last_step: LastStep | None = None
+        self._metrics_log = metrics_log if rank() == 0 else None
         self.health = RunHealth()
         self.journal = Journal(run_dir if rank() == 0 else None)
         self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device))
@@ -108,11 +114,14 @@ class Recorder:
         self, decision: Decision, seen: Signals, report: StepReport, note: str = ""
     ) -> StepRow | None:
         """Count a step; write and return the row of an unusual one."""
-        self.tally.add(decision.action, decision.cause, seen.grad_norm, seen.scale)
+        for tally in (self.tally, self.process_tally):
+            tally.add(decision.action, decision.cause, seen.grad_norm, seen.scale)
+        self.last_step = LastStep(report.step, seen.loss, seen.grad_norm, seen.scale)
         for warning, text in self.health.add(decision.action, seen.grad_norm, seen.scale).items():
             self._warn(warning, text, report)
         if decision.cause is None:
             self.journal.add_healthy_step(report.step, seen.loss, seen.grad_norm, seen.scale)
+            self._log_metrics(decision, seen, report)
             return None
         if decision.routine and self.health.is_low(seen.scale):
             decision = replace(decision, routine=False)  # no healthy run has such a scale
@@ -127,7 +136,12 @@ class Recorder:
         logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, culprits)
         if decision.note and not rank():
             logger.warning("step %d: %s", row.step, decision.note)
+        self._log_metrics(decision, seen, report)
         return row
+
+    def _log_metrics(self, decision: Decision, seen: Signals, report: StepReport) -> None:
+        if self._metrics_log is not None:
+            self._metrics_log.add(decision, seen, report.step, self.tally)
 
     def _warn(self, warning: HealthWarning, text: str, report: StepReport) -> None:
         self.tally.add_warning(warning)

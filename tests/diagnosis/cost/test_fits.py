@@ -19,6 +19,7 @@ from tests.diagnosis.cost.jobs import HALF, codes, job, loss
 
 
 class TestFits:
+    @pytest.mark.slow
     def test_a_budget_that_holds_and_one_that_does_not(self) -> None:
         workload = job(rows=512, width=64)
         roomy = measure_cost(workload, HALF, rounds=1, budget="2GB")
@@ -65,6 +66,7 @@ class TestFits:
         assert parts.optimizer == 2 * parts.weights, "Adam has two moments"
         assert parts.activations >= 4 * 1024 * 64 * 4 * 4, "what the forward pass came to"
 
+    @pytest.mark.slow
     def test_blocks_to_checkpoint_are_found_although_the_batch_does_not_fit(self) -> None:
         def full(model: nn.Module, batch: Tensor) -> Tensor:
             if len(batch) > 16:

@@ -52,6 +52,7 @@ class TestNoGainInMemory:
             assert part in found.why
         assert "masters" in found.cure
 
+    @pytest.mark.slow
     def test_the_same_model_with_a_large_batch_is_clean(self) -> None:
         cost = measure_cost(job(rows=1024, width=64), HALF, rounds=3)
         assert "HD202" not in codes(cost)
@@ -69,6 +70,7 @@ class TestTime:
         found = next(found for found in cost.findings if found.code == "HD201")
         assert "too small" in found.why
 
+    @pytest.mark.slow
     def test_the_table_has_what_was_asked_for(self) -> None:
         called: list[int] = []
         precisions = ("fp32", "fp16-mixed", "bf16-mixed", "fp16-weights")

@@ -23,6 +23,7 @@ class TestSavings:
         cost = measure_cost(workload, ["bf16-mixed"], rounds=1)
         return next(saving.saves for saving in cost.savings if words in saving.change)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("words", "changed"),
         [

@@ -224,6 +224,7 @@ CASES: dict[str, tuple[Job, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_doctor_tells_is_what_training_does(case: str, tmp_path: Path) -> None:
     job, asked, got = CASES[case]

@@ -36,6 +36,7 @@ def test_it_passes_here_in_every_format_and_is_short() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_bounds_are_sharp(seed: int) -> None:
     """A result that is rounded once comes close to its bound: there is no room for a second error."""
@@ -53,6 +54,7 @@ def _in_half(a: Tensor, b: Tensor, block: int) -> Tensor:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block", "times"), [(1, 30), (16, 10), (128, 2)])
 def test_a_sum_kept_in_half_is_found(block: int, times: float) -> None:
     found = rows({"matmul": lambda a, b: _in_half(a, b, block)}, batch_size=1)
@@ -102,6 +104,7 @@ def test_a_softmax_summed_in_half_is_found() -> None:
     assert not any(found[precision].passed for precision in HALF)
 
 
+@pytest.mark.slow
 def test_nan_at_a_realistic_batch_size_only_is_found() -> None:
     """The fault of the GTX 16 series: every small probe passes."""
 

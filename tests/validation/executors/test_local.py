@@ -48,6 +48,7 @@ def test_a_dead_workers_run_is_repeated_and_a_murderous_one_is_told(
     assert (tmp_path / "1").read_text() == str(1000 - MAX_ATTEMPTS)
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_the_study_at_once(tmp_path: Path) -> None:
     spec = spec_of("no_such_job", seeds=50)
     with pytest.raises(UsageError, match="no function 'no_such_job'"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ def on_slurm(test: Callable[[Path], None]) -> Callable[[Path], None]:
     return test
 
 
-def on_a_cluster(scenario: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.validation.slurm_studies", scenario, str(folder)]
+def on_a_cluster(scenario: str, folder: Path, *options: str) -> dict[str, Any]:
+    studies = [sys.executable, "-m", "tests.validation.slurm_studies"]
+    command = [*studies, scenario, str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
     assert done.returncode == 0, done.stderr[-5000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -49,19 +51,24 @@ def study_in(folder: Path) -> Study:
     return Study.from_json((folder / "study/study.json").read_bytes())
 
 
-@on_slurm
-def test_a_killed_node_costs_a_run_and_nothing_else(tmp_path: Path) -> None:
-    answer = on_a_cluster("killed_node", tmp_path)
-    study = study_in(tmp_path)
+def kill_a_node(folder: Path, seeds: int) -> None:
+    """Run a study on three nodes, kill one of them, and expect the numbers of the local executor."""
+    answer = on_a_cluster("killed_node", folder, str(seeds))
+    study = study_in(folder)
     assert answer["killed"] in {"n1", "n2", "n3"}
-    assert len(study.runs) == 20
+    assert len(study.runs) == 2 * seeds
     assert all(one.failure is None for one in study.runs)
     assert [one.attempt for one in study.runs].count(2) == 1  # the node died with one run on it
-    assert answer["finished"] == 20  # and nothing that had finished was run again
+    assert answer["finished"] == 2 * seeds  # and nothing that had finished was run again
     assert len(study.speeds) == 1
 
-    local = run_study(study_spec(10, "local"), tmp_path / "local", LocalExecutor(2))
+    local = run_study(study_spec(seeds, "local"), folder / "local", LocalExecutor(2))
     assert all_numbers(study) == all_numbers(local)
+
+
+@on_slurm
+def test_a_killed_node_costs_a_run_and_nothing_else(tmp_path: Path) -> None:
+    kill_a_node(tmp_path, seeds=3)
 
 
 @on_slurm
@@ -166,3 +173,10 @@ def test_half_a_processor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     executor = make_executor(ExecutorSpec(kind="slurm", cpus=0.5), tmp_path)
     with pytest.raises(UsageError, match="whole processors"):
         next(executor.run([], deadline=0))
+
+
+if __name__ == "__main__":  # scripts/soak slurm [SEEDS]
+    with tempfile.TemporaryDirectory() as place:
+        count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+        kill_a_node(Path(place), count)
+        print(f"{2 * count} runs on three nodes, one killed: as the local executor's, bit for bit")

@@ -59,6 +59,7 @@ def test_marginal_and_failing_claims_keep_their_error_too() -> None:
     assert rates.marginal <= binomial(LEVEL)
 
 
+@pytest.mark.slow
 def test_a_disaster_is_seen_at_once() -> None:
     rates = sequential(*data(generator(5), STUDIES, 20, 0.118, 0.005))
     assert rates.fails > 0.99
@@ -87,6 +88,7 @@ def test_the_level_of_a_look_is_what_decides_at_it(planned: int) -> None:
         assert anytime_p_value(p, planned) == pytest.approx(LEVEL, rel=0.01)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e-6, 1), min_size=1, max_size=10), st.integers(0, 5))
 def test_further_looks_never_take_a_claim_back(p: list[float], more: int) -> None:
     planned = 12

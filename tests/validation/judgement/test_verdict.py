@@ -131,6 +131,7 @@ def test_several_candidates_are_corrected_for_and_the_worst_decides() -> None:
     assert verdict.word is VerdictLabel.FAIL
 
 
+@pytest.mark.slow
 def test_the_words_are_those_of_the_arrays() -> None:
     baseline, candidate = data(np.random.default_rng(0), 60, 5, 0.008, 0.005, candidates=3)
     found = claims(baseline, candidate, TERMS)

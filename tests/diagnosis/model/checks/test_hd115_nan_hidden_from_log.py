@@ -48,6 +48,7 @@ def logged(args: Any) -> float:
     return float(trainer.state.log_history[0]["loss"])
 
 
+@pytest.mark.slow
 def test_the_filter_hides_nan_and_without_it_nan_is_logged(tmp_path: Path) -> None:
     args, batch = arguments(tmp_path, bf16=True), {"x": torch.ones(2, 4)}
     diagnosis = hg.doctor(Poisoned(), trainer=args, batch=batch)

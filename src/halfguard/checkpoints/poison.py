@@ -1,0 +1,129 @@
+"""Find values that must not be saved: NaN, infinity, and numbers too large for the format of the file."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from halfguard.dist.wrapping import local_tensor
+from halfguard.formats import Format
+
+# An infinite number often means "none yet", as the best metric of ReduceLROnPlateau does. Not here:
+_FINITE_NUMBERS = frozenset({"lr", "initial_lr", "weight_decay", "momentum", "eps", "scale"})
+
+
+@dataclass(frozen=True)
+class Poison:
+    """One tensor or number that must not be saved."""
+
+    name: str
+    nan: int = 0
+    infinite: int = 0
+    overflow: int = 0
+    largest: str = ""
+    """The largest value of the format that ``overflow`` values exceed."""
+
+    def plus(self, other: Poison) -> Poison:
+        """Return both together: two shards of one tensor."""
+        return Poison(
+            self.name,
+            self.nan + other.nan,
+            self.infinite + other.infinite,
+            self.overflow + other.overflow,
+            self.largest or other.largest,
+        )
+
+    def __str__(self) -> str:
+        kinds = {
+            "NaN": self.nan,
+            "infinite": self.infinite,
+            f"beyond {self.largest}": self.overflow,
+        }
+        return f"{self.name} ({', '.join(f'{n} {kind}' for kind, n in kinds.items() if n)})"
+
+
+@torch.no_grad()
+def find_poison(
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, float],
+    *,
+    target: Format | None = None,
+    allow_infinite: Iterable[str] = (),
+) -> list[Poison]:
+    """Return what must not be saved, in the order of the names.
+
+    ``target`` is the format in which floating-point tensors are to be stored, None for their own. Infinite
+    tensors are accepted where a pattern of ``allow_infinite`` matches the name; NaN is never accepted.
+    """
+    patterns = tuple(allow_infinite)
+    values = {name: _floating_values(tensor) for name, tensor in tensors.items()}
+    checked = {name: part for name, part in values.items() if part is not None and part.numel()}
+    suspects = _not_below(checked, math.inf if target is None else target.overflow_threshold)
+    found = {name: _count(name, checked[name], target) for name in suspects}
+    found |= {name: _judge_number(name, number) for name, number in numbers.items()}
+    allowed = {n for n in found if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+    return [
+        poison
+        for name, poison in found.items()
+        if poison.nan or poison.overflow or (poison.infinite and name not in allowed)
+    ]
+
+
+def _floating_values(tensor: Tensor) -> Tensor | None:
+    """Return the values that this rank holds, as a strided real tensor; None if they are integers."""
+    part = local_tensor(tensor)
+    if not (part.is_floating_point() or part.is_complex()):
+        return None
+    if part.is_nested:
+        part = part.values()
+    elif part.layout is torch.sparse_coo:
+        part = part._values()
+    elif part.layout is not torch.strided:
+        part = part.values()
+    if part.is_complex():
+        part = torch.view_as_real(part.resolve_conj())
+    return part.to(torch.bfloat16) if part.itemsize == 1 else part  # torch has no norm of float8
+
+
+def _not_below(values: Mapping[str, Tensor], limit: float) -> list[str]:
+    """Return the names of tensors with a magnitude that is NaN or not below ``limit``.
+
+    The device is read once for all tensors of a dtype.
+    """
+    groups: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, part in values.items():
+        groups.setdefault((part.device, part.dtype), []).append(name)
+    bad: set[str] = set()
+    for names in groups.values():
+        largest = torch.stack(torch._foreach_norm([values[name] for name in names], math.inf))
+        bad.update(n for n, m in zip(names, largest.tolist(), strict=True) if not m < limit)
+    return [name for name in values if name in bad]
+
+
+def _count(name: str, part: Tensor, target: Format | None) -> Poison:
+    nan, infinite = part.isnan(), part.isinf()
+    overflow = 0
+    if target is not None:
+        beyond = (part.abs() >= target.overflow_threshold) & ~nan & ~infinite
+        overflow = int(beyond.sum())
+    return Poison(
+        name,
+        nan=int(nan.sum()),
+        infinite=int(infinite.sum()),
+        overflow=overflow,
+        largest="" if target is None else f"{target.largest:g}",
+    )
+
+
+def _judge_number(name: str, number: float) -> Poison:
+    strict = name.rpartition(".")[2] in _FINITE_NUMBERS
+    return Poison(
+        name,
+        nan=int(math.isnan(number)),
+        infinite=int(math.isinf(number) and strict),
+    )

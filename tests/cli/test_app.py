@@ -1,0 +1,13 @@
+"""The program itself: how it is started."""
+
+import subprocess
+import sys
+
+import halfguard
+
+
+def test_the_program_runs_as_a_module():
+    """People whose scripts folder is not on the path write ``python -m halfguard``."""
+    command = [sys.executable, "-m", "halfguard", "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert shown.stdout == f"halfguard {halfguard.__version__}\n"

@@ -69,7 +69,7 @@ class TwoOptimizers(LightningModule):
         self.seen: list[Tensor] = []  # gradients of the second, as its optimizer gets them
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        one, two = self.optimizers()  # type: ignore[misc,union-attr]
+        one, two = self.optimizers()  # type: ignore[misc,union-attr,attr-defined]
         inputs, labels = batch
         hidden = self.norm(inputs)
         for optimizer in (one, two):
@@ -134,7 +134,8 @@ def fit(module: LightningModule, plugin: Any, data: list[Batch], **how: Any) -> 
     }
     trainer = Trainer(plugins=plugin, **(settings | how))
     torch.manual_seed(3)
-    trainer.fit(module, DataLoader(data, batch_size=None, shuffle=False), ckpt_path=path)
+    loader: Any = DataLoader(data, batch_size=None, shuffle=False)  # type: ignore[arg-type]
+    trainer.fit(module, loader, ckpt_path=path)
     return trainer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +36,7 @@ pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.filterwarnings("ignor
 
 
 def guard_of(trainer: Trainer) -> Any:
-    return trainer.precision_plugin.guard  # type: ignore[union-attr]
+    return trainer.precision_plugin.guard  # type: ignore[attr-defined]
 
 
 # -- healthy runs
@@ -167,14 +168,17 @@ def test_loggers_and_progress_bar_are_told(tmp_path: Path) -> None:
         log_every_n_steps=1,
         callbacks=[LearningRateMonitor("step")],
     )
-    assert trainer.progress_bar_metrics["halfguard/skipped"] == 1.0
-    assert trainer.callback_metrics["halfguard/scale"] == INIT_SCALE
-    assert trainer.callback_metrics["halfguard/retried"] == 0.0
+    assert trainer.progress_bar_metrics["halfguard/epoch_skipped"] == 1.0
+    assert trainer.callback_metrics["halfguard/epoch_scale"] == INIT_SCALE
+    assert trainer.callback_metrics["halfguard/epoch_retried"] == 0.0
     written = (Path(logger.log_dir) / "metrics.csv").read_text()
-    assert "halfguard/applied" in written.splitlines()[0]
+    rows = list(csv.DictReader(written.splitlines()))
+    skipped = [row for row in rows if row["halfguard/applied"] == "0.0"]
+    assert [row["halfguard/skipped/bad_batch"] for row in skipped] == ["1.0"]
     assert "batch 3" in (tmp_path / "run" / "steps.jsonl").read_text()
     assert len(list((tmp_path / "run" / "incidents").iterdir())) == 1
-    assert not [c for c in trainer.callbacks if type(c).__name__ == "GuardCallback"]
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    assert not [c for c in callbacks if type(c).__name__ == "GuardCallback"]
 
 
 # -- checkpoints
@@ -207,12 +211,12 @@ def test_a_checkpoint_is_taken_over_and_handed_back(first: str, tmp_path: Path) 
     second = "guarded" if first == "stock" else "stock"
     whole = fit(Classifier(), stock_plugin(), batches(), max_epochs=2)
     before = fit(Classifier(), makers[first](), batches(), **saving(tmp_path))
-    before.precision_plugin.scaler.update(256.0)  # type: ignore[union-attr]
+    before.precision_plugin.scaler.update(256.0)  # type: ignore[attr-defined]
     before.save_checkpoint(tmp_path / "end.ckpt")
     after = fit(
         Classifier(), makers[second](), batches(), max_epochs=2, ckpt_path=tmp_path / "end.ckpt"
     )
-    assert after.precision_plugin.scaler.get_scale() == 256.0  # type: ignore[union-attr]
+    assert after.precision_plugin.scaler.get_scale() == 256.0  # type: ignore[attr-defined]
     # Same data and seed; the scale is a power of two, so 256 and 1024 give the same gradients.
     assert after.global_step == whole.global_step == 24
 
@@ -279,7 +283,7 @@ def test_table_scheduler_steps_after_three_skips() -> None:
 def test_table_scale_after_a_nan_batch() -> None:
     stock = fit(Classifier(), stock_plugin(), batches(12, nan_at(11)))
     guarded = fit(Classifier(), guard_plugin(), batches(12, nan_at(11)))
-    scales = [t.precision_plugin.scaler.get_scale() for t in (stock, guarded)]  # type: ignore[union-attr]
+    scales = [t.precision_plugin.scaler.get_scale() for t in (stock, guarded)]  # type: ignore[attr-defined]
     assert scales == [INIT_SCALE / 2, INIT_SCALE]
 
 
@@ -288,7 +292,7 @@ def test_table_visible_loss_after_a_nan_batch() -> None:
     guarded = fit(Classifier(), guard_plugin(), batches(12, nan_at(3)))
     means = [t.callback_metrics["train_loss_epoch"] for t in (stock, guarded)]
     assert all(mean.isnan() for mean in means)  # Lightning's mean, guard or not
-    assert guarded.callback_metrics["halfguard/skipped"] == 1.0
+    assert guarded.callback_metrics["halfguard/epoch_skipped"] == 1.0
 
 
 def test_table_second_optimizers_gradients_after_the_first_overflowed() -> None:

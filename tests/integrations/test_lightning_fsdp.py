@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
@@ -16,7 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def test_the_strategy_accepts_this_plugin_and_no_other() -> None:
     strategy = FSDPStrategy(precision_plugin=GuardFSDPPrecision("fp16_safe"))
-    assert isinstance(strategy.precision_plugin.scaler, GuardScaler)
+    scaler: Any = strategy.precision_plugin.scaler
+    assert isinstance(scaler, GuardScaler)
     for refused in (GuardPrecision("fp16_safe"), MixedPrecision("bf16-mixed", "cuda")):
         with pytest.raises(TypeError, match="can only work with"):
             FSDPStrategy(precision_plugin=refused)

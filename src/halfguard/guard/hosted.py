@@ -35,6 +35,7 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.full_precision_forward import FullPrecisionForward
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.guard import Guard
+from halfguard.guard.metrics_log import LogFunction
 from halfguard.guard.protocols import Scheduler
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
@@ -56,7 +57,7 @@ class HostedGuard(Guard):
     ``model`` is the wrapped model (DDP, ``fully_shard``) that the host trains. ``clip(optimizer)`` clips as
     the host does; it is called for the gradients of a step that was repeated in FP32. ``scheduler`` is saved
     and rolled back with the model, and stepped by the host. ``clip`` and ``accumulate`` of ``config`` are
-    the host's, and not used.
+    the host's, and not used. The other arguments are those of ``Guard``.
     """
 
     _hosted = True
@@ -71,11 +72,22 @@ class HostedGuard(Guard):
         clip: Callable[[Optimizer], object] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         entry: str = "",
+        log: LogFunction | None = None,
+        log_every: int = 50,
     ) -> None:
         given = GuardConfig.load(config)
         own = given.model_copy(update={"clip": None, "accumulate": 1})
         self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
-        super().__init__(model, optimizer, own, scheduler=scheduler, run_dir=run_dir, entry=entry)
+        super().__init__(
+            model,
+            optimizer,
+            own,
+            scheduler=scheduler,
+            run_dir=run_dir,
+            entry=entry,
+            log=log,
+            log_every=log_every,
+        )
         self._stepper.clip_repeated = clip
         self._stepper.around_step = self._scheduler_and_ema.rates.cut_during_step
         self.last: StepOutcome | None = None  # of the last apply(); None once a step was abandoned

@@ -41,7 +41,7 @@ class GuardFabricPrecision(MixedPrecision):
     ) -> None:
         self._config = load_mixed(config)
         super().__init__("bf16-mixed", "cpu")  # the model's device, once there is one
-        self.precision = LIGHTNING_NAMES[self._config.precision]  # type: ignore[assignment]
+        self.precision = LIGHTNING_NAMES[self._config.precision]
         half = self.precision == "16-mixed"
         self._desired_input_dtype = torch.float16 if half else torch.bfloat16
         self.scaler = GuardScaler()
@@ -116,10 +116,10 @@ class GuardFabricPrecision(MixedPrecision):
         if not self.guard.is_unscaled(optimizer):
             self.scaler.unscale_(optimizer)
 
-    def main_params(self, optimizer: Optimizer) -> Iterator[Tensor]:
+    def main_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
         """Yield the parameters to clip: none if a gradient is not finite, where Fabric would raise."""
         if self.guard.is_finite(optimizer):
-            yield from super().main_params(optimizer)  # type: ignore[misc]
+            yield from super().main_params(optimizer)
 
     def teardown(self) -> None:
         """Close journal and snapshots."""

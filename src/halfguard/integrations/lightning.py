@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.held_scheduler import HeldScheduler
 from halfguard.guard.hosted import HostedGuard
-from halfguard.integrations.lightning_callback import GuardCallback, without_logging
+from halfguard.integrations.lightning_callback import (
+    GuardCallback,
+    log_to_all,
+    without_logging,
+)
 from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed
 
 _STOCK = "MixedPrecision"  # Lightning's key for the state of its own plugin
@@ -63,11 +68,11 @@ class GuardedPlugin(Precision):
             clip=self._clip_repeated,
             run_dir=self._run_dir,
             entry=self._entry,
+            log=partial(log_to_all, trainer),
+            log_every=max(1, trainer.log_every_n_steps),
         )
-        before = self.scaler.state_dict()  # of an earlier fit()
-        self.scaler = GuardScaler(self.guard)
-        if before:
-            self.scaler.load_state_dict(before)
+        before, self.scaler = self.scaler.state_dict(), GuardScaler(self.guard)
+        self.scaler.load_state_dict(before)  # of an earlier fit(), or nothing
         for scheduler_config in per_step:
             scheduler_config.scheduler = HeldScheduler(scheduler_config.scheduler, self.guard)
         self._callback = GuardCallback(self.guard)
@@ -98,14 +103,14 @@ class GuardedPlugin(Precision):
                 output = trainer.strategy.training_step(
                     *((batch, index) if has_index else (batch,))
                 )
-            loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
-            return loss / parts
+            loss: Tensor = (output["loss"] if isinstance(output, Mapping) else output) / parts
+            return loss
 
         return training_step
 
     def optimizer_step(  # type: ignore[override]
         self,
-        optimizer: Optimizer,
+        optimizer: Any,
         model: LightningModule,
         closure: Callable[[], Any],
         **kwargs: Any,
@@ -128,9 +133,9 @@ class GuardedPlugin(Precision):
         Precision.clip_gradients(self, optimizer, *args, **kwargs)
 
     def _clip_repeated(self, optimizer: Optimizer) -> None:
-        trainer = self._module.trainer
-        algorithm = trainer.gradient_clip_algorithm
-        self._clip_gradients(self._module, optimizer, trainer.gradient_clip_val, algorithm)
+        how = self._module.trainer
+        clip_val, algorithm = how.gradient_clip_val, how.gradient_clip_algorithm
+        self._clip_gradients(self._module, optimizer, clip_val, algorithm)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard, with torch's entries for a loss scaler."""
@@ -181,7 +186,7 @@ class GuardPrecision(GuardedPlugin, MixedPrecision):
         entry: str = "",
     ) -> None:
         loaded = load_mixed(config)
-        self.precision = LIGHTNING_NAMES[loaded.precision]  # type: ignore[assignment]
+        self.precision = LIGHTNING_NAMES[loaded.precision]
         self.device = "cpu"  # the model's, once there is one
         self._configure(loaded, run_dir, entry)
 

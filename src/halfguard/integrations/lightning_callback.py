@@ -12,7 +12,7 @@ from halfguard.guard.hosted import HostedGuard
 
 
 class GuardCallback(Callback):
-    """Notes the next batch for the plugin, and tells progress bar and loggers what the guard did."""
+    """Notes the next batch for the plugin, and tells progress bar and loggers about each epoch."""
 
     def __init__(self, guard: HostedGuard) -> None:
         self._guard = guard
@@ -23,23 +23,21 @@ class GuardCallback(Callback):
         _, *self.batch = call
         self._guard.epoch = trainer.current_epoch
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Log every unusual step to every logger."""
-        last = self._guard.last
-        if last is not None and last.cause is not None:
-            row = {"halfguard/applied": float(last.applied), "halfguard/scale": last.scale}
-            for logger in trainer.loggers:
-                logger.log_metrics(row, trainer.global_step)
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the counts of the epoch, to the progress bar as well."""
         summary = self._guard.end_epoch()
         row = {
-            "halfguard/skipped": float(sum(summary.skipped.values())),
-            "halfguard/retried": float(summary.retried),
-            "halfguard/scale": summary.scale,
+            "halfguard/epoch_skipped": float(sum(summary.skipped.values())),
+            "halfguard/epoch_retried": float(summary.retried),
+            "halfguard/epoch_scale": summary.scale,
         }
         pl_module.log_dict(row, prog_bar=True, sync_dist=trainer.world_size > 1)
+
+
+def log_to_all(trainer: Trainer, metrics: dict[str, float], _: int) -> None:
+    """Log to every logger of the Trainer, at its own step."""
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, trainer.global_step)
 
 
 @contextmanager
@@ -49,7 +47,8 @@ def without_logging(module: LightningModule) -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> None:
         pass
 
-    own = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
+    names: tuple[str, ...] = ("log", "log_dict")
+    own = {name: vars(module)[name] for name in names if name in vars(module)}
     vars(module).update(log=nothing, log_dict=nothing)
     try:
         yield

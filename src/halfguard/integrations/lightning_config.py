@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 
 # FP32 is mixed precision without autocast: Lightning's plugins have no name for it.
-LIGHTNING_NAMES = {"fp16-mixed": "16-mixed", "bf16-mixed": "bf16-mixed", "fp32": "bf16-mixed"}
+LIGHTNING_NAMES: dict[str, Literal["16-mixed", "bf16-mixed"]] = {
+    "fp16-mixed": "16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "fp32": "bf16-mixed",
+}
 
 
 def load_mixed(config: GuardConfig | Mapping[str, Any] | str | Path) -> GuardConfig:

@@ -30,7 +30,7 @@ class GuardFSDPPrecision(GuardedPlugin, FSDPPrecision):
         loaded = load_mixed(config)
         super().__init__(
             "32-true" if loaded.precision == "fp32" else LIGHTNING_NAMES[loaded.precision]
-        )  # type: ignore[arg-type]
+        )
         self._configure(loaded, run_dir, entry)
 
     @property

@@ -38,6 +38,7 @@ NOT_OF_TORCH = {
     "_replace": "namedtuple",
     "_value_": "enum",
     "_detect_anomaly": "lightning.Trainer",
+    "_forward_module": "lightning.fabric.wrappers",
     "_is_accelerate_prepared": "accelerate",
     "_shared_state": "accelerate.state",
     "_prepare_inputs": "transformers.Trainer",

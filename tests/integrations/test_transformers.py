@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from halfguard.integrations.transformers_callback import NonfiniteCallback
 from halfguard.records import Cause
 from tests.integrations.transformers_runs import INIT_SCALE, make, samples, state
 from tests.support.models import differences
@@ -79,7 +80,7 @@ def test_after_a_nan_batch_the_run_is_the_trainers_own_without_it(
 
 @pytest.mark.slow
 def test_stopped_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
-    how = {
+    how: dict[str, Any] = {
         "guard": RETRY,
         "save_strategy": "steps",
         "save_steps": 4,
@@ -99,7 +100,7 @@ def test_stopped_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("taken_over", [True, False])
 def test_checkpoints_go_from_the_stock_scaler_and_back(tmp_path: Path, taken_over: bool) -> None:
-    how = {"save_strategy": "steps", "save_steps": 3}
+    how: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}
     before, after = (None, RETRY) if taken_over else (RETRY, None)
     whole = train(tmp_path / "whole", samples(6))
     train(tmp_path / "parts", samples(6), guard=before, max_steps=3, **how)
@@ -180,3 +181,19 @@ def test_incidents_and_the_journal_are_kept(tmp_path: Path) -> None:
     train(tmp_path, samples(6, nan_batch=2), guard={}, run_dir=tmp_path / "run")
     assert (tmp_path / "run/steps.jsonl").exists()
     assert len(list((tmp_path / "run/incidents").iterdir())) == 1
+
+
+def test_those_who_only_watch_see_the_count_and_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stock = train(tmp_path, samples(6, nan_batch=2), logging_steps=2)
+    watched = make(tmp_path, samples(6, nan_batch=2), logging_steps=2)
+    watching = NonfiniteCallback()
+    watched.add_callback(watching)
+    watched.train()
+    assert not differences(state(stock)["optimizer"], state(watched)["optimizer"])
+    assert watching.nonfinite_steps == 1
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "halfguard"]
+    assert line.startswith(
+        "step 4: gradients of 6 of 6 parameters were NaN or infinite, first first.weight."
+    )

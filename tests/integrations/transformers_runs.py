@@ -1,4 +1,4 @@
-"""Small runs of transformers' Trainer, with its own scaler, guarded, and in FP32; FP16 really runs on the CPU."""
+"""Small runs of transformers' Trainer: stock, guarded, and in FP32. FP16 really runs on the CPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The guard inside transformers' Trainer: ``GuardedTrainer(model, args, ..., guard="fp16_safe")``.
 
-The Trainer's loop stays: it computes losses, accumulates, clips, schedules, saves and logs. ``GuardMixin`` stands
-before a Trainer among the bases of a class, TRL's trainers included, and gives its accelerator a loss scaler
-that is a guard. The precision is that of the training arguments (``fp16``, ``bf16`` or neither).
+The Trainer's loop stays: it computes losses, accumulates, clips, schedules, saves and logs. ``GuardMixin``
+stands before a Trainer among the bases of a class, TRL's trainers included, and gives its accelerator a loss
+scaler that is a guard. The precision is that of the training arguments (``fp16``, ``bf16`` or neither).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from transformers import Trainer
 
 from halfguard.guard.config import GuardConfig
@@ -70,18 +70,14 @@ class GuardMixin:
         self.accelerator.unscale_gradients = self._unscale
 
     def _unscale(self, optimizer: Any = None) -> None:
-        for one in [optimizer] if optimizer is not None else self._bound.optimizers:
+        known = [] if self.guard is None else self.guard.optimizers
+        for one in known if optimizer is None else [optimizer]:
             self.accelerator.scaler.unscale_(one)
 
-    @property
-    def _bound(self) -> HostedGuard:
-        assert self.guard is not None  # training_step has made it
-        return self.guard
-
     def _make_guard(self, model: nn.Module) -> None:
-        """Make the guard as soon as the model is wrapped, and again if train() has made another optimizer."""
-        optimizer: Any = self.optimizer
-        while not isinstance(optimizer, Optimizer) or hasattr(optimizer, "accelerator_state"):
+        """Make the guard once the model is wrapped, and again if train() has made another optimizer."""
+        optimizer = self.optimizer
+        while isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
         if self.guard is not None and self.guard.optimizers == [optimizer]:
             return
@@ -129,13 +125,13 @@ class GuardMixin:
         if self._repeated_inputs is not None:
             return self._repeated_inputs
         inputs = super()._prepare_inputs(inputs)  # type: ignore[misc]
-        if self._micro_batch is not None:
+        if self._micro_batch is not None and self.guard is not None:
             (model, items), self._micro_batch = self._micro_batch, None
 
             def repeat(given: Any) -> Tensor:
                 return self._loss_again(model, given, items)
 
-            self._bound.begin(inputs, about=f"step {self.state.global_step}", repeat=repeat)
+            self.guard.begin(inputs, about=f"step {self.state.global_step}", repeat=repeat)
         return inputs
 
     def _loss_again(self, model: nn.Module, inputs: Any, items: Any) -> Tensor:
@@ -150,7 +146,8 @@ class GuardMixin:
         finally:
             del self.accelerator.backward
             self._repeated_inputs = None
-        return losses[0] / self.accelerator.gradient_accumulation_steps
+        (loss,) = losses
+        return loss / float(self.accelerator.gradient_accumulation_steps)
 
     @property
     def _plain_training_step(self) -> Callable[..., Any]:

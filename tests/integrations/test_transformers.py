@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +201,40 @@ def test_those_who_only_watch_see_the_count_and_change_nothing(
     assert line.startswith(
         "step 4: gradients of 6 of 6 parameters were NaN or infinite, first first.weight."
     )
+
+
+STOCK_SCRIPT = """
+import torch
+from transformers import Trainer, TrainingArguments
+from tests.integrations.transformers_runs import Classifier, samples
+
+torch.manual_seed(0)
+model, data = Classifier(), samples(4)
+args = TrainingArguments("out", per_device_train_batch_size=4, num_train_epochs=1, report_to=[], use_cpu=True)
+trainer = Trainer(model, args, train_dataset=data)
+trainer.train()
+"""
+
+
+@pytest.mark.slow
+def test_the_diff_of_the_guide_guards_a_stock_script(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs/how-to/transformers.md"
+    (diff,) = re.findall(r"^```diff\n(.*?)^```", guide.read_text(), re.MULTILINE | re.DOTALL)
+    changed, hunks = STOCK_SCRIPT, re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", diff, re.MULTILINE)
+    added = 0
+    for removed, new in hunks:
+        before, after = (re.sub("^.", "", text, flags=re.MULTILINE) for text in (removed, new))
+        assert before in changed
+        changed = changed.replace(before, after)
+        added += after.count("\n")
+    assert added == 3
+    script = tmp_path / "train.py"
+    script.write_text(changed + "print(trainer.guard.counts.applied)\n")
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "4"
+    assert (tmp_path / "runs/a/steps.jsonl").exists()

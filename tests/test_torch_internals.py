@@ -329,7 +329,7 @@ def an_operation_has_a_schema() -> None:
     assert [a.is_write for a in arguments] == [True, False, False]
 
 
-@used_by("diagnosis workload", "torch.ops.aten._to_copy")
+@used_by("acceptance diagnosis workload", "torch.ops.aten._to_copy")
 def a_cast_is_dispatched_as_to_copy() -> None:
     with Calls() as seen:
         torch.zeros(1).half()
@@ -355,7 +355,7 @@ def attention_on_a_cpu_has_the_arguments_of_the_one_that_torch_counts() -> None:
         assert names[:3] == ["query", "key", "value"]
 
 
-@used_by("diagnosis tracing workload", "torch.utils._python_dispatch.TorchDispatchMode")
+@used_by("acceptance diagnosis tracing workload", "torch.utils._python_dispatch.TorchDispatchMode")
 def a_mode_sees_operations_below_autocast() -> None:
     with Calls() as seen, torch.autocast("cpu", torch.bfloat16):
         torch.ones(2, 2) @ torch.ones(2, 2)
@@ -384,7 +384,7 @@ def a_tensor_around_others_is_recognised() -> None:
 
 
 @used_by("validation", "torch.utils._pytree.tree_flatten")
-@used_by("diagnosis workload", "torch.utils._pytree.tree_leaves")
+@used_by("acceptance diagnosis workload", "torch.utils._pytree.tree_leaves")
 @used_by("diagnosis", "torch.utils._pytree.tree_map", "torch.utils._pytree.tree_map_only")
 def trees_are_walked() -> None:
     tree = {"b": [1, (2.0, None)], "a": 3}

@@ -124,4 +124,4 @@ def _growth_interval(job: _Job, data: list[Batch]) -> int:
 def _scale(scaler: torch.amp.GradScaler, job: _Job) -> list[float]:
     if not job.precision.needs_loss_scale:
         return []
-    return [scaler.get_scale(), scaler._get_growth_tracker()]
+    return [scaler.get_scale(), scaler.state_dict()["_growth_tracker"]]

@@ -32,7 +32,7 @@ class NonfiniteCallback(TrainerCallback):
         self._steps: list[Tensor] = []  # for each step since the last log, whether it is bad
         self._told = False
 
-    def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Measure the gradients on the device."""
         parameters = kwargs["model"].named_parameters()
         gradients = {name: p.grad for name, p in parameters if p.grad is not None}
@@ -42,7 +42,7 @@ class NonfiniteCallback(TrainerCallback):
         self._bad = bad if self._bad is None else self._bad + bad
         self._steps.append(bad.amax())
 
-    def on_log(self, _: Any, state: Any, *__: Any, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Read what was measured since the last log, and add the count to it."""
         if not self._steps or self._bad is None:
             return

@@ -8,7 +8,7 @@ import pytest
 
 from halfguard.lint.diagnostic import Severity
 from halfguard.lint.engine import lint_bytes
-from halfguard.lint.project import Project, find_root, read_facts, read_project
+from halfguard.lint.project import Project, find_root, project_files, read_facts, read_project
 from halfguard.lint.registry import all_rules
 from halfguard.lint.settings import Settings
 from halfguard.records import finding
@@ -127,6 +127,24 @@ def test_an_old_torch_keeps_its_names() -> None:
     )
     assert [d.fix and d.fix.kind for d in found] == ["unsafe"]
     assert codes(text, Project(pins_old_torch=True)) == []
+
+
+@pytest.mark.parametrize("name", ["requirements_training.txt", "det/det-requirements.txt"])
+def test_requirements_under_other_names_are_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text("loss.backward()\n")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("numpy\ntorch==1.9.0\n")
+    files = [path.read_bytes() for path in project_files(tmp_path, ())]
+    assert read_project(files).pins_old_torch
+
+
+def test_a_name_with_a_stand_in_for_old_versions_is_not_rewritten() -> None:
+    text = (
+        "try:\n    from torch.cuda.amp import GradScaler\nexcept:\n    class GradScaler:\n"
+        "        def __init__(self, enabled=True): pass\nscaler = GradScaler(enabled=True)\n"
+    )
+    (found,) = lint_bytes(text.encode(), "a.py", Settings(), all_rules(), Project())
+    assert (found.code, found.fix) == ("HG405", None)
 
 
 def test_severities_are_those_of_records() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
-_REQUIREMENTS = ("requirements.txt", "pyproject.toml", "setup.cfg", "Pipfile")
+_REQUIREMENTS = re.compile(r".*requirements.*\.txt|pyproject\.toml|setup\.cfg|Pipfile")
 _MAX_FILES = 20_000
 _MAX_BYTES = 2_000_000
 
@@ -123,7 +123,7 @@ def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
     for parent, folders, files in os.walk(root):
         folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in excluded)
         for name in files:
-            if name.endswith((".py", ".yaml", ".yml")) or name in _REQUIREMENTS:
+            if name.endswith((".py", ".yaml", ".yml")) or _REQUIREMENTS.fullmatch(name):
                 count += 1
                 if count > _MAX_FILES:
                     return

@@ -89,6 +89,10 @@ def _is_guarded(file: PythonFile, node: ast.AST) -> bool:
     return False
 
 
+def _is_tried(file: PythonFile, node: ast.AST) -> bool:
+    return any(isinstance(parent, ast.Try) and parent.handlers for parent in file.ancestors(node))
+
+
 def _imports_of(file: PythonFile, call: ast.Call) -> Iterator[ast.ImportFrom]:
     """Yield every import of the name that is called; one of several may be for other versions."""
     root = name_parts(call.func)[:1]
@@ -105,6 +109,8 @@ def _fix(
 ) -> Fix | None:
     if any(isinstance(a, ast.Starred) for a in call.args) or len(call.args) > len(positions):
         return None
+    if any(_is_tried(file, node) for node in _imports_of(file, call)):
+        return None  # its handler defines the name for older versions, and would be left dead
     kept = [f"{n}={file.text(a)}" for n, a in zip(positions, call.args, strict=False)]
     for keyword in call.keywords:
         value = file.text(keyword.value)

@@ -114,7 +114,7 @@ def _use(parts: set[str], *, unknown: bool) -> Use:
 
 def _gradients(watch: ShadowWatch, model: nn.Module) -> tuple[float, frozenset[int]]:
     """Return the relative error of all gradients together, and the flags behind most of it."""
-    total, errors = 0.0, list[tuple[float, frozenset[int]]]()
+    squares, apart = list[Tensor](), list[tuple[Tensor, frozenset[int]]]()
     for parameter in model.parameters():
         grad = parameter.grad
         if grad is None or grad.is_sparse:
@@ -122,14 +122,17 @@ def _gradients(watch: ShadowWatch, model: nn.Module) -> tuple[float, frozenset[i
         to_local = getattr(grad, "to_local", None)  # the shard of a DTensor
         local: Tensor = grad if to_local is None else to_local()
         right = watch.shadows.read(local).double()
-        total += right[right.isfinite()].square().sum().item()
+        squares.append(right.nan_to_num(0.0, 0.0, 0.0).square().sum())
         if watch.shadows.has(local):
             sources = watch.shadows.sources(local)
             counted = right.isfinite()  # where FP32 fails as well, half is not to blame
             if all(watch.flags[index].first.phase == "backward" for index in sources):
                 counted &= local.isfinite()  # an infinite gradient is a matter of the loss scale
-            apart = (local.double() - right)[counted].square().sum().item()
-            errors.append((apart if isfinite(apart) else inf, sources))
+            difference = torch.where(counted, local.double() - right, 0.0)
+            apart.append((difference.square().sum(), sources))
+    total = sum(square.item() for square in squares)
+    read = [(square.item(), sources) for square, sources in apart]
+    errors = [(error if isfinite(error) else inf, sources) for error, sources in read]
     wrong = sum(error for error, _ in errors)
     most = [sources for error, sources in errors if error >= 0.01 * wrong or error == inf]
     return _relative(wrong**0.5, total**0.5), frozenset[int]().union(*most)

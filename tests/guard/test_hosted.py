@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -450,6 +451,16 @@ def test_the_facade_is_a_grad_scaler() -> None:
     host.guard.abandon()
     host.scaler.update(64.0)
     assert host.scaler.get_scale() == 64.0
+
+
+def test_a_copy_has_the_state_and_waits_for_a_guard_of_its_own() -> None:
+    host = guarded_host()
+    host.fit(batches(2))
+    for scaler in (GuardScaler(), GuardScaler(host.guard)):
+        copied = copy.deepcopy(scaler)
+        assert copied.guard is None
+        assert copied.state_dict() == scaler.state_dict()
+        assert not hasattr(copied, "_growth_interval")
 
 
 def test_mistakes_are_named() -> None:

@@ -234,6 +234,15 @@ def test_a_second_fit_keeps_the_scale() -> None:
 # -- configuration
 
 
+def test_a_clip_that_nobody_applies_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    fit(Classifier(), guard_plugin("fp16_safe"), batches(2))
+    assert "gradient_clip_val=5, accumulate_grad_batches=2" in caplog.text
+    caplog.clear()
+    how: dict[str, Any] = {"gradient_clip_val": 5.0, "accumulate_grad_batches": 2}
+    fit(Classifier(), guard_plugin("fp16_safe"), batches(2), **how)
+    assert "asks for" not in caplog.text
+
+
 def test_fp16_weights_are_refused() -> None:
     with pytest.raises(UsageError, match="keeps weights in half"):
         GuardPrecision("native_fp16")

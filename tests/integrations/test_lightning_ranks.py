@@ -55,7 +55,7 @@ def test_every_step_retried_is_bitwise_lightnings_fp32(accumulate: int, tmp_path
     fp32 = train("fp32", "overflow", accumulate, tmp_path)
     guarded = train("guarded", "overflow", accumulate, tmp_path)
     for one, two in zip(fp32, guarded, strict=True):
-        assert two["summary"] == [0, 12 // accumulate, 0] or two["summary"][1] == 12 // accumulate
+        assert two["summary"] == [12 // accumulate, 12 // accumulate, 0]
         for part in ("model", "optimizers", "schedulers"):
             assert not differences(one[part], two[part])
 

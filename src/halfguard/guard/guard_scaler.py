@@ -38,9 +38,14 @@ class GuardScaler(torch.amp.GradScaler):
 
     def __getattr__(self, name: str) -> Any:
         # What is not here is torch's own state, which getters and private callers read.
-        if name in {"guard", "_loaded"}:
-            raise AttributeError(name)
-        return getattr(self._bound.scaler, name)
+        guard = vars(self).get("guard")
+        if guard is None:
+            raise AttributeError(f"This GuardScaler has no guard yet, and so no {name}.")
+        return getattr(guard.scaler, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For a copy in another process: it has the state, and waits for a guard of its own.
+        return {"guard": None, "_loaded": self.state_dict()}
 
     @property
     def _bound(self) -> HostedGuard:

@@ -33,7 +33,7 @@ from halfguard.integrations.lightning_callback import (
     log_to_all,
     without_logging,
 )
-from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed
+from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed, warn_of_unused
 
 _STOCK = "MixedPrecision"  # Lightning's key for the state of its own plugin
 
@@ -59,6 +59,7 @@ class GuardedPlugin(Precision):
         trainer = self._module.trainer
         if trainer.state.fn != TrainerFn.FITTING:
             return model, optimizers, lr_schedulers
+        warn_of_unused(self._config, trainer.gradient_clip_val, trainer.accumulate_grad_batches)
         per_step = [c for c in lr_schedulers if c.interval == "step" and not c.reduce_on_plateau]
         self.guard = HostedGuard(
             model,

@@ -195,7 +195,7 @@ def test_states_go_from_the_stock_scaler_and_back(
     assert {name: state[name] for name in stock} == stock
 
 
-class Rows(GeneralTracker):
+class Rows(GeneralTracker):  # type: ignore[misc]
     """A tracker that keeps what it gets."""
 
     name = "rows"
@@ -214,6 +214,15 @@ class Rows(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
         self.rows.append((step, values))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "no"])
+def test_a_nan_batch_without_a_loss_scale_is_skipped_too(precision: str) -> None:
+    data = batches(4, nan=1)
+    stock, guarded = (Loop(guard, precision).fit(data) for guard in (None, RETRY))
+    assert stock.plain.last.weight.isnan().all()
+    assert all(value.isfinite().all() for value in guarded.plain.state_dict().values())
+    assert guarded.scheduler.scheduler.last_epoch == 3
 
 
 def test_a_skipped_step_is_in_the_tracker_and_the_journal(tmp_path: Path) -> None:

@@ -88,11 +88,15 @@ def fit(module: LightningModule, plugin: Any, data: list[Tensor]) -> Meter:
     return meter
 
 
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=16, help="fits of each contestant")
+    parser.add_argument("--batches", type=int, default=6, help="measured batches of a fit")
+    return parser
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=8)
-    chosen = parser.parse_args()
+    chosen = make_parser().parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)

@@ -31,7 +31,9 @@ def test_the_strategy_accepts_this_plugin_and_no_other() -> None:
 )
 def test_fsdp_is_told_the_precision_of_the_guard(precision: str, dtype: torch.dtype) -> None:
     plugin = GuardFSDPPrecision({"precision": precision})
-    assert plugin.mixed_precision_config.param_dtype is dtype
+    assert (
+        plugin.mixed_precision_config.reduce_dtype is dtype
+    )  # parameters: as the version of Lightning does
 
 
 def test_the_state_of_a_stock_scaler_waits_for_the_guard() -> None:

@@ -16,8 +16,9 @@ from halfguard.records import Cause
 from halfguard.records.autopsy import Autopsy
 from halfguard.records.incident import MicroBatchRecord
 from halfguard.replaying import replay
+from halfguard.report import autopsy_page, to_markdown
 from tests.replaying.helper import broken, build, edited, glitched, job, mean, overflowing
-from tests.support.zoo.base import noise
+from tests.support.zoo.base import noise, seeded
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
@@ -82,6 +83,50 @@ def test_a_spike_is_good_only_when_it_is_gone(tmp_path: Path) -> None:
     assert autopsy.cure is not None
     assert autopsy.cure.what == "data"
     assert [trial.good for trial in autopsy.trials if "bf16" in trial.name] == [False]
+
+
+def bpr(model: nn.Module, batch: Tensor) -> Tensor:
+    chance = torch.sigmoid(model(batch) - 14)
+    shifted = chance + 1e-8
+    return -torch.log(shifted).mean()
+
+
+@pytest.mark.host_only
+def test_the_logarithm_of_a_probability_is_rewritten_across_assignments(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    nn.init.ones_(model.weight)
+    batch = noise(0, 6, 4)
+    batch[3] = -3
+    incident = broken(tmp_path, [batch], job(model, bpr))
+    autopsy = replay(edited(incident, tmp_path, device="cuda"), job(model, bpr))
+    assert autopsy.culprit is not None
+    assert autopsy.culprit.op == "log"
+    assert autopsy.cure is not None
+    assert "log(sigmoid(x)) as torch.nn.functional.logsigmoid(x)" in autopsy.cure.sentence
+    notes = {trial.name: trial.note for trial in autopsy.trials}
+    rewritten = notes["the logarithm computed from the logits"]
+    assert "finite up to loss scale 32768" in rewritten
+    assert "gradients 0.0% from FP32 of what is meant" in rewritten
+    assert "% from FP32 as written" in rewritten
+    assert notes["stable operations for log"] == "not finite at any loss scale"
+
+
+class Norm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-3)
+
+
+@pytest.mark.host_only
+def test_a_swallowed_overflow_is_named_though_the_step_is_finite(tmp_path: Path) -> None:
+    model = seeded(0, lambda: nn.Sequential(nn.Linear(4, 4), Norm(), nn.Linear(4, 1)))
+    batch = noise(0, 6, 4)
+    batch[3] *= 2000
+    config = {"skip": {"max_grad_norm": 1e-4}}
+    incident = broken(tmp_path, [batch], job(model), config=config)
+    autopsy = replay(incident, job(model))
+    assert autopsy.culprit is not None
+    assert (autopsy.culprit.swallowed, autopsy.culprit.module) == ("overflow", "1")
+    assert "has a swallowed overflow" in to_markdown(autopsy_page(autopsy))
 
 
 def test_gradients_beyond_half_are_cured_by_a_lower_scale(tmp_path: Path) -> None:
@@ -161,10 +206,9 @@ def test_without_weights_those_of_the_entry_are_used_and_it_says_so(tmp_path: Pa
     assert autopsy.cure is not None
 
 
-@pytest.mark.host_only
 def test_a_cure_that_stops_learning_says_so(tmp_path: Path) -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
-        return -torch.log(torch.sigmoid(model(batch).half() - 1000)).mean()
+        return -torch.log(torch.relu(model(batch).half() - 1000)).mean()
 
     autopsy = replay(broken(tmp_path, [noise(0, 6, 4)], job(loss=loss)), job(loss=loss))
     assert autopsy.cure is not None

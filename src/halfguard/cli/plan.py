@@ -34,7 +34,7 @@ def plan(
     """Find the smallest set of modules to keep in FP32, so that the loss follows FP32.
 
     On a CPU the trials use CUDA's autocast rules. Exit code 0: a plan was found, possibly empty;
-    1: there is none; 2: usage error.
+    1: there is none, or its only island is the whole model; 2: usage error.
     """
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
@@ -73,6 +73,7 @@ def plan(
         typer.echo(found.to_json())
     else:
         _print(found, output)
+    raise typer.Exit(1 if found.modules == ("",) else 0)
 
 
 def _describe(number: int, trial: IslandTrial) -> str:
@@ -89,6 +90,8 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
     assert evidence is not None  # noqa: S101 - a search always gives it
     count = len(found.islands)
     title = "No island is needed" if not count else f"{count} island{'s' * (count > 1)}"
+    if found.modules == ("",):
+        title = "Only the whole model in FP32 works: that is FP32 training, not a plan"
     console.print(
         f"{title}; {evidence.trials} trials over {evidence.modules} modules, {evidence.steps} steps each."
     )
@@ -103,5 +106,7 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
     if found.loss_scale is not None:
         scale = found.loss_scale
         console.print(f"Loss scale: {scale.low:g} to {scale.high:g}, best {scale.best:g}.")
+    if found.modules == ("",):
+        console.print("Mend the line above instead: call .float() on its inputs.")
     if output is not None:
         console.print(f"Written to {output}. Use it: halfguard.apply_plan(model, '{output}')")

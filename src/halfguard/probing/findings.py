@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from halfguard.precision_names import Precision
+from halfguard.probing.half_audit import StepFault
+from halfguard.probing.line_cures import cure_of_line, describe_line, short_path
 from halfguard.probing.parameter_checks import MAX_GAIN, UnregisteredTensor
-from halfguard.probing.training import Failure
+from halfguard.probing.scales import ScaleWindow
+from halfguard.probing.training import MAX_SCALE, Failure
+from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import Forecast, LayerRange, module_label
 
+MAX_LOST = 0.5  # share of a layer's gradients that may vanish at the loss scale in use
 LOW_HEADROOM = 1.0  # bits of forward headroom; a layer with less overflows when its outputs double
 _PLAN = "Find the modules that must stay in FP32: halfguard plan ENTRY -o plan.yaml"
 
@@ -26,7 +32,84 @@ def of_failure(failure: Failure | None, precision: str) -> Iterator[Finding]:
             message=f"the {precision} run ended at step {failure.step}: {failure.message}{place}.",
             subject=None if culprit is None else culprit.module,
             why="The steps after it were not run.",
-            cure=_PLAN,
+            cure=_cure(culprit, precision),
+        )
+
+
+def _cure(culprit: Culprit | None, precision: str) -> str:
+    """Return the cure of a failed step: islands help neither in FP32 nor outside of modules."""
+    if precision == Precision.FP32:
+        return (
+            "FP32 fails as well, so islands cannot help: look at this line, the data and the rate."
+        )
+    if culprit is not None and culprit.kind != "op":
+        return cure_of_line(culprit)
+    if culprit is not None and culprit.module is None:
+        return f"No island covers this line. {cure_of_line(culprit)}"
+    return _PLAN
+
+
+def of_faults(faults: Sequence[StepFault], failure: Failure | None) -> Iterator[Finding]:
+    """Yield HG609: a line leaves the range of FP16, inside a module or not; each line once."""
+    failed = None if failure is None or failure.culprit is None else failure.culprit.place
+    seen: dict[str, tuple[StepFault, int]] = {}
+    for fault in faults:
+        place = fault.raised if fault.culprit is None else fault.culprit.place
+        seen[place] = seen.get(place, (fault, 0))[0], seen.get(place, (fault, 0))[1] + 1
+    for place, (fault, count) in seen.items():
+        if place != failed:
+            yield _fault(fault, count)
+
+
+def _fault(fault: StepFault, count: int) -> Finding:
+    culprit = fault.culprit
+    steps = (
+        f"in step {fault.step}" if count == 1 else f"in {count} steps, first in step {fault.step}"
+    )
+    if culprit is None:
+        return Finding(
+            code="HG609",
+            severity="error",
+            message=f"in 16 bits the job raises {steps}: {fault.raised}.",
+            cure="Run the step under torch.autocast to see it.",
+        )
+    outside = culprit.module is None
+    where = (
+        "outside every module" if culprit.module is None else f"in {module_label(culprit.module)}"
+    )
+    swallowed = (
+        "Loss and gradients stay finite, and are wrong: nothing else reports it."
+        if culprit.swallowed
+        else "The loss or the gradients are then not finite."
+    )
+    return Finding(
+        code="HG609",
+        severity="error",
+        message=f"{describe_line(culprit)}, {where}, leaves the range of FP16 {steps}.",
+        path=short_path(culprit.file) or None,
+        line=culprit.line or None,
+        subject=culprit.module,
+        why=swallowed,
+        cure=f"{describe_line(culprit)}: {cure_of_line(culprit)}" if outside else _PLAN,
+    )
+
+
+def of_lost_gradients(
+    layers: tuple[LayerRange, ...], scale: float, window: ScaleWindow
+) -> Iterator[Finding]:
+    """Yield HG610: at the loss scale in use, most gradients of a layer are rounded to zero."""
+    lost = [layer for layer in layers if layer.fits and layer.underflow_now > MAX_LOST]
+    if lost:
+        worst = max(lost, key=lambda layer: layer.underflow_now)
+        best = 2.0**window.best
+        yield Finding(
+            code="HG610",
+            message=f"{module_label(worst.module)}: {worst.underflow_now:.0%} of its gradients are rounded "
+            f"to zero at loss scale {scale:g}.",
+            subject=worst.module,
+            why=f"{len(lost)} layers lose more than half of theirs. At {best:g} this one would lose "
+            f"{worst.underflow_best:.0%}.",
+            cure="Are these gradients meant to be this small? If so, raise the loss scale.",
         )
 
 
@@ -57,8 +140,8 @@ def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
                 code="HG603",
                 message=f"{module_label(layer.module)}: no loss scale fits its gradients.",
                 subject=layer.module,
-                why=f"Above {layer.scale_high:g} they overflow; below {layer.scale_low:g} too many of "
-                "them are rounded to zero.",
+                why=f"Above {layer.scale_high:g} they overflow; below {_as_scale(layer.scale_low)} too many "
+                "of them are rounded to zero.",
                 cure="Normalise the layer's input, or make it an FP32 island: "
                 "halfguard.fp32_island(module).",
             )
@@ -80,9 +163,19 @@ def of_scale_window(window: ScaleRange | None, layers: tuple[LayerRange, ...]) -
         code="HG604",
         message="no loss scale fits all layers at once.",
         subject=needs.module,
-        why=f"{module_label(needs.module)} needs at least {needs.scale_low:g}, {module_label(bounds.module)} "
+        why=f"{module_label(needs.module)} needs at least {_as_scale(needs.scale_low)}, "
+        f"{module_label(bounds.module)} "
         f"overflows above {bounds.scale_high:g}.",
         cure="Make one of the two an FP32 island, or bring their gradients closer together.",
+    )
+
+
+def _as_scale(value: float | None) -> str:
+    """Return a loss scale as text; no scaler goes beyond 2**24."""
+    return (
+        f"{value:g}"
+        if value is not None and value <= MAX_SCALE
+        else "any scale that a scaler reaches"
     )
 
 

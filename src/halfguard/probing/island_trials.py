@@ -6,17 +6,20 @@ the FP32 run's, at the end and on average over all steps. A run that does not pa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NoReturn
 
 from halfguard.errors import UsageError
+from halfguard.precision.modes import HALF_DTYPES
 from halfguard.precision_names import Precision
+from halfguard.probing.half_audit import audited_steps
+from halfguard.probing.line_cures import describe_line
 from halfguard.probing.probe import raise_user_failure
 from halfguard.probing.ranges import find_scale_window, total_by_module
 from halfguard.probing.shrink import outermost
 from halfguard.probing.training import Advance, Failure, RunSetting, TrainingRun, train
+from halfguard.records.culprit import Culprit
 from halfguard.workload import Workload
 
 
@@ -27,6 +30,13 @@ class IslandTrial:
     islands: tuple[str, ...]
     run: TrainingRun
     reason: str
+
+    @property
+    def culprit(self) -> Culprit | None:
+        """The operation to blame: of the failure, or of an overflow that the run swallowed."""
+        if self.run.failure is not None:
+            return self.run.failure.culprit
+        return next((fault.culprit for fault in self.run.faults), None)
 
     @property
     def passed(self) -> bool:
@@ -54,14 +64,13 @@ class IslandTrials:
         )
         raise_user_failure(self.reference)
         if self.reference.failure is not None:
-            raise UsageError(
-                f"The workload is not finite in FP32 either: {self.reference.failure.message} at step "
-                f"{self.reference.failure.step}. FP32 islands cannot help.",
-                cure="Look at the data and the learning rate first.",
-            )
+            _raise_no_reference(workload, self.reference.failure)
         self.totals = total_by_module(self.reference.trace, self.reference.scales)
         self._scale = 2.0 ** find_scale_window(self.totals, 0.01).best
         self._known: dict[frozenset[str], IslandTrial] = {}
+        self._audited = audited_steps(
+            steps
+        )  # of the first trial; later, the steps that had a fault
 
     @property
     def count(self) -> int:
@@ -79,7 +88,16 @@ class IslandTrials:
         if key not in self._known:
             setting = RunSetting(self.precision, paths, self._scale)
             fresh = self.workload.fresh()
-            run = train(fresh, setting, self.steps, diagnose=True, advance=self._advance)
+            run = train(
+                fresh,
+                setting,
+                self.steps,
+                diagnose=True,
+                audited=self._audited,
+                advance=self._advance,
+            )
+            if not self._known:
+                self._audited = frozenset(fault.step for fault in run.faults if not fault.raised)
             self._known[key] = IslandTrial(paths, run, self._find_reason(run))
             if self._watch is not None:
                 self._watch(self._known[key])
@@ -89,6 +107,9 @@ class IslandTrials:
         """Return why the run does not follow FP32, or ""."""
         if run.failure is not None:
             return _describe_failure(run.failure)
+        for fault in run.faults:
+            if fault.culprit is not None:
+                return f"{_describe(fault.culprit)} of step {fault.step}"
         reference = self.reference.losses
         end, reference_end = run.final_loss(), self.reference.final_loss()
         # A loss close to zero is compared relative to its first value.
@@ -107,15 +128,28 @@ def _describe_failure(failure: Failure) -> str:
     culprit = failure.culprit
     if culprit is None:
         return f"step {failure.step} fails: {failure.message}"
-    where = f"{_short_path(culprit.file)}:{culprit.line}" if culprit.file else culprit.place
-    return (
-        f"{culprit.op} at {where} makes the first bad number in the {culprit.phase} pass "
-        f"of step {failure.step}"
+    return f"{_describe(culprit)} of step {failure.step}"
+
+
+def _describe(culprit: Culprit) -> str:
+    did = (
+        f"has a swallowed {culprit.swallowed}"
+        if culprit.swallowed
+        else "makes the first bad number"
     )
+    return f"{describe_line(culprit)} {did} in the {culprit.phase} pass"
 
 
-def _short_path(file: str) -> str:
-    """Return the path below the current folder, else the file's name: plans are shared between machines."""
-    path = Path(file)
-    inside = path.is_relative_to(Path.cwd())
-    return os.path.relpath(path) if inside else path.name
+def _raise_no_reference(workload: Workload, failure: Failure) -> NoReturn:
+    half = [n for n, p in workload.model.named_parameters() if p.dtype in HALF_DTYPES]
+    if half:
+        raise UsageError(
+            f"There is no FP32 run to compare with: {len(half)} parameters are stored in 16 bits, the first "
+            f"is {half[0]}. Step {failure.step} fails: {failure.message}.",
+            cure="Return the model with FP32 weights (model.float()) from the ENTRY; autocast lowers them.",
+        )
+    raise UsageError(
+        f"The workload is not finite in FP32 either: {failure.message} at step {failure.step}. "
+        "FP32 islands cannot help.",
+        cure="Look at the data and the learning rate first.",
+    )

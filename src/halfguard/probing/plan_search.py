@@ -20,6 +20,7 @@ from functools import cached_property
 from halfguard.errors import NoPlanError, UsageError
 from halfguard.precision_names import Precision
 from halfguard.probing.island_trials import IslandTrial, IslandTrials
+from halfguard.probing.line_cures import cure_of_line
 from halfguard.probing.ranges import find_scale_window, to_scale_range
 from halfguard.probing.shrink import drop_unneeded, is_inside, outermost, shrink
 from halfguard.probing.training import Advance
@@ -79,8 +80,9 @@ class _Search:
         size = 1
         while not (trial := self.trials.of(islands)).passed:
             left = [path for path in self._ranked if not _is_covered(path, islands)]
-            culprit = _culprit_module(trial)
-            if culprit in left:
+            _raise_if_outside(trial)
+            culprit = None if trial.culprit is None else trial.culprit.module
+            if culprit and culprit in left:
                 islands.append(culprit)
             elif left:
                 islands += left[:size]
@@ -167,10 +169,17 @@ class _Search:
         return reason
 
 
-def _culprit_module(trial: IslandTrial) -> str | None:
-    """Return the module of the first bad operation; None if it is in the model's own forward."""
-    culprit = None if trial.run.failure is None else trial.run.failure.culprit
-    return culprit.module or None if culprit is not None else None
+def _raise_if_outside(trial: IslandTrial) -> None:
+    """Raise a NoPlanError if the fault is in no module: an island cannot cover it."""
+    culprit = trial.culprit
+    if culprit is None or culprit.kind != "op" or culprit.module is not None:
+        return
+    so_far = f" With {', '.join(trial.islands)} in FP32," if trial.islands else ""
+    raise NoPlanError(
+        f"No set of islands helps:{so_far} {trial.reason}. This line is outside every module, in the loss "
+        "function for example, so no island covers it.",
+        cure=cure_of_line(culprit),
+    )
 
 
 def _is_covered(path: str, islands: Sequence[str]) -> bool:

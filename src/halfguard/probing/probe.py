@@ -1,7 +1,8 @@
 """``probe``: train a job for some steps and report what its layers would do in FP16.
 
 The run is in FP32 by default, where nothing overflows and every range is exact; FP16's behaviour is then
-computed from the ranges. In a 16-bit precision the run shows what really happens, up to the first failure.
+computed from the ranges, and some steps are also run in FP16, to find lines that leave its range inside and
+outside of modules. In a 16-bit precision the run shows what really happens, up to the first failure.
 On a CPU it follows CUDA's autocast rules.
 """
 
@@ -13,6 +14,7 @@ from halfguard.errors import UsageError
 from halfguard.precision_names import Precision
 from halfguard.probing import findings
 from halfguard.probing.forecast import forecast
+from halfguard.probing.half_audit import audited_steps
 from halfguard.probing.parameter_checks import find_bad_gains, find_unregistered, find_untrained
 from halfguard.probing.ranges import (
     find_scale_window,
@@ -56,7 +58,15 @@ def probe(
         *findings.of_gains(find_bad_gains(fresh.model)),
     ]
     setting = RunSetting(Precision(precision), scale=scale)
-    run = train(fresh, setting, steps, detail="range", diagnose=True, advance=advance)
+    run = train(
+        fresh,
+        setting,
+        steps,
+        detail="range",
+        diagnose=True,
+        audited=audited_steps(steps),
+        advance=advance,
+    )
     raise_user_failure(run)
     return _report(workload, setting, run, allowed, static)
 
@@ -80,8 +90,10 @@ def _report(
     scale_range = to_scale_range(window)
     found = [
         *findings.of_failure(run.failure, setting.precision),
+        *findings.of_faults(run.faults, run.failure),
         *findings.of_layers(layers),
         *findings.of_scale_window(scale_range, layers),
+        *findings.of_lost_gradients(layers, setting.scale, window),
         *findings.of_forecasts(forecasts),
         *static,
     ]

@@ -9,7 +9,7 @@ scale cures.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -19,6 +19,7 @@ import torch
 from halfguard.errors import HalfguardError, UsageError
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
+from halfguard.probing.half_audit import HalfAudit, StepFault
 from halfguard.probing.scales import MAX_EXPONENT, MIN_EXPONENT
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
@@ -55,12 +56,16 @@ class Failure:
 
 @dataclass
 class TrainingRun:
-    """The losses and loss scales of all steps, and the failure that ended the run, if any."""
+    """The losses and loss scales of all steps, and the failure that ended the run, if any.
+
+    ``faults`` are steps that were audited in 16 bits and were wrong.
+    """
 
     losses: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     trace: Sequence[TraceStep] = ()
     failure: Failure | None = None
+    faults: list[StepFault] = field(default_factory=list)
 
     def final_loss(self) -> float:
         """Return the mean over the last fifth of the steps; NaN if the run failed."""
@@ -74,11 +79,13 @@ def train(
     *,
     detail: Detail | None = None,
     diagnose: bool = False,
+    audited: Collection[int] = (),
     advance: Advance | None = None,
 ) -> TrainingRun:
     """Train ``workload`` itself, not a copy; a failure ends the run and is part of the result.
 
-    ``detail`` traces every step; ``diagnose`` finds the operation that made the first bad number.
+    ``detail`` traces every step; ``diagnose`` finds the operation that made the first bad number;
+    the steps in ``audited`` are also run in 16 bits, to find operations that leave its range.
     """
     # A plan without a precision: only the islands are applied, and their names checked.
     islands = tuple(Island(module=name) for name in setting.islands)
@@ -86,8 +93,12 @@ def train(
     workload.model.train()
     run, step = TrainingRun(), TrainingStep(workload, setting.precision, init_scale=setting.scale)
     tracing = Tracer(workload.model, detail=detail, keep=1_000_000) if detail else nullcontext()
+    audit = HalfAudit(workload, setting.precision, setting.scale)
     with tracing as tracer, seeded(workload.seed):
         for index, batch in enumerate(workload.take(steps)):
+            if index in audited:
+                with nullcontext() if tracer is None else tracer.paused():
+                    run.faults += audit.find(batch, index)
             loss, failure = _train_on(step, batch, index)
             if tracer is not None:
                 tracer.step()

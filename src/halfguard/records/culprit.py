@@ -52,6 +52,7 @@ class Culprit:
     outputs: tuple[TensorRange, ...] = ()
     compiled: bool = False  # inside a region of torch.compile, which was run eagerly to look inside
     intended: bool = False  # a constant infinity, such as a mask, that reached the result itself
+    swallowed: Literal["", "overflow", "underflow"] = ""  # loss and gradients are finite, but wrong
 
     @property
     def place(self) -> str:
@@ -67,6 +68,8 @@ class Culprit:
         region = ", a region of torch.compile" if self.compiled else ""
         if self.kind != "op":
             what = f"{self.kind} {self.name!r} was not finite when the step began; first used by {self.op}"
+        elif self.swallowed:
+            what = f"{self.op} ({self.kernel}): swallowed {self.swallowed} in the {self.phase} pass"
         elif self.intended:
             what = f"{self.op} inserted an infinity that reached the result"
         else:

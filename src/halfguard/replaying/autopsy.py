@@ -59,7 +59,9 @@ def _autopsy(step: ReplayedStep, watch: Callable[[str], None]) -> Autopsy:
     if reproduced == "no":
         return _report(step, reproduced, suspects=_SUSPECTS)
     watch("the first bad number")
-    culprit = None if result.finite else find_first_bad_number(step)
+    culprit = find_first_bad_number(
+        step
+    )  # also if the step is finite: an overflow may be swallowed
     trials = Trials(step, watch)
     cure, bad = choose_cure(step, trials, culprit)
     return _report(

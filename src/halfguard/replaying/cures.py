@@ -1,8 +1,9 @@
 """From trials to a cure: the smallest change that worked in a trial and keeps the mathematics.
 
-The order of preference: bad weights or data are repaired at their source; an operation that computes the same
-in float32; a module in FP32; an operation that limits its result; a lower loss scale; another 16-bit format;
-FP32 everywhere. Removing samples comes last, since similar ones will follow.
+The order of preference: bad weights or data are repaired at their source; the logarithm of a probability is
+computed from its logits; an operation that computes the same in float32; a module in FP32; an operation that
+limits its result; a lower loss scale; another 16-bit format; FP32 everywhere. Removing samples comes last,
+since similar ones will follow.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from halfguard.records import Cause
 from halfguard.records.autopsy import Cure, ReplayTrial
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
+from halfguard.replaying.compositions import Probability
 from halfguard.replaying.replayed_step import ReplayedStep
 from halfguard.replaying.rewrite import make_patch
 from halfguard.replaying.substitution import Place, StableForm
@@ -43,6 +45,9 @@ def _cures(
         yield _weights(trials, culprit)
     if _came_in_bad(step, culprit):
         yield _data(step, bad)
+    rewritten = None if culprit is None else trials.log_of_probability(culprit)
+    if culprit is not None and rewritten is not None:
+        yield _rewritten(*rewritten, culprit)
     operation = None if culprit is None else trials.stable_operations(culprit)
     if operation is not None and _exact(operation[1]):
         yield _operation(*operation)
@@ -88,6 +93,17 @@ def _data(step: ReplayedStep, bad: BadSamples | None) -> Cure | None:
         sentence=f"{describe_samples(bad.samples).capitalize()}{place}{f' ({about})' if about else ''} "
         f"{verb} the fault; without {it} the step is good. Repair or remove {it} in the data.",
         trial=bad.without.name,
+    )
+
+
+def _rewritten(trial: ReplayTrial, used: Probability, culprit: Culprit) -> Cure | None:
+    if not trial.good:
+        return None
+    return Cure(
+        what="operation",
+        sentence=f"At {culprit.place} write {used.text}: the probability is 0 in half before its logarithm "
+        f"is taken, and its gradient is lost. The step is then {trial.note}.",
+        trial=trial.name,
     )
 
 

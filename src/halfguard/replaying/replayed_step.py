@@ -187,6 +187,16 @@ class ReplayedStep:
         )
 
 
+def relative_error(result: Result, reference: Result) -> float:
+    """Return the relative error of all gradients together, as a norm."""
+    pairs = [
+        (result.grads[name], grad) for name, grad in reference.grads.items() if name in result.grads
+    ]
+    apart = sum((a.double() - b.double()).square().sum().item() for a, b in pairs)
+    size = sum(b.double().square().sum().item() for _, b in pairs)
+    return math.sqrt(apart / size) if size else math.inf
+
+
 def _same(left: float, right: float) -> bool:
     return left == right or (math.isnan(left) and math.isnan(right))
 

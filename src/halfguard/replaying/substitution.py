@@ -106,7 +106,7 @@ class StableSubstitution(TorchFunctionMode):
             # A mode is off inside the function that it intercepts, but the backward pass may recompute
             # checkpointed blocks. Enter it again, and call the engine, which is not intercepted.
             with self:
-                return _backward(args[0])
+                return run_backward(args[0])
         result = self._stable(getattr(func, "__name__", ""), args, kwargs)
         return func(*args, **kwargs) if result is None else result
 
@@ -117,17 +117,16 @@ class StableSubstitution(TorchFunctionMode):
         if stable is None:
             return None
         # The innermost line of the user, as in the trace, not a line that only called the module.
-        frame = user_frame(_NO_FRAME)
-        place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        if place not in self._places:
+        if user_place() not in self._places:
             return None
-        result = stable.call(*args, **kwargs)
-        if result is not None:
+        place, result = user_place(), stable.call(*args, **kwargs)
+        if result is not None and place is not None:
             self.used.setdefault(place, set()).add(stable)
         return result
 
 
-def _backward(loss: Tensor) -> None:
+def run_backward(loss: Tensor) -> None:
+    """Run the backward pass of a loss by torch's engine, which no mode intercepts."""
     torch.autograd.graph._engine_run_backward(
         (loss,),
         (torch.ones_like(loss),),
@@ -137,6 +136,12 @@ def _backward(loss: Tensor) -> None:
         allow_unreachable=True,
         accumulate_grad=True,
     )
+
+
+def user_place() -> Place | None:
+    """Return the innermost line of the user's code that is running."""
+    frame = user_frame(_NO_FRAME)
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 _NO_FRAME = _tensors.__code__  # user_frame stops at this code; it is never on the stack

@@ -6,20 +6,30 @@ This also finds the operation that made the first bad number of a step, unchange
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Any
 
 from torch import Tensor
 
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.culprit import Culprit
-from halfguard.replaying.replayed_step import UNCHANGED, ReplayedStep, Variation, scale_loss
+from halfguard.replaying.compositions import LogOfProbability, Probability
+from halfguard.replaying.replayed_step import (
+    UNCHANGED,
+    ReplayedStep,
+    Variation,
+    relative_error,
+    scale_loss,
+)
 from halfguard.replaying.samples import batch_size, find_bad_samples
 from halfguard.replaying.substitution import Place, StableForm, StableSubstitution
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 
 _DOUBLINGS = 24  # range of the search for a lower loss scale
+Change = Callable[[], AbstractContextManager[Any]]
 _CHANGES = 4  # largest number of lines or modules changed together
 
 
@@ -39,6 +49,7 @@ class Trials:
         self.step = step
         self.done: list[ReplayTrial] = []
         self._watch = watch
+        self._meaning: Change | None = None  # the culprit's line as it is meant, if that is known
 
     def record_trial(self, name: str, variation: Variation, note: str = "") -> ReplayTrial:
         """Run one variation and record the result."""
@@ -100,9 +111,54 @@ class Trials:
             if found is None or not found.file or (found.file, found.line) in places:
                 break
             culprits.append(found)
-        if best is not None:
-            self.done.append(best[0])
+        if best is None:
+            return None
+        used = best[1]
+        best = self._with_judgement(best[0], lambda: StableSubstitution(used)), used
+        self.done.append(best[0])
         return best
+
+    def log_of_probability(self, culprit: Culprit) -> tuple[ReplayTrial, Probability] | None:
+        """Try to compute a logarithm of probabilities, on the culprit's line, from their logits."""
+        rewrite = LogOfProbability((culprit.file, culprit.line))
+        trial = self.run("the logarithm computed from the logits", Variation(context=rewrite))
+        if rewrite.used is None:
+            return None
+        self._meaning = lambda: LogOfProbability((culprit.file, culprit.line))
+        trial = self._with_judgement(trial, self._meaning)
+        self.done.append(trial)
+        return trial, rewrite.used
+
+    def _with_judgement(self, trial: ReplayTrial, change: Change) -> ReplayTrial:
+        """Note the largest loss scale at which the step is finite, and the error of its gradients."""
+        if not isfinite(trial.loss):
+            return trial
+        notes = [trial.note] if trial.note else []
+        result = self.step.run(Variation(context=change(), scale=1.0))
+        if not result.finite:
+            return trial.model_copy(
+                update={"note": "; ".join([*notes, "not finite at any loss scale"])}
+            )
+        notes.append(f"finite up to loss scale {self._largest_scale(change):g}")
+        references: dict[str, Change] = {"FP32 as written": nullcontext}
+        if self._meaning is not None:
+            references["FP32 of what is meant"] = self._meaning
+        for name, reference in references.items():
+            right = self.step.run(
+                Variation(precision=Precision.FP32, context=reference(), scale=1.0)
+            )
+            if right.finite:
+                notes.append(f"gradients {relative_error(result, right):.1%} from {name}")
+        return trial.model_copy(update={"note": "; ".join(notes)})
+
+    def _largest_scale(self, change: Change) -> float:
+        """Find the largest power of two, up to 2**24, at which the step is finite with a change."""
+        low, high = 0, _DOUBLINGS + 1  # exponents: finite at the first, not at the second
+        while high - low > 1:
+            middle = (low + high) // 2
+            finite = self.step.run(Variation(context=change(), scale=2.0**middle)).finite
+            low, high = (middle, high) if finite else (low, middle)
+        return 2.0**low
 
     def islands(self, culprit: Culprit) -> tuple[ReplayTrial, tuple[str, ...]] | None:
         """Try the culprit's module in FP32, with those that fail next; else the modules around it."""

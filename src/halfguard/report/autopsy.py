@@ -42,6 +42,7 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
     elif culprit is not None:
         subject = culprit.op if culprit.kind == "op" else culprit.name
         did = "made the first bad number" if culprit.kind == "op" else "was bad before the step"
+        did = "left the range of half unnoticed" if culprit.swallowed else did
         fixed = f"Fixed by: {cure.trial}." if cure else "No change that was tried fixes it."
         yield Text(
             ["In short: ", Mono(subject), f" {did}, ", *_module(culprit.module), f". {fixed}"]
@@ -87,7 +88,12 @@ def _origin(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
     where = _module(culprit.module)
     if culprit.kind == "op":
         ran = [" (torch ran ", Mono(culprit.kernel), ")"] if culprit.kernel else []
-        phase = f" made the first bad number, in the {culprit.phase} pass"
+        did = (
+            f"has a swallowed {culprit.swallowed}"
+            if culprit.swallowed
+            else "made the first bad number"
+        )
+        phase = f" {did}, in the {culprit.phase} pass"
         yield Text([Mono(culprit.op), phase, *ran, ", ", *where, "."])
     else:
         kind = {"input": "The input"}.get(culprit.kind, f"The {culprit.kind}")

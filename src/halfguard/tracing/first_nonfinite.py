@@ -2,38 +2,42 @@
 
 It reports the producer, not the operations that pass the number on: the inputs were finite, the output was
 not, and the output reached the loss or a gradient. A bad number that is never used is not reported.
+
+If loss and gradients are finite, the step is also judged by the rules of ``audit``: an overflow that a later
+operation turned into a finite, wrong number is reported as ``swallowed``. Both share one run of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
 from halfguard.records.culprit import Culprit, CulpritKind
 from halfguard.step.loss import find_loss
-from halfguard.step.random_state import preserved_random_state
+from halfguard.tracing.auditing.audit import LIMIT, MAX_BYTES, judge
+from halfguard.tracing.auditing.shadow_watch import ShadowWatch
 from halfguard.tracing.module_stack import ModuleStack
 from halfguard.tracing.operation_watch import OperationWatch
 from halfguard.tracing.origins import Origin, Origins, can_check, is_finite
+from halfguard.tracing.restored import restored
 
 
 def find_first_nonfinite(fn: Callable[[], object], model: nn.Module) -> Culprit | None:
-    """Run ``fn`` and its backward pass; return None if the loss and all gradients are finite.
+    """Run ``fn`` and its backward pass; return None if the loss and all gradients are finite and right.
 
     ``fn()`` returns the loss, or a mapping with a ``"loss"``; if it runs the backward pass itself it may
     return None. Gradients, buffers and random state are restored afterwards.
     """
     modules = ModuleStack()
     watch = OperationWatch(modules, _step.__code__)
-    with _restored(model), modules.tracking(model):
+    shadows = ShadowWatch(modules, _step.__code__, MAX_BYTES)
+    with restored(model), modules.tracking(model):
         _register(model, watch.origins)
         try:
-            with watch:
+            with watch, shadows:
                 loss = _step(fn)
         except Exception:
             # A loop may raise because the loss is bad; other exceptions are raised again.
@@ -41,8 +45,9 @@ def find_first_nonfinite(fn: Callable[[], object], model: nn.Module) -> Culprit 
                 raise
             return watch.last.culprit
         origin = _origin_of_result(model, loss, watch)
-    if origin is None:
-        return None
+        if origin is None:
+            findings = judge(shadows, model, loss, LIMIT).findings
+            return findings[0].culprit if findings else None
     return replace(origin.culprit, intended=True) if origin.intended else origin.culprit
 
 
@@ -57,7 +62,8 @@ def _step(fn: Callable[[], object]) -> Tensor | None:
             cure="Return the loss tensor, a mapping with a 'loss', or None after loss.backward().",
         )
     if loss.requires_grad and is_finite(loss.detach()):
-        loss.sum().backward()  # type: ignore[no-untyped-call]
+        # Parts of the graph may belong to the caller, who still needs them.
+        loss.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -86,21 +92,3 @@ def _register(model: nn.Module, origins: Origins) -> None:
             culprit = Culprit(kind, "", "forward", None, "", 0, "", name=name, dtype=dtype)
             mask = kind == "buffer" and bool((tensor.isfinite() | tensor.isneginf()).all())
             origins.put(tensor, origins.new(culprit, intended=mask))
-
-
-@contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
-    """Restore after the block what a step changes: gradients, buffers, random state."""
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    for parameter, _ in grads:
-        parameter.grad = None
-    try:
-        with preserved_random_state():
-            yield
-    finally:
-        for parameter, grad in grads:
-            parameter.grad = grad
-        with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)

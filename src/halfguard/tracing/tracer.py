@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -79,6 +80,15 @@ class Tracer:
         self.step_index += 1
         self._attach()
         return sampled
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run a block without hooks, between two steps."""
+        self._detach()
+        try:
+            yield
+        finally:
+            self._attach()
 
     def _attach(self) -> None:
         if self.step_index % self.every != 0:

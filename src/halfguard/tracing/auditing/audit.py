@@ -1,0 +1,141 @@
+"""``audit``: run one step, and find numbers that half lost and the step went on without.
+
+Loss and gradients of such a step are finite, so no check of them sees it: ``x / sqrt(mean(x * x))`` with a
+square beyond 65504 is x / inf, which is 0. Nothing is learnt from that sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, isfinite
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.errors import UsageError
+from halfguard.records.audit import AuditReport, Use
+from halfguard.step.loss import find_loss
+from halfguard.tracing.auditing.shadow_watch import ShadowWatch
+from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.restored import restored
+
+LIMIT = (
+    0.02  # relative error of the loss, or of all gradients together, from which a flag is a finding
+)
+MAX_BYTES = 2**31  # of shadows
+
+
+def audit(
+    fn: Callable[[], object], model: nn.Module, *, limit: float = LIMIT, max_bytes: int = MAX_BYTES
+) -> AuditReport:
+    """Run ``fn`` and its backward pass; report the overflows and underflows that changed the step.
+
+    ``fn()`` returns the loss, or a mapping with a ``"loss"``; if it runs the backward pass itself it may
+    return None. A flag is a finding if the loss, or all gradients together, are off by more than ``limit``.
+    Gradients, buffers and random state are restored afterwards. Shadows take at most ``max_bytes``.
+    """
+    if not 0 < limit < inf or max_bytes < 0:
+        raise UsageError(f"audit(limit={limit}, max_bytes={max_bytes}): both must be positive.")
+    modules = ModuleStack()
+    watch = ShadowWatch(modules, _step.__code__, max_bytes)
+    with restored(model), modules.tracking(model):
+        with watch:
+            loss = _step(fn)
+        return judge(watch, model, loss, limit)
+
+
+def _step(fn: Callable[[], object]) -> Tensor | None:
+    loss = find_loss(fn())
+    if loss is None:
+        return None
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            f"audit: fn returned {type(loss).__name__}, which is not a loss.",
+            cure="Return the loss tensor, a mapping with a 'loss', or None after loss.backward().",
+        )
+    if loss.requires_grad:
+        # Parts of the graph may belong to the caller, who still needs them.
+        loss.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    return loss
+
+
+@torch.no_grad()
+def judge(watch: ShadowWatch, model: nn.Module, loss: Tensor | None, limit: float) -> AuditReport:
+    """Return the report of a watched step: which flags changed the loss or the gradients."""
+    shadows = watch.shadows
+    loss_value, loss_fp32, loss_error = 0.0, 0.0, 0.0
+    used: dict[int, set[str]] = {}
+    if loss is not None:
+        real, right = loss.detach().sum(), shadows.read(loss.detach()).sum()
+        loss_value, loss_fp32 = real.item(), right.item()
+        loss_error = _relative(abs(loss_value - loss_fp32), abs(loss_fp32))
+        if loss_error > limit:
+            for index in shadows.sources(loss.detach()):
+                used.setdefault(index, set()).add("loss")
+    gradient_error, causes = _gradients(watch, model)
+    if gradient_error > limit:
+        for index in causes:
+            used.setdefault(index, set()).add("gradients")
+    reasons = list(watch.not_judged)
+    if shadows.is_full:
+        reasons.append(f"the shadows would need more than {shadows.max_bytes} bytes")
+    rows = [
+        flag.first.model_copy(
+            update={
+                "elements": flag.elements,
+                "numel": flag.numel,
+                "calls": flag.calls,
+                "use": _use(used.get(index, set()), unknown=shadows.is_full),
+            }
+        )
+        for index, flag in enumerate(watch.flags)
+    ]
+    findings = [row for index, row in enumerate(rows) if index in used]
+    # Small numbers that vanished beside a real overflow are rarely the cause.
+    findings.sort(key=lambda row: row.fault == "underflow")
+    return AuditReport(
+        findings=tuple(findings),
+        harmless=tuple(row for index, row in enumerate(rows) if index not in used),
+        loss=loss_value,
+        loss_fp32=loss_fp32,
+        loss_error=loss_error,
+        gradient_error=gradient_error,
+        not_judged=tuple(reasons),
+    )
+
+
+def _use(parts: set[str], *, unknown: bool) -> Use:
+    if not parts:
+        return "not judged" if unknown else "none"
+    if len(parts) == 2:
+        return "loss and gradients"
+    return "loss" if "loss" in parts else "gradients"
+
+
+def _gradients(watch: ShadowWatch, model: nn.Module) -> tuple[float, frozenset[int]]:
+    """Return the relative error of all gradients together, and the flags behind most of it."""
+    total, errors = 0.0, list[tuple[float, frozenset[int]]]()
+    for parameter in model.parameters():
+        grad = parameter.grad
+        if grad is None or grad.is_sparse:
+            continue
+        to_local = getattr(grad, "to_local", None)  # the shard of a DTensor
+        local: Tensor = grad if to_local is None else to_local()
+        right = watch.shadows.read(local).double()
+        total += right[right.isfinite()].square().sum().item()
+        if watch.shadows.has(local):
+            sources = watch.shadows.sources(local)
+            counted = right.isfinite()  # where FP32 fails as well, half is not to blame
+            if all(watch.flags[index].first.phase == "backward" for index in sources):
+                counted &= local.isfinite()  # an infinite gradient is a matter of the loss scale
+            apart = (local.double() - right)[counted].square().sum().item()
+            errors.append((apart if isfinite(apart) else inf, sources))
+    wrong = sum(error for error, _ in errors)
+    most = [sources for error, sources in errors if error >= 0.01 * wrong or error == inf]
+    return _relative(wrong**0.5, total**0.5), frozenset[int]().union(*most)
+
+
+def _relative(error: float, size: float) -> float:
+    if not isfinite(error):
+        return inf if isfinite(size) else 0.0  # where FP32 fails as well, half is not to blame
+    return error / size if size else (inf if error else 0.0)

@@ -1,0 +1,121 @@
+"""Run one operation again in FP32: half arguments are cast, written arguments are copies.
+
+The call must change nothing: arguments that the operation writes to are replaced by copies, and random
+operations are not repeated at all, since they would advance a generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+for _name in ("AutocastCUDA", "AutocastMPS", "AutocastXPU", "AutocastPrivateUse1"):
+    _AUTOCAST |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _name))
+
+Substitute = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArgument:
+    """A tensor among the arguments of a call."""
+
+    name: str
+    tensor: Tensor
+    is_written: bool
+
+
+class Call:
+    """One call of an operation: its arguments by name, and how to repeat it in FP32."""
+
+    def __init__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.func = func
+        schema = func._schema.arguments
+        self._values = [*zip(schema, args, strict=False)]
+        self._values += [(a, kwargs[a.name]) for a in schema[len(args) :] if a.name in kwargs]
+        self._positional = len(args)
+        self.tensors = list(self._tensors())
+
+    @property
+    def is_random(self) -> bool:
+        """True if the call draws random numbers."""
+        if torch.Tag.nondeterministic_seeded not in self.func.tags:
+            return False
+        given = {a.name: value for a, value in self._values}
+        for argument in self.func._schema.arguments:
+            if argument.name == "dropout_p":  # fused attention
+                return bool(given.get("dropout_p", argument.default_value) != 0)
+        return True
+
+    @property
+    def can_repeat(self) -> bool:
+        """True if the operation is one of torch's own, without effects beyond its arguments."""
+        return self.func.namespace in ("aten", "prims") and not self.is_random
+
+    def in_fp32(self, substitute: Substitute) -> list[Tensor]:
+        """Repeat the call; return its tensor outputs, then the tensors that it wrote to."""
+        written: list[Tensor] = []
+        values = [self._wide(a, value, substitute, written) for a, value in self._values]
+        args, named = values[: self._positional], self._values[self._positional :]
+        kwargs = {a.name: v for (a, _), v in zip(named, values[self._positional :], strict=True)}
+        with undispatched():
+            out = self.func(*args, **kwargs)
+        ours = {id(tensor) for tensor in written}
+        return [*(tensor for tensor in tensors_in(out) if id(tensor) not in ours), *written]
+
+    def _wide(
+        self, argument: Any, value: Any, substitute: Substitute, written: list[Tensor]
+    ) -> Any:
+        if isinstance(value, Tensor):
+            wide = substitute(value)
+            if _is_written(argument):
+                wide = wide.clone()
+                written.append(wide)
+            elif argument.name.startswith("running_"):  # statistics, updated without being declared
+                wide = wide.clone()
+            return wide
+        if isinstance(value, list | tuple):
+            return [self._wide(argument, item, substitute, written) for item in value]
+        if isinstance(value, torch.dtype):
+            return WIDE.get(value, value)
+        return False if argument.name == "half_to_float" else value
+
+    def _tensors(self) -> Iterator[TensorArgument]:
+        for argument, value in self._values:
+            for tensor in tensors_in(value):
+                yield TensorArgument(argument.name, tensor, _is_written(argument))
+
+
+@contextmanager
+def undispatched() -> Iterator[None]:
+    """Run a block below all dispatch modes and below autocast, as if nobody watched."""
+    with no_dispatch(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        yield
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield a tensor, or the tensors of a list."""
+    for item in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(item, Tensor):
+            yield item
+
+
+def to_wide(tensor: Tensor) -> Tensor:
+    """Return a half tensor in FP32, and any other as it is."""
+    wide = WIDE.get(tensor.dtype)
+    return tensor if wide is None else tensor.to(wide)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write

@@ -1,0 +1,198 @@
+"""The guard inside Accelerate: ``guard = attach(Accelerator(mixed_precision="fp16"), "fp16_safe")``.
+
+The training loop stays as it is. ``attach`` gives the accelerator a loss scaler that is a guard, and a hook
+on each prepared model begins the steps. The precision is the accelerator's (``fp16``, ``bf16`` or ``no``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import SCALER_NAME
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfguard.errors import UsageError
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.guard_scaler import GuardScaler
+from halfguard.guard.hosted import HostedGuard
+from halfguard.precision_names import PrecisionName
+from halfguard.records import Summary
+from halfguard.step.loss import LossFunction, scalar_loss
+
+logger = logging.getLogger("halfguard")
+
+_PRECISIONS: dict[str, PrecisionName] = {"fp16": "fp16-mixed", "bf16": "bf16-mixed", "no": "fp32"}
+
+
+def attach(
+    accelerator: Accelerator,
+    config: GuardConfig | Mapping[str, Any] | str | Path = "default",
+    *,
+    run_dir: str | os.PathLike[str] | None = None,
+    entry: str = "",
+    log_every: int = 50,
+) -> AcceleratorGuard:
+    """Guard every step of the optimizers that this accelerator will prepare.
+
+    ``config``, ``run_dir`` and ``entry`` are those of ``halfguard.Guard``; ``accelerator.log`` gets its
+    metrics every ``log_every`` steps and at each unusual one. Call it before ``accelerator.prepare``.
+    """
+    precision, where = accelerator.mixed_precision, accelerator.distributed_type.value
+    if precision not in _PRECISIONS or not (where == "NO" or where.startswith("MULTI_")):
+        raise UsageError(
+            f"The guard does not run with mixed_precision={precision!r} under {where}.",
+            cure='Use "fp16", "bf16" or "no" with one process or DDP; for FSDP2 halfguard.Guard.',
+        )
+    if accelerator._optimizers or isinstance(accelerator.scaler, GuardScaler):
+        told = "The accelerator has prepared an optimizer, which keeps its scaler, or has a guard already."
+        raise UsageError(told, cure="Call attach() once, directly after Accelerator(...).")
+    if accelerator.scaler_handler is not None:
+        logger.warning("GradScalerKwargs are not used: set `scale` in the guard's configuration.")
+    settings = {"run_dir": run_dir, "entry": entry, "log_every": log_every}
+    return AcceleratorGuard(accelerator, GuardConfig.load(config), settings)
+
+
+class AcceleratorGuard:
+    """The guard of an accelerator, made by ``attach``; it guards what is prepared by the first step."""
+
+    def __init__(self, accelerator: Any, config: GuardConfig, settings: dict[str, Any]) -> None:
+        self.accelerator, self._config, self._settings = accelerator, config, settings
+        self.scaler = accelerator.scaler = GuardScaler()
+        self._models: list[nn.Module] = []  # as prepare() returned them: wrapped
+        self._clips: list[Callable[[], Any]] = []  # since the last forward pass
+        self._clipping: set[int] = set()  # parameters that are being clipped
+        # Attributes hide methods: these call the accelerator's own method and more.
+        around: dict[str, Callable[..., Any]] = {
+            "prepare_model": self._prepare_model,
+            "clip_grad_norm_": self._clip,
+            "clip_grad_value_": self._clip,
+            "save_state": self._save_state,
+            "load_state": self._load_state,
+            "free_memory": self._free_memory,
+            "end_training": self._end_training,
+        }
+        for name, call in around.items():
+            setattr(accelerator, name, partial(call, getattr(accelerator, name)))
+        # Accelerate unscales in FP16 only; in BF16 the guard would measure what is already clipped.
+        accelerator.unscale_gradients = self._unscale
+
+    # -- for the training loop
+
+    def forward(self, loss_fn: LossFunction, batch: Any, *, about: Any = None) -> Tensor:
+        """Return ``loss_fn(model, batch)``, for ``accelerator.backward``, so that FP32 can repeat it."""
+        hosted = self._begun()
+
+        def loss_of(model: nn.Module, given: Any) -> Tensor:
+            loss = scalar_loss(loss_fn(model, given))
+            parts = self.accelerator.gradient_accumulation_steps  # accelerator.backward divides
+            return loss / parts if hosted.repeating else loss
+
+        return hosted.forward(loss_of, batch, about=about)
+
+    @property
+    def hosted(self) -> HostedGuard:
+        """The guard itself, from the first step on."""
+        if self.scaler.guard is None:
+            raise UsageError("There is no guard before the first forward pass in train mode.")
+        return self.scaler.guard
+
+    def close(self) -> Summary | None:
+        """Write everything to the journal, as ``accelerator.end_training()`` does; return the counts."""
+        return None if self.scaler.guard is None else self.scaler.guard.close()
+
+    # -- a step
+
+    def _prepare_model(self, prepare: Callable[..., nn.Module], *args: Any, **kw: Any) -> nn.Module:
+        model = prepare(*args, **kw)
+        if all(model is not known for known in self._models):
+            self._models.append(model)
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        return model
+
+    def _before_forward(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if model.training and torch.is_grad_enabled() and self.accelerator._optimizers:
+            self._begun().begin((args, kwargs))
+
+    def _begun(self) -> HostedGuard:
+        hosted = self.scaler.guard or self._make_guard()
+        self._clips = self._clips if hosted.repeating else []
+        return hosted
+
+    def _make_guard(self) -> HostedGuard:
+        accelerator = self.accelerator
+        optimizers = [_unwrapped(one) for one in accelerator._optimizers]
+        trained = set().union(*map(_parameters, optimizers))
+        models = [m for m in self._models if not trained.isdisjoint(map(id, m.parameters()))]
+        precision = _PRECISIONS[accelerator.mixed_precision if accelerator.native_amp else "no"]
+        if accelerator.mixed_precision != "no" and not accelerator.native_amp:
+            logger.warning("Accelerate does not run FP16 on this device: the model trains in FP32.")
+        hosted = HostedGuard(
+            models[0] if len(models) == 1 else nn.ModuleList(models),
+            optimizers,
+            self._config.model_copy(update={"precision": precision}),
+            scheduler=[one.scheduler for one in accelerator._schedulers],
+            clip=lambda _: [clip() for clip in self._clips],
+            log=accelerator.log,
+            **self._settings,
+        )
+        self.scaler.bind(hosted)
+        return hosted
+
+    def _unscale(self, optimizer: Any = None) -> None:
+        given = self.accelerator._optimizers if optimizer is None else optimizer
+        for one in map(_unwrapped, given if isinstance(given, list | tuple) else [given]):
+            others = self._clipping and self._clipping.isdisjoint(_parameters(one))
+            if not others and not self.hosted.is_unscaled(one):
+                self.scaler.unscale_(one)
+
+    def _clip(self, clip: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        """Clip, and remember how: the gradients of a repeated step are clipped in the same way."""
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if not self.hosted.repeating:
+            self._clips.append(partial(clip, parameters, *args, **kwargs))
+        self._clipping = set(map(id, parameters))
+        try:
+            return clip(parameters, *args, **kwargs)
+        finally:
+            self._clipping = set()
+
+    def _save_state(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.scaler.guard is None and self.accelerator._optimizers:
+            self._make_guard()  # so that a checkpoint before the first step has a loss scale
+        return save(*args, **kwargs)
+
+    def _load_state(self, load: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        try:
+            load(*args, **kwargs)
+        except FileNotFoundError as error:
+            if Path(str(error.filename)).name != SCALER_NAME:
+                raise
+            self.accelerator.scaler = None  # a run in BF16 or FP32 without a guard has saved none
+            load(*args, **kwargs)
+        finally:
+            self.accelerator.scaler = self.scaler
+
+    def _free_memory(self, free: Callable[..., Any], *objects: Any) -> Any:
+        self.close()
+        self.scaler.guard, self._models, self._clips = None, [], []
+        return free(*objects)
+
+    def _end_training(self, end: Callable[[], None]) -> None:
+        self.close()
+        end()
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    return _unwrapped(optimizer.optimizer) if hasattr(optimizer, "accelerator_state") else optimizer
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -1,0 +1,150 @@
+"""Small loops with Accelerate, with its own scaler, guarded, and in FP32; FP16 really runs on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from halfguard.integrations.accelerate import AcceleratorGuard, attach
+
+INIT_SCALE = 1024.0  # small enough that healthy runs see no overflow
+RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
+SKIP = {"skip": {"on_nonfinite": "skip"}}
+Batch = dict[str, Tensor]
+
+
+class Classifier(nn.Module):
+    """A model with BatchNorm and dropout; with ``overflow`` every product of it is infinite in half."""
+
+    def __init__(self, overflow: bool = False, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.overflow = overflow
+        self.dtypes: set[torch.dtype] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        self.dtypes.add(hidden.dtype)
+        if self.overflow:
+            hidden = hidden * 2.0**30 / 2.0**30
+        hidden = nn.functional.dropout(torch.relu(self.norm(hidden)), self.dropout, self.training)
+        logits: Tensor = self.last(hidden)
+        return logits
+
+
+def loss_fn(model: Any, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
+
+
+def batches(count: int, nan: int | None = None, seed: int = 7) -> list[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    found = [
+        {"x": torch.randn(4, 8, generator=generator), "labels": torch.arange(4)}
+        for _ in range(count)
+    ]
+    if nan is not None:
+        found[nan]["x"][0, 0] = torch.nan
+    return found
+
+
+def accelerator(precision: str = "fp16", **given: Any) -> Any:
+    """Return an accelerator that lowers a model on a CPU, which Accelerate itself leaves out."""
+    made: Any = Accelerator(cpu=True, mixed_precision=precision, **given)
+    if precision == "fp16":
+        made.native_amp = True
+        made.scaler = torch.amp.GradScaler("cpu", init_scale=INIT_SCALE)
+    return made
+
+
+@dataclass
+class Loop:
+    """A training loop as Accelerate's documentation has it; with ``guard`` a configuration, guarded."""
+
+    guard: dict[str, Any] | None = None
+    precision: str = "fp16"
+    accumulate: int = 1
+    max_norm: float | None = None
+    fused: bool = False
+    overflow: bool = False
+    dropout: float = 0.1
+    repeatable: bool = True  # the loss comes from guard.forward
+    run_dir: Path | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # after each update
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        self.accelerator = accelerator(
+            self.precision, gradient_accumulation_steps=self.accumulate, **self.given
+        )
+        self.attached: AcceleratorGuard | None = None
+        if self.guard is not None:
+            config = {"scale": {"init": INIT_SCALE}} | self.guard
+            self.attached = attach(self.accelerator, config, run_dir=self.run_dir, log_every=1)
+        self.plain = Classifier(self.overflow, self.dropout)
+        optimizer = AdamW(self.plain.parameters(), lr=0.05, fused=self.fused)
+        scheduler = LambdaLR(optimizer, lambda step: 0.9**step)
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(
+            self.plain, optimizer, scheduler
+        )
+        torch.manual_seed(1)
+
+    def fit(self, data: list[Batch]) -> Loop:
+        for batch in data:
+            with self.accelerator.accumulate(self.model):
+                if self.attached is not None and self.repeatable:
+                    loss = self.attached.forward(loss_fn, batch)
+                else:
+                    loss = loss_fn(self.model, batch)
+                self.losses.append(loss.item())
+                self.accelerator.backward(loss)
+                if self.max_norm is not None and self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_norm)
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+                if self.accelerator.sync_gradients:
+                    self.rates.append(self.scheduler.get_last_lr()[0])
+        return self
+
+    @property
+    def counts(self) -> Any:
+        assert self.attached is not None
+        return self.attached.hosted.summary()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": {k: v.clone() for k, v in self.plain.state_dict().items()},
+            "optimizer": self.optimizer.state_dict()["state"],
+            "schedule": self.scheduler.state_dict()["last_epoch"],
+            "rates": self.rates,
+        }
+
+
+def two_optimizers(guard: dict[str, Any] | None, boost: float) -> tuple[list[Tensor], Any]:
+    """Train two models with SGD, both losses first; the first one's gradient overflows if boosted."""
+    torch.manual_seed(0)
+    hub = accelerator()
+    attached = None if guard is None else attach(hub, {"scale": {"init": INIT_SCALE}} | guard)
+    models = [nn.Linear(8, 1), nn.Linear(8, 1)]
+    optimizers = [SGD(m.parameters(), lr=1.0) for m in models]
+    first, second, opt_a, opt_b = hub.prepare(*models, *optimizers)
+    before = models[1].weight.detach().clone()
+    x = batches(1)[0]["x"]
+    loss_a, loss_b = first(x).mean() * boost, second(x).mean()
+    hub.backward(loss_a)
+    hub.backward(loss_b)
+    for model, optimizer in ((first, opt_a), (second, opt_b)):
+        if guard is not None:  # stock raises: it unscales the first optimizer again
+            hub.clip_grad_norm_(model.parameters(), 1e6)
+        optimizer.step()
+    return [before - models[1].weight.detach(), x.mean(0, keepdim=True)], attached

@@ -3,7 +3,7 @@
 Prints the tables of ``docs/explanation/scale.md``. Seconds are processor seconds of one core; ranks are
 simulated, and runs of a study have made-up results.
 
-``python -m benchmarks.bench_scale [model | ranks | study | lint | journal]...``
+``python -m benchmarks.bench_scale [model | instruments | ranks | study | lint | journal]...``
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from benchmarks.scale import journal, lint, model, ranks, study
+from benchmarks.scale import instruments, journal, lint, model, ranks, study
 
 SECTIONS = {
     "model": model.tables,
+    "instruments": instruments.tables,
     "ranks": ranks.tables,
     "study": study.tables,
     "lint": lint.tables,

@@ -127,15 +127,21 @@ def logits(seed: int) -> Workload:
 class Aggregation(nn.Module):
     """The mean of the neighbours' messages: their sum divided by the degree."""
 
+    source: Tensor
+    target: Tensor
+    degree: Tensor
+
     def __init__(self, edges: Tensor, nodes: int) -> None:
         super().__init__()
         self.message = nn.Linear(WIDTH, WIDTH)
-        self.source, self.target = edges
-        self.degree = torch.bincount(self.target, minlength=nodes).clamp(min=1)[:, None]
+        source, target = edges
+        degree = torch.bincount(target, minlength=nodes).clamp(min=1)[:, None]
+        for name, value in (("source", source), ("target", target), ("degree", degree)):
+            self.register_buffer(name, value, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         message = self.message(x)[:, self.source]
-        total = torch.zeros(x.shape, dtype=message.dtype)
+        total = torch.zeros(x.shape, dtype=message.dtype, device=x.device)
         return total.index_add(1, self.target, message) / self.degree
 
 

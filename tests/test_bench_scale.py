@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.scale import journal, lint, model, ranks, study
+from benchmarks.scale import instruments, journal, lint, model, ranks, study
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +33,13 @@ def test_a_guarded_step_adds_as_much_for_any_number_of_tensors() -> None:
         table.column(f"{name}, kB") for name in ("weights", "incident", "snapshot")
     )
     assert all(w < i < s for w, i, s in zip(weights, incident, snapshot, strict=True))
+
+
+def test_a_replay_runs_as_often_for_any_number_of_tensors() -> None:
+    (table,) = instruments.tables([20, 60])
+    few, many = table.column("runs of a replay")
+    assert few == many
+    assert all(value > 0 for value in table.column("doctor, in bare steps"))
 
 
 def test_a_study_grows_with_its_runs() -> None:

@@ -65,6 +65,7 @@ def test_every_value_rounds_to_itself(f: Format) -> None:
     assert min(v for v in values if v > 0) == f.smallest_subnormal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", SMALL, ids=lambda f: f.name)
 def test_midpoints_go_to_even_and_their_neighbours_to_the_nearest(f: Format) -> None:
     values = [v for v in all_values(f) if v >= 0]

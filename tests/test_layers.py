@@ -39,6 +39,7 @@ def test_the_project_keeps_its_contract(tree: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "wrong"),
     [

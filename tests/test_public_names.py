@@ -44,6 +44,7 @@ print(len(names), "modules", file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_every_module_is_reached_by_its_dotted_path() -> None:
     command = [sys.executable, "-W", "ignore", "-c", _IMPORT_ALL]
     result = subprocess.run(command, capture_output=True, text=True, check=True)

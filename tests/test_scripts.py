@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import lightning.pytorch  # noqa: F401 - its import sets variables of the environment, which a test must not
 import pytest
 
 ROOT = Path(__file__).parents[1]

@@ -38,6 +38,7 @@ NOT_OF_TORCH = {
     "_replace": "namedtuple",
     "_value_": "enum",
     "_detect_anomaly": "lightning.Trainer",
+    "_forward_module": "lightning.fabric.wrappers",
     "_is_accelerate_prepared": "accelerate",
     "_shared_state": "accelerate.state",
     "_prepare_inputs": "transformers.Trainer",
@@ -90,7 +91,7 @@ def a_view_is_known() -> None:
     assert (x._is_view(), x[:1]._is_view()) == (False, True)
 
 
-@used_by("guard replaying", "_values")
+@used_by("checkpoints guard replaying", "_values")
 def values_of_a_sparse_tensor_share_its_memory() -> None:
     x = torch.eye(2).to_sparse()
     x._values().mul_(3)
@@ -275,7 +276,7 @@ def convolutions_have_a_common_class() -> None:
 
 
 @used_by("guard", "_non_persistent_buffers_set")
-@used_by("guard precision", "_buffers")
+@used_by("diagnosis guard precision", "_buffers")
 def buffers_are_listed_and_non_persistent_ones_are_known() -> None:
     module = nn.Module()
     module.register_buffer("kept", torch.zeros(1))
@@ -297,6 +298,20 @@ def a_compiled_module_holds_the_original() -> None:
     assert Path(inspect.getfile(type(compiled))).parts[-2:] == ("_dynamo", "eval_frame.py")
 
 
+@used_by("diagnosis", "_compiled_call_impl")
+def a_module_compiled_in_place_is_known() -> None:
+    model = nn.Linear(1, 1)
+    assert model._compiled_call_impl is None
+    model.compile(backend="eager")
+    assert model._compiled_call_impl is not None
+
+
+@used_by("checkpoints", "_metadata")
+def a_state_dict_has_the_versions_of_modules() -> None:
+    saved: Any = nn.BatchNorm1d(1).state_dict()
+    assert saved._metadata[""]["version"] == 2
+
+
 @used_by("step", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 def wrappers_keep_the_module_under_these_names() -> None:
     assert _common_utils.FSDP_WRAPPED_MODULE in WRAPPERS
@@ -314,7 +329,7 @@ def an_operation_has_a_schema() -> None:
     assert [a.is_write for a in arguments] == [True, False, False]
 
 
-@used_by("diagnosis workload", "torch.ops.aten._to_copy")
+@used_by("acceptance diagnosis workload", "torch.ops.aten._to_copy")
 def a_cast_is_dispatched_as_to_copy() -> None:
     with Calls() as seen:
         torch.zeros(1).half()
@@ -340,7 +355,7 @@ def attention_on_a_cpu_has_the_arguments_of_the_one_that_torch_counts() -> None:
         assert names[:3] == ["query", "key", "value"]
 
 
-@used_by("diagnosis tracing workload", "torch.utils._python_dispatch.TorchDispatchMode")
+@used_by("acceptance diagnosis tracing workload", "torch.utils._python_dispatch.TorchDispatchMode")
 def a_mode_sees_operations_below_autocast() -> None:
     with Calls() as seen, torch.autocast("cpu", torch.bfloat16):
         torch.ones(2, 2) @ torch.ones(2, 2)
@@ -369,7 +384,7 @@ def a_tensor_around_others_is_recognised() -> None:
 
 
 @used_by("validation", "torch.utils._pytree.tree_flatten")
-@used_by("diagnosis workload", "torch.utils._pytree.tree_leaves")
+@used_by("acceptance diagnosis workload", "torch.utils._pytree.tree_leaves")
 @used_by("diagnosis", "torch.utils._pytree.tree_map", "torch.utils._pytree.tree_map_only")
 def trees_are_walked() -> None:
     tree = {"b": [1, (2.0, None)], "a": 3}

@@ -22,7 +22,8 @@ from halfguard.workload.training import TrainingStep
 PROBED = 5  # steps
 
 
-def _workload(tensors: int) -> Workload:
+def workload(tensors: int) -> Workload:
+    """Return a job with this many parameter tensors."""
     model = Many(tensors, norm=False)
     return Workload(model, loss_fn, _batches, AdamW(model.parameters(), lr=1e-3, foreach=True))
 
@@ -31,8 +32,9 @@ def _batches() -> Iterator[tuple[Tensor, Tensor]]:
     return endless_batches()
 
 
-def _trained(tensors: int) -> Callable[[], object]:
-    step, batches = TrainingStep(_workload(tensors), Precision.FP32), _batches()
+def bare_step(tensors: int) -> Callable[[], object]:
+    """Return a function that trains on one batch, without halfguard."""
+    step, batches = TrainingStep(workload(tensors), Precision.FP32), _batches()
     return lambda: step(next(batches))
 
 
@@ -57,9 +59,9 @@ def _traced_operations(tensors: int) -> int:
 
 def _probe_in_steps(tensors: int) -> float:
     """Return the time of a probe in bare steps, for each of its own steps."""
-    step = _trained(tensors)
+    step = bare_step(tensors)
     bare = statistics.median(timed(step)[0] for _ in range(10))
-    seconds, _ = timed(lambda: probe(_workload(tensors), steps=PROBED))
+    seconds, _ = timed(lambda: probe(workload(tensors), steps=PROBED))
     return seconds / PROBED / bare
 
 

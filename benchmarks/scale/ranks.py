@@ -6,6 +6,7 @@ Collectives return at once. So this counts what is sent and measures the work of
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +14,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import halfguard.dist.indexed_reader  # noqa: F401 - importing it would be measured, too
 from benchmarks.scale.rows import Row, Table, in_new_process, timed
+from halfguard.dist import checkpoint
 from halfguard.dist.collectives import all_gather_numbers
 from halfguard.guard.recovery import snapshot_folder
 from halfguard.records.snapshot import FileChecksum
-
-FILES_PER_RANK = 2  # its record, and its part of torch's checkpoint
 
 
 def healthy_steps(counts: Sequence[int]) -> Table:
@@ -57,9 +59,11 @@ def _unusual_step(ranks: int) -> Row:
         gather, per_rank = timed(lambda: all_gather_numbers(answers, torch.device("cpu")))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder)
-            files = _write_files(path, FILES_PER_RANK * ranks)
+            files = _write_files(path, ranks)
             mark, _ = timed(lambda: snapshot_folder.mark_good(path, files))
-            verify, _ = timed(lambda: snapshot_folder.verify(path))
+            looked, listed = timed(lambda: snapshot_folder.read_manifest(path))
+            verified, _ = timed(lambda: snapshot_folder.verify_share(path, listed))
+            indexed, index = timed(lambda: checkpoint.read_index(path))
             manifest = (path / "good").stat().st_size
     finally:
         dist.destroy_process_group()
@@ -69,17 +73,24 @@ def _unusual_step(ranks: int) -> Row:
         "gather, ms": 1e3 * gather,
         "manifest, kB": manifest / 1e3,
         "mark, ms": 1e3 * mark,
-        "verify, ms": 1e3 * verify,
+        "look at all files, ms": 1e3 * looked,
+        "verify a share, ms": 1e3 * verified,
+        "index, ms": 1e3 * indexed,
+        "index, kB": len(pickle.dumps(index)) / 1e3,
     }
 
 
-def _write_files(folder: Path, count: int) -> dict[str, FileChecksum]:
-    """Write small files with names as long as those of a snapshot."""
-    files = {}
-    for index in range(count):
-        path = folder / f"{snapshot_folder.rank_prefix(index)}.json"
-        path.write_bytes(b"{}")
-        files[path.name] = FileChecksum(size=2, crc32=2745614147)
+def _write_files(folder: Path, ranks: int) -> dict[str, FileChecksum]:
+    """Write two small files per rank, with the names of a snapshot: a record, and a part of one tensor."""
+    files: dict[str, FileChecksum] = {}
+    for index in range(ranks):
+        record = folder / f"{snapshot_folder.rank_prefix(index)}.json"
+        record.write_bytes(b"{}")
+        shard = folder / f"shard-{index:05d}-model-00001-of-00001.safetensors"
+        sharded = {"weight": {"saved_offsets": [8 * index]}}
+        metadata = {"DCP_SHARDING_INFO": json.dumps(sharded)}
+        shard.write_bytes(save({"weight": torch.zeros(8)}, metadata))
+        files |= {path.name: FileChecksum.of(path) for path in (record, shard)}
     return files
 
 

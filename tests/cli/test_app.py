@@ -6,7 +6,7 @@ import sys
 import halfguard
 
 
-def test_the_program_runs_as_a_module():
+def test_the_program_runs_as_a_module() -> None:
     """People whose scripts folder is not on the path write ``python -m halfguard``."""
     command = [sys.executable, "-m", "halfguard", "--version"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -19,7 +19,10 @@ from halfguard.errors import UsageError
 from halfguard.precision_names import Precision
 from halfguard.records.diagnosis import Diagnosis
 from tests.diagnosis.model.checks.helper import batch, codes, loss, net
+from tests.support.devices import device_type, place
 from tests.support.docs import ROOT
+
+pytestmark = pytest.mark.usefixtures("device")
 
 Optimizer = Callable[..., torch.optim.Optimizer]
 OPTIMIZERS: list[Optimizer] = [
@@ -35,8 +38,8 @@ def test_a_healthy_plain_loop_has_no_findings(build: Optimizer, precision: str) 
     model = net(batchnorm=True)
     optimizer = build(model.parameters())
     dtype = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(precision)
-    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16-mixed")
-    with torch.autocast("cpu", dtype or torch.float16, enabled=dtype is not None):
+    scaler = torch.amp.GradScaler(device_type(), enabled=precision == "fp16-mixed")
+    with torch.autocast(device_type(), dtype or torch.float16, enabled=dtype is not None):
         diagnosis = hg.doctor(
             model, optimizer, scaler=scaler, precision=precision, loss=loss, batch=batch()
         )
@@ -98,14 +101,14 @@ def test_training_after_doctor_is_bitwise_training_without_it(
 ) -> None:
     def train(*, examined: bool) -> dict[str, Tensor]:
         seed(0)
-        model, scaler = Careful(), torch.amp.GradScaler("cpu", init_scale=64.0)
+        model, scaler = Careful(), torch.amp.GradScaler(device_type(), init_scale=64.0)
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(3):
             if examined:
-                with torch.autocast("cpu", torch.float16):
+                with torch.autocast(device_type(), torch.float16):
                     hg.doctor(model, optimizer, scaler=scaler, loss=loss, batch=batch())
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.float16):
+            with torch.autocast(device_type(), torch.float16):
                 value = loss(model, batch())
             scaler.scale(value).backward()
             scaler.step(optimizer)
@@ -121,13 +124,14 @@ def test_training_after_doctor_is_bitwise_training_without_it(
 def test_islands_are_counted_and_do_not_change_the_name() -> None:
     model = net()
     hg.fp32_island(model[2])
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device_type(), torch.bfloat16):
         diagnosis = hg.doctor(model, precision="bf16-mixed", batch=batch())
     assert diagnosis.ok
     assert diagnosis.effective is not None
     assert "1 in bfloat16, 1 in float32 (2)" in diagnosis.effective.evidence[0]
 
 
+@pytest.mark.host_only
 def test_attention_convolution_and_recurrence_count_as_products() -> None:
     class All(nn.Module):
         def __init__(self) -> None:
@@ -140,9 +144,9 @@ def test_attention_convolution_and_recurrence_count_as_products() -> None:
             x = self.conv(x)
             return self.lstm(self.attention(x, x, x)[0])
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         model = All()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device_type(), torch.bfloat16):
         diagnosis = hg.doctor(model, batch=torch.ones(2, 3, 4))
     assert diagnosis.effective is not None
     # One convolution, one recurrent layer; projections in and out, and the attention between them.
@@ -168,7 +172,7 @@ def test_attention_convolution_and_recurrence_count_as_products() -> None:
 @pytest.mark.usefixtures("seed")
 def test_every_product_is_seen(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     model = nn.Linear(4, 4)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device_type(), torch.bfloat16):
         diagnosis = hg.doctor(model, loss=lambda m, x: product(m.weight, x), batch=batch())
     assert diagnosis.effective is not None
     assert diagnosis.effective.evidence[0].startswith("matrix products: 1 in ")
@@ -183,7 +187,7 @@ def test_a_model_without_a_product_is_unknown_and_not_wrong() -> None:
 
 @pytest.mark.parametrize("given", [batch(), (batch(),), {"input": batch()}])
 def test_a_batch_without_a_loss_is_what_the_model_is_called_with(given: Any) -> None:
-    diagnosis = hg.doctor(net(), batch=given)
+    diagnosis = hg.doctor(net(), batch=place(given))
     assert diagnosis.effective is not None
     assert diagnosis.effective.got == "fp32"
 
@@ -193,7 +197,7 @@ def test_compiled_models_are_run_as_written() -> None:
         raise AssertionError("doctor compiled the model")
 
     model: Any = torch.compile(net(), backend=backend)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device_type(), torch.bfloat16):
         diagnosis = hg.doctor(model, precision="bf16-mixed", batch=batch())
     assert diagnosis.ok
     assert diagnosis.effective is not None
@@ -241,9 +245,10 @@ def test_the_record_is_read_back_and_its_text_is_short() -> None:
     assert str(hg.doctor(net())) == "nothing found"
 
 
+@pytest.mark.host_only
 def test_every_check_has_its_code_and_its_place_in_the_reference() -> None:
     names = sorted(module.name for module in pkgutil.iter_modules(checks.__path__))
-    assert len(names) == len(all_checks()) == 16
+    assert len(names) == len(all_checks()) == 19
     page = (ROOT / "docs/reference/doctor.md").read_text()
     for name in names:
         code = name[:5].upper()

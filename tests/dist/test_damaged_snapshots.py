@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 import halfguard as hg
 from halfguard.errors import RecordError
+from halfguard.guard.recovery import snapshot_folder
+from halfguard.records.snapshot import FileChecksum
 from tests.dist import jobs
 from tests.dist.test_snapshots import differing
 from tests.support.ranks import Ranks
@@ -116,3 +120,45 @@ def test_a_file_that_one_rank_alone_reads_stops_all_of_them(
     first, second = ranks(2).run(resumed, "ddp", str(tmp_path))
     assert first == second
     assert "rank-00001.json does not hold the bits" in first
+
+
+def watched(folder: str) -> tuple[Counter[str], set[str]]:
+    """Resume; return how often this rank looked at all files, and the files that it read to the end."""
+    calls, verified = Counter[str](), set[str]()
+    manifest, index, checksum = (
+        snapshot_folder.read_manifest,
+        HuggingFaceStorageReader.read_metadata,
+        FileChecksum.of,
+    )
+
+    def counted_manifest(path: Path) -> Any:
+        calls["manifest"] += 1
+        return manifest(path)
+
+    def counted_index(reader: Any) -> Any:
+        calls["index"] += 1
+        return index(reader)
+
+    def noted_checksum(path: Path) -> Any:
+        verified.add(path.name)
+        return checksum(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot_folder, "read_manifest", counted_manifest)
+        patch.setattr(HuggingFaceStorageReader, "read_metadata", counted_index)
+        patch.setattr(FileChecksum, "of", noted_checksum)
+        step, _ = resumed("fsdp2", folder)
+    assert step == 8
+    return calls, verified
+
+
+def test_one_rank_looks_at_all_files_and_each_file_is_verified_by_one(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    ranks(2).run(trained, "fsdp2", str(tmp_path))
+    (first, mine), (second, theirs) = ranks(2).run(watched, str(tmp_path))
+    assert first == {"manifest": 1, "index": 1}
+    assert second == {}
+    assert not mine & theirs
+    folder = tmp_path / "snapshots" / "000000008"
+    assert mine | theirs == {path.name for path in folder.iterdir()} - {"good"}

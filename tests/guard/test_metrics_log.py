@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW
 
 from halfguard.errors import TrainingHaltedError, UsageError
 from halfguard.guard.guard import Guard
+from halfguard.guard.hosted import HostedGuard
 from halfguard.guard.metrics_log import METRICS
 from halfguard.records import Cause
 from tests.guard.helper import frozen, inject, same
@@ -216,14 +217,20 @@ def test_rows_that_are_read_late_are_logged_late_under_their_own_step() -> None:
     assert run.steps == [0, 2, 5]
 
 
+def test_before_the_first_step_there_is_nothing_to_read() -> None:
+    guard = Logged().guard
+    assert (guard.counts.steps, guard.last_step) == (0, None)
+
+
 def test_counts_decide_nothing() -> None:
     run = Logged(fused=True, lag=2)
-    assert run.guard.counts.steps == 0
-    assert getattr(run.guard, "last_step") is None  # noqa: B009 - mypy would narrow it for good
     run.run(GOOD, BAD, GOOD)
     assert run.guard.counts.steps == 1
     assert len(run.guard._pending._queue) == 2
-    assert run.guard.last_step == (0, GOOD, pytest.approx(0.5 * math.sqrt(3)), 8.0)
+    last = run.guard.last_step
+    assert last is not None
+    assert (last.step, last.loss, last.scale) == (0, GOOD, 8)
+    assert last.grad_norm == pytest.approx(0.5 * math.sqrt(3))
     assert run.guard.summary().steps == run.guard.counts.steps == 3
 
 
@@ -246,6 +253,26 @@ def test_counts_never_fall_while_another_thread_reads_them() -> None:
     assert seen == sorted(seen)
     assert [max(column) for column in zip(*seen, (80, 20), strict=True)] == [80, 20]
     assert (run.guard.counts.applied, run.guard.counts.skipped) == (80, {Cause.BAD_BATCH: 20})
+
+
+def test_a_hosted_guard_logs_alike() -> None:
+    run = Logged(log=None)
+    log = run.calls.append
+    guard = HostedGuard(
+        run.model,
+        run.optimizer,
+        SMALL_SCALE,
+        log=lambda metrics, step: log((metrics, step)),
+        log_every=3,
+    )
+    for value in (GOOD, BAD, GOOD, GOOD):
+        guard.begin(torch.full((2,), value))
+        guard.scale(loss_fn(run.model, (torch.ones(1), value))).backward()
+        guard.unscale(run.optimizer)
+        guard.apply(run.optimizer)
+        run.optimizer.zero_grad()
+    assert run.steps == [0, 1, 3]
+    assert (run.last("applied_steps"), run.last(f"skipped/{Cause.BAD_BATCH}")) == (3, 1)
 
 
 def _steps_logged_here() -> list[int]:

@@ -13,7 +13,7 @@ import torch
 
 from halfguard.guard.guard import Guard
 from halfguard.incident import IncidentWriter, decode, open_incident, write_incident
-from halfguard.incident.capture import BadStep
+from halfguard.incident.capture import MOST_RANKS, BadStep
 from halfguard.records import Action, Cause, StepRow
 from tests.support.counting import OpCounter
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
@@ -237,3 +237,29 @@ def test_a_private_incident_has_no_batch(tmp_path: Path) -> None:
     assert micro.summary == ("float32[2]: 0 NaN, 0 infinite", "int64[3]")
     assert not any(name.startswith("batch") for name in incident.names)
     assert incident.record.weights
+
+
+@pytest.mark.host_only
+def test_a_step_that_is_bad_on_every_rank_is_written_by_a_few_that_name_all(tmp_path: Path) -> None:
+    everyone = tuple(range(32))
+    row = StepRow(
+        step=3,
+        action=Action.SKIP,
+        cause=Cause.FORWARD_OVERFLOW,
+        loss=torch.inf,
+        grad_norm=1.0,
+        scale=1.0,
+        ranks=everyone,
+    )
+    moment = BadStep(row, [(torch.ones(2), None, None)], {}, "fp32", "cpu")
+    written = []
+    for rank in everyone:
+        writer = IncidentWriter(
+            tmp_path, keep=9, max_bytes=2**20, weights=True, environment={}, rank=rank
+        )
+        written.append(writer.capture(make("mlp-batchnorm"), moment))
+        assert writer.missed == 0
+    names = [f"000003-r{rank}" for rank in range(MOST_RANKS)]
+    assert [path.name for path in written if path is not None] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert {open_incident(tmp_path / name).record.step.ranks for name in names} == {everyone}

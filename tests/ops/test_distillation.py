@@ -15,6 +15,8 @@ from halfguard.ops.distillation import distillation_loss_reference
 
 from .helper import DTYPES, assert_agrees, gradients
 
+pytestmark = pytest.mark.usefixtures("device")
+
 loss = partial(distillation_loss, temperature=2.0, kd_weight=0.7, ce_weight=0.3)
 reference = partial(distillation_loss_reference, temperature=2.0, kd_weight=0.7, ce_weight=0.3)
 
@@ -139,5 +141,6 @@ def test_other_shapes_and_temperatures_are_refused() -> None:
         distillation_loss(student, teacher, target, temperature=0.0, kd_weight=1.0, ce_weight=1.0)
 
 
+@pytest.mark.host_only
 def test_the_answer_is_a_named_tuple() -> None:
     assert Distillation._fields == ("total", "kd", "ce", "kd_used")

@@ -14,8 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from halfguard import ops
 from halfguard.ops.accuracy import UNARY
+from tests.support.devices import chosen_device, host_waits
 
 from .helper import DTYPES, HALF, HostSyncs
+
+pytestmark = pytest.mark.usefixtures("device")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -24,16 +27,22 @@ def _labels(x: Tensor) -> Tensor:
     return torch.arange(x.shape[0], device=x.device) - 1
 
 
+def _total(x: Tensor) -> Tensor:
+    """Add up a result in its own dtype; a GPU's autocast would add in float32."""
+    with torch.autocast(x.device.type, enabled=False):
+        return x.sum()
+
+
 # Every public function as a scalar of two float matrices, so that one loop can drive them all.
 SCALARS: dict[str, Loss] = {
-    **{unary.name: lambda x, y, op=unary.op: op(x * y).sum() for unary in UNARY},  # type: ignore[misc]
-    "div": lambda x, y: ops.div(x, y).sum(),
-    "masked_softmax": lambda x, y: (ops.masked_softmax(x, y > 0) * y).sum(),
-    "masked_mean": lambda x, y: ops.masked_mean(x, y > 0).sum(),
+    **{unary.name: lambda x, y, op=unary.op: _total(op(x * y)) for unary in UNARY},  # type: ignore[misc]
+    "div": lambda x, y: _total(ops.div(x, y)),
+    "masked_softmax": lambda x, y: _total(ops.masked_softmax(x, y > 0) * y),
+    "masked_mean": lambda x, y: _total(ops.masked_mean(x, y > 0)),
     "mask_fill_value": lambda x, y: (x + ops.mask_fill_value(x.dtype) * (y > 0)).softmax(-1)[0, 0],
-    "normalize": lambda x, y: (ops.normalize(x) * y).sum(),
-    "cosine_similarity": lambda x, y: ops.cosine_similarity(x, y).sum(),
-    "rms_norm": lambda x, y: ops.rms_norm(x, y[0]).sum(),
+    "normalize": lambda x, y: _total(ops.normalize(x) * y),
+    "cosine_similarity": lambda x, y: _total(ops.cosine_similarity(x, y)),
+    "rms_norm": lambda x, y: _total(ops.rms_norm(x, y[0])),
     "cross_entropy": lambda x, y: ops.cross_entropy(x, _labels(x), -1),
     "binary_cross_entropy": lambda x, y: ops.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
     "bpr_loss": ops.bpr_loss,
@@ -53,16 +62,19 @@ def matrices(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(), y.requires_grad_()
 
 
+@pytest.mark.host_only
 def test_every_public_function_is_driven() -> None:
     assert {name.partition("(")[0] for name in SCALARS} == FUNCTIONS
 
 
+@pytest.mark.host_only
 def test_every_operation_stands_beside_its_reference() -> None:
     for name in FUNCTIONS - {"mask_fill_value"}:
         home = inspect.getmodule(getattr(ops, name))
         assert hasattr(home, f"{name}_reference"), f"{name} has no reference in {home}"
 
 
+@pytest.mark.host_only
 def test_every_unary_table_is_collected() -> None:
     for found in pkgutil.iter_modules(ops.__path__):
         module = importlib.import_module(f"halfguard.ops.{found.name}")
@@ -71,15 +83,19 @@ def test_every_unary_table_is_collected() -> None:
 
 @every_op
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_host_sync(name: str, dtype: torch.dtype) -> None:
+def test_no_host_sync(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    x, y = matrices(dtype)
     with HostSyncs() as syncs:
-        torch.autograd.backward(SCALARS[name](*matrices(dtype)))
+        torch.autograd.backward(SCALARS[name](x, y))
     assert syncs.count == 0
+    if device.type != "cpu":
+        assert host_waits(lambda: torch.autograd.backward(SCALARS[name](x, y))) == {}
     with HostSyncs() as control:
         torch.ones(1).item()
     assert control.count == 1
 
 
+@pytest.mark.host_only
 @every_op
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fake_tensors(name: str, dtype: torch.dtype) -> None:
@@ -99,7 +115,7 @@ def test_fake_tensors(name: str, dtype: torch.dtype) -> None:
 def test_autocast_changes_nothing(name: str, autocast: torch.dtype, dtype: torch.dtype) -> None:
     plain, inside = matrices(dtype), matrices(dtype)
     expected = SCALARS[name](*plain)
-    with torch.autocast("cpu", dtype=autocast):
+    with torch.autocast(chosen_device().type, dtype=autocast):
         value = SCALARS[name](*inside)
     torch.autograd.backward((expected, value))
     assert value.dtype is expected.dtype

@@ -15,8 +15,11 @@ from halfguard.ops import binary_cross_entropy, bpr_loss, cross_entropy
 from halfguard.ops.accuracy import all_finite
 from halfguard.ops.losses import binary_cross_entropy_reference, cross_entropy_reference
 from halfguard.ops.ranking import bpr_loss_reference
+from tests.support.devices import place
 
 from .helper import DTYPES, HALF, assert_agrees, gradients
+
+pytestmark = pytest.mark.usefixtures("device")
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -94,7 +97,7 @@ def test_binary_cross_entropy(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("target", [0.0, 1.0])
 def test_binary_cross_entropy_of_every_probability(dtype: torch.dtype, target: float) -> None:
-    p = all_finite(dtype)
+    p = place(all_finite(dtype))
     p = p[(p > 0) & (p < 1)]
     count = len(p)
     value, (gradient,) = gradients(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from halfguard import ops
+from tests.support.devices import chosen_device
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def test_modules_call_their_functions() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 4, 8, generator=generator).half()
     target = torch.tensor([1, -1, 3, 7])
-    norm = ops.RMSNorm(8, eps=1e-5)
+    norm = ops.RMSNorm(8, eps=1e-5, device=chosen_device())
     norm.weight.data.fill_(2.0)
 
     assert torch.equal(ops.SoftCap(5.0)(x), ops.soft_cap(x, 5.0))
@@ -29,7 +33,7 @@ def test_modules_call_their_functions() -> None:
 
 
 def test_a_float32_weight_serves_a_half_input() -> None:
-    norm = ops.RMSNorm(4)
+    norm = ops.RMSNorm(4, device=chosen_device())
     x = torch.ones(2, 4, dtype=torch.float16)
     assert norm(x).dtype is torch.float16
     norm(x).sum().backward()
@@ -37,6 +41,7 @@ def test_a_float32_weight_serves_a_half_input() -> None:
     assert norm.weight.grad.dtype is torch.float32
 
 
+@pytest.mark.host_only
 def test_modules_describe_themselves() -> None:
     assert repr(ops.SoftCap(30)) == "SoftCap(cap=30)"
     assert repr(ops.RMSNorm(8, 1e-6)) == "RMSNorm(8, eps=1e-06)"

@@ -14,8 +14,11 @@ from halfguard.ops import exp, log, logsigmoid, rsqrt, soft_cap, sqrt
 from halfguard.ops.accuracy import UNARY, all_finite, all_values, gradient, measure
 from halfguard.ops.capping import soft_cap_op
 from halfguard.ops.unary import UnaryOp
+from tests.support.devices import place
 
 from .helper import HALF
+
+pytestmark = pytest.mark.usefixtures("device")
 
 every_op = pytest.mark.parametrize(
     "unary", [*UNARY, soft_cap_op(1.0), soft_cap_op(50.0)], ids=lambda unary: unary.name
@@ -29,7 +32,7 @@ every_half = pytest.mark.parametrize("dtype", HALF)
 def test_within_one_ulp_on_every_finite_value(
     unary: UnaryOp, dtype: torch.dtype, upstream: float
 ) -> None:
-    found = measure(unary, all_finite(dtype), upstream)
+    found = measure(unary, place(all_finite(dtype)), upstream)
     assert found.forward.error <= 1, f"value of {unary.name}: {found.forward}"
     assert found.gradient.error <= 1, f"gradient of {unary.name}: {found.gradient}"
 
@@ -37,7 +40,7 @@ def test_within_one_ulp_on_every_finite_value(
 @every_half
 @every_op
 def test_no_nan_is_made_on_any_bit_pattern(unary: UnaryOp, dtype: torch.dtype) -> None:
-    x = all_values(dtype)
+    x = place(all_values(dtype))
     value = unary.op(x)
     assert value.dtype is dtype
     assert value[x.isfinite()].isfinite().all()
@@ -48,7 +51,7 @@ def test_no_nan_is_made_on_any_bit_pattern(unary: UnaryOp, dtype: torch.dtype) -
 @every_half
 @every_op
 def test_no_gradient_from_above_stays_none(unary: UnaryOp, dtype: torch.dtype) -> None:
-    found = gradient(unary, all_finite(dtype), upstream=0.0)
+    found = gradient(unary, place(all_finite(dtype)), upstream=0.0)
     assert (found == 0).all()
 
 

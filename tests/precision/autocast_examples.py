@@ -25,8 +25,9 @@ def of(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Call:
 
 
 def classes(function: Callable[..., Tensor], *shape: int) -> Call:
-    target = torch.zeros(shape, dtype=torch.int64)
-    return lambda dtype: function(torch.full((4, 4), 0.5, dtype=dtype), target)
+    return lambda dtype: function(
+        torch.full((4, 4), 0.5, dtype=dtype), torch.zeros(shape, dtype=torch.int64)
+    )
 
 
 def cell(kind: type[nn.Module]) -> Call:
@@ -162,7 +163,7 @@ WIDEST: dict[str, Callable[..., Tensor]] = {
         lambda a, b: F.grid_sample(a, b, align_corners=False), (1, 1, 4, 4), (1, 2, 2, 2)
     ),
     "index_put": pair(lambda a, b: torch.index_put(a, (torch.tensor([0]),), b[:1]), V, V),
-    "scatter_add": pair(lambda a, b: torch.scatter_add(a, 0, INDEX, b), M, M),
+    "scatter_add": pair(lambda a, b: torch.scatter_add(a, 0, INDEX.to(a.device), b), M, M),
     "tensordot": pair(lambda a, b: torch.tensordot(a, b, dims=1), M, M),
 }
 ALSO_WIDEST: dict[str, Callable[..., Tensor]] = {"vdot": pair(torch.vdot, V, V)}

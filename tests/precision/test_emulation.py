@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from torch.utils.checkpoint import checkpoint
 
 from halfguard.autocast_ops import RULES
 from halfguard.errors import UsageError
-from halfguard.precision.emulation import emulate_autocast
+from halfguard.precision.emulation import autocast_like_cuda, emulate_autocast
+from halfguard.precision_names import Precision
 from tests.precision import autocast_examples as examples
+from tests.support.devices import chosen_device
 
 ROOT = Path(__file__).parents[2]
 HALF, FULL, DOUBLE = torch.float16, torch.float32, torch.float64
 Call = Callable[..., Tensor]
+NO_KERNEL = {"LSTMCell", "GRUCell", "nn.LSTM", "nn.GRU"}  # on the stand-in
 
 
 @pytest.fixture(autouse=True)
@@ -32,20 +36,35 @@ def same_random_numbers(seed: Callable[[int], None]) -> None:
     """Some of the examples build modules."""
 
 
-@pytest.mark.parametrize("name", examples.TO_FLOAT16 | examples.ALSO_TO_FLOAT16)
+# On a CPU the rules are emulated; on the stand-in they are those that torch's own macros register.
+def like_cuda(precision: Precision = Precision.FP16_MIXED) -> AbstractContextManager[Any]:
+    return autocast_like_cuda(precision, chosen_device())
+
+
+def names_of(*lists: Mapping[str, Any]) -> list[Any]:
+    return [
+        pytest.param(name, marks=pytest.mark.host_only if name in NO_KERNEL else (), id=name)
+        for calls in lists
+        for name in calls
+    ]
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("name", names_of(examples.TO_FLOAT16, examples.ALSO_TO_FLOAT16))
 def test_runs_in_float16(name: str) -> None:
     call = (examples.TO_FLOAT16 | examples.ALSO_TO_FLOAT16)[name]
-    with emulate_autocast("cuda"):
+    with like_cuda():
         assert call(FULL).dtype is HALF
-    with emulate_autocast("cuda", dtype=torch.bfloat16):
+    with like_cuda(Precision.BF16_MIXED):
         assert call(FULL).dtype is torch.bfloat16
     assert call(FULL).dtype is FULL
 
 
-@pytest.mark.parametrize("name", examples.TO_FLOAT32 | examples.ALSO_TO_FLOAT32)
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("name", names_of(examples.TO_FLOAT32, examples.ALSO_TO_FLOAT32))
 def test_runs_in_float32(name: str) -> None:
     call = (examples.TO_FLOAT32 | examples.ALSO_TO_FLOAT32)[name]
-    with emulate_autocast("cuda"):
+    with like_cuda():
         assert call(HALF).dtype is FULL
         assert call(FULL).dtype is FULL
         assert call(DOUBLE).dtype is DOUBLE  # not eligible
@@ -55,18 +74,20 @@ def test_runs_in_float32(name: str) -> None:
     ("first", "second", "widest"),
     [(HALF, HALF, HALF), (HALF, FULL, FULL), (FULL, HALF, FULL), (FULL, FULL, FULL)],
 )
-@pytest.mark.parametrize("name", examples.WIDEST | examples.ALSO_WIDEST)
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("name", names_of(examples.WIDEST, examples.ALSO_WIDEST))
 def test_runs_in_the_widest(
     name: str, first: torch.dtype, second: torch.dtype, widest: torch.dtype
 ) -> None:
     call = (examples.WIDEST | examples.ALSO_WIDEST)[name]
-    with emulate_autocast("cuda"):
+    with like_cuda():
         assert call(first, second).dtype is widest
 
 
-@pytest.mark.parametrize("name", examples.BANNED)
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("name", names_of(examples.BANNED))
 def test_is_banned(name: str) -> None:
-    with emulate_autocast("cuda"), pytest.raises(RuntimeError, match="unsafe to autocast"):
+    with like_cuda(), pytest.raises(RuntimeError, match="unsafe to autocast"):
         examples.BANNED[name](torch.rand(4), torch.rand(4))
 
 
@@ -328,7 +349,8 @@ def test_a_cast_made_without_gradients_does_not_serve_later() -> None:
 
 _FIRST_REGION_INSIDE_ANOTHER = """
 import torch
-from halfguard.precision.emulation import emulate_autocast
+from halfguard.precision.emulation import autocast_like_cuda, emulate_autocast
+from halfguard.precision_names import Precision
 
 weight, x = torch.nn.Parameter(torch.ones(1, 1)), torch.ones(1, 1)
 for step in range(3):
@@ -399,7 +421,8 @@ def test_after_a_region_torch_compile_traces_under_the_cpus_own_autocast() -> No
 _COMPILED_BEFORE_AND_AFTER = """
 import sys
 import torch
-from halfguard.precision.emulation import emulate_autocast
+from halfguard.precision.emulation import autocast_like_cuda, emulate_autocast
+from halfguard.precision_names import Precision
 from tests.precision.test_emulation import Normalised, compiled_under_cpu_autocast
 
 before = compiled_under_cpu_autocast(sys.argv[1])

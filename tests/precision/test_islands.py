@@ -171,6 +171,80 @@ def test_half_parameters_and_buffers_of_an_island_become_float32(seed: object) -
     optimizer.step()
 
 
+class HalfNet(nn.Module):
+    """A block with a square that overflows half, between layers that are half by themselves."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(4, 8), block, nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.block(self.first(x)))
+        return out
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, weights: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8) + 0.5) if weights else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+def with_gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return the output, and the gradient of every parameter, in float64."""
+    model.zero_grad()
+    out = model(x)
+    out.double().square().sum().backward()
+    grads = {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+    return {"out": out.detach().double(), **grads}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_island_in_a_model_that_is_half_by_itself(
+    dtype: torch.dtype, weights: bool, compiled: bool, seed: object
+) -> None:
+    """Output and gradients follow float64; without the island they are zero or not finite in FP16."""
+    net = HalfNet(RmsNorm(weights)).to(dtype)
+    x = (torch.randn(3, 4) * 1000).to(dtype)
+    exact = with_gradients(copy.deepcopy(net).double(), x.double())
+    bare = with_gradients(copy.deepcopy(net), x)
+    fp32_island(net.block)
+    model: Any = torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net
+    found = {n.removeprefix("_orig_mod."): t for n, t in with_gradients(model, x).items()}
+    assert found.keys() == exact.keys()
+    assert net(x).dtype is dtype
+    error = {n: ((found[n] - exact[n]).norm() / exact[n].norm()).item() for n in exact}
+    assert max(error.values()) < 20 * torch.finfo(dtype).eps, error
+    if dtype is torch.float16:
+        without = (bare["out"] - exact["out"]).norm() / exact["out"].norm()
+        assert not without < 0.1  # the squares overflowed: x / inf is 0
+        assert net.first.weight.dtype is torch.float16
+
+
+def test_a_half_model_under_autocast_keeps_the_outputs_of_islands(seed: object) -> None:
+    net = HalfNet(RmsNorm()).half()
+    fp32_island(net.block)
+    with torch.autocast(chosen_device().type, torch.float16):
+        assert net.block(torch.randn(2, 8).half()).dtype is torch.float32
+        assert net(torch.randn(2, 4).half()).dtype is torch.float16
+
+
+def test_outputs_return_to_the_dtype_of_the_inputs_in_any_nesting(seed: object) -> None:
+    class Nested(nn.Module):
+        def forward(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"a": [batch["x"][0] * 2], "b": Box(batch["x"][0]), "ids": batch["ids"]}
+
+    out = fp32_island(Nested())({"ids": torch.arange(2), "x": (torch.ones(2).bfloat16(),)})
+    assert (out["a"][0].dtype, out["b"].inner.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert out["ids"].dtype is torch.int64
+    wide = fp32_island(Nested())({"ids": torch.arange(2), "x": (torch.ones(2),)})
+    assert wide["a"][0].dtype is torch.float32
+
+
 Pair = namedtuple("Pair", ["a", "b"])
 
 

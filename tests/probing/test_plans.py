@@ -15,6 +15,9 @@ from halfguard.probing.island_trials import IslandTrial, IslandTrials
 from halfguard.probing.plan_search import plan
 from halfguard.records.plan import PrecisionPlan
 from halfguard.workload import Workload, load
+from tests.support.devices import place
+
+pytestmark = pytest.mark.usefixtures("device")
 
 STEPS = 24
 EXPECTED = {
@@ -31,10 +34,19 @@ EXPECTED = {
 }
 
 
+def loaded(name: str) -> Workload:
+    """Return a job of the examples on the device of the test."""
+    workload = load(f"examples/overflowing.py:{name}", 0)
+    model, lr = place(workload.model), workload.optimizer.defaults["lr"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)  # moved parameters are new ones
+    batches = place(workload.batches)
+    return Workload(model, workload.loss, batches, optimizer, remake=lambda: loaded(name))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_the_plan_is_minimal_follows_fp32_and_is_found_in_few_trials(name: str) -> None:
-    workload = load(f"examples/overflowing.py:{name}", 0)
+    workload = loaded(name)
     before = [p.clone() for p in workload.model.parameters()]
     seen: list[IslandTrial] = []
     found = plan(workload, steps=STEPS, watch=seen.append)
@@ -53,7 +65,7 @@ def test_the_plan_is_minimal_follows_fp32_and_is_found_in_few_trials(name: str) 
 
 
 def test_a_plan_that_another_process_applies_gives_the_same_run() -> None:
-    workload = load("examples/overflowing.py:t5", 0)
+    workload = loaded("t5")
     found = plan(workload, steps=8)
     read = PrecisionPlan.from_yaml(found.to_yaml())
     assert read == found
@@ -76,7 +88,7 @@ def test_a_healthy_model_needs_no_island_and_one_trial(seed: object) -> None:
 
 
 def test_bf16_needs_no_island_where_fp16_does() -> None:
-    workload = load("examples/overflowing.py:t5", 0)
+    workload = loaded("t5")
     assert plan(workload, precision="bf16-mixed", steps=8).islands == ()
 
 

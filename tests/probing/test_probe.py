@@ -26,6 +26,8 @@ from halfguard.report.heat_map import shown_layers
 from halfguard.report.heat_map_png import save_png
 from halfguard.workload import Workload, load
 
+pytestmark = pytest.mark.usefixtures("device")
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -213,6 +215,7 @@ def test_a_model_that_raises_is_the_users_business(seed: object) -> None:
 # -- the arithmetic of scales
 
 
+@pytest.mark.host_only
 def test_scales() -> None:
     counts = {-30: 90, -10: 10}
     assert lost_share(counts, 0) == 0.9
@@ -262,6 +265,7 @@ def test_pictures_of_a_hundred_layers(tmp_path: Path, seed: object) -> None:
     assert len(shown_layers(report, rows=10)) == 10
 
 
+@pytest.mark.host_only
 def test_names_in_a_page_are_text() -> None:
     layer = LayerRange(
         module="<script>",

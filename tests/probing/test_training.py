@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from halfguard.precision_names import Precision
 from halfguard.probing.training import RunSetting, train
 from halfguard.workload import Workload
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def test_a_repeated_step_draws_the_same_numbers_from_every_generator(seed: object) -> None:

@@ -207,7 +207,6 @@ def test_without_weights_those_of_the_entry_are_used_and_it_says_so(tmp_path: Pa
     assert autopsy.cure is not None
 
 
-@pytest.mark.host_only
 def test_a_cure_that_stops_learning_says_so(tmp_path: Path) -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return -torch.log(torch.relu(model(batch).half() - 1000)).mean()

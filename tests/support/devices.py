@@ -32,6 +32,11 @@ def chosen_device() -> torch.device:
     return _chosen
 
 
+def device_type() -> str:
+    """Return the type of that device, for autocast and scalers."""
+    return _chosen.type
+
+
 def place(value: T) -> T:
     """Return a module, a tensor, or a nested batch on the device of the running test."""
     found: Any = value
@@ -105,12 +110,13 @@ def _caller() -> str:
     """Return whose code makes a tensor: that of the tests, or that of the package."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_PACKAGE):
+        code, frame = frame.f_code, frame.f_back
+        if code.co_name == "__torch_function__":  # a mode, which passes on what others call
+            continue
+        if code.co_filename.startswith(_PACKAGE):
             return "halfguard"
-        if name.startswith(_TESTS) and name != __file__:
+        if code.co_filename.startswith(_TESTS) and code.co_filename != __file__:
             return "tests"
-        frame = frame.f_back
     return "another"
 
 

@@ -114,9 +114,11 @@ def plain(text: str, model: Net, seen: Seen, _: bool) -> None:
 
 def lightning(text: str, model: Net, seen: Seen, half: bool) -> None:
     program = loaded(text)
-    seen.devices = devices(program)
-    trainer = program.make_trainer("auto", **QUIET)
-    fit(trainer, model, seen, program.make_optimizer if half else lambda optimizer: optimizer)
+    seen.devices = devices(program) if half else {}
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {} if half else {"run_dir": folder}
+        trainer = program.make_trainer("auto", **kept, **QUIET)
+        fit(trainer, model, seen, program.make_optimizer if half else lambda optimizer: optimizer)
 
 
 def devices(program: Any) -> dict[str, dict[str, str]]:
@@ -141,9 +143,10 @@ def hydra(text: str, model: Net, seen: Seen, half: bool) -> None:
         (group / f"{seen.preset}.yaml").write_text(text)
         (Path(folder) / "config.yaml").write_text(f"defaults:\n  - trainer: {seen.preset}\n")
         with initialize_config_dir(folder, version_base=None):
-            config = compose("config", overrides=["trainer.accelerator=cpu"])
-    trainer = instantiate(config.trainer, **QUIET)
-    fit(trainer, model, seen, MasterWeights if half else lambda optimizer: optimizer)
+            kept = [] if half else [f"trainer.plugins.0.run_dir={folder}"]
+            config = compose("config", overrides=["trainer.accelerator=cpu", *kept])
+        trainer = instantiate(config.trainer, **QUIET)
+        fit(trainer, model, seen, MasterWeights if half else lambda optimizer: optimizer)
 
 
 QUIET = {
@@ -170,8 +173,8 @@ def fit(trainer: Any, model: Net, seen: Seen, wrap: Callable[[Any], Any]) -> Non
             return wrap(watched(model, seen))
 
     seen.setting = trainer.precision
-    note_scale(seen, trainer.precision_plugin.scaler)
     trainer.fit(Module(), batches())
+    note_scale(seen, trainer.precision_plugin.scaler)  # a guard has one once it trains
 
 
 def transformers(text: str, model: Net, seen: Seen, half: bool) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from halfguard.errors import UsageError
 from halfguard.tracing import Culprit, find_first_nonfinite
@@ -115,6 +117,23 @@ def test_the_harmless_one_is_passed_over_for_the_one_that_matters() -> None:
     culprit = run(Net(both), ONES)
     assert culprit is not None
     assert culprit.op == "log"
+
+
+class PassingOn(TorchFunctionMode):
+    """A mode of the user's, such as one that chooses devices."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_passes_calls_on_is_not_the_place() -> None:
+    def log(x: Tensor) -> Tensor:
+        return torch.log(x * 0)
+
+    with PassingOn():
+        culprit = run(Net(log), ONES)
+    assert culprit is not None
+    assert culprit.code == "return torch.log(x * 0)"
 
 
 def test_the_model_is_left_as_it_was() -> None:

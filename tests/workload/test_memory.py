@@ -146,6 +146,25 @@ def test_the_peak_is_that_of_torchs_own_profiler(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "bf16-mixed"])
+def test_the_peak_is_that_of_the_devices_own_allocator(
+    precision: str, device: torch.device
+) -> None:
+    allocator = None if device.type == "cpu" else torch.get_device_module(device)
+    others = 0 if allocator is None else allocator.memory_allocated(device)
+    model, batch = mlp(64, 256, 32), torch.randn(512, 64)
+    optimizer = AdamW(model.parameters())
+    step = stepper(model, optimizer, batch, precision)
+    step()
+    optimizer.zero_grad()
+    memory = measure_step_memory(step, model=model, optimizer=optimizer, device=device)
+    if allocator is None:
+        assert memory.allocator_peak is None
+    else:
+        assert memory.allocator_peak is not None
+        assert memory.peak == pytest.approx(memory.allocator_peak - others, rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "bf16-mixed"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_measuring_changes_no_bit(precision: str, fused: bool) -> None:
     torch.manual_seed(1)

@@ -29,6 +29,7 @@ COMMANDS = (
     "plan",
     "replay",
     "validate",
+    "compare",
     "report",
 )
 

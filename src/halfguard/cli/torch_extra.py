@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from halfguard.errors import MissingExtraError
 
 _TORCH = ("torch", "safetensors", "numpy")
-_MODULES = {"torch": _TORCH, "validate": (*_TORCH, "scipy")}
+_MODULES = {
+    "torch": _TORCH,
+    "validate": (*_TORCH, "scipy"),
+    "compare": ("numpy", "scipy"),
+}
 
 
 @contextmanager

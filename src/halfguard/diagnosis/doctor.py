@@ -1,7 +1,8 @@
 """``doctor``: find out what a model and its training setup will do, before training starts.
 
 One forward pass is run and observed, with the model in its training state. Then every check looks at the
-setup. Nothing is updated: weights, gradients, attributes, the batch and random state are restored.
+setup; some repeat the pass in another way, to compare. Nothing is updated: weights, gradients, attributes,
+the batch and random state are restored.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ def examine(setup: TrainingSetup) -> Diagnosis:
     restored = nullcontext() if setup.model is None else restore_afterwards(setup.model)
     with restored, setup.as_trained():
         if setup.model is not None and setup.run_forward is not None:
-            observed = observe_forward(setup.model, setup.run_forward, setup.device_type)
-            reshard(setup.model)
+            with restore_afterwards(setup.model):  # checks may repeat the pass from the same state
+                observed = observe_forward(setup.model, setup.run_forward, setup.device_type)
+                reshard(setup.model)
             setup = add_observations(setup, observed)
         findings = tuple(found for check in all_checks() for found in check(setup))
     return Diagnosis(framework=setup.framework, effective=setup.effective, findings=findings)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -25,10 +25,12 @@ from halfguard.errors import RecordError
 from halfguard.records.snapshot import FileChecksum
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import Metadata
 
     from halfguard.dist.checksum_writer import ChecksumWriter
+    from halfguard.dist.indexed_reader import IndexedReader
 
+Index: TypeAlias = "Metadata"
 ShapeAndDtype = tuple[torch.Size, torch.dtype]
 
 
@@ -81,14 +83,20 @@ def wait_until_saved(saving: PendingSave) -> dict[str, FileChecksum]:
     return saving.writer.checksums
 
 
-def read_shapes(folder: Path) -> dict[str, ShapeAndDtype]:
-    """Return the full shape and dtype of each tensor in a folder, by name."""
-    found: dict[str, Any] = _reader(folder).read_metadata().state_dict_metadata
+def read_index(folder: Path) -> Index:
+    """Return torch's index of a folder: each tensor, its parts and their files. Opens every file."""
+    with _as_record_error("read"):
+        return _reader(folder).read_metadata()
+
+
+def shapes_of(index: Index) -> dict[str, ShapeAndDtype]:
+    """Return the full shape and dtype of each tensor, by name."""
+    found: dict[str, Any] = index.state_dict_metadata
     return {name: (entry.size, entry.properties.dtype) for name, entry in found.items()}
 
 
-def load_into(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read tensors in place, with their current sharding. Every rank must call this.
+def load_into(folder: Path, tensors: Mapping[str, Tensor], index: Index) -> None:
+    """Read tensors in place, with their current sharding. Every rank must call this, with the same index.
 
     Tensors that no file in the folder contains are left unchanged, without an error: the caller must check
     that all files are present.
@@ -99,7 +107,7 @@ def load_into(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     with _as_record_error("read"):
         load(
             dict(tensors),
-            storage_reader=_reader(folder),
+            storage_reader=_reader(folder, index),
             process_group=_group(),
             no_dist=world_size() == 1,
         )
@@ -121,7 +129,7 @@ def _ignore_single_process_warning() -> None:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
 
-def _reader(folder: Path) -> HuggingFaceStorageReader:
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # noqa: PLC0415
+def _reader(folder: Path, index: Index | None = None) -> IndexedReader:
+    from halfguard.dist.indexed_reader import IndexedReader  # noqa: PLC0415
 
-    return HuggingFaceStorageReader(str(folder))
+    return IndexedReader(folder, index)

@@ -92,8 +92,8 @@ class Shard:
     stride: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: DTensor) -> Shard:
-        part = tensor.to_local().detach().to("cpu", copy=True)
+    def of(cls, tensor: DTensor, copy_to_host: Callable[[Tensor], Tensor]) -> Shard:
+        part = copy_to_host(tensor.to_local())
         return cls(part, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
 
     def to_dtensor(self) -> Tensor:

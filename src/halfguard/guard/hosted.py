@@ -22,6 +22,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,12 +35,14 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.full_precision_forward import FullPrecisionForward
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.guard import Guard
+from halfguard.guard.metrics_log import LogFunction
 from halfguard.guard.protocols import Scheduler
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.precision.modes import autocast
 from halfguard.records import Action
+from halfguard.step.loss import LossFunction
 from halfguard.step.random_state import capture_random_state
 
 logger = logging.getLogger("halfguard")
@@ -54,7 +57,7 @@ class HostedGuard(Guard):
     ``model`` is the wrapped model (DDP, ``fully_shard``) that the host trains. ``clip(optimizer)`` clips as
     the host does; it is called for the gradients of a step that was repeated in FP32. ``scheduler`` is saved
     and rolled back with the model, and stepped by the host. ``clip`` and ``accumulate`` of ``config`` are
-    the host's, and not used.
+    the host's, and not used. The other arguments are those of ``Guard``.
     """
 
     _hosted = True
@@ -69,14 +72,26 @@ class HostedGuard(Guard):
         clip: Callable[[Optimizer], object] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         entry: str = "",
+        log: LogFunction | None = None,
+        log_every: int = 50,
     ) -> None:
         given = GuardConfig.load(config)
         own = given.model_copy(update={"clip": None, "accumulate": 1})
         self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
-        super().__init__(model, optimizer, own, scheduler=scheduler, run_dir=run_dir, entry=entry)
+        super().__init__(
+            model,
+            optimizer,
+            own,
+            scheduler=scheduler,
+            run_dir=run_dir,
+            entry=entry,
+            log=log,
+            log_every=log_every,
+        )
         self._stepper.clip_repeated = clip
         self._stepper.around_step = self._scheduler_and_ema.rates.cut_during_step
-        self.last: StepOutcome | None = None  # of the last apply()
+        self.last: StepOutcome | None = None  # of the last apply(); None once a step was abandoned
+        self._outcomes: dict[int, StepOutcome] = {}  # the last one of each optimizer
         self.repeating = False  # the host's forward pass runs again, in FP32
         self._micro = MicroBatch(None)  # whose forward pass began last
         self._window = StepBatches()  # kept for further optimizers once one of them has stepped
@@ -84,6 +99,7 @@ class HostedGuard(Guard):
         self._stepped_in_window: set[int] = set()
         self._void = False  # a rollback has undone the window
         self._examined: dict[int, tuple[policy.StepLimits, Tensor, Gradients]] = {}
+        self._in_loss_fn = False
         self._told_unrepeatable = False
         if given.clip is not None and clip is None:
             logger.info(
@@ -99,7 +115,7 @@ class HostedGuard(Guard):
         ``repeat(batch)`` computes its loss again, as it is given to ``scale``; without it, and with several
         optimizers, ``skip.on_nonfinite: retry_fp32`` skips. ``about`` describes the batch in the journal.
         """
-        if self.repeating:
+        if self.repeating or self._in_loss_fn:
             return
         with self._transaction:
             self._open_window(late=False)
@@ -159,7 +175,7 @@ class HostedGuard(Guard):
             self._window, self._spent = self._window_in_use, True
             self._batches, self._begun = self._window, True
             self._stepped_in_window.add(id(optimizer))
-            self.last = self._conclude([optimizer], *measured)
+            self.last = self._outcomes[id(optimizer)] = self._conclude([optimizer], *measured)
         self._void = self.last.action is Action.ROLL_BACK
         return self.last
 
@@ -167,6 +183,35 @@ class HostedGuard(Guard):
         """Leave no trace of the open window: the host does not step. Every rank must call it."""
         self._stepper.discard()
         self._forget_window()
+        self.last = None
+        self._outcomes.clear()
+
+    # -- for hosts
+
+    def forward(self, loss_fn: LossFunction, batch: Any, *, about: Any = None) -> Tensor:
+        """Begin a micro-batch that can be repeated, and return ``loss_fn(model, batch)``.
+
+        ``loss_fn`` returns the loss as it is given to ``scale``; ``begin`` does nothing inside it.
+        """
+        self.begin(batch, about=about, repeat=partial(loss_fn, self.model))
+        self._in_loss_fn = True
+        try:
+            return trainable_loss(loss_fn(self.model, batch))
+        finally:
+            self._in_loss_fn = False
+
+    def outcome_of(self, optimizer: Optimizer) -> StepOutcome | None:
+        """Return the outcome of the optimizer's last step; its scheduler advances if that was applied."""
+        return self._outcomes.get(id(self._own(optimizer)))
+
+    def is_unscaled(self, optimizer: Optimizer) -> bool:
+        """Return whether the gradients of an optimizer may be looked at and clipped."""
+        return self.repeating or id(self._own(optimizer)) in self._examined
+
+    def is_finite(self, optimizer: Optimizer) -> bool:
+        """Return whether the unscaled gradients of an optimizer are finite. This reads the device."""
+        measured = self._examined.get(id(self._own(optimizer)))
+        return measured is None or bool(measured[2].total.isfinite())
 
     # -- state
 

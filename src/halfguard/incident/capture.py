@@ -30,6 +30,9 @@ from halfguard.step.nested import text_of
 logger = logging.getLogger("halfguard")
 
 _MAX_ABOUT = 10_000  # characters of the user's description of a batch
+# Ranks that write one bad step. If a model diverges, the loss is bad on all of them at once: thousands of
+# folders, each with the weights, would tell no more than the first few, which also name all ranks concerned.
+MOST_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,13 @@ class IncidentWriter:
         self._rank, self._world_size, self._entry = rank, world_size, entry
 
     def capture(self, model: nn.Module, bad_step: BadStep) -> Path | None:
-        """Write the incident of a bad step and return its path; on failure log it and return None."""
+        """Write the incident of a bad step and return its path; on failure log it and return None.
+
+        If a step began to fail on many ranks, the first few of them write it, and the others return None.
+        """
+        concerned = bad_step.step.ranks
+        if self._rank in concerned[MOST_RANKS:]:
+            return None
         if len(self.written) >= self._keep:
             self._count_missed(bad_step, f"the limit of {self._keep} incidents is reached")
             return None

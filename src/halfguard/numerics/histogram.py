@@ -55,11 +55,12 @@ def histogram(tensors: Sequence[Tensor]) -> Histogram:
     parts: list[Tensor] = []
     for rows in lay_out(tensors):
         positions += rows.positions
-        parts.append(_counts(rows))
+        parts.append(count_rows(rows))
     return Histogram(in_list_order(positions, torch.cat(parts)))
 
 
-def _counts(rows: TensorRows) -> Tensor:
+def count_rows(rows: TensorRows) -> Tensor:
+    """Return the counts of each tensor, one column per bin."""
     data = rows.data
     owner = torch.repeat_interleave(rows.lengths, output_size=data.shape[0])
     bins = (owner * BINS).unsqueeze(1) + _bins(data)

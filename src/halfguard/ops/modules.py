@@ -31,10 +31,17 @@ class SoftCap(nn.Module):
 class RMSNorm(nn.Module):
     """``rms_norm`` over the last dimension of ``size``, with a learned weight."""
 
-    def __init__(self, size: int, eps: float | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        eps: float | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.ones(size, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` along its last dimension."""

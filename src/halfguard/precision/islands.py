@@ -1,8 +1,10 @@
 """``fp32_island(module)``: make a module compute in FP32 inside a 16-bit model.
 
 Inside, autocast is off for every device, including CUDA's emulated rules, and 16-bit inputs are cast to
-float32, also in nested structures. Outputs stay in float32: rounding them to half could overflow at once,
-and autocast lowers them for the next matrix product.
+float32, also in nested structures. Under autocast, outputs stay in float32: rounding them to half could
+overflow at once, and autocast lowers them for the next matrix product. In a model that is half by itself
+nothing lowers them, and the next half layer would raise; so there the island's outputs get the dtype of its
+inputs. Then an output beyond half is infinite: make the modules that use it part of the island.
 
 Only the module's ``forward`` is wrapped. Hooks, parameters and ``state_dict`` do not change, a checkpointed
 block is still an island when it is recomputed, and a deep copy is an island of its own.
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 
+_FP32 = (torch.float32,)
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -28,11 +32,17 @@ def fp32_island(module: Module) -> Module:
 
     Half parameters and buffers of the module become FP32. Parameters stay the same objects, so an
     optimizer that was built before still holds them.
+
+    Under autocast, outputs are FP32. Without autocast, in a model whose weights are half, outputs have the
+    dtype of the 16-bit inputs; a module without any, such as an embedding, returns FP32.
     """
     if not is_island(module):
+        in_half_model = all(p.dtype in HALF_DTYPES for p in module.parameters())
         _convert_to_fp32(module)
         # A partial over a bound method, not a closure: then a copy of the model copies the island too.
-        module.forward = functools.partial(_run_in_fp32, _accelerator_type(), module.forward)
+        module.forward = functools.partial(
+            _run_in_fp32, _accelerator_type(), in_half_model, module.forward
+        )
     return module
 
 
@@ -41,7 +51,7 @@ def remove_island(module: Module) -> Module:
     wrapper = vars(module).get("forward")
     if isinstance(wrapper, functools.partial) and wrapper.func is _run_in_fp32:
         del module.forward
-        original = wrapper.args[1]
+        original = wrapper.args[-1]
         if getattr(original, "__func__", None) is not type(module).forward:
             module.forward = original  # it had been replaced before fp32_island
     return module
@@ -60,34 +70,57 @@ def _accelerator_type() -> str:
 
 
 def _run_in_fp32(
-    accelerator: str, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+    accelerator: str, in_half_model: bool, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
+    lowers = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(accelerator)
+    given = _half_dtype((args, kwargs)) if in_half_model and not lowers else None
     # Two plain contexts, not a loop over devices: torch.compile traces them without a graph break.
     with full_precision("cpu"), full_precision(accelerator):
-        return forward(*[cast_to_fp32(value) for value in args], **cast_to_fp32(kwargs))
+        out = forward(*[cast_to_fp32(value) for value in args], **cast_to_fp32(kwargs))
+    return out if given is None else _cast(out, _FP32, given)
 
 
 def cast_to_fp32(value: Any) -> Any:
     """Return ``value`` with its 16-bit tensors in float32; the same object if there are none."""
+    return _cast(value, HALF_DTYPES, torch.float32)
+
+
+def _half_dtype(value: Any) -> torch.dtype | None:
+    """Return the dtype of the first 16-bit tensor in a nested structure."""
     if isinstance(value, Tensor):
-        return value.float() if value.dtype in HALF_DTYPES else value
+        return value.dtype if value.dtype in HALF_DTYPES else None
     if isinstance(value, Mapping):
-        return _cast_mapping(value)
+        return _half_dtype(list(value.values()))
+    if is_dataclass(value) and not isinstance(value, type):
+        return _half_dtype([getattr(value, field.name) for field in fields(value)])
     if isinstance(value, tuple | list):
-        items = [cast_to_fp32(item) for item in value]
+        for item in value:
+            found = _half_dtype(item)
+            if found is not None:
+                return found
+    return None
+
+
+def _cast(value: Any, dtypes: tuple[torch.dtype, ...], to: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(to) if value.dtype in dtypes else value
+    if isinstance(value, Mapping):
+        return _cast_mapping(value, dtypes, to)
+    if isinstance(value, tuple | list):
+        items = [_cast(item, dtypes, to) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         make: Any = type(value)
         return make(*items) if hasattr(value, "_fields") else make(items)
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if field.init]
-        changes = _changed_items({name: getattr(value, name) for name in names})
+        changes = _changed_items({name: getattr(value, name) for name in names}, dtypes, to)
         return replace(value, **changes) if changes else value
     return value
 
 
-def _cast_mapping(value: Any) -> Any:
-    changes = _changed_items(value)
+def _cast_mapping(value: Any, dtypes: tuple[torch.dtype, ...], to: torch.dtype) -> Any:
+    changes = _changed_items(value, dtypes, to)
     if not changes:
         return value
     make: Any = type(value)
@@ -96,8 +129,10 @@ def _cast_mapping(value: Any) -> Any:
     return make(**changed) if is_dataclass(value) else make(changed)
 
 
-def _changed_items(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    new = {key: cast_to_fp32(value) for key, value in values.items()}
+def _changed_items(
+    values: Mapping[Any, Any], dtypes: tuple[torch.dtype, ...], to: torch.dtype
+) -> dict[Any, Any]:
+    new = {key: _cast(value, dtypes, to) for key, value in values.items()}
     return {key: value for key, value in new.items() if value is not values[key]}
 
 

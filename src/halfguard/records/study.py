@@ -49,9 +49,9 @@ class RunResult(Record):
     peak_bytes: int | None = Field(default=None, description="largest memory in use, if measured")
     duration: float = Field(description="seconds of training and evaluation")
     failure: str | None = Field(default=None, description="why it did not finish")
-    cause: Literal["budget", "metric"] | None = Field(
+    cause: Literal["budget", "metric", "unfinished"] | None = Field(
         default=None,
-        description="why it failed, if not in training: out of time, or the metric is missing",
+        description="why it failed, if not in training: out of time, no metric, or a log without an end",
     )
     attempt: int = Field(default=1, ge=1, description="more than 1 if earlier workers died")
     environment: dict[str, str] = Field(default_factory=dict)

@@ -29,7 +29,7 @@ _ANSWERS = {"yes": "yes", "no": "NO", "unknown": "not known", "person": "for a p
 def study_page(study: Study, verdict: Verdict, sign_off: SignOffStatus | None = None) -> Page:
     """Return the page of a study; ``sign_off`` is None where the study has no folder."""
     blocks: list[Block] = [
-        *_verdict(verdict),
+        *verdict_section(verdict),
         *_question(study, verdict),
         *cost_section(study, verdict),
         *training_section(study, verdict),
@@ -45,7 +45,8 @@ def _tone(word: VerdictLabel) -> Tone:
     return {VerdictLabel.PASS: "good", VerdictLabel.FAIL: "bad"}.get(word, "")  # type: ignore[return-value]
 
 
-def _verdict(verdict: Verdict) -> Iterator[Block]:
+def verdict_section(verdict: Verdict) -> Iterator[Block]:
+    """Yield the verdict on every candidate, with its interval, its reason and the notes."""
     yield Table(
         ("candidate", "verdict", "loss", "95% interval", "seeds", "p of PASS", "further seeds"),
         [_comparison(row) for row in verdict.comparisons],

@@ -17,7 +17,8 @@ _HALFGUARD = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _DYNAMO = str(Path(_TORCH, "_dynamo", "eval_frame.py"))
 _CHECKPOINT = str(Path(_TORCH, "utils", "checkpoint.py"))
-
+# Methods of modes and tensor subclasses, anybody's, that pass on every call: the line is that of the caller.
+_PASSING_ON = ("__torch_function__", "__torch_dispatch__")
 
 # The autograd engine runs below this call; frames above it only started the backward pass.
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
@@ -42,7 +43,7 @@ def user_frame(outermost: CodeType) -> FrameType | None:
     """Return the innermost frame of the user inside ``outermost`` or the engine, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code not in (outermost, ENGINE):
-        if not _is_machinery(frame.f_code.co_filename):
+        if not _is_machinery(frame.f_code):
             return frame
         frame = frame.f_back
     return None
@@ -73,7 +74,8 @@ def find_user_name(frame: FrameType | None, wanted: Callable[[object], bool]) ->
     return ""
 
 
-def _is_machinery(file: str) -> bool:
-    if file.startswith((_TORCH, _HALFGUARD, "<frozen")):
+def _is_machinery(code: CodeType) -> bool:
+    file = code.co_filename
+    if code.co_name in _PASSING_ON or file.startswith((_TORCH, _HALFGUARD, "<frozen")):
         return True
     return file.startswith(_STDLIB) and "-packages" not in file

@@ -29,7 +29,8 @@ def user_frame(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f" (at {error.filename}:{error.lineno})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_LIBRARIES):
+        passing_on = frame.name in ("__torch_function__", "__torch_dispatch__")
+        if not passing_on and not frame.filename.startswith(_LIBRARIES):
             line = linecache.getline(frame.filename, frame.lineno or 0).strip()
             code = f": {line}" if line else ""
             path = Path(frame.filename)

@@ -16,6 +16,9 @@ from halfguard.errors import UsageError
 from halfguard.records.cost import Cost
 from halfguard.workload.user_error import is_out_of_memory
 from tests.diagnosis.cost.jobs import HALF, codes, job, loss
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 class TestFits:
@@ -93,7 +96,7 @@ class TestFits:
         assert [one.failure != "" for one in cost.costs] == [False, True]
         assert "MasterWeights" in cost.findings[0].message
 
-    def test_a_cpu_that_has_no_room_is_recognised(self) -> None:
+    def test_a_device_that_has_no_room_is_recognised(self) -> None:
         def huge(model: nn.Module, batch: Tensor) -> Tensor:
             return loss(model, batch) + torch.empty(2**46).sum()
 
@@ -103,7 +106,7 @@ class TestFits:
 
     def test_another_failure_is_told_with_its_line(self) -> None:
         def wrong(model: nn.Module, batch: Tensor) -> Tensor:
-            if torch.is_autocast_enabled("cpu"):
+            if torch.is_autocast_enabled(device_type()):
                 raise TypeError("no half here\nand more")
             return loss(model, batch)
 
@@ -115,6 +118,7 @@ class TestFits:
         assert "passed in fp32" in found.cure
         assert cost.costs[0].seconds is not None
 
+    @pytest.mark.host_only
     @pytest.mark.parametrize(
         ("make", "ratio"),
         [
@@ -129,6 +133,7 @@ class TestFits:
     ) -> None:
         assert state_ratio(make([nn.Parameter(torch.zeros(2))])) == ratio
 
+    @pytest.mark.host_only
     def test_other_errors_are_not_taken_for_it(self) -> None:
         assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
         assert not is_out_of_memory(ValueError("not enough memory"))

@@ -14,6 +14,8 @@ from halfguard.records.cost import Cost
 from halfguard.records.sizes import format_bytes
 from tests.diagnosis.cost.jobs import HALF, Net, codes, job, loss
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 class TestNoGainInMemory:
     """Failure 33: weights, gradients and optimizer state stay FP32."""
@@ -61,6 +63,7 @@ class TestNoGainInMemory:
 
 
 class TestTime:
+    @pytest.mark.host_only
     def test_a_tiny_model_on_this_machine(self) -> None:
         model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)

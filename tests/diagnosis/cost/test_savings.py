@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from halfguard import Workload
 from halfguard.diagnosis.cost import measure_cost
 from tests.diagnosis.cost.jobs import HALF, job, loss
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 class TestSavings:
@@ -40,7 +43,7 @@ class TestSavings:
 
     def test_a_precision_that_passed_is_the_first_advice_for_one_that_did_not(self) -> None:
         def full(model: nn.Module, batch: Tensor) -> Tensor:
-            if torch.is_autocast_enabled("cpu"):
+            if torch.is_autocast_enabled(device_type()):
                 return loss(model, batch)
             raise torch.OutOfMemoryError("CUDA out of memory.")
 

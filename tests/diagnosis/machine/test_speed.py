@@ -58,3 +58,19 @@ def test_a_device_without_kernels_has_no_speeds(monkeypatch: pytest.MonkeyPatch)
     assert measure_speeds(CPU) is None
     assert measure_rate(CPU) is None
     assert torch.get_num_threads() >= 1
+
+
+@pytest.mark.parametrize(("seconds", "side"), [(1e-3, 1024), (1.0, 512), (1e-9, 4096)])
+def test_products_on_an_accelerator_are_as_large_as_its_speed_needs(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, side: int
+) -> None:
+    """``seconds`` is the time of the smallest product; with the largest, a slow device needs minutes."""
+
+    def cubic(runs: dict[str, Callable[[], Tensor]], **_: object) -> dict[str, list[float]]:
+        return {name: [seconds * (len(run()) / 512) ** 3] for name, run in runs.items()}
+
+    monkeypatch.setattr(speed, "time_interleaved", cubic)
+    rate = measure_rate(torch.device("meta"))
+    assert rate == pytest.approx(2 * 512**3 / seconds)
+    largest = speed._choose_side(torch.device("meta"))
+    assert largest == side

@@ -21,6 +21,9 @@ from halfguard.diagnosis.model.products import CallContext, Product
 from halfguard.records.diagnosis import EffectivePrecision
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
 from tests.diagnosis.model.test_products import HalfLinear
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device")
 
 FP32: Counter[torch.dtype] = Counter({torch.float32: 1})
 
@@ -32,6 +35,7 @@ def product(dtype: torch.dtype, work: float, name: str | None = "layer", **more:
     return Product(dtype, context, work, more.pop("trains", True))
 
 
+@pytest.mark.host_only
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 10**12)), min_size=1))
 def test_most_of_the_work_decides_whatever_the_count(layers: list[tuple[bool, int]]) -> None:
     ran = measure_precision(
@@ -49,6 +53,7 @@ def test_most_of_the_work_decides_whatever_the_count(layers: list[tuple[bool, in
         assert ran.wider_modules == tuple(str(i) for i, (half, _) in enumerate(layers) if not half)
 
 
+@pytest.mark.host_only
 @pytest.mark.parametrize(
     "aside",
     [
@@ -65,6 +70,7 @@ def test_what_does_not_count_and_what_remains_when_nothing_else_does(aside: Prod
     assert measure_precision([], FP32).name == "unknown"
 
 
+@pytest.mark.host_only
 def test_weights_are_named_by_their_own_dtype() -> None:
     seen = [product(torch.bfloat16, 1)]
     assert measure_precision(seen, Counter({torch.bfloat16: 1})).name == "bf16-weights"
@@ -73,6 +79,7 @@ def test_weights_are_named_by_their_own_dtype() -> None:
     assert measure_precision(seen, Counter({torch.float64: 1})).name == "bf16-mixed"
 
 
+@pytest.mark.host_only
 def test_words() -> None:
     assert describe_precision("fp32") == "in fp32"
     assert describe_precision("partly bf16-mixed") == "partly in bf16-mixed"
@@ -106,7 +113,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.body(x)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device_type(), torch.bfloat16):
             output: Tensor = self.head(x)
         return output
 
@@ -132,10 +139,10 @@ def test_autocast_around_a_small_part_of_the_model() -> None:
 def test_autocast_around_the_loss_only() -> None:
     def contrastive(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(device_type(), torch.float16):
             return nn.functional.cross_entropy(y @ y.T, torch.arange(len(y)))
 
-    model, scaler = nn.Linear(4, 4), torch.amp.GradScaler("cpu")
+    model, scaler = nn.Linear(4, 4), torch.amp.GradScaler(device_type())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     diagnosis = hg.doctor(
         model, optimizer, scaler=scaler, precision="fp16-mixed", loss=contrastive, batch=batch()
@@ -161,7 +168,7 @@ class Encoded(nn.Module):
         self.denoiser = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), torch.autocast(device_type(), enabled=False):
             x = self.encoder(x.half()).float()
         output: Tensor = self.denoiser(x)
         return output
@@ -174,7 +181,7 @@ def test_a_half_encoder_without_gradients(asked: str | None, frozen: bool) -> No
     model = Encoded()
     model.encoder.requires_grad_(not frozen)
     optimizer = torch.optim.AdamW(model.denoiser.parameters())
-    with torch.autocast("cpu", torch.bfloat16, enabled=asked == "bf16-mixed"):
+    with torch.autocast(device_type(), torch.bfloat16, enabled=asked == "bf16-mixed"):
         diagnosis = hg.doctor(model, optimizer, precision=asked, loss=loss, batch=batch())
     assert diagnosis.findings == ()
     assert diagnosis.effective is not None
@@ -189,7 +196,7 @@ def test_an_evaluation_has_a_name_too() -> None:
         with torch.no_grad():
             return model(x)
 
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device_type(), torch.float16):
         assert effective(net(), loss=evaluated, batch=batch()).got == "fp16-mixed"
     assert effective(net(), loss=evaluated, batch=batch()).got == "fp32"
 
@@ -197,7 +204,7 @@ def test_an_evaluation_has_a_name_too() -> None:
 @pytest.mark.usefixtures("seed")
 def test_fp16_weights_under_bf16_autocast() -> None:
     model = net().half().requires_grad_(False)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device_type(), torch.bfloat16):
         (finding,) = hg.doctor(model, precision="bf16-mixed", batch=batch()).findings
         assert "ran in bf16 on fp16 weights" in finding.message
         assert finding.why == "The trained weights are fp16."
@@ -224,7 +231,7 @@ def test_long_attention_is_no_partial_precision(asked: str) -> None:
     model, x = Long(), torch.linspace(-1, 1, 256 * 16).reshape(1, 256, 16)
     if asked == "bf16-true":
         model, x = model.bfloat16().requires_grad_(False), x.bfloat16()
-    with torch.autocast("cpu", torch.bfloat16, enabled=asked == "bf16-mixed"):
+    with torch.autocast(device_type(), torch.bfloat16, enabled=asked == "bf16-mixed"):
         assert effective(model, precision=asked, batch=x).got == asked
     if asked == "fp32":
         assert effective(model, precision="bf16-mixed", batch=x).got == "fp32"
@@ -276,7 +283,7 @@ def test_a_tensor_that_is_trained_outside_of_a_frozen_half_model() -> None:
     def inverted(model: nn.Module, x: Tensor) -> Tensor:
         return loss(model, (x + prompt).half())
 
-    optimizer, scaler = torch.optim.AdamW([prompt]), torch.amp.GradScaler("cpu")
+    optimizer, scaler = torch.optim.AdamW([prompt]), torch.amp.GradScaler(device_type())
     diagnosis = hg.doctor(
         model, optimizer, scaler=scaler, precision="fp16-mixed", loss=inverted, batch=batch()
     )
@@ -289,7 +296,7 @@ def test_a_tensor_that_is_trained_outside_of_a_frozen_half_model() -> None:
 def test_an_island_of_most_of_the_work_is_meant() -> None:
     model = net()
     hg.fp32_island(model[0])
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device_type(), torch.bfloat16):
         seen = effective(model, precision="bf16-mixed", batch=batch())
     assert seen.got == "bf16-mixed"
     assert seen.evidence[0] == "matrix products: 1 in float32, 1 in bfloat16 (2)"

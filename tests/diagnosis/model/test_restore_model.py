@@ -15,6 +15,9 @@ from torchmetrics import MeanMetric
 import halfguard as hg
 from halfguard.diagnosis.model.restore_model import restore_afterwards
 from tests.diagnosis.model.checks.helper import batch, loss, net
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 class Untidy(nn.Module):
@@ -59,7 +62,10 @@ def state(model: nn.Module) -> dict[str, Any]:
         "modes": [module.training for module in model.modules()],
         "hooks": [len(getattr(module, name)) for module in model.modules() for name in hooks],
         "generators": (torch.get_rng_state(), random.getstate()),
-        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "autocast": (
+            torch.is_autocast_enabled(device_type()),
+            torch.get_autocast_dtype(device_type()),
+        ),
         "grad": torch.is_grad_enabled(),
     }
 
@@ -82,7 +88,7 @@ def test_everything_is_as_before(
     model = Untidy(raises)
     for parameter in model.parameters() if graded else ():
         parameter.grad = torch.full_like(parameter, 3.0)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device_type(), torch.bfloat16):
         before = state(model)
         diagnosis = hg.doctor(model, loss=function, batch=batch())
         after = state(model)
@@ -251,6 +257,7 @@ def test_a_tensor_that_was_resized_is_as_before() -> None:
     assert [float(view[0]) for view in views] == [5, 5]
 
 
+@pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:torch.quantize")
 def test_tensors_of_any_kind_are_as_before() -> None:
     model = net()

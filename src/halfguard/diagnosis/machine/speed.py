@@ -24,8 +24,8 @@ DTYPES: dict[MixedPrecisionName, torch.dtype] = {
     "fp16-mixed": torch.float16,
     "bf16-mixed": torch.bfloat16,
 }
-SIDE = 4096
-SIDE_ON_CPU = 512
+SMALLEST_SIDE, LARGEST_SIDE = 512, 4096
+LONG_ENOUGH = 5e-3  # seconds of one FP32 product; starting it then takes no noticeable part of them
 ROUNDS = 9
 
 
@@ -33,8 +33,9 @@ def measure_speeds(device: torch.device) -> Speeds | None:
     """Return the speed of a square matrix product over FP32's; None if the device has no kernels for it."""
     runs: dict[str, Callable[[], object]] = {}
     try:
+        side = _choose_side(device)
         for precision, dtype in DTYPES.items():
-            x = _square(device, dtype)
+            x = _square(side, device, dtype)
             runs[precision] = partial(torch.mm, x, x)
         if device.type == "cpu":
             with _one_thread():
@@ -50,15 +51,26 @@ def measure_speeds(device: torch.device) -> Speeds | None:
 def measure_rate(device: torch.device) -> float | None:
     """Return the FLOP/s of an FP32 product as in a training step: all threads, wall time."""
     try:
-        x = _square(device, torch.float32)
+        x = _square(_choose_side(device), device, torch.float32)
         seconds = time_interleaved({"fp32": partial(torch.mm, x, x)}, rounds=ROUNDS)
     except RuntimeError:
         return None
     return 2.0 * len(x) ** 3 / medians(seconds)["fp32"]
 
 
-def _square(device: torch.device, dtype: torch.dtype) -> Tensor:
-    side = SIDE_ON_CPU if device.type == "cpu" else SIDE
+def _choose_side(device: torch.device) -> int:
+    """Return the side of a product that takes long enough; a slow accelerator needs no larger one."""
+    side = SMALLEST_SIDE
+    while device.type != "cpu" and side < LARGEST_SIDE:
+        x = _square(side, device, torch.float32)
+        seconds = time_interleaved({"fp32": partial(torch.mm, x, x)}, rounds=1, warmup=1)
+        if seconds["fp32"][0] >= LONG_ENOUGH:
+            break
+        side *= 2
+    return side
+
+
+def _square(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.full((side, side), 0.5, dtype=dtype, device=device)
 
 

@@ -56,6 +56,10 @@ def unsupported_settings(config: GuardConfig, framework: str) -> Iterator[str]:
     if framework == "plain":
         return
     skip, scale, clip = config.skip, config.scale, config.clip
+    if clip is not None and clip.norm_type != 2 and framework != "accelerate":
+        yield f"clip by the {clip.norm_type:g}-norm: it clips by the 2-norm"
+    if _has_adapter(config, framework):
+        return
     if framework == "accelerate":
         yield f"keep the scale between {scale.floor:.0f} and {scale.ceiling:.0f}: it may fall to 0"
     if skip.on_nonfinite == "retry_fp32":
@@ -69,8 +73,11 @@ def unsupported_settings(config: GuardConfig, framework: str) -> Iterator[str]:
         yield f"roll back to a snapshot, taken every {config.recovery.every} steps"
     if config.buffers != "none":
         yield "restore BatchNorm's buffers when a step is skipped"
-    if clip is not None and clip.norm_type != 2 and framework != "accelerate":
-        yield f"clip by the {clip.norm_type:g}-norm: it clips by the 2-norm"
+
+
+def _has_adapter(config: GuardConfig, framework: str) -> bool:
+    """Return whether the printed text has the whole guard in it."""
+    return framework in {"lightning", "hydra"} and config.precision != "fp16-weights"
 
 
 def _checked(name: str, allowed: list[str] | tuple[str, ...], what: str) -> str:

@@ -113,8 +113,13 @@ class DiskStore:
         """
         self._lock_folder()
         path, live = held.path, tensors_by_name(self._live())
-        record, own, tensors = self._read(path, lambda: _prepared(path, live))
-        self._read(path, lambda: checkpoint.load_into(path, tensors))
+        # One rank looks at all files and sends what it found: if all did, N ranks would ask the file system
+        # about N files each.
+        files = self._read_by_first(path, lambda: snapshot_folder.read_manifest(path))
+        self._read(path, lambda: snapshot_folder.verify_share(path, files))
+        index = self._read_by_first(path, lambda: checkpoint.read_index(path))
+        record, own, tensors = self._read(path, lambda: _prepared(path, index, live))
+        self._read(path, lambda: checkpoint.load_into(path, tensors, index))
         state = self._read(path, lambda: _decoded(record, own, tensors))
         if record.world_size != world_size():
             _adapt(state, record.world_size)
@@ -134,12 +139,8 @@ class DiskStore:
     def good(self) -> list[tuple[int, _Folder]]:
         """Return the good snapshots of an earlier run, newest first; the same on every rank."""
         self._lock_folder()
-        steps = self._read(
-            self._folder, lambda: snapshot_folder.good_steps(self._folder) if rank() == 0 else []
-        )
-        return [
-            (step, _Folder(self._at(step))) for step in broadcast_object(0, steps, self._device)
-        ]
+        steps = self._read_by_first(self._folder, lambda: snapshot_folder.good_steps(self._folder))
+        return [(step, _Folder(self._at(step))) for step in steps]
 
     def close(self) -> None:
         """Let another guard use the folder; the next snapshot of this one locks it again."""
@@ -180,6 +181,12 @@ class DiskStore:
             )
         return result
 
+    def _read_by_first(self, path: Path, work: Callable[[], _T]) -> _T:
+        """Read on rank 0 and return what it read on every rank, or raise on every rank."""
+        result = self._read(path, lambda: work() if rank() == 0 else None)
+        found: _T = broadcast_object(0, result, self._device)
+        return found
+
 
 def _finish(held: _Folder) -> None:
     saving, held.saving = held.saving, None
@@ -188,15 +195,14 @@ def _finish(held: _Folder) -> None:
 
 
 def _prepared(
-    path: Path, live: Mapping[str, Tensor]
+    path: Path, index: checkpoint.Index, live: Mapping[str, Tensor]
 ) -> tuple[SnapshotRecord, Any, dict[str, Tensor]]:
     """Return the records of a snapshot, and empty tensors for those that this rank reads."""
-    snapshot_folder.verify(path)
     record, own = snapshot_folder.read_records(path)
     mine = snapshot_folder.rank_prefix(snapshot_folder.owner_rank(record))
     wanted = {
         name: kind
-        for name, kind in checkpoint.read_shapes(path).items()
+        for name, kind in checkpoint.shapes_of(index).items()
         if name.startswith(f"{mine}.") or not name.startswith("rank-")
     }
     return record, own, empty_tensors(wanted, live)

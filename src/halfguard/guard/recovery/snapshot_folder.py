@@ -8,6 +8,7 @@ verified before anything is read.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,22 +45,31 @@ def mark_good(path: Path, files: Mapping[str, FileChecksum]) -> None:
     write_atomically(path / _GOOD, SnapshotManifest(files=dict(files)).to_json())
 
 
-def verify(path: Path) -> None:
-    """Raise unless every file is unchanged since it was written.
+def read_manifest(path: Path) -> dict[str, FileChecksum]:
+    """Return every file of a snapshot with its checksum; raise unless all are there, with their sizes.
 
-    Each rank checks that it sees all files, and verifies the checksums of its share of them.
+    Only one rank does this, and sends the others what it found: it looks at every file.
     """
-    mark = SnapshotManifest.from_json((path / _GOOD).read_bytes())
-    for number, (name, expected) in enumerate(sorted(mark.files.items())):
-        file = path / name
+    files = dict(SnapshotManifest.from_json((path / _GOOD).read_bytes()).files)
+    with os.scandir(path) as entries:
+        sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    for name, expected in sorted(files.items()):
         if Path(name).name != name:
             raise RecordError(f"{name!r} is not a file of this folder")
-        if not file.is_file():
+        if name not in sizes:
             raise RecordError(f"{name} is missing")
-        size = file.stat().st_size
-        if size != expected.size:
-            raise RecordError(f"{name} has {size} of its {expected.size} bytes")
-        if number % world_size() == rank() and FileChecksum.of(file) != expected:
+        if sizes[name] != expected.size:
+            raise RecordError(f"{name} has {sizes[name]} of its {expected.size} bytes")
+    return files
+
+
+def verify_share(path: Path, files: Mapping[str, FileChecksum]) -> None:
+    """Raise unless this rank's share of the files is unchanged since they were written.
+
+    The shares of all ranks are all files, so that each file is read by one of them.
+    """
+    for name in sorted(files)[rank() :: world_size()]:
+        if FileChecksum.of(path / name) != files[name]:
             raise RecordError(f"{name} does not hold the bits that were written to it")
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from halfguard.dist.wrapping import Shard, is_dtensor
+from halfguard.guard.recovery.host_copies import HostCopies
 from halfguard.step.nested import map_leaves
 
 
@@ -37,29 +38,42 @@ class SnapshotStore(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class _HeldState:
+    """A state on the host, and the copies that may still be on their way there."""
+
+    state: SnapshotState
+    copies: HostCopies
+
+
 class MemoryStore:
     """Copies in host memory, lost when the process ends."""
 
     capacity: ClassVar[int] = 1
 
-    def save(self, step: int, state: SnapshotState) -> SnapshotState:  # noqa: ARG002
-        return SnapshotState(to_host(state.shared), to_host(state.own))
+    def save(self, step: int, state: SnapshotState) -> _HeldState:  # noqa: ARG002
+        """Start to copy a state to the host; only ``load`` waits for the copies."""
+        copies = HostCopies()
+        held = SnapshotState(to_host(state.shared, copies), to_host(state.own, copies))
+        copies.record()
+        return _HeldState(held, copies)
 
-    def mark_good(self, held: SnapshotState) -> bool:  # noqa: ARG002
+    def mark_good(self, held: _HeldState) -> bool:  # noqa: ARG002
         """Always succeeds: a copy in memory needs no verification."""
         return True
 
-    def load(self, held: SnapshotState) -> SnapshotState:
+    def load(self, held: _HeldState) -> SnapshotState:
         """Return another copy, which shares no memory with the stored one."""
-        return SnapshotState(from_host(held.shared), from_host(held.own))
+        held.copies.wait()
+        return SnapshotState(from_host(held.state.shared), from_host(held.state.own))
 
-    def discard(self, held: SnapshotState) -> None:
+    def discard(self, held: _HeldState) -> None:
         """Does nothing: the memory is freed when the caller drops the snapshot."""
 
-    def set_aside(self, held: SnapshotState) -> None:
+    def set_aside(self, held: _HeldState) -> None:
         """Does nothing: copies in memory are not damaged."""
 
-    def good(self) -> list[tuple[int, SnapshotState]]:
+    def good(self) -> list[tuple[int, _HeldState]]:
         """Return nothing: memory does not outlive a run."""
         return []
 
@@ -67,15 +81,15 @@ class MemoryStore:
         """Does nothing: nobody else can use this memory."""
 
 
-def to_host(state: Any) -> Any:
+def to_host(state: Any, copies: HostCopies) -> Any:
     """Return a copy of a state whose tensors lie on the host and share nothing with the original."""
-    return map_leaves(state, _leaf_to_host)
 
+    def leaf_to_host(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return _copy_of_data(value)
+        return Shard.of(value, copies.copy) if is_dtensor(value) else copies.copy(value)
 
-def _leaf_to_host(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return _copy_of_data(value)
-    return Shard.of(value) if is_dtensor(value) else value.detach().to("cpu", copy=True)
+    return map_leaves(state, leaf_to_host)
 
 
 def from_host(state: Any) -> Any:

@@ -101,7 +101,7 @@ def _paired(study: Study) -> CheckItem:
         else:
             (same if all(len(values) == 1 for values in seen) else differ).append(fact)
     answer: ChecklistAnswer = "no" if differ else "unknown" if unknown else "yes"
-    parts = {"the same": same, "NOT the same": differ, "not reported by the script": unknown}
+    parts = {"the same": same, "NOT the same": differ, "not reported": unknown}
     evidence = "; ".join(f"{what}: {', '.join(facts)}" for what, facts in parts.items() if facts)
     return CheckItem(
         code="paired",

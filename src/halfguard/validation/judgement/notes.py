@@ -13,6 +13,7 @@ _ENVIRONMENT_KEYS = ("device", "torch", "cuda", "hip", "halfguard")  # they may 
 _UNFINISHED = {
     "failed": "did not finish with seed {}; such a seed shows nothing and is left out.",
     "budget": "was stopped by the time budget with seed {}; run the study again to finish it.",
+    "unfinished": "is not finished with seed {}; such a seed is left out until it has ended.",
     "died": "was lost with seed {} because its worker died; run the study again to finish it.",
 }
 
@@ -49,7 +50,7 @@ def notes(
     if unsure and not design.sequential:
         yield (
             "Adding seeds after reading the result is a second analysis: it can double the chance of a wrong "
-            "PASS. With 'sequential: true', set in advance, every analysis is accounted for."
+            "PASS. A study with 'sequential: true', set in advance, accounts for every analysis."
         )
     elif unsure and done == expected:
         yield (

@@ -29,6 +29,8 @@ def no_baseline_reason(first: RunResult, metric: str) -> str:
         cure = "Fix the cause and run the study again."
     elif first.cause == "budget":
         cure = "Run the study again with more time."
+    elif first.cause == "unfinished":
+        cure = "Compare again when it has ended."
     else:
         cure = "Run the study again."
     return (
@@ -38,16 +40,21 @@ def no_baseline_reason(first: RunResult, metric: str) -> str:
 
 
 def missing_runs_reason(lost: Sequence[RunResult], metric: str) -> str:
-    """Explain that runs were lost or stopped by the time budget."""
+    """Explain that runs were lost or stopped by the time budget, or that their logs have no end."""
     sentences = []
     for runs, what in (
         ([run for run in lost if run.cause is None], "were lost"),
         ([run for run in lost if run.cause == "budget"], "were stopped by the time budget"),
+        ([run for run in lost if run.cause == "unfinished"], "are not finished"),
     ):
         if runs:
             seeds = ", ".join(str(run.seed) for run in runs)
             sentences.append(f"The runs with seed {seeds} {what} ({_why(runs[0], metric)}).")
-    return f"{' '.join(sentences)} Run the study again to finish them."
+    logged = all(run.cause == "unfinished" for run in lost)
+    cure = (
+        "Compare again when they have ended." if logged else "Run the study again to finish them."
+    )
+    return f"{' '.join(sentences)} {cure}"
 
 
 def too_few_reason(found: Comparison, repeated: Sequence[int], *, has_digests: bool) -> str:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 import halfguard
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding
+from tests.support.devices import device_type
 
 
 def net(*, batchnorm: bool = False) -> Any:
     """A small Sequential with drawn weights, the same at every call."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         middle: nn.Module = nn.BatchNorm1d(8) if batchnorm else nn.ReLU()
         return nn.Sequential(nn.Linear(4, 8), middle, nn.Linear(8, 1))
@@ -55,7 +56,7 @@ def cured(finding: Finding, body: str = "pass", **names: Any) -> dict[str, Any]:
 def half_step(model: nn.Module, optimizer: Any, scaler: Any, x: Tensor) -> None:
     """One step of a careful loop under CPU autocast in float16."""
     optimizer.zero_grad()
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device_type(), torch.float16):
         value = loss(model, x)
     scaler.scale(value).backward()
     scaler.step(optimizer)

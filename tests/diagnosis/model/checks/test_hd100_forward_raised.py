@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, net
+from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 class Recurrent(nn.Module):
@@ -20,9 +21,10 @@ class Recurrent(nn.Module):
         return output
 
 
+@pytest.mark.host_only
 def test_an_operation_without_a_half_kernel() -> None:
     model, x = Recurrent(), batch()[None]
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device_type(), torch.float16):
         with pytest.raises(RuntimeError):
             model(x)
         diagnosis = hg.doctor(model, batch=x)
@@ -32,9 +34,10 @@ def test_an_operation_without_a_half_kernel() -> None:
         assert hg.doctor(model, batch=x).ok
 
 
+@pytest.mark.host_only
 def test_a_half_norm_that_is_given_float32_under_autocast() -> None:
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 1)).half().requires_grad_(False)
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device_type(), torch.float16):
         with pytest.raises(RuntimeError, match="mixed dtype"):
             model(batch())
         finding = found(hg.doctor(model, batch=batch()), "HD100")

@@ -7,6 +7,9 @@ import torch
 
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def test_no_autocast_where_one_was_asked_for() -> None:
@@ -21,7 +24,7 @@ def test_no_autocast_where_one_was_asked_for() -> None:
 
 def test_an_outer_autocast_where_fp32_was_asked_for() -> None:
     model, x = net(), batch()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device_type(), torch.bfloat16):
         diagnosis = hg.doctor(model, precision="fp32", loss=loss, batch=x)
         finding = found(diagnosis, "HD101")
         again = "diagnosis = halfguard.doctor(model, precision='fp32', loss=loss, batch=x)"
@@ -35,7 +38,9 @@ def built(name: str) -> tuple[torch.nn.Module, torch.autocast]:
     """A model and an autocast that run in a precision, made by hand."""
     dtype = torch.bfloat16 if name.startswith("bf16") else torch.float16
     model = net() if name in ("fp32", "fp16-mixed", "bf16-mixed") else net().to(dtype)
-    return model, torch.autocast("cpu", dtype, enabled=name.endswith(("-mixed", "-weights")))
+    return model, torch.autocast(
+        device_type(), dtype, enabled=name.endswith(("-mixed", "-weights"))
+    )
 
 
 @pytest.mark.parametrize("asked", NAMES)

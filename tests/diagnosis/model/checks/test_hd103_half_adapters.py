@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, half_step, loss, net
+from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 class Adapted(nn.Module):
@@ -36,9 +37,9 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def test_fp16_adapters_over_a_frozen_fp16_base() -> None:
-    model, scaler = adapted().half(), torch.amp.GradScaler("cpu")
+    model, scaler = adapted().half(), torch.amp.GradScaler(device_type())
     optimizer = torch.optim.AdamW(trained(model))
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device_type(), torch.float16):
         diagnosis = hg.doctor(
             model, optimizer, scaler=scaler, precision="fp16-mixed", loss=loss, batch=batch()
         )
@@ -53,8 +54,8 @@ def test_fp16_adapters_over_a_frozen_fp16_base() -> None:
 
     cured(finding, model=model)
     assert model[0].base.weight.dtype is torch.float16
-    optimizer, scaler = torch.optim.AdamW(trained(model)), torch.amp.GradScaler("cpu")
-    with torch.autocast("cpu", torch.float16):
+    optimizer, scaler = torch.optim.AdamW(trained(model)), torch.amp.GradScaler(device_type())
+    with torch.autocast(device_type(), torch.float16):
         diagnosis = hg.doctor(
             model, optimizer, scaler=scaler, precision="fp16-mixed", loss=loss, batch=batch()
         )

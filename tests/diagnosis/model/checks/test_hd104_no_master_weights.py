@@ -7,6 +7,8 @@ from torch import nn
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     dtype = next(model.parameters()).dtype

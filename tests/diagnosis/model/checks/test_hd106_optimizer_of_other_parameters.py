@@ -10,15 +10,16 @@ from torch import nn
 
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, half_step, loss, net
+from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
 def test_parameters_replaced_after_the_optimizer_was_built() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
-    scaler = torch.amp.GradScaler("cpu")
+    scaler = torch.amp.GradScaler(device_type())
     diagnosis = hg.doctor(model, optimizer, scaler=scaler)
     assert codes(diagnosis) == ["HD106"]
     finding = found(diagnosis, "HD106")
@@ -29,7 +30,7 @@ def test_parameters_replaced_after_the_optimizer_was_built() -> None:
 
     optimizer = cured(finding, model=model)["optimizer"]
     assert hg.doctor(model, optimizer, scaler=scaler).findings == ()
-    half_step(model, optimizer, torch.amp.GradScaler("cpu"), batch())
+    half_step(model, optimizer, torch.amp.GradScaler(device_type()), batch())
 
 
 def test_one_replaced_layer() -> None:

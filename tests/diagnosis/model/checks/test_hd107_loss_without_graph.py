@@ -10,6 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def rebuilt(model: nn.Module, x: Tensor) -> Tensor:
@@ -39,7 +42,7 @@ def test_a_loss_that_is_only_a_number(broken: Callable[[nn.Module, Tensor], Any]
 
 
 def test_the_scaler_complains_of_it_only_later() -> None:
-    model, scaler = net(), torch.amp.GradScaler("cpu")
+    model, scaler = net(), torch.amp.GradScaler(device_type())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler.scale(rebuilt(model, batch())).backward()
     with pytest.raises(AssertionError, match="No inf checks were recorded"):
@@ -90,7 +93,7 @@ def test_graphs_that_are_well(masters: bool) -> None:
 
     for model in (net(), Checkpointed()):
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu")
+        scaler = torch.amp.GradScaler(device_type())
         if masters:
             optimizer = hg.MasterWeights(torch.optim.SGD(model.half().parameters(), lr=0.1))
         x = batch().half() if masters else batch()

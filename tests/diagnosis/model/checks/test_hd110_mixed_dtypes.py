@@ -11,10 +11,13 @@ from torch import Tensor, nn
 import halfguard as hg
 from halfguard.records.finding import Finding
 from tests.diagnosis.model.checks.helper import cured, found, loss
+from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
-X = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
+
+def ramp() -> Tensor:
+    return torch.linspace(-1, 1, 24).reshape(2, 3, 4)
 
 
 class Attention(nn.Module):
@@ -38,21 +41,21 @@ MODELS = {
 def test_two_dtypes_meet(operation: str) -> None:
     model = MODELS[operation]()
     with pytest.raises(RuntimeError, match=r"dtype|type"):
-        model(X)
-    finding = found(hg.doctor(model, batch=X), "HD110")
+        model(ramp())
+    finding = found(hg.doctor(model, batch=ramp()), "HD110")
     assert finding.message.startswith(f"{operation} in ")
     assert "float32 and float16" in finding.message or "float16 and float32" in finding.message
     assert finding.subject == (None if operation.startswith("scaled") else "1")
 
     again = "diagnosis = halfguard.doctor(model, batch=x)"
-    space = cured(finding, again, model=model, x=X)
+    space = cured(finding, again, model=model, x=ramp())
     assert "HD110" not in [one.code for one in space["diagnosis"].findings]
-    cured(finding, "model(x)", model=model, x=X)
+    cured(finding, "model(x)", model=model, x=ramp())
 
 
 def test_the_line_of_the_users_code_is_named() -> None:
     model = nn.Linear(4, 1).half()
-    finding = found(hg.doctor(model, loss=loss, batch=X), "HD110")
+    finding = found(hg.doctor(model, loss=loss, batch=ramp()), "HD110")
     assert "helper.py" in finding.message
 
 
@@ -61,24 +64,30 @@ def test_two_dtypes_that_torch_promotes_are_fine() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + x.half()
 
-    assert hg.doctor(Sum(), batch=X).ok
+    assert hg.doctor(Sum(), batch=ramp()).ok
 
 
 def test_pure_half_is_cured_by_the_batch_and_not_by_autocast() -> None:
     model = nn.Sequential(nn.Linear(4, 1)).half().requires_grad_(False)
-    finding = found(hg.doctor(model, precision="fp16-true", batch=X), "HD110")
-    x = cured(finding, batch=X)["batch"]
+    finding = found(hg.doctor(model, precision="fp16-true", batch=ramp()), "HD110")
+    x = cured(finding, batch=ramp())["batch"]
     assert hg.doctor(model, precision="fp16-true", batch=x).findings == ()
 
 
 @pytest.mark.parametrize(
-    ("asked", "x"), [("fp16-true", X.half()), ("fp32", X), ("bf16-mixed", X), ("bf16-true", X)]
+    ("asked", "dtype"),
+    [
+        ("fp16-true", torch.float16),
+        ("fp32", torch.float32),
+        ("bf16-mixed", torch.float32),
+        ("bf16-true", torch.float32),
+    ],
 )
-def test_the_cure_leads_to_what_was_asked_for(asked: str, x: Tensor) -> None:
+def test_the_cure_leads_to_what_was_asked_for(asked: str, dtype: torch.dtype) -> None:
     """Cures are applied until there are none left: they must not lead in a circle."""
     model = nn.Sequential(nn.Linear(4, 4).half(), nn.Linear(4, 4)).requires_grad_(False)
     again = "diagnosis = halfguard.doctor(model, precision=asked, batch=batch)"
-    names = {"model": model, "asked": asked, "batch": x}
+    names = {"model": model, "asked": asked, "batch": ramp().to(dtype)}
     diagnosis = cured(Finding(code="HD100", message="-", cure="pass"), again, **names)["diagnosis"]
     assert diagnosis.findings
     lines: list[str] = []
@@ -97,7 +106,9 @@ def test_a_mixture_in_the_loss_is_not_the_models() -> None:
         return nn.functional.linear(model(x), torch.ones(2, 1)).mean()
 
     model = nn.Linear(4, 1).half().requires_grad_(False)
-    finding = found(hg.doctor(model, precision="fp16-true", loss=scored, batch=X.half()), "HD110")
+    finding = found(
+        hg.doctor(model, precision="fp16-true", loss=scored, batch=ramp().half()), "HD110"
+    )
     assert finding.message.startswith("linear outside the model was given float16 and float32")
     assert finding.cure == "Cast both operands there: .to(torch.float16)"
 
@@ -113,7 +124,7 @@ class Island(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         space = {"x": self.first(x)}
         exec(self.enter, space)
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(device_type(), enabled=False):
             output: Tensor = self.last(space["x"])
         return output
 
@@ -121,11 +132,11 @@ class Island(nn.Module):
 @pytest.mark.parametrize("asked", ["bf16-mixed", None])
 def test_a_mixture_in_an_island_is_not_cured_by_the_autocast_around_it(asked: str | None) -> None:
     model = Island()
-    with torch.autocast("cpu", torch.bfloat16):
-        finding = found(hg.doctor(model, precision=asked, batch=X), "HD110")
+    with torch.autocast(device_type(), torch.bfloat16):
+        finding = found(hg.doctor(model, precision=asked, batch=ramp()), "HD110")
         assert finding.cure == "x = x.float()  # before the region where autocast is off"
         model.enter = finding.cure
-        assert hg.doctor(model, precision=asked, batch=X).findings == ()
+        assert hg.doctor(model, precision=asked, batch=ramp()).findings == ()
 
 
 @pytest.mark.parametrize(
@@ -135,17 +146,17 @@ def test_half_weights_in_an_island_are_made_float_as_well(wrap: Any) -> None:
     inner = Island().requires_grad_(False)
     inner.last.half()
     model = wrap(inner)
-    with torch.autocast("cpu", torch.bfloat16):
-        finding = found(hg.doctor(model, batch=X), "HD110")
+    with torch.autocast(device_type(), torch.bfloat16):
+        finding = found(hg.doctor(model, batch=ramp()), "HD110")
         cured(finding, model=model)
-        assert hg.doctor(model, batch=X).findings == ()
+        assert hg.doctor(model, batch=ramp()).findings == ()
 
 
 def test_a_size_that_does_not_fit_is_no_mixture() -> None:
     def joined(model: nn.Module, x: Tensor) -> Tensor:
         return torch.cat([model(x).half(), x[:1]], dim=1)
 
-    (finding,) = hg.doctor(nn.Linear(4, 4), loss=joined, batch=X).findings
+    (finding,) = hg.doctor(nn.Linear(4, 4), loss=joined, batch=ramp()).findings
     assert finding.code == "HD100"
     assert "Sizes of tensors must match" in finding.message
 
@@ -161,7 +172,7 @@ def test_a_mixture_that_the_model_caught_is_not_what_it_raised_later() -> None:
                 self.layer(x)
             raise KeyError("labels")
 
-    (finding,) = hg.doctor(Tries().requires_grad_(False), batch=X).findings
+    (finding,) = hg.doctor(Tries().requires_grad_(False), batch=ramp()).findings
     assert finding.code == "HD100"
     assert finding.subject is None
     assert "'labels'" in finding.message

@@ -5,12 +5,15 @@ import torch
 
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def gradients(scaler: torch.amp.GradScaler) -> float:
     """The largest gradient of the first layer for a loss that is small, in units of that loss."""
     model, tiny = net(), 1e-8
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device_type(), torch.float16):
         value = loss(model, batch()) * tiny
     scaler.scale(value).backward()
     assert model[0].weight.grad is not None
@@ -18,10 +21,10 @@ def gradients(scaler: torch.amp.GradScaler) -> float:
 
 
 def test_small_gradients_vanish_without_a_scale() -> None:
-    assert gradients(torch.amp.GradScaler("cpu", enabled=False)) == 0.0
+    assert gradients(torch.amp.GradScaler(device_type(), enabled=False)) == 0.0
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device_type(), torch.float16):
         diagnosis = hg.doctor(model, optimizer, loss=loss, batch=batch())
         assert codes(diagnosis) == ["HD112"]
         scaler = cured(found(diagnosis, "HD112"))["scaler"]
@@ -39,10 +42,10 @@ def test_the_request_is_enough_where_nothing_was_run() -> None:
 def test_other_precisions_need_none(dtype: torch.dtype) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+    with torch.autocast(device_type(), dtype, enabled=dtype is not torch.float32):
         assert hg.doctor(model, optimizer, loss=loss, batch=batch()).ok
 
 
 def test_inference_needs_none() -> None:
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(device_type(), torch.float16):
         assert hg.doctor(net(), batch=batch()).ok

@@ -6,12 +6,15 @@ import torch
 import halfguard as hg
 from halfguard.records.diagnosis import Diagnosis
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def examined(scaler: torch.amp.GradScaler, dtype: torch.dtype = torch.float16) -> Diagnosis:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(device_type(), dtype):
         return hg.doctor(model, optimizer, scaler=scaler, loss=loss, batch=batch())
 
 
@@ -30,9 +33,9 @@ def test_a_scaler_for_cuda_where_there_is_none() -> None:
 
 
 def test_switched_off_by_hand() -> None:
-    diagnosis = examined(torch.amp.GradScaler("cpu", enabled=False))
+    diagnosis = examined(torch.amp.GradScaler(device_type(), enabled=False))
     assert "enabled=False" in found(diagnosis, "HD113").why
 
 
 def test_bf16_may_have_one_that_is_off() -> None:
-    assert examined(torch.amp.GradScaler("cpu", enabled=False), torch.bfloat16).ok
+    assert examined(torch.amp.GradScaler(device_type(), enabled=False), torch.bfloat16).ok

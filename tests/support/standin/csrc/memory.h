@@ -18,7 +18,8 @@ inline c10::CachingDeviceAllocator::DeviceStats statistics[kDevices];
 
 inline void* aligned_memory(size_t size) {
   void* memory = nullptr;
-  TORCH_CHECK(!posix_memalign(&memory, 64, std::max<size_t>(size, 1)), "standin: out of memory");
+  bool full = posix_memalign(&memory, 64, std::max<size_t>(size, 1));
+  TORCH_CHECK_WITH(OutOfMemoryError, !full, "standin out of memory. Tried to allocate ", size, " bytes.");
   return memory;
 }
 

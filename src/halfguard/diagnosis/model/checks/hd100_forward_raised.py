@@ -32,6 +32,12 @@ def _explain(setup: TrainingSetup, error: ForwardError) -> tuple[str, str]:
     call, before = error.call, setup.advice.setup_calls
     if error.out_of_memory:
         return "", "To see what to change first, run: halfguard doctor ENTRY --cost"
+    if "without overflow" in error.message:  # masked_fill(mask, -1e9) on a half tensor
+        why = "A constant in the code is beyond the range of the tensor's 16-bit dtype."
+        return (
+            why,
+            "Use the limit of the dtype: torch.finfo(x.dtype).min instead of a number like -1e9.",
+        )
     if call.context.autocast is not None and call.context.module:
         why = f"{call.operation} was called under autocast and may have no kernel for these dtypes here."
         return why, f'halfguard.fp32_island(model.get_submodule("{call.context.module}").float())'

@@ -1,0 +1,185 @@
+"""Compare logged runs: pair them by seed, and let ``validation`` judge them as it judges a study's runs.
+
+The judgement sees a ``Study`` whose runs are the logged ones, so thresholds, statistics and reasons are the
+same as those of ``halfguard validate``. What only a log can leave open is settled before: runs without a
+seed, two runs with one seed, and pairs of different length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from halfguard.comparison.groups import GroupedRun, RunGroup, read_groups
+from halfguard.comparison.pair_checks import raise_if_lengths_differ, raise_if_partly_seeded
+from halfguard.comparison.result import ComparedRun, LoggedComparison
+from halfguard.comparison.values import At, guess_direction, take_value
+from halfguard.errors import UsageError
+from halfguard.records.study import RunResult, Study
+from halfguard.records.verdict import Verdict
+from halfguard.validation.judgement.verdict import judge
+from halfguard.validation.sections import Metric, Thresholds
+
+_NOT_THE_RUN = (
+    "system/"  # metrics of the machine, as MLflow calls them: they differ in repeated runs
+)
+_ANSWERED = ("baseline", "paired", "quality")  # what a log can answer of validate's checklist
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """The question: which metric, which of its values, and how much of it may be lost."""
+
+    metric: str
+    higher_is_better: bool | None = None  # None: told by the metric's name
+    at: At = At.LAST
+    until: int | None = None  # ignore what was logged after this step
+    any_length: bool = False  # allow pairs that end at different steps
+    seed_key: str | None = None
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+def compare(
+    arguments: Sequence[str], options: CompareOptions
+) -> tuple[LoggedComparison, list[RunGroup]]:
+    """Compare the first argument, the baseline, with each other one; return the groups for the page."""
+    if len(set(arguments)) < max(2, len(arguments)):
+        raise UsageError(
+            "compare needs two or more different places, the baseline first.",
+            cure="For example: halfguard compare runs/fp32 runs/fp16 --metric val/loss",
+        )
+    groups = read_groups(arguments, options.metric, until=options.until, seed_key=options.seed_key)
+    higher = options.higher_is_better
+    if higher is None:
+        higher = guess_direction(options.metric)
+    metric = Metric(name=options.metric, higher_is_better=higher)
+    return judge_groups(groups, metric, options), groups
+
+
+def judge_groups(
+    groups: Sequence[RunGroup], metric: Metric, options: CompareOptions
+) -> LoggedComparison:
+    """Give the verdict on groups of runs."""
+    by_seed = [group.by_seed() for group in groups]
+    raise_if_partly_seeded(groups)
+    seeds = sorted({seed for one in by_seed[1:] for seed in one if seed in by_seed[0]})
+    names = [group.name for group in groups]
+    runs = [
+        _run_result(name, seed, one[seed], metric, options.at)
+        for name, one in zip(names, by_seed, strict=True)
+        for seed in seeds
+        if seed in one
+    ]
+    if not options.any_length:
+        raise_if_lengths_differ(names, by_seed, seeds, metric)
+    study = Study(
+        name=f"{metric.name} of {', '.join(names[1:])} against {names[0]}",
+        spec={
+            "baseline": {"name": names[0], "precision": names[0]},
+            "candidates": [{"name": name, "precision": name} for name in names[1:]],
+            "seeds": seeds,
+            "metric": metric.model_dump(),
+            "thresholds": options.thresholds.model_dump(by_alias=True),
+        },
+        runs=tuple(runs),
+    )
+    verdict = _for_logs(judge(study), groups, seeds, metric)
+    compared = tuple(_compared(group, seeds, metric, options.at) for group in groups)
+    return LoggedComparison(
+        at=options.at, verdict=verdict, runs=tuple(run for one in compared for run in one)
+    )
+
+
+def _run_result(group: str, seed: int, run: GroupedRun, metric: Metric, at: At) -> RunResult:
+    """Return a run as ``validate`` would have recorded it."""
+    log, series = run.log, run.series
+    if log.unfinished is not None:  # no steps and no environment: nothing is claimed about it
+        return RunResult(
+            candidate=group, precision=group, seed=seed, metrics={}, steps=0, duration=0,
+            failure=log.unfinished, cause="unfinished",
+        )  # fmt: skip
+    last = {
+        name: one.sorted_by_step().values[-1]
+        for name, one in log.metrics.items()
+        if name != metric.name and not name.startswith(_NOT_THE_RUN)
+    }
+    failure = log.failure
+    if series is not None:
+        last[metric.name] = take_value(series, at, higher_is_better=metric.higher_is_better)
+    elif failure is None:
+        failure = f"it logged no {metric.name}"
+    return RunResult(
+        candidate=group,
+        precision=group,
+        seed=seed,
+        metrics=last,
+        steps=max(series.steps[-1], 0) if series is not None else 0,
+        duration=log.seconds,
+        failure=failure,
+        cause=None if series is not None or log.failure else "metric",
+        environment={"log": log.place},
+    )
+
+
+def _for_logs(
+    verdict: Verdict, groups: Sequence[RunGroup], seeds: Sequence[int], metric: Metric
+) -> Verdict:
+    """Drop what a log cannot answer, and add what a reader of it must know."""
+    comparisons = verdict.comparisons
+    if not any(run.seed for group in groups for run in group.runs):
+        reason = (
+            "No run has a seed, so no two of them are a pair. Runs of one precision differ with their seeds "
+            "too: without pairs, a difference proves nothing."
+        )
+        comparisons = tuple(one.model_copy(update={"reason": reason}) for one in comparisons)
+    return verdict.model_copy(
+        update={
+            "comparisons": comparisons,
+            "checklist": tuple(item for item in verdict.checklist if item.code in _ANSWERED),
+            "way_back": (),
+            "notes": (*verdict.notes, *_notes(groups, seeds, metric)),
+        }
+    )
+
+
+def _notes(groups: Sequence[RunGroup], seeds: Sequence[int], metric: Metric) -> Iterator[str]:
+    for group in groups:
+        alone = sorted(set(group.by_seed()) - set(seeds))
+        if alone:
+            yield f"{group.name}: seed {', '.join(map(str, alone))} has no pair and is not used."
+        for run in group.runs:
+            series = run.series
+            if series is not None and series.nonfinite and math.isfinite(series.values[-1]):
+                yield (
+                    f"{run.log.place}: {metric.name} was not finite in {series.nonfinite} of "
+                    f"{len(series.values)} values, but the last one is finite."
+                )
+        if group.empty:
+            yield f"{group.name}: nothing was logged in {', '.join(group.empty[:5])}; left out."
+        if group.ignored:
+            others = ", ".join(group.ignored)
+            yield f"{group.name} was read from {group.tracker}; {others} logged {metric.name} there too."
+
+
+def _compared(
+    group: RunGroup, seeds: Sequence[int], metric: Metric, at: At
+) -> Iterator[ComparedRun]:
+    for run in group.runs:
+        series, seed = run.series, run.seed
+        missing = None if series is not None else f"it logged no {metric.name}"
+        better = metric.higher_is_better
+        yield ComparedRun(
+            group=group.name,
+            place=run.log.place,
+            name=run.log.name,
+            tracker=group.tracker,
+            seed=seed.value if seed else None,
+            seed_source=seed.source if seed else "",
+            paired=seed is not None and seed.value in seeds,
+            value=take_value(series, at, higher_is_better=better) if series else None,
+            last_step=series.steps[-1] if series else None,
+            values=len(series.values) if series else 0,
+            nonfinite=series.nonfinite if series else 0,
+            problem=run.log.failure or run.log.unfinished or missing,
+        )

@@ -1,0 +1,101 @@
+"""HD116: the forward pass itself gives NaN or infinity, so no step of the training could be applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfguard.diagnosis.model.repeats import (
+    bad_result,
+    can_repeat,
+    find_culprit,
+    in_fp32,
+    named_results,
+    repeat_forward,
+)
+from halfguard.diagnosis.model.training_setup import TrainingSetup
+from halfguard.records.culprit import Culprit
+from halfguard.records.finding import Finding
+
+_NOT_PRECISION = (
+    "Look at the batch and at that line: a division by a count of 0 (all labels ignored, an empty mask), or "
+    "a logarithm or root of 0."
+)
+
+
+def check(setup: TrainingSetup) -> Iterator[Finding]:
+    """Report a loss, or an output, that is not finite, with the operation that made the first bad number."""
+    if setup.forward is None or setup.forward.error is not None:
+        return
+    bad = bad_result(named_results(setup.forward.result))
+    if bad is None:
+        return
+    culprit = find_culprit(setup) if can_repeat(setup) else None
+    why, cure = _explain(setup, culprit)
+    yield Finding(
+        code="HD116",
+        severity="error",
+        message=f"the forward pass is not finite: {bad}.{describe_culprit(culprit)}",
+        subject=None if culprit is None else culprit.name or culprit.module or None,
+        why=why,
+        cure=cure,
+    )
+
+
+def describe_culprit(culprit: Culprit | None) -> str:
+    """Return a sentence with the operation, its module and its line; "" if it is unknown."""
+    if culprit is None:
+        return ""
+    if culprit.kind != "op":
+        return f" The {culprit.kind} {culprit.name} was not finite before."
+    where = "outside the model" if culprit.module is None else f"in {culprit.module or 'the model'}"
+    line = f" ({culprit.place}: {culprit.code})" if culprit.file else ""
+    return f" {culprit.op} {where} made the first bad number{line}."
+
+
+def island_line(module: str) -> str:
+    """Return the line that keeps a module in FP32."""
+    return f'halfguard.fp32_island(model.get_submodule("{module}"))'
+
+
+def _explain(setup: TrainingSetup, culprit: Culprit | None) -> tuple[str, str]:
+    if not can_repeat(setup):
+        return (
+            "With several ranks the pass is not repeated to find the operation.",
+            "Run doctor() in one process, with the batch of this rank.",
+        )
+    if culprit is not None and culprit.kind in ("parameter", "buffer"):
+        return (
+            "Everything that uses it is not finite either, in any precision.",
+            f"Load weights that are finite: {culprit.name} is not.",
+        )
+    with in_fp32(setup):
+        again = repeat_forward(setup)
+        in_half = not again.is_finite and _made_in_half(find_culprit(setup))
+    if again.error:
+        return "It could not be run in FP32 to compare.", "Run the same step in FP32."
+    if in_half:
+        return (
+            "It is not finite in an FP32 run either: the code itself casts to 16 bits.",
+            "Remove that cast, or compute the line in float32.",
+        )
+    if not again.is_finite:
+        return (
+            "It is not finite in FP32 either, so the precision is not the reason.",
+            _NOT_PRECISION,
+        )
+    return "In FP32 it is finite: a number left the range of 16 bits.", _cure(setup, culprit)
+
+
+def _made_in_half(culprit: Culprit | None) -> bool:
+    outputs = () if culprit is None else culprit.outputs
+    return any(output.dtype in ("float16", "bfloat16") for output in outputs)
+
+
+def _cure(setup: TrainingSetup, culprit: Culprit | None) -> str:
+    """Return an island if it was seen to help, else the next best."""
+    module = None if culprit is None else culprit.module
+    if module and repeat_forward(setup, island=module).is_finite:
+        return island_line(module)
+    if module is None and culprit is not None:
+        return f"Compute this line in float32: .float() on its inputs ({culprit.place})."
+    return "Find the modules that need FP32: halfguard plan ENTRY -o plan.yaml"

@@ -1,0 +1,198 @@
+"""The guard as a precision plugin of Lightning: ``Trainer(plugins=GuardPrecision("fp16_safe"))``.
+
+Lightning's own loop stays: it runs ``training_step``, backward, hooks, clipping and schedulers. The plugin is
+its ``MixedPrecision`` with the guard in place of the loss scaler. A step that overflowed only in half is
+repeated through ``strategy.training_step``, not through Lightning's closure: with accumulation there is a
+closure for the last micro-batch only. Manual optimization cannot be repeated, and skips.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfguard.errors import UsageError
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.guard_scaler import GuardScaler
+from halfguard.guard.held_scheduler import HeldScheduler
+from halfguard.guard.hosted import HostedGuard
+from halfguard.integrations.lightning_callback import (
+    GuardCallback,
+    log_to_all,
+    without_logging,
+)
+from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed
+
+_STOCK = "MixedPrecision"  # Lightning's key for the state of its own plugin
+
+
+class GuardedPlugin(Precision):
+    """The parts that are the same for every strategy; a plugin of Lightning follows in the bases."""
+
+    scaler: Any
+    guard: HostedGuard | None = None  # from the start of fit() on
+
+    def _configure(self, config: GuardConfig, run_dir: Any, entry: str) -> None:
+        self.scaler = GuardScaler()
+        self._config, self._run_dir, self._entry = config, run_dir, entry
+        self._callback: GuardCallback | None = None
+        self._module: Any = None
+
+    def connect(
+        self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
+    ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
+        """Make the guard once model, optimizers and schedulers are there."""
+        self._module = next(m for m in model.modules() if isinstance(m, LightningModule))
+        self.device = self._module.device.type
+        trainer = self._module.trainer
+        if trainer.state.fn != TrainerFn.FITTING:
+            return model, optimizers, lr_schedulers
+        per_step = [c for c in lr_schedulers if c.interval == "step" and not c.reduce_on_plateau]
+        self.guard = HostedGuard(
+            model,
+            optimizers,
+            self._config,
+            scheduler=[c.scheduler for c in per_step],
+            clip=self._clip_repeated,
+            run_dir=self._run_dir,
+            entry=self._entry,
+            log=partial(log_to_all, trainer),
+            log_every=max(1, trainer.log_every_n_steps),
+        )
+        before, self.scaler = self.scaler.state_dict(), GuardScaler(self.guard)
+        self.scaler.load_state_dict(before)  # of an earlier fit(), or nothing
+        for scheduler_config in per_step:
+            scheduler_config.scheduler = HeldScheduler(scheduler_config.scheduler, self.guard)
+        self._callback = GuardCallback(self.guard)
+        trainer.callbacks.insert(0, self._callback)  # before those that save checkpoints
+        return model, optimizers, lr_schedulers
+
+    @contextmanager
+    def train_step_context(self) -> Iterator[None]:
+        """Begin a step, and run the training step in the precision of the guard."""
+        batch, index = (None, 0) if self._callback is None else self._callback.batch
+        repeat = self._repeat(index) if self._can_repeat and batch is not None else None
+        self._required.begin(batch, about=f"batch {index}", repeat=repeat)
+        with self.forward_context():
+            yield
+
+    @property
+    def _can_repeat(self) -> bool:
+        return bool(self._module.automatic_optimization)
+
+    def _repeat(self, index: int) -> Callable[[Any], Tensor]:
+        """Return a function that runs the training step again, without logging a second time."""
+        module, trainer = self._module, self._module.trainer
+        parts = trainer.accumulate_grad_batches
+        has_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+
+        def training_step(batch: Any) -> Tensor:
+            with without_logging(module):
+                output = trainer.strategy.training_step(
+                    *((batch, index) if has_index else (batch,))
+                )
+            loss: Tensor = (output["loss"] if isinstance(output, Mapping) else output) / parts
+            return loss
+
+        return training_step
+
+    def optimizer_step(  # type: ignore[override]
+        self,
+        optimizer: Any,
+        model: LightningModule,
+        closure: Callable[[], Any],
+        **kwargs: Any,
+    ) -> Any:
+        """Run forward and backward, unscale, let Lightning call hooks and clip, and apply or refuse."""
+        result = closure()
+        if result is None and model.automatic_optimization:  # training_step returned None
+            self._required.abandon()
+            return None
+        if not self._required.is_unscaled(optimizer):
+            self._required.unscale(optimizer)
+        self._after_closure(model, optimizer)
+        self.scaler.step(optimizer, **kwargs)
+        return result
+
+    def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Clip unscaled gradients, those of fused optimizers and of manual optimization as well."""
+        if not self._required.is_unscaled(optimizer):
+            self._required.unscale(optimizer)
+        Precision.clip_gradients(self, optimizer, *args, **kwargs)
+
+    def _clip_repeated(self, optimizer: Optimizer) -> None:
+        how = self._module.trainer
+        clip_val, algorithm = how.gradient_clip_val, how.gradient_clip_algorithm
+        self._clip_gradients(self._module, optimizer, clip_val, algorithm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the guard, with torch's entries for a loss scaler."""
+        return self.scaler.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of the guard, or of Lightning's own plugin."""
+        self.scaler.load_state_dict(state_dict)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the loss scale for Lightning's own plugin as well, to go back to it."""
+        if self.guard is not None and self._config.precision == "fp16-mixed":
+            checkpoint[_STOCK] = torch.amp.GradScaler.state_dict(self.guard.scaler)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take over the loss scale of a run with Lightning's own plugin."""
+        if checkpoint.get(_STOCK) and type(self).__qualname__ not in checkpoint:
+            self.load_state_dict(checkpoint[_STOCK])
+
+    def teardown(self) -> None:
+        """Close journal and snapshots at the end of fit(), also after an error."""
+        if self._callback is not None:
+            self._module.trainer.callbacks.remove(self._callback)
+            self._callback = None
+            self._required.close()
+
+    @property
+    def _required(self) -> HostedGuard:
+        if self.guard is None:
+            raise UsageError(
+                "There is no guard before fit().", cure="Call trainer.fit(model) first."
+            )
+        return self.guard
+
+
+class GuardPrecision(GuardedPlugin, MixedPrecision):
+    """The guard for a ``Trainer``, on one device or with DDP: ``Trainer(plugins=GuardPrecision(config))``.
+
+    ``config``, ``run_dir`` and ``entry`` are those of ``halfguard.Guard``. Clipping and accumulation stay
+    arguments of the ``Trainer``. ``guard`` is the guard, once ``fit`` has begun.
+    """
+
+    def __init__(
+        self,
+        config: GuardConfig | Mapping[str, Any] | str | Path = "default",
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        entry: str = "",
+    ) -> None:
+        loaded = load_mixed(config)
+        self.precision = LIGHTNING_NAMES[loaded.precision]
+        self.device = "cpu"  # the model's, once there is one
+        self._configure(loaded, run_dir, entry)
+
+    def autocast_context_manager(self) -> torch.autocast:
+        """Return Lightning's autocast; switched off for FP32, asked for or as a remedy."""
+        config = self._config if self.guard is None else self.guard.config
+        if config.precision == "fp32":
+            return torch.autocast(self.device, enabled=False)
+        return super().autocast_context_manager()

@@ -1,0 +1,28 @@
+"""The configuration of a guard as Lightning's mixed-precision plugins understand it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from halfguard.errors import UsageError
+from halfguard.guard.config import GuardConfig
+
+# FP32 is mixed precision without autocast: Lightning's plugins have no name for it.
+LIGHTNING_NAMES: dict[str, Literal["16-mixed", "bf16-mixed"]] = {
+    "fp16-mixed": "16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "fp32": "bf16-mixed",
+}
+
+
+def load_mixed(config: GuardConfig | Mapping[str, Any] | str | Path) -> GuardConfig:
+    """Load a configuration whose weights are FP32, as the plugins of mixed precision need them."""
+    loaded = GuardConfig.load(config)
+    if loaded.precision not in LIGHTNING_NAMES:
+        raise UsageError(
+            f"precision={loaded.precision!r} keeps weights in half, which these plugins do not.",
+            cure="Use 'fp16-mixed' or 'bf16-mixed'; halfguard.Guard trains FP16 weights in a plain loop.",
+        )
+    return loaded

@@ -1,0 +1,189 @@
+"""The guard inside transformers' Trainer: ``GuardedTrainer(model, args, ..., guard="fp16_safe")``.
+
+The Trainer's loop stays: it computes losses, accumulates, clips, schedules, saves and logs. ``GuardMixin``
+stands before a Trainer among the bases of a class, TRL's trainers included, and gives its accelerator a loss
+scaler that is a guard. The precision is that of the training arguments (``fp16``, ``bf16`` or neither).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import Tensor, nn
+from transformers import Trainer
+
+from halfguard.guard.config import GuardConfig
+from halfguard.guard.guard_scaler import GuardScaler
+from halfguard.guard.hosted import HostedGuard
+from halfguard.precision_names import PrecisionName
+
+_PRECISIONS: dict[str, PrecisionName] = {"fp16": "fp16-mixed", "bf16": "bf16-mixed"}
+_LOGGED = "halfguard/"
+
+
+class GuardMixin:
+    """Before a Trainer among the bases: every step of its optimizer goes through a guard.
+
+    ``guard`` is the configuration: a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``run_dir``
+    and ``entry`` are those of ``halfguard.Guard``. From the first step on, ``trainer.guard`` is the
+    ``HostedGuard`` itself.
+    """
+
+    accelerator: Any  # these five, and the way to clip, are the Trainer's
+    args: Any
+    state: Any
+    optimizer: Any
+    lr_scheduler: Any
+    _clip_grad_norm: Callable[[nn.Module], Any]
+
+    guard: HostedGuard | None = None
+    _micro_batch: tuple[nn.Module, Any] | None = (
+        None  # model and item count, until its inputs are ready
+    )
+    _repeated_inputs: Any = None  # of the micro-batch whose loss is computed again
+
+    def __init__(
+        self,
+        *args: Any,
+        guard: GuardConfig | Mapping[str, Any] | str | Path = "default",
+        run_dir: str | os.PathLike[str] | None = None,
+        entry: str = "",
+        **kwargs: Any,
+    ) -> None:
+        self._guard_config = GuardConfig.load(guard)
+        self._run_dir, self._entry = run_dir, entry
+        super().__init__(*args, **kwargs)
+
+    # -- the guard in place of the accelerator's scaler
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Give the accelerator its scaler before it prepares an optimizer, which keeps the one it sees."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        self.accelerator.scaler = GuardScaler()
+        # Accelerate unscales in FP16 only; in BF16 the guard would measure what is already clipped.
+        self.accelerator.unscale_gradients = self._unscale
+
+    def _unscale(self, optimizer: Any = None) -> None:
+        known = [] if self.guard is None else self.guard.optimizers
+        for one in known if optimizer is None else [optimizer]:
+            self.accelerator.scaler.unscale_(one)
+
+    def _make_guard(self, model: nn.Module) -> None:
+        """Make the guard once the model is wrapped, and again if train() has made another optimizer."""
+        optimizer = self.optimizer
+        while isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = optimizer.optimizer
+        if self.guard is not None and self.guard.optimizers == [optimizer]:
+            return
+        lowered = self.accelerator.native_amp
+        precision = _PRECISIONS.get(self.accelerator.mixed_precision, "fp32") if lowered else "fp32"
+        self.guard = HostedGuard(
+            model,
+            optimizer,
+            self._guard_config.model_copy(update={"precision": precision}),
+            scheduler=self.lr_scheduler,
+            clip=lambda _: self._clip_repeated(model),
+            run_dir=self._run_dir,
+            entry=self._entry,
+        )
+        self.accelerator.scaler.bind(self.guard)
+
+    def _clip_repeated(self, model: nn.Module) -> None:
+        if self.args.max_grad_norm is not None and self.args.max_grad_norm > 0:
+            self._clip_grad_norm(model)
+
+    # -- a step
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, and write everything to the journal at the end, also after an error."""
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            if self.guard is not None:
+                self.guard.close()
+
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Compute the loss of a micro-batch under the guard; its inputs are known once they are prepared."""
+        self._make_guard(model)
+        self._micro_batch = model, num_items_in_batch
+        try:
+            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+        finally:
+            self._micro_batch = None
+        return loss
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Begin the step with inputs that are on the device; GRPO has generated its completions here."""
+        if self._repeated_inputs is not None:
+            return self._repeated_inputs
+        inputs = super()._prepare_inputs(inputs)  # type: ignore[misc]
+        if self._micro_batch is not None and self.guard is not None:
+            (model, items), self._micro_batch = self._micro_batch, None
+
+            def repeat(given: Any) -> Tensor:
+                return self._loss_again(model, given, items)
+
+            self.guard.begin(inputs, about=f"step {self.state.global_step}", repeat=repeat)
+        return inputs
+
+    def _loss_again(self, model: nn.Module, inputs: Any, items: Any) -> Tensor:
+        """Compute the loss of a micro-batch once more, as the accelerator would scale it, and no more."""
+        losses: list[Tensor] = []
+        self._repeated_inputs = inputs
+        # An attribute hides the method: the guard runs the backward pass itself.
+        self.accelerator.backward = lambda loss, **_: losses.append(loss)
+        try:
+            with _unchanged_attributes(self):
+                self._plain_training_step(model, inputs, items)
+        finally:
+            del self.accelerator.backward
+            self._repeated_inputs = None
+        (loss,) = losses
+        return loss / float(self.accelerator.gradient_accumulation_steps)
+
+    @property
+    def _plain_training_step(self) -> Callable[..., Any]:
+        """The training step that computes losses. Those of TRL add counts and timings to it, or generate."""
+        bases = type(self).__mro__
+        for base in bases[bases.index(GuardMixin) + 1 :]:
+            if "training_step" in vars(base) and not base.__module__.startswith("trl."):
+                return vars(base)["training_step"].__get__(self)  # type: ignore[no-any-return]
+        raise AssertionError("GuardMixin stands before a Trainer")
+
+    # -- what is told
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log what became of the steps beside the loss, from which the Trainer filters NaN by default."""
+        if self.guard is not None and self.guard.last is not None and "loss" in logs:
+            counts = self.guard.counts
+            logs = logs | {
+                f"{_LOGGED}scale": self.guard.last.scale,
+                f"{_LOGGED}skipped_steps": float(sum(counts.skipped.values())),
+                f"{_LOGGED}retried_steps": float(counts.retried),
+            }
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+
+class GuardedTrainer(GuardMixin, Trainer):
+    """transformers' Trainer whose steps go through a guard."""
+
+
+@contextmanager
+def _unchanged_attributes(trainer: object) -> Iterator[None]:
+    """Restore a trainer's counters, and the metrics that TRL collects while it computes a loss."""
+    before = dict(vars(trainer))
+    metrics = copy.deepcopy(before.get("_metrics"))
+    try:
+        yield
+    finally:
+        vars(trainer).update(before)
+        if metrics is not None:
+            vars(trainer)["_metrics"] = metrics

@@ -1,0 +1,132 @@
+"""``halfguard compare``: what it prints and saves, its exit code, and its answers to mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import rich.console  # noqa: F401 - its first import draws from Python's random generator
+
+from halfguard.comparison.result import LoggedComparison
+from halfguard.records.verdict import VerdictLabel
+from tests.cli.command_result import CommandResult
+from tests.comparison.logs import write_csv, write_fp32_and_fp16
+
+Program = Callable[..., CommandResult]
+
+
+def test_it_prints_verdict_and_pairs(tmp_path: Path, halfguard: Program) -> None:
+    write_fp32_and_fp16(tmp_path / "runs", 0.0)
+    result = halfguard("compare", "runs/fp32", "runs/fp16", "--metric", "val_loss")
+    assert result.exit_code == 0, result.err
+    assert result.out.startswith("val_loss of fp16 against fp32: PASS\n")
+    lines = [line.split() for line in result.out.splitlines()]
+    assert ["seed", "fp32", "fp16"] in lines
+    assert ["1", "1.1", "1.09945"] in lines
+    assert "Seeds were read from: setting seed (10 runs)." in result.out
+    assert "lower is better" in result.out
+
+
+@pytest.mark.parametrize(("worse_by", "exit_code"), [(0.0, 0), (0.015, 1), (0.12, 1)])
+def test_the_exit_code_is_that_of_validate(
+    tmp_path: Path, halfguard: Program, worse_by: float, exit_code: int
+) -> None:
+    places = write_fp32_and_fp16(tmp_path, worse_by)
+    assert halfguard("compare", *places, "--metric", "val_loss").exit_code == exit_code
+
+
+def test_json_is_one_record(tmp_path: Path, halfguard: Program) -> None:
+    places = write_fp32_and_fp16(tmp_path, 0.12)
+    result = halfguard("compare", *places, "--metric", "val_loss", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.out)["kind"] == "comparison"
+    record = LoggedComparison.from_json(result.out)
+    assert record.verdict.word is VerdictLabel.FAIL
+    assert {(run.group, run.seed) for run in record.runs} == {
+        (group, seed) for group in ("fp32", "fp16") for seed in range(5)
+    }
+
+
+def test_pages_are_saved(tmp_path: Path, halfguard: Program) -> None:
+    places = write_fp32_and_fp16(tmp_path, 0.0)
+    options = ["--metric", "val_loss", "--html", "page.html", "--md", "page.md"]
+    assert halfguard("compare", *places, *options).exit_code == 0
+    html, markdown = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
+    assert html.count("<svg") == 2  # the interval and the curves
+    assert "| seed | fp32 | fp16 |" in markdown
+    assert "Return to FP32" not in html
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--metric", "val_los"], "Did you mean val_loss?"),
+        (["--metric", "train"], "no run has a metric 'train'"),
+        (["--metric", "epoch"], "Add --higher-is-better or --lower-is-better."),
+        (["--metric", "val_loss", "--pass", "3%"], "0 < pass <= marginal"),
+        (["--metric", "val_loss", "--pass", "much"], "0 < pass <= marginal"),
+        (["--metric", "val_loss", "--at", "first"], "'first' is none of last, best, tail"),
+        (["--metric", "val_loss", "--seed-key", "sed"], "Did you mean seed?"),
+        (["--metric", "val_loss", "--html", "gone/page.html"], "the folder of gone/page.html"),
+        (["--metric", "val_loss", "--until", "5"], "The first value was logged at step 10."),
+        ([], "--metric"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_no_traceback(
+    tmp_path: Path, halfguard: Program, options: list[str], expected: str
+) -> None:
+    places = write_fp32_and_fp16(tmp_path, 0.0)
+    result = halfguard(
+        "compare", *places, *options, *(["--lower-is-better"] * ("train" in options))
+    )
+    assert result.exit_code == 2, result.out
+    assert expected in " ".join(result.err.replace("│", " ").split())
+    assert "Traceback" not in result.err
+
+
+def test_names_from_a_log_cannot_control_the_terminal(tmp_path: Path, halfguard: Program) -> None:
+    for group in ("fp32", "fp16"):
+        for seed in range(3):
+            write_csv(tmp_path / group / f"seed{seed}\x1b[31m<b>", [1.0 + seed / 8])
+    options = ["--metric", "val_loss", "--html", "page.html"]
+    result = halfguard("compare", tmp_path / "fp32", tmp_path / "fp16", *options)
+    assert result.exit_code == 0, result.err
+    assert "\x1b[31m" not in result.out
+    assert "<b>" not in (tmp_path / "page.html").read_text()
+
+
+def program(places: tuple[str, str], before: str = "pass", after: str = "") -> str:
+    return (
+        f"import sys; {before}; from halfguard.cli import main\n"
+        f"sys.argv = ['halfguard', 'compare', *{places!r}, '--metric', 'val_loss']\n"
+        f"try:\n    main()\nfinally:\n    {after or 'pass'}"
+    )
+
+
+@pytest.mark.parametrize("missing", ["scipy", "numpy"])
+def test_what_is_not_installed_is_answered_with_the_pip_command(
+    tmp_path: Path, missing: str
+) -> None:
+    source = program(write_fp32_and_fp16(tmp_path, 0.0), before=f"sys.modules[{missing!r}] = None")
+    ran = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr.splitlines()[-1] == "Run: pip install 'halfguard[compare]'"
+
+
+@pytest.mark.slow
+def test_neither_torch_nor_a_tracker_is_imported(tmp_path: Path) -> None:
+    heavy = {"torch", "tensorboard", "wandb", "mlflow", "pandas", "lightning", "transformers"}
+    source = program(
+        write_fp32_and_fp16(tmp_path, 0.0), after=f"print(sorted({heavy!r} & set(sys.modules)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "[]"

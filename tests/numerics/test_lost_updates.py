@@ -1,0 +1,84 @@
+"""Lost updates against exact rounding, one weight at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from halfguard.formats import for_dtype
+from halfguard.numerics.lost_updates import UpdateMargins, freezing_step, lost_updates
+from tests.support.counting import OpCounter
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def drawn(dtype: torch.dtype, number: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return weights and updates of all sizes, some of them zero."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(number, generator=generator)
+    weights *= 2.0 ** torch.randint(-18, 4, (number,), generator=generator)
+    updates = weights * torch.randn(number, generator=generator)
+    updates *= 2.0 ** torch.randint(-16, -2, (number,), generator=generator)
+    weights[::50], updates[::17] = 0.0, 0.0
+    return weights.to(dtype), updates
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_count_is_exact(dtype: torch.dtype) -> None:
+    stored = for_dtype(dtype)
+    pairs = [drawn(dtype, number, number) for number in (1, 300, 1000)]
+    found = lost_updates([w for w, _ in pairs], [u for _, u in pairs]).margins()
+    for (weights, updates), margins in zip(pairs, found, strict=True):
+        moves = [
+            (w, u)
+            for w, u in zip(weights.double().tolist(), updates.double().tolist(), strict=True)
+            if u
+        ]
+        lost = sum(not stored.update_survives(w, u) for w, u in moves)
+        assert (margins.updates, margins.lost) == (len(moves), lost)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, 0.25, 0.1, 4.0])
+def test_the_share_at_another_rate_is_foretold(factor: float) -> None:
+    weights, updates = drawn(torch.bfloat16, 20_000, 3)
+    (now,) = lost_updates([weights], [updates]).margins()
+    (later,) = lost_updates([weights], [updates * factor]).margins()
+    assert now.share_lost_at(factor) == pytest.approx(later.share_lost, abs=0.02)
+
+
+def test_dtypes_may_be_mixed_and_keep_their_order() -> None:
+    pairs = [drawn(d, 200, 5) for d in (torch.float16, torch.bfloat16, torch.float16)]
+    together = lost_updates([w for w, _ in pairs], [u for _, u in pairs]).margins()
+    assert together == [lost_updates([w], [u]).margins()[0] for w, u in pairs]
+    assert together[0].share_lost < together[1].share_lost  # 11 bits against 8
+
+
+def test_cost_does_not_depend_on_the_number_of_tensors() -> None:
+    counts = []
+    for number in (10, 500):
+        weights = [torch.ones(100, dtype=torch.float16) for _ in range(number)]
+        updates = [torch.full((100,), 1e-4) for _ in range(number)]
+        with OpCounter() as counter:
+            lost_updates(weights, updates)
+        counts.append(counter.total)
+        assert counter.host_syncs == 0
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.host_only
+def test_the_step_at_which_a_schedule_freezes_a_tensor() -> None:
+    weights = torch.ones(1000, dtype=torch.bfloat16)
+    (margins,) = lost_updates([weights], [torch.full((1000,), 2.0**-4)]).margins()
+    assert margins.share_lost == 0
+    rates = [2.0**-step for step in range(10)]  # lost below 2**-8: from a sixteenth on
+    step = freezing_step(margins, rates)
+    assert step is not None
+    assert step == pytest.approx(5, abs=1)
+    assert freezing_step(margins, [1.0] * 100) is None
+    assert freezing_step(margins, [1.0, 0.0]) == 1
+    assert freezing_step(UpdateMargins(0, ()), rates) is None
+    assert freezing_step(margins, []) is None
+    assert math.isclose(margins.share_lost_at(0.0), 1.0)

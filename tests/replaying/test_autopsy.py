@@ -86,7 +86,8 @@ def test_a_spike_is_good_only_when_it_is_gone(tmp_path: Path) -> None:
 
 
 def bpr(model: nn.Module, batch: Tensor) -> Tensor:
-    chance = torch.sigmoid(model(batch) - 14)
+    logits = model(batch) - 14
+    chance = torch.sigmoid(logits)
     shifted = chance + 1e-8
     return -torch.log(shifted).mean()
 

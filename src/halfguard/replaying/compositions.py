@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from halfguard import ops
 from halfguard.replaying.substitution import Place, run_backward, user_place
 
 _SHIFTS = frozenset({"add", "__add__", "__radd__", "clamp", "clamp_min", "clip", "float", "to"})
@@ -43,8 +42,8 @@ class Probability:
     def log(self) -> Tensor:
         """Return the logarithm, from the logits."""
         if self.dim is not None:
-            return torch.log_softmax(self.logits.float(), self.dim)
-        return ops.logsigmoid(-self.logits if self.is_complement else self.logits)
+            return torch.log_softmax(self.logits, self.dim)
+        return nn.functional.logsigmoid(-self.logits if self.is_complement else self.logits)
 
 
 class LogOfProbability(TorchFunctionMode):

@@ -16,6 +16,7 @@ from halfguard.records.autopsy import Cure, ReplayTrial
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.replaying.compositions import Probability
+from halfguard.replaying.log_rewrite import patch_log
 from halfguard.replaying.replayed_step import ReplayedStep
 from halfguard.replaying.rewrite import make_patch
 from halfguard.replaying.substitution import Place, StableForm
@@ -97,13 +98,15 @@ def _data(step: ReplayedStep, bad: BadSamples | None) -> Cure | None:
 
 
 def _rewritten(trial: ReplayTrial, used: Probability, culprit: Culprit) -> Cure | None:
-    if not trial.good:
+    patch = patch_log(culprit.file, culprit.line)
+    if not trial.good or not patch:
         return None
     return Cure(
         what="operation",
         sentence=f"At {culprit.place} write {used.text}: the probability is 0 in half before its logarithm "
         f"is taken, and its gradient is lost. The step is then {trial.note}.",
         trial=trial.name,
+        patch=patch,
     )
 
 

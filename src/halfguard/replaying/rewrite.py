@@ -42,6 +42,11 @@ def _diff(file: str, wanted: Mapping[int, set[str]]) -> str:
         after = _importing(after)
     except (OSError, UnicodeDecodeError, SyntaxError):
         return ""
+    return unified_diff(file, before, after)
+
+
+def unified_diff(file: str, before: str, after: str) -> str:
+    """Return the change of a file as a patch, with its path below the current folder."""
     shown = Path(file)
     shown = shown.relative_to(Path.cwd()) if shown.is_relative_to(Path.cwd()) else shown
     name = str(shown).lstrip("/")
@@ -72,11 +77,12 @@ def _rewritten(text: str, line: int, names: set[str]) -> str:
         found = next(changes, None)
         if found is None:
             break
-        text = _spliced(text, *found)
+        text = splice(text, *found)
     return text
 
 
-def _spliced(text: str, node: ast.expr, new: str) -> str:
+def splice(text: str, node: ast.expr, new: str) -> str:
+    """Return a source with one expression replaced."""
     lines = text.splitlines(keepends=True)
     assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
     head = lines[node.lineno - 1].encode()[: node.col_offset].decode()

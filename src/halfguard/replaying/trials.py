@@ -20,6 +20,7 @@ from halfguard.replaying.compositions import LogOfProbability, Probability
 from halfguard.replaying.replayed_step import (
     UNCHANGED,
     ReplayedStep,
+    Result,
     Variation,
     relative_error,
     scale_loss,
@@ -134,8 +135,8 @@ class Trials:
         if not isfinite(trial.loss):
             return trial
         notes = [trial.note] if trial.note else []
-        result = self.step.run(Variation(context=change(), scale=1.0))
-        if not result.finite:
+        result = self._result(Variation(context=change(), scale=1.0))
+        if result is None or not result.finite:
             return trial.model_copy(
                 update={"note": "; ".join([*notes, "not finite at any loss scale"])}
             )
@@ -144,19 +145,26 @@ class Trials:
         if self._meaning is not None:
             references["FP32 of what is meant"] = self._meaning
         for name, reference in references.items():
-            right = self.step.run(
+            right = self._result(
                 Variation(precision=Precision.FP32, context=reference(), scale=1.0)
             )
-            if right.finite:
+            if right is not None and right.finite:
                 notes.append(f"gradients {relative_error(result, right):.1%} from {name}")
         return trial.model_copy(update={"note": "; ".join(notes)})
+
+    def _result(self, variation: Variation) -> Result | None:
+        try:
+            return self.step.run(variation)
+        except Exception:  # noqa: BLE001 - the user's code, under changed conditions
+            return None
 
     def _largest_scale(self, change: Change) -> float:
         """Find the largest power of two, up to 2**24, at which the step is finite with a change."""
         low, high = 0, _DOUBLINGS + 1  # exponents: finite at the first, not at the second
         while high - low > 1:
             middle = (low + high) // 2
-            finite = self.step.run(Variation(context=change(), scale=2.0**middle)).finite
+            result = self._result(Variation(context=change(), scale=2.0**middle))
+            finite = result is not None and result.finite
             low, high = (middle, high) if finite else (low, middle)
         return 2.0**low
 

@@ -34,7 +34,12 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 _TURNS = pytest.StashKey[Turns]()
 
 # Set by pytest itself, and by torch when its first dispatch mode is entered.
-_NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+# Set by pytest, and by importing torch's inductor and Lightning.
+_NOT_OURS = (
+    "PYTEST_CURRENT_TEST",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

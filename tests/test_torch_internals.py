@@ -251,12 +251,20 @@ def a_fused_optimizer_unscales_by_itself() -> None:
         assert getattr(optimizer, "_step_supports_amp_scaling", False) is fused
 
 
-@used_by("guard", "_schedulers")
+@used_by("guard integrations", "_schedulers")
 def composed_schedulers_list_their_parts() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
     parts: list[LRScheduler] = [LinearLR(optimizer), LinearLR(optimizer)]
     assert list(SequentialLR(optimizer, parts, [1])._schedulers) == parts
     assert list(ChainedScheduler(parts, optimizer)._schedulers) == parts
+    accelerate_lists_what_it_has_prepared()
+
+
+@used_by("integrations", "_optimizers")
+def accelerate_lists_what_it_has_prepared() -> None:
+    """Accelerate has no public names for them. The tests of the adapter use both."""
+    accelerate = pytest.importorskip("accelerate")
+    assert {"_optimizers", "_schedulers"} <= set(accelerate.Accelerator.__init__.__code__.co_names)
 
 
 # -- modules

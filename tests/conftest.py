@@ -33,8 +33,7 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 
 _TURNS = pytest.StashKey[Turns]()
 
-# Set by pytest itself, and by torch when its first dispatch mode is entered.
-# Set by pytest, and by importing torch's inductor and Lightning.
+# Set by pytest, by torch when its first dispatch mode is entered, and by importing Lightning.
 _NOT_OURS = (
     "PYTEST_CURRENT_TEST",
     "PYTORCH_NVML_BASED_CUDA_CHECK",

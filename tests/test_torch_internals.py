@@ -494,6 +494,11 @@ def the_engine_can_be_called_and_found_on_the_stack() -> None:
 
 @contextmanager
 def one_rank() -> Iterator[None]:
+    """Make a group of one, in which a DDP model must be deleted.
+
+    As the last owner of the group it would wait for the group's threads while it holds the GIL, which these
+    may need: the process hangs, now and then.
+    """
     dist.init_process_group(
         "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
     )
@@ -510,6 +515,7 @@ def ddp_knows_whether_it_joins() -> None:
         assert not model._join_config.enable
         with model.join():
             assert model._join_config.enable
+        del model
 
 
 @used_by("dist", "_has_rebuilt_buckets", "_reset_state")
@@ -522,6 +528,7 @@ def ddp_can_begin_anew_after_a_backward_pass_that_raised() -> None:
         model.reducer._reset_state()
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
+        del model
 
 
 @used_by("dist", "_get_root_mesh", "torch.distributed.device_mesh._mesh_resources")

@@ -23,13 +23,15 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
-from halfguard.precision_names import PrecisionName
+from halfguard.integrations.accelerator_precision import (
+    precision_of,
+    raise_if_unsupported,
+    unwrap_optimizer,
+)
 from halfguard.records import Summary
 from halfguard.step.loss import LossFunction, scalar_loss
 
 logger = logging.getLogger("halfguard")
-
-_PRECISIONS: dict[str, PrecisionName] = {"fp16": "fp16-mixed", "bf16": "bf16-mixed", "no": "fp32"}
 
 
 def attach(
@@ -45,12 +47,7 @@ def attach(
     ``config``, ``run_dir`` and ``entry`` are those of ``halfguard.Guard``; ``accelerator.log`` gets its
     metrics every ``log_every`` steps and at each unusual one. Call it before ``accelerator.prepare``.
     """
-    precision, where = accelerator.mixed_precision, accelerator.distributed_type.value
-    if precision not in _PRECISIONS or not (where == "NO" or where.startswith("MULTI_")):
-        raise UsageError(
-            f"The guard does not run with mixed_precision={precision!r} under {where}.",
-            cure='Use "fp16", "bf16" or "no" with one process or DDP; for FSDP2 halfguard.Guard.',
-        )
+    raise_if_unsupported(accelerator)
     if accelerator._optimizers or isinstance(accelerator.scaler, GuardScaler):
         told = "The accelerator has prepared an optimizer, which keeps its scaler, or has a guard already."
         raise UsageError(told, cure="Call attach() once, directly after Accelerator(...).")
@@ -128,16 +125,13 @@ class AcceleratorGuard:
 
     def _make_guard(self) -> HostedGuard:
         accelerator = self.accelerator
-        optimizers = [_unwrapped(one) for one in accelerator._optimizers]
+        optimizers = [unwrap_optimizer(one) for one in accelerator._optimizers]
         trained = set().union(*map(_parameters, optimizers))
         models = [m for m in self._models if not trained.isdisjoint(map(id, m.parameters()))]
-        precision = _PRECISIONS[accelerator.mixed_precision if accelerator.native_amp else "no"]
-        if accelerator.mixed_precision != "no" and not accelerator.native_amp:
-            logger.warning("Accelerate does not run FP16 on this device: the model trains in FP32.")
         hosted = HostedGuard(
             models[0] if len(models) == 1 else nn.ModuleList(models),
             optimizers,
-            self._config.model_copy(update={"precision": precision}),
+            self._config.model_copy(update={"precision": precision_of(accelerator)}),
             scheduler=[one.scheduler for one in accelerator._schedulers],
             clip=lambda _: [clip() for clip in self._clips],
             log=accelerator.log,
@@ -148,7 +142,7 @@ class AcceleratorGuard:
 
     def _unscale(self, optimizer: Any = None) -> None:
         given = self.accelerator._optimizers if optimizer is None else optimizer
-        for one in map(_unwrapped, given if isinstance(given, list | tuple) else [given]):
+        for one in map(unwrap_optimizer, given if isinstance(given, list | tuple) else [given]):
             others = self._clipping and self._clipping.isdisjoint(_parameters(one))
             if not others and not self.hosted.is_unscaled(one):
                 self.scaler.unscale_(one)
@@ -188,10 +182,6 @@ class AcceleratorGuard:
     def _end_training(self, end: Callable[[], None]) -> None:
         self.close()
         end()
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    return _unwrapped(optimizer.optimizer) if hasattr(optimizer, "accelerator_state") else optimizer
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:

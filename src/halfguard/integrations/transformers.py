@@ -14,16 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from transformers import Trainer
 
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
-from halfguard.precision_names import PrecisionName
+from halfguard.integrations.accelerator_precision import (
+    precision_of,
+    raise_if_unsupported,
+    unwrap_optimizer,
+)
 
-_PRECISIONS: dict[str, PrecisionName] = {"fp16": "fp16-mixed", "bf16": "bf16-mixed"}
 _LOGGED = "halfguard/"
 
 
@@ -65,6 +67,7 @@ class GuardMixin:
     def create_accelerator_and_postprocess(self) -> None:
         """Give the accelerator its scaler before it prepares an optimizer, which keeps the one it sees."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        raise_if_unsupported(self.accelerator)
         self.accelerator.scaler = GuardScaler()
         # Accelerate unscales in FP16 only; in BF16 the guard would measure what is already clipped.
         self.accelerator.unscale_gradients = self._unscale
@@ -76,13 +79,10 @@ class GuardMixin:
 
     def _make_guard(self, model: nn.Module) -> None:
         """Make the guard once the model is wrapped, and again if train() has made another optimizer."""
-        optimizer = self.optimizer
-        while isinstance(optimizer, AcceleratedOptimizer):
-            optimizer = optimizer.optimizer
+        optimizer = unwrap_optimizer(self.optimizer)
         if self.guard is not None and self.guard.optimizers == [optimizer]:
             return
-        lowered = self.accelerator.native_amp
-        precision = _PRECISIONS.get(self.accelerator.mixed_precision, "fp32") if lowered else "fp32"
+        precision = precision_of(self.accelerator)
         self.guard = HostedGuard(
             model,
             optimizer,

@@ -23,7 +23,7 @@ STEPS = 24
 EXPECTED = {
     "t5": {"blocks.1.wo"},
     "attention": {"blocks.1"},
-    "rms_norm": {"0"},
+    "rms_norm": {"1"},
     "logits": {"head"},
     "graph": {"layers.1.message"},
     "detector": {"4.linear"},

@@ -144,7 +144,7 @@ def two_optimizers(guard: dict[str, Any] | None, boost: float) -> tuple[list[Ten
     hub.backward(loss_a)
     hub.backward(loss_b)
     for model, optimizer in ((first, opt_a), (second, opt_b)):
-        if guard is not None:  # stock raises: it unscales the first optimizer again
+        if guard is not None:  # alone, Accelerate unscales both optimizers each time
             hub.clip_grad_norm_(model.parameters(), 1e6)
         optimizer.step()
     return [before - models[1].weight.detach(), x.mean(0, keepdim=True)], attached

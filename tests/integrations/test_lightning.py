@@ -10,7 +10,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger
 
 from halfguard.errors import HalfguardError, UsageError
@@ -87,6 +91,40 @@ def test_if_every_step_is_retried_the_run_is_bitwise_lightnings_fp32(
     assert module.dtypes == {torch.float16, torch.float32}
     assert guard_of(guarded).summary().retried == 12 // accumulate
     assert not differences(state(fp32), state(guarded))
+
+
+def test_gradients_that_a_hook_freezes_stay_frozen_in_a_retried_step() -> None:
+    class Frozen(Classifier):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            weight = next(self.parameters())
+            assert weight.grad is not None
+            weight.grad[:, 0] = 0.0
+
+    data = batches(4, fault=overflow_everywhere)
+    guarded = fit(Frozen(), guard_plugin(), data)
+    assert guard_of(guarded).summary().retried == 4
+    assert not differences(state(fit(Frozen(), None, data)), state(guarded))
+
+
+def test_the_last_epoch_of_stochastic_weight_averaging_runs() -> None:
+    """It renews BatchNorm's statistics without backward; at its end, Lightning alone steps once more."""
+    stock, guarded = (
+        fit(
+            Classifier(dropout=0.0),
+            plugin,
+            batches(4),
+            max_epochs=4,
+            callbacks=[StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2)],
+        )
+        for plugin in (stock_plugin(), guard_plugin())
+    )
+    own, renewed = (
+        {name: value for name, value in state(one)["model"].items() if "running" in name}
+        for one in (stock, guarded)
+    )
+    assert len(renewed) == 2
+    assert not differences(own, renewed)
+    assert guard_of(guarded).summary().applied == 16
 
 
 def test_a_retried_step_logs_once() -> None:

@@ -20,9 +20,15 @@ class FullPrecisionForward:
     def __init__(self, model: nn.Module, device_type: str) -> None:
         self._device_type = device_type
         self._entered: list[ExitStack] = []
+        # A framework may train several models; nobody calls the list that holds them.
+        models = list(model) if isinstance(model, nn.ModuleList) else [model]
         self._hooks = [
-            model.register_forward_pre_hook(self._enter, prepend=True),
-            model.register_forward_hook(self._leave, always_call=True),
+            hook
+            for one in models
+            for hook in (
+                one.register_forward_pre_hook(self._enter, prepend=True),
+                one.register_forward_hook(self._leave, always_call=True),
+            )
         ]
 
     def remove(self) -> None:

@@ -22,11 +22,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from halfguard.errors import UsageError
@@ -99,7 +101,13 @@ class HostedGuard(Guard):
         self._stepped_in_window: set[int] = set()
         self._void = False  # a rollback has undone the window
         self._examined: dict[int, tuple[policy.StepLimits, Tensor, Gradients]] = {}
+        self._left: set[int] = (
+            set()
+        )  # optimizers that were unscaled, and whose step the host left out
         self._in_loss_fn = False
+        self._returned: Node | None = None  # the last operation of the loss that forward() returned
+        self._operations_on_loss = 0  # of the host, between forward() and scale()
+        self._overlapping = False  # a forward pass began before the last one had a backward pass
         self._told_unrepeatable = False
         if given.clip is not None and clip is None:
             logger.info(
@@ -119,6 +127,8 @@ class HostedGuard(Guard):
             return
         with self._transaction:
             self._open_window(late=False)
+            self._overlapping = self._in_forward and self._micro.loss_fn is not None
+            self._returned = None
             self._begin_step()
             self._micro = self._micro_batch_of(batch, about, repeat)
 
@@ -126,14 +136,20 @@ class HostedGuard(Guard):
         """Return the scaled loss of a micro-batch, for the host's backward pass.
 
         A host that accumulates has divided it. A second loss of one forward pass, or of one that ``begin``
-        was not told of, belongs to the batch that began last.
+        was not told of, belongs to the batch that began last, and is not repeated.
         """
         if self.repeating:
             return loss
         self.batch_index += 1
         with self._transaction:
+            first = self._in_forward  # the first loss since begin()
             self._open_window(late=True)
+            self._raise_if_unscaled_gradients_stay()
+            if first and not any(map(_has_gradients, self.optimizers)):
+                self._forget_cleared_batches()
             self._begin_step(late=True)
+            if not (first and self._is_loss_of_forward(loss)):
+                self._micro = replace(self._micro, loss_fn=None)
             check = self._compares_ranks
             return self._stepper.scale_loss(
                 trainable_loss(loss), self._micro, self._batches, check=check
@@ -196,9 +212,15 @@ class HostedGuard(Guard):
         self.begin(batch, about=about, repeat=partial(loss_fn, self.model))
         self._in_loss_fn = True
         try:
-            return trainable_loss(loss_fn(self.model, batch))
+            loss = trainable_loss(loss_fn(self.model, batch))
         finally:
             self._in_loss_fn = False
+        self._returned = loss.grad_fn
+        return loss
+
+    def expect_divided_loss(self) -> None:
+        """Expect in ``scale`` what ``forward`` returned, divided once, as Accelerate does in any case."""
+        self._operations_on_loss = 1
 
     def outcome_of(self, optimizer: Optimizer) -> StepOutcome | None:
         """Return the outcome of the optimizer's last step; its scheduler advances if that was applied."""
@@ -247,15 +269,49 @@ class HostedGuard(Guard):
 
     def _open_window(self, *, late: bool) -> None:
         """Open a new window if an optimizer has stepped with the present one, or the host left it out."""
+        left = set(self._examined)  # unscaled, and not applied
         if self._spent:
             self._stepper.end_round()
             self._forget_window()
-        elif self._examined:  # unscaled, and not applied
+            self._left = left
+        elif left:
+            examined = [one for one in self.optimizers if id(one) in left]
+            if len(self.optimizers) > 1 and any(map(_has_gradients, examined)):
+                return  # the loss of another optimizer, before the first one steps
             if late:  # its forward pass has run: buffers are no longer those of the window
                 self._stepper.scaler.abandon_step()
             else:
                 self._stepper.discard()
             self._forget_window()
+            self._left = left
+
+    def _raise_if_unscaled_gradients_stay(self) -> None:
+        """Raise if gradients of the next loss would be added to gradients that are unscaled already."""
+        left, self._left = self._left, set()
+        if any(id(one) in left and _has_gradients(one) for one in self.optimizers):
+            raise UsageError(
+                "Gradients were unscaled, not applied and not cleared, and another loss would be added to "
+                "them: gradients of two different scales.",
+                cure="Unscale and clip after the last micro-batch only (Accelerate: if "
+                "accelerator.sync_gradients), and call optimizer.zero_grad() if a step is left out.",
+            )
+
+    def _forget_cleared_batches(self) -> None:
+        """Begin the window anew: the host has cleared the gradients of the micro-batches so far."""
+        if self._examined:
+            self._stepper.scaler.abandon_step()
+        self._examined.clear()
+        self._batches = StepBatches()
+
+    def _is_loss_of_forward(self, loss: Tensor) -> bool:
+        """Return whether a repetition of the last forward pass would compute this very loss."""
+        if self._overlapping or self._returned is None:
+            return not self._overlapping
+        node, expected, self._returned = loss.grad_fn, self._returned, None
+        for _ in range(self._operations_on_loss):
+            parents = () if node is None else node.next_functions
+            node = parents[0][0] if parents else None
+        return node is expected
 
     def _forget_window(self) -> None:
         self._batches, self._window = StepBatches(), StepBatches()
@@ -299,8 +355,9 @@ class HostedGuard(Guard):
             return self.config
         if not self._told_unrepeatable:
             logger.warning(
-                "step %d is not repeated in FP32 but skipped: no repeat was given for its forward pass, or "
-                "the guard has several optimizers. This is told once.",
+                "step %d is not repeated in FP32 but skipped: no repeat was given for its forward pass, its "
+                "loss was changed after it or made of several, or the guard has several optimizers. This is "
+                "told once.",
                 report.step,
             )
         self._told_unrepeatable = True
@@ -345,6 +402,10 @@ class HostedGuard(Guard):
     def resume(self) -> NoReturn:
         """Raise: the host loads its own checkpoint, with the position in its data."""
         raise _not_hosted("resume()")
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _not_hosted(call: str) -> UsageError:

@@ -137,6 +137,7 @@ class AcceleratorGuard:
             log=accelerator.log,
             **self._settings,
         )
+        hosted.expect_divided_loss()
         self.scaler.bind(hosted)
         return hosted
 

@@ -66,7 +66,7 @@ class GuardedPlugin(Precision):
             optimizers,
             self._config,
             scheduler=[c.scheduler for c in per_step],
-            clip=self._clip_repeated,
+            clip=lambda optimizer: self._after_closure(self._module, optimizer),  # hooks, too
             run_dir=self._run_dir,
             entry=self._entry,
             log=partial(log_to_all, trainer),
@@ -118,6 +118,8 @@ class GuardedPlugin(Precision):
     ) -> Any:
         """Run forward and backward, unscale, let Lightning call hooks and clip, and apply or refuse."""
         result = closure()
+        if getattr(model.trainer.fit_loop, "_skip_backward", False):
+            return result  # SWA renews statistics
         if result is None and model.automatic_optimization:  # training_step returned None
             self._required.abandon()
             return None
@@ -132,11 +134,6 @@ class GuardedPlugin(Precision):
         if not self._required.is_unscaled(optimizer):
             self._required.unscale(optimizer)
         Precision.clip_gradients(self, optimizer, *args, **kwargs)
-
-    def _clip_repeated(self, optimizer: Optimizer) -> None:
-        how = self._module.trainer
-        clip_val, algorithm = how.gradient_clip_val, how.gradient_clip_algorithm
-        self._clip_gradients(self._module, optimizer, clip_val, algorithm)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard, with torch's entries for a loss scaler."""

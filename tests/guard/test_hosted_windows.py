@@ -1,0 +1,157 @@
+"""What belongs to one update, in loops as hosts write them: several losses, cleared gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from halfguard.errors import UsageError
+from halfguard.guard.guard_scaler import GuardScaler
+from halfguard.guard.hosted import HostedGuard
+from halfguard.records import Action
+from tests.support.hosts import INIT_SCALE
+
+pytestmark = pytest.mark.usefixtures("seed")
+CONFIG: dict[str, Any] = {
+    "scale": {"init": INIT_SCALE},
+    "skip": {"on_nonfinite": "retry_fp32"},
+}
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 1)
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.float16):
+        loss: Tensor = model(batch).float().mean()
+        return loss
+
+
+OVERFLOWS = torch.full((2, 4), 1e5)  # infinite in half
+HEALTHY = torch.ones(2, 4)
+
+
+def guarded(*models: nn.Module) -> tuple[GuardScaler, HostedGuard, list[SGD]]:
+    optimizers = [SGD(model.parameters(), lr=1.0) for model in models]
+    whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+    guard = HostedGuard(whole, optimizers, CONFIG)
+    return GuardScaler(guard), guard, optimizers
+
+
+def moved(model: nn.Linear) -> Tensor:
+    return linear().weight.detach() - model.weight.detach()
+
+
+def test_two_optimizers_may_both_be_clipped_before_the_first_steps() -> None:
+    found = []
+    for with_guard in (False, True):
+        first, second = linear(), linear()
+        if with_guard:
+            scaler, _, (one, other) = guarded(first, second)
+        else:
+            one, other = (SGD(model.parameters(), lr=1.0) for model in (first, second))
+            scaler = torch.amp.GradScaler("cpu", init_scale=INIT_SCALE)  # type: ignore[assignment]
+        for model, optimizer in ((first, one), (second, other)):
+            scaler.scale(loss_of(model, HEALTHY)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        scaler.step(one)
+        scaler.step(other)
+        scaler.update()
+        found.append([moved(first), moved(second)])
+    for stock, ours in zip(*found, strict=True):
+        assert stock.abs().max() > 0.5
+        assert torch.equal(stock, ours)
+
+
+def test_gradients_that_were_unscaled_and_kept_are_refused() -> None:
+    model = linear()
+    scaler, guard, (optimizer,) = guarded(model)
+    guard.begin(HEALTHY)
+    scaler.scale(loss_of(model, HEALTHY)).backward()
+    scaler.unscale_(optimizer)
+    guard.begin(HEALTHY)
+    with pytest.raises(UsageError, match="gradients of two different scales"):
+        scaler.scale(loss_of(model, HEALTHY))
+
+
+def test_a_step_that_was_unscaled_and_left_out_is_forgotten_once_it_is_cleared() -> None:
+    model = linear()
+    scaler, guard, (optimizer,) = guarded(model)
+    for left_out in (True, False):
+        guard.begin(HEALTHY)
+        loss = loss_of(model, HEALTHY)
+        optimizer.zero_grad()  # between forward and backward, as many write it
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if not left_out:
+            scaler.step(optimizer)
+    assert torch.equal(moved(model), torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("cleared_late", [True, False])
+def test_batches_whose_gradients_were_cleared_are_not_repeated(cleared_late: bool) -> None:
+    model = linear()
+    scaler, guard, (optimizer,) = guarded(model)
+    fp32 = linear()
+    for batch in (HEALTHY, OVERFLOWS):
+        loss = guard.forward(loss_of, batch)
+        if cleared_late:
+            optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if not cleared_late and batch is HEALTHY:
+            optimizer.zero_grad()
+    scaler.step(optimizer)
+    assert guard.last is not None
+    assert guard.last.action is Action.RETRY
+    fp32(OVERFLOWS).mean().backward()  # the second batch alone
+    SGD(fp32.parameters(), lr=1.0).step()
+    assert torch.equal(model.weight, fp32.weight)
+
+
+CHANGED: dict[str, Callable[[HostedGuard], Tensor]] = {
+    "divided": lambda guard: guard.forward(loss_of, OVERFLOWS) / 4,
+    "two forward passes": lambda guard: (
+        guard.forward(loss_of, OVERFLOWS) + guard.forward(loss_of, HEALTHY)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_loss_that_a_repetition_would_not_compute_is_skipped(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = linear()
+    scaler, guard, (optimizer,) = guarded(model)
+    scaler.scale(CHANGED[name](guard)).backward()
+    scaler.step(optimizer)
+    assert guard.last is not None
+    assert guard.last.action is Action.SKIP
+    assert torch.equal(moved(model), torch.zeros(1, 4))
+    assert "its loss was changed after it or made of several" in caplog.text
+
+
+def test_a_second_backward_pass_of_a_batch_is_not_repeated() -> None:
+    """Adversarial training adds the loss of a changed model to the gradients of one batch."""
+    model = linear()
+    scaler, guard, (optimizer,) = guarded(model)
+    scaler.scale(guard.forward(loss_of, OVERFLOWS)).backward()
+    scaler.scale(loss_of(model, HEALTHY)).backward()
+    scaler.step(optimizer)
+    assert guard.last is not None
+    assert guard.last.action is Action.SKIP
+
+
+def test_fp32_as_a_remedy_reaches_each_of_several_models() -> None:
+    first, second = linear(), linear()
+    _, guard, _ = guarded(first, second)
+    guard._continue_with(guard.config.model_copy(update={"precision": "fp32"}))
+    with torch.autocast("cpu", torch.float16):
+        assert {model(HEALTHY).dtype for model in (first, second)} == {torch.float32}

@@ -16,6 +16,8 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 
 from halfguard.errors import HalfguardError, UsageError
 from halfguard.integrations.lightning import GuardPrecision
@@ -125,6 +127,19 @@ def test_the_last_epoch_of_stochastic_weight_averaging_runs() -> None:
     assert len(renewed) == 2
     assert not differences(own, renewed)
     assert guard_of(guarded).summary().applied == 16
+
+
+def test_a_scheduler_with_a_frequency_does_not_lose_an_interval_to_one_skipped_step() -> None:
+    class Seldom(Classifier):
+        def configure_optimizers(self) -> Any:
+            optimizer = SGD(self.parameters(), lr=0.5)
+            scheduler = StepLR(optimizer, 1, 0.5)
+            how = {"scheduler": scheduler, "interval": "step", "frequency": 4}
+            return {"optimizer": optimizer, "lr_scheduler": how}
+
+    guarded = fit(Seldom(), guard_plugin(), batches(12, fault=nan_at(3, 7, 11)))
+    assert guard_of(guarded).summary().applied == 9
+    assert guarded.optimizers[0].param_groups[0]["lr"] == 0.5 * 0.5**3
 
 
 def test_a_retried_step_logs_once() -> None:

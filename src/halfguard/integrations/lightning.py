@@ -74,7 +74,7 @@ class GuardedPlugin(Precision):
         )
         before, self.scaler = self.scaler.state_dict(), GuardScaler(self.guard)
         self.scaler.load_state_dict(before)  # of an earlier fit(), or nothing
-        for scheduler_config in per_step:
+        for scheduler_config in (c for c in per_step if c.frequency == 1):
             scheduler_config.scheduler = HeldScheduler(scheduler_config.scheduler, self.guard)
         self._callback = GuardCallback(self.guard)
         trainer.callbacks.insert(0, self._callback)  # before those that save checkpoints

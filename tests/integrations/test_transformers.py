@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -21,7 +20,18 @@ from tests.support.models import differences
 
 RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
 # Accumulation, the largest norm, and the optimizer: the Trainer's own choice is the fused one.
-LOOPS = [*itertools.product([1, 4], [0.0, 0.5], ["adamw_torch_fused"]), (1, 0.5, "adamw_torch")]
+LOOPS = [
+    (4, 0.5, "adamw_torch_fused"),
+    *(
+        pytest.param(*loop, marks=pytest.mark.slow)
+        for loop in (
+            (1, 0.0, "adamw_torch_fused"),
+            (1, 0.5, "adamw_torch_fused"),
+            (4, 0.0, "adamw_torch_fused"),
+            (1, 0.5, "adamw_torch"),
+        )
+    ),
+]
 pytestmark = pytest.mark.usefixtures("seed")
 loops = pytest.mark.parametrize(("accumulate", "clip", "optimizer"), LOOPS)
 
@@ -143,6 +153,7 @@ def test_what_the_trainer_alone_makes_of_a_nan_batch(tmp_path: Path) -> None:
     assert guarded.lr_scheduler.last_epoch == 5
 
 
+@pytest.mark.slow
 def test_bf16_and_fp32_are_guarded_before_clipping(tmp_path: Path) -> None:
     for precision in ({"fp16": False, "bf16": True}, {"fp16": False}):
         data, how = samples(6), {"max_grad_norm": 0.01} | precision
@@ -172,6 +183,7 @@ def test_callbacks_still_see_gradients_after_the_step(tmp_path: Path) -> None:
     assert watching.missing == 0
 
 
+@pytest.mark.slow
 def test_training_twice_continues_with_a_guard(tmp_path: Path) -> None:
     stock = make(tmp_path, samples(5))
     guarded = make(tmp_path, samples(5), guard=RETRY, run_dir=tmp_path / "run")

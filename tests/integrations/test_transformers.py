@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -184,13 +185,26 @@ def test_callbacks_still_see_gradients_after_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_twice_continues_with_a_guard(tmp_path: Path) -> None:
+def test_training_twice_continues_with_the_guards_state(tmp_path: Path) -> None:
     stock = make(tmp_path, samples(5))
     guarded = make(tmp_path, samples(5), guard=RETRY, run_dir=tmp_path / "run")
     for trainer in (stock, guarded):
         trainer.train()
         trainer.train()
     assert not differences(state(stock), state(guarded))
+    assert guarded.guard.summary().applied == 10
+    assert guarded.accelerator.scaler.state_dict()["_growth_tracker"] == 10
+
+
+@pytest.mark.slow
+def test_the_journal_has_the_skipped_steps_of_every_train(tmp_path: Path) -> None:
+    guarded = make(tmp_path, samples(5, nan_batch=2), guard={}, run_dir=tmp_path / "run")
+    guarded.train()
+    first = guarded.guard
+    guarded.train()
+    assert guarded.guard is not first  # whose scheduler is no longer the Trainer's
+    rows = [json.loads(line) for line in (tmp_path / "run/steps.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row.get("action") == "skip"] == [2, 7]
 
 
 def test_incidents_and_the_journal_are_kept(tmp_path: Path) -> None:

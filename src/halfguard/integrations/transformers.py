@@ -48,6 +48,7 @@ class GuardMixin:
     _micro_batch: tuple[nn.Module, Any] | None = (
         None  # model and item count, until its inputs are ready
     )
+    _scheduler: Any = None  # that the guard has
     _repeated_inputs: Any = None  # of the micro-batch whose loss is computed again
 
     def __init__(
@@ -78,10 +79,13 @@ class GuardMixin:
             self.accelerator.scaler.unscale_(one)
 
     def _make_guard(self, model: nn.Module) -> None:
-        """Make the guard once the model is wrapped, and again if train() has made another optimizer."""
+        """Make the guard once the model is wrapped, and another one for each further call of train()."""
         optimizer = unwrap_optimizer(self.optimizer)
-        if self.guard is not None and self.guard.optimizers == [optimizer]:
+        same = self.guard is not None and self.guard.optimizers == [optimizer]
+        if same and self._scheduler is self.lr_scheduler:  # train() makes one each time
             return
+        before = self.guard.state_dict() if same and self.guard is not None else {}
+        self._scheduler = self.lr_scheduler
         precision = precision_of(self.accelerator)
         self.guard = HostedGuard(
             model,
@@ -92,6 +96,7 @@ class GuardMixin:
             run_dir=self._run_dir,
             entry=self._entry,
         )
+        self.guard.load_state_dict(before)
         self.accelerator.scaler.bind(self.guard)
 
     def _clip_repeated(self, model: nn.Module) -> None:

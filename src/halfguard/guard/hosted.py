@@ -145,7 +145,10 @@ class HostedGuard(Guard):
             first = self._in_forward  # the first loss since begin()
             self._open_window(late=True)
             self._raise_if_unscaled_gradients_stay()
-            if first and not any(map(_has_gradients, self.optimizers)):
+            further = first and bool(
+                self._batches.micro_batches
+            )  # of a window that is open already
+            if further and not any(map(_has_gradients, self.optimizers)):
                 self._forget_cleared_batches()
             self._begin_step(late=True)
             if not (first and self._is_loss_of_forward(loss)):
@@ -305,9 +308,12 @@ class HostedGuard(Guard):
 
     def _is_loss_of_forward(self, loss: Tensor) -> bool:
         """Return whether a repetition of the last forward pass would compute this very loss."""
-        if self._overlapping or self._returned is None:
-            return not self._overlapping
-        node, expected, self._returned = loss.grad_fn, self._returned, None
+        expected, self._returned = self._returned, None
+        if self._overlapping:
+            return False
+        if expected is None:
+            return True  # begin() was given its own way to repeat
+        node = loss.grad_fn
         for _ in range(self._operations_on_loss):
             parents = () if node is None else node.next_functions
             node = parents[0][0] if parents else None

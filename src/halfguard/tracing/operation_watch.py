@@ -10,7 +10,7 @@ into 0. An operation that turns it into NaN, or adds an infinity of its own, is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -21,6 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.records.culprit import TensorRange
 from halfguard.tracing import origins as known
+from halfguard.tracing.call_arguments import (
+    TensorArgument,
+    bind_arguments,
+    tensor_arguments,
+    tensors_in,
+)
 from halfguard.tracing.module_stack import ModuleStack
 from halfguard.tracing.operation_places import OperationPlace, OperationPlaces
 from halfguard.tracing.origins import Origin, Origins, can_check, has_nan, is_finite, measure_range
@@ -54,7 +60,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        arguments = list(_arguments(func, args, kwargs))
+        bound = tensor_arguments(bind_arguments(func, args, kwargs))
+        arguments = [one for one in bound if can_check(one.tensor)]
         packet = func.overloadpacket.__name__
         written = [tensor for _, tensor, is_written in arguments if is_written]
         # Tensors that an in-place operation overwrites must be checked before.
@@ -66,7 +73,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.origins.mark_unwritten(out)
             return out
         shared = {tensor.untyped_storage()._cdata for _, tensor, _ in arguments}
-        fresh = [t for t in _tensors(out) if t.untyped_storage()._cdata not in shared]
+        results = filter(can_check, tensors_in(out))
+        fresh = [t for t in results if t.untyped_storage()._cdata not in shared]
         bad = [tensor for tensor in (*fresh, *written) if not self._found_finite(tensor)]
         if bad:
             inputs = before or self._inputs(packet, arguments, overwritten=False)
@@ -80,7 +88,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return finite
 
     def _inputs(
-        self, packet: str, arguments: list[tuple[str, Tensor, bool]], *, overwritten: bool
+        self, packet: str, arguments: list[TensorArgument], *, overwritten: bool
     ) -> CallInputs:
         read = [
             (name, tensor)
@@ -162,25 +170,6 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _index(origin: Origin) -> int:
     return origin.index
-
-
-def _arguments(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield name and tensor of each argument that can be checked, and whether the call writes to it."""
-    schema = func._schema.arguments
-    values = [*zip(schema, args, strict=False)]
-    values += [(a, kwargs[a.name]) for a in schema[len(args) :] if a.name in kwargs]
-    for argument, value in values:
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in _tensors(value):
-            yield argument.name, tensor, is_written
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    for item in value if isinstance(value, tuple | list) else (value,):
-        if can_check(item):
-            yield item
 
 
 def _ranges(tensors: list[tuple[str, Tensor]]) -> tuple[TensorRange, ...]:

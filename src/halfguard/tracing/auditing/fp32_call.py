@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
+
+from halfguard.tracing.call_arguments import (
+    bind_arguments,
+    is_written,
+    results_of,
+    tensor_arguments,
+)
 
 WIDE = {
     torch.float16: torch.float32,
@@ -27,25 +33,15 @@ for _name in ("AutocastCUDA", "AutocastMPS", "AutocastXPU", "AutocastPrivateUse1
 Substitute = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorArgument:
-    """A tensor among the arguments of a call."""
-
-    name: str
-    tensor: Tensor
-    is_written: bool
-
-
 class Call:
     """One call of an operation: its arguments by name, and how to repeat it in FP32."""
 
     def __init__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.func = func
-        schema = func._schema.arguments
-        self._values = [*zip(schema, args, strict=False)]
-        self._values += [(a, kwargs[a.name]) for a in schema[len(args) :] if a.name in kwargs]
+        self._values = bind_arguments(func, args, kwargs)
         self._positional = len(args)
-        self.tensors = list(self._tensors())
+        self.tensors = list(tensor_arguments(self._values))
+        self.written = [one.tensor for one in self.tensors if one.is_written]
 
     @property
     def is_random(self) -> bool:
@@ -71,15 +67,14 @@ class Call:
         kwargs = {a.name: v for (a, _), v in zip(named, values[self._positional :], strict=True)}
         with undispatched():
             out = self.func(*args, **kwargs)
-        ours = {id(tensor) for tensor in written}
-        return [*(tensor for tensor in tensors_in(out) if id(tensor) not in ours), *written]
+        return results_of(out, written)
 
     def _wide(
         self, argument: Any, value: Any, substitute: Substitute, written: list[Tensor]
     ) -> Any:
         if isinstance(value, Tensor):
             wide = substitute(value)
-            if _is_written(argument):
+            if is_written(argument):
                 wide = wide.clone()
                 written.append(wide)
             elif argument.name.startswith("running_"):  # statistics, updated without being declared
@@ -91,11 +86,6 @@ class Call:
             return WIDE.get(value, value)
         return False if argument.name == "half_to_float" else value
 
-    def _tensors(self) -> Iterator[TensorArgument]:
-        for argument, value in self._values:
-            for tensor in tensors_in(value):
-                yield TensorArgument(argument.name, tensor, _is_written(argument))
-
 
 @contextmanager
 def undispatched() -> Iterator[None]:
@@ -104,18 +94,7 @@ def undispatched() -> Iterator[None]:
         yield
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield a tensor, or the tensors of a list."""
-    for item in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(item, Tensor):
-            yield item
-
-
 def to_wide(tensor: Tensor) -> Tensor:
     """Return a half tensor in FP32, and any other as it is."""
     wide = WIDE.get(tensor.dtype)
     return tensor if wide is None else tensor.to(wide)
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write

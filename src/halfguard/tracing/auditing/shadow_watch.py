@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.records.audit import AuditFinding, Fault
-from halfguard.tracing.auditing.fp32_call import WIDE, Call, tensors_in, to_wide, undispatched
+from halfguard.tracing.auditing.fp32_call import WIDE, Call, to_wide, undispatched
 from halfguard.tracing.auditing.shadows import Shadows, differs
+from halfguard.tracing.call_arguments import results_of
 from halfguard.tracing.module_stack import ModuleStack
 from halfguard.tracing.operation_places import OperationPlace, OperationPlaces
 from halfguard.tracing.origins import UNWRITTEN, can_check, measure_range
@@ -127,12 +128,12 @@ class ShadowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = self._before(call)
         out = func(*args, **kwargs)
         with undispatched():
-            self._look(_Done(call, packet, place, before, _results(call, out)))
+            self._look(_Done(call, packet, place, before, results_of(out, call.written)))
         return out
 
     def _before(self, call: Call) -> dict[int, Tensor]:
         """Return copies of the tensors that the call will write to, if it may have to be repeated."""
-        written = [one.tensor for one in call.tensors if one.is_written]
+        written = call.written
         if not written or not (any(t.dtype in WIDE for t in written) or self._is_tainted(call)):
             return {}
         with undispatched():
@@ -265,10 +266,3 @@ def _is_suspect(result: Tensor, done: _Done) -> bool:
 
 def _may_underflow(done: _Done) -> bool:
     return done.place.phase == "forward" and done.packet not in _NO_UNDERFLOW
-
-
-def _results(call: Call, out: Any) -> list[Tensor]:
-    """Return the tensors that a call made, then those it wrote to."""
-    written = [one.tensor for one in call.tensors if one.is_written]
-    ours = {id(tensor) for tensor in written}
-    return [*(tensor for tensor in tensors_in(out) if id(tensor) not in ours), *written]

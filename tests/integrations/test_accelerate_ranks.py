@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.docs import ROOT
 from tests.support.models import differences
+from tests.support.programs import TORCHRUN, run_python
 
 pytestmark = pytest.mark.slow
 accumulations = pytest.mark.parametrize("accumulate", [1, 4])
@@ -21,17 +18,8 @@ Rank = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    result = subprocess.run(
-        [*command, "-m", "tests.integrations.accelerate_ranks", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    program = (*TORCHRUN, "tests.integrations.accelerate_ranks", str(folder))
+    run_python(*program, ACCELERATE_USE_CPU="true")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.docs import ROOT
+from tests.support.docs import apply_diff
+from tests.support.programs import run_python
 
 STOCK = """
 import logging, warnings
@@ -39,33 +36,9 @@ trainer.fit(Model(), DataLoader([torch.randn(8, 4) for _ in range(3)], batch_siz
 """
 
 
-def run(program: str, folder: Path) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
 @pytest.mark.slow
 def test_the_diff_of_the_page_makes_a_stock_script_a_guarded_one(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "how-to" / "lightning.md").read_text()
-    found = re.search(r"```diff\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    lines = found[1].splitlines()
-    assert len(lines) == 3
-    removed = [line[1:] for line in lines if line.startswith("-")]
-    (imported, added) = [line[1:] for line in lines if line.startswith("+")]
-    changed = imported + STOCK.replace(removed[0], added)
-    assert changed != imported + STOCK
-
-    assert "torch.bfloat16" in run(STOCK, tmp_path)  # Lightning on a CPU
-    assert "torch.float16" in run(changed, tmp_path)
+    changed = apply_diff("docs/how-to/lightning.md", STOCK, added=2)
+    assert "torch.bfloat16" in run_python("-c", STOCK, cwd=tmp_path)  # Lightning on a CPU
+    assert "torch.float16" in run_python("-c", changed, cwd=tmp_path)
     assert (tmp_path / "runs" / "a" / "steps.jsonl").exists()

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.docs import ROOT
 from tests.support.models import differences
+from tests.support.programs import run_python
 
 pytestmark = pytest.mark.slow
 
 
 def train(who: str, fault: str, accumulate: int, folder: Path) -> list[dict[str, Any]]:
     out = folder / f"{who}-{fault}"
-    command = [sys.executable, "-m", "tests.integrations.lightning_ranks"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [*command, who, fault, str(accumulate), str(out)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    arguments = (who, fault, str(accumulate), str(out))
+    run_python("-m", "tests.integrations.lightning_ranks", *arguments)
     ranks = [torch.load(f"{out}.{rank}", weights_only=True) for rank in range(2)]
     models = [
         {n: v for n, v in r["model"].items() if "running" not in n and "tracked" not in n}

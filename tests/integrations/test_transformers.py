@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,9 @@ from transformers import TrainerCallback
 from halfguard.integrations.transformers_callback import NonfiniteCallback
 from halfguard.records import Cause
 from tests.integrations.transformers_runs import INIT_SCALE, make, samples, state
+from tests.support.docs import apply_diff
 from tests.support.models import differences
+from tests.support.programs import run_python
 
 RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
 # Accumulation, the largest norm, and the optimizer: the Trainer's own choice is the fused one.
@@ -244,23 +242,7 @@ trainer.train()
 
 @pytest.mark.slow
 def test_the_diff_of_the_guide_guards_a_stock_script(tmp_path: Path) -> None:
-    guide = Path(__file__).parents[2] / "docs/how-to/transformers.md"
-    (diff,) = re.findall(r"^```diff\n(.*?)^```", guide.read_text(), re.MULTILINE | re.DOTALL)
-    changed, hunks = STOCK_SCRIPT, re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", diff, re.MULTILINE)
-    added = 0
-    for removed, new in hunks:
-        before, after = (re.sub("^.", "", text, flags=re.MULTILINE) for text in (removed, new))
-        assert before in changed
-        changed = changed.replace(before, after)
-        added += after.count("\n")
-    assert added == 3
-    script = tmp_path / "train.py"
-    script.write_text(changed + "print(trainer.guard.counts.applied)\n")
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "4"
+    changed = apply_diff("docs/how-to/transformers.md", STOCK_SCRIPT, added=3)
+    told = run_python("-c", changed + "print(trainer.guard.counts.applied)\n", cwd=tmp_path)
+    assert told.splitlines()[-1] == "4"
     assert (tmp_path / "runs/a/steps.jsonl").exists()

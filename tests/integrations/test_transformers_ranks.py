@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +9,12 @@ import pytest
 import torch
 
 from tests.support.models import differences
+from tests.support.programs import TORCHRUN, run_python
 
 
 @pytest.mark.slow
 def test_two_ranks_agree_and_are_the_trainers_own(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "tests.integrations.trainer_ranks", str(tmp_path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_python(*TORCHRUN, "tests.integrations.trainer_ranks", str(tmp_path))
 
     def load(name: str, rank: int = 0) -> dict[str, Any]:
         found: dict[str, Any] = torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)

@@ -18,7 +18,7 @@ from halfguard.records.watch import WatchRow, WatchWarning
 STEPS = 300
 STALLED = 0.9  # share of weights of a layer that a step leaves as they are
 
-Schedule = Callable[[int], float]
+Schedule = Callable[[float], float]
 
 # By the share of steps: what the highest rate is multiplied with.
 FALLING: dict[str, Schedule] = {

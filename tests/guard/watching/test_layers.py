@@ -11,6 +11,7 @@ from halfguard.guard.watching.layers import layers_of, leaves_range, merge_calls
 from halfguard.guard.watching.operation_maxima import _BITS, Maximum, Place
 from halfguard.guard.watching.trends import Trends
 from halfguard.guard.watching.warnings import WatchWarnings
+from halfguard.records.watch import WatchWarning
 
 HALF = torch.float16
 
@@ -78,7 +79,7 @@ def test_zeros_beside_normal_gradients_are_not_counted(seed: object) -> None:
 
 def test_only_the_next_overflow_is_announced_and_only_once() -> None:
     trends, warnings = Trends(), WatchWarnings()
-    told = []
+    told: list[WatchWarning] = []
     for step in range(0, 400, 5):
         maxima = [result(at("mul"), 2 ** (4 + step / 40)), result(at("add"), 2 ** (3 + step / 40))]
         trends.add(step, merge_calls(maxima))

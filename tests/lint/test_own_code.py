@@ -20,6 +20,10 @@ SHOWN = {
     ("README.md", "HG103"),
     ("README.md", "HG104"),
     ("docs/explanation/swallowed-overflow.md", "HG108"),
+    *(
+        ("docs/explanation/myths.md", f"HG{n}")
+        for n in (103, 104, 110, 111, 112, 203, 308, 401, 404)
+    ),
     ("docs/how-to/choose-islands.md", "HG108"),
     ("docs/how-to/doctor-a-model.md", "HG309"),
     ("docs/how-to/fp16-weights.md", "HG309"),

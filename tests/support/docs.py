@@ -26,7 +26,8 @@ class Snippet:
 
 
 def pages() -> list[Path]:
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    examples = sorted((ROOT / "examples").rglob("README.md"))
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *examples]
 
 
 def snippets(page: Path) -> Iterator[Snippet]:

@@ -57,6 +57,10 @@ def with_capped_log(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def with_logsigmoid(model: nn.Module, batch: Batch) -> Tensor:
+    return -F.logsigmoid(margin(model, batch).float()).mean()
+
+
+def with_half_logsigmoid(model: nn.Module, batch: Batch) -> Tensor:
     return -F.logsigmoid(margin(model, batch)).mean()
 
 
@@ -77,7 +81,13 @@ def test_replay_recommends_logsigmoid(tmp_path: Path) -> None:
     assert autopsy.culprit.op == "log"
     assert autopsy.cure is not None
     assert "logsigmoid(x)" in autopsy.cure.sentence
-    assert "+    return -torch.nn.functional.logsigmoid(difference).mean()" in autopsy.cure.patch
+    new = "+    return -torch.nn.functional.logsigmoid(difference.float()).mean()"
+    assert new in autopsy.cure.patch
+    trials = {trial.name: trial for trial in autopsy.trials}
+    cure, capped = trials[autopsy.cure.trial], trials["stable operations for log"]
+    assert cure.error_as_meant is not None
+    assert cure.error_as_meant < (capped.error_as_meant or 1)
+    assert cure.largest_scale == 64  # the run's initial scale
 
 
 def train(loss_fn: Loss) -> tuple[int, float, float]:
@@ -103,9 +113,13 @@ def train(loss_fn: Loss) -> tuple[int, float, float]:
 
 def test_the_run_is_healthy_with_it_and_not_with_a_capped_logarithm() -> None:
     applied, scale, loss = train(with_logsigmoid)
-    assert applied >= STEPS - 1  # the first step may find the scale
-    assert scale >= 32768
+    assert (applied, scale) == (STEPS, 65536)
     capped, capped_scale, capped_loss = train(with_capped_log)
     assert capped < applied
     assert capped_scale < scale
     assert capped_loss > loss
+
+
+def test_a_half_loss_costs_the_first_step_its_scale() -> None:
+    """The gradient of a half loss is the scale itself, and 65536 is the first number beyond half."""
+    assert train(with_half_logsigmoid)[:2] == (STEPS - 1, 32768)

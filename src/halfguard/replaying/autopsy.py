@@ -16,7 +16,7 @@ from torch import nn
 from halfguard.incident import Incident, open_incident
 from halfguard.records.autopsy import Autopsy, Reproduced
 from halfguard.records.culprit import Culprit
-from halfguard.replaying.cures import choose_cure
+from halfguard.replaying.cures import find_candidates
 from halfguard.replaying.entry import find_workload
 from halfguard.replaying.replayed_step import ReplayedStep, Result
 from halfguard.replaying.restore import raise_if_private
@@ -63,7 +63,7 @@ def _autopsy(step: ReplayedStep, watch: Callable[[str], None]) -> Autopsy:
         step
     )  # also if the step is finite: an overflow may be swallowed
     trials = Trials(step, watch)
-    cure, bad = choose_cure(step, trials, culprit)
+    candidates, bad = find_candidates(step, trials, culprit)
     return _report(
         step,
         reproduced,
@@ -72,7 +72,8 @@ def _autopsy(step: ReplayedStep, watch: Callable[[str], None]) -> Autopsy:
         samples=() if bad is None else bad.samples,
         micro_batch=0 if bad is None else bad.micro_batch,
         trials=tuple(trials.done),
-        cure=cure,
+        saturation=trials.judge.saturation,
+        cure=candidates[0].cure if candidates else None,
     )
 
 

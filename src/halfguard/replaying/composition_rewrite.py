@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -61,8 +61,18 @@ class CompositionRewrite(TorchFunctionMode):
         super().__init__()
         self._accept, self._meaning = accept, meaning
         self._parts: dict[int, Part] = {}
-        self.found: list[Found] = []
+        self._found: dict[tuple[Place, type], Found] = {}
         self.replaced = 0
+
+    @property
+    def found(self) -> list[Found]:
+        """The first composition of each kind on each line."""
+        return list(self._found.values())
+
+    def __enter__(self) -> Self:
+        self._parts.clear()  # of an earlier step
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -85,7 +95,7 @@ class CompositionRewrite(TorchFunctionMode):
         if composition is None or place is None:
             return None
         lines = frozenset({place}).union(*(part.lines for part in parts if part))
-        self.found.append(Found(composition, place, lines))
+        self._found.setdefault((place, type(composition)), Found(composition, place, lines))
         if not self._accept(place):
             return None
         self.replaced += 1

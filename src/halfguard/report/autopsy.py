@@ -133,13 +133,16 @@ def _trials(autopsy: Autopsy) -> Iterator[Block]:
     yield Heading("What would have prevented it")
     yield Text(["Each change was applied alone and the step was run again:"])
     meant = any(trial.error_as_meant is not None for trial in autopsy.trials)
-    heads = ["change", "step", "loss", "gradient norm", "error against FP32"]
-    heads += ["error against what is meant"] if meant else []
+    heads = ["change", "step", "loss", "gradient norm", "error"]
+    heads += ["error, meant"] if meant else []
     yield Table(
-        (*heads, "finite up to scale", ""),
+        (*heads, "scale", ""),
         [_trial(trial, meant=meant) for trial in autopsy.trials],
         ["good" if trial.good else "bad" for trial in autopsy.trials],
     )
+    text = "Error: of all gradients together, relative to FP32 as written"
+    text += "; meant: to float64 of what the code means" if meant else ""
+    yield Text([f"{text}. Scale: the largest loss scale tried at which the step is finite."])
     if autopsy.saturation is not None and autopsy.saturation > SATURATED:
         text = "The loss saturates in FP32 too: the gradients of FP32 as written are "
         text += f"{autopsy.saturation:.0%} from those of what is meant, computed in float64. "

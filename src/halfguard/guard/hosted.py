@@ -80,7 +80,7 @@ class HostedGuard(Guard):
         log_every: int = 50,
     ) -> None:
         given = GuardConfig.load(config)
-        own = given.model_copy(update={"clip": None, "accumulate": 1})
+        own = given.model_copy(update={"clip": None, "accumulate": 1, "watch": None})
         self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
         super().__init__(
             model,
@@ -117,6 +117,8 @@ class HostedGuard(Guard):
                 "clip.max_norm=%g of the configuration is not used: the framework clips. Set it there.",
                 given.clip.max_norm,
             )
+        if given.watch is not None:
+            logger.info("watch of the configuration is not used: the framework runs the passes.")
 
     # -- the five verbs
 

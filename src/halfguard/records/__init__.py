@@ -17,6 +17,7 @@ from halfguard.records.step import (
     StepRow,
     Summary,
 )
+from halfguard.records.watch import WatchRow
 
 __all__ = [
     "Action",
@@ -37,6 +38,7 @@ __all__ = [
     "StepRow",
     "Summary",
     "TensorRange",
+    "WatchRow",
     "parse_journal_row",
     "write_atomically",
 ]

@@ -574,7 +574,7 @@ class Guard:
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
             decision = replace(decision, action=Action.HALT)
         if not self._batches.micro_batches and not self._stepper.mid_round:
-            self._change_between_steps(decision)
+            self._change_between_steps(decision, seen, report)
         report.outcome.set_decision(decision, seen)
         if self._pending.lag and cause is not None:
             self._scheduler_and_ema.undo_early_step(report.turn)
@@ -595,14 +595,19 @@ class Guard:
         exact = not self._pending.lag
         model = unwrap_model(self.model)
         self._recorder.capture(model, self.config, decision, seen, report, exact=exact)
-        if self._healing is not None:
+        is_between = not self._batches.micro_batches and not self._begun
+        if self._healing is not None and is_between:
             self._healing.notice(decision, seen, report)
 
-    def _change_between_steps(self, decision: policy.Decision) -> None:
+    def _change_between_steps(
+        self, decision: policy.Decision, seen: policy.Signals, report: StepReport
+    ) -> None:
         """Change what must stay the same during a step: the loss scale, and FP32 islands."""
         if decision.scale is not None:
             self.scaler.update(decision.scale)
         if self._healing is not None and not self._begun:
+            if seen.alarm:
+                self._healing.follow_alarms(report.batches)
             self._healing.apply_due(self.step_index)
 
     def _config_to_decide(self, _report: StepReport) -> GuardConfig:

@@ -150,7 +150,7 @@ def energy_loss(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     logits = model(x)
     energy = logits * x.half().float().square().sum(-1, keepdim=True).to(logits.dtype)
-    penalty = (energy / (1 + energy.abs())).float().square().mean()
+    penalty: Tensor = (energy / (1 + energy.abs())).float().square().mean()
     return cross_entropy(logits.float(), y) + 0.01 * penalty
 
 

@@ -19,7 +19,7 @@ from halfguard.guard.guard import Guard
 from halfguard.guard.step_batches import StepBatches
 from halfguard.journal import read_rows
 from halfguard.precision.islands import is_island
-from halfguard.records import Action, HealingRow
+from halfguard.records import Action, HealingRow, StepRow
 from halfguard.records.plan import PrecisionPlan
 from halfguard.step.random_state import preserved_random_state
 from tests.guard.healing.jobs import JOBS, Batch, CubicGate, Job, Residual, loss_fn
@@ -66,7 +66,7 @@ def test_retries_end_with_the_healing(job: Job, tmp_path: Path) -> None:
     healed = max(row.step for row in rows)
     assert "jobs.py" in rows[0].text
     assert "plan.yaml" in rows[0].text
-    later = [row for row in read_rows(tmp_path / "steps.jsonl") if row.kind == "step"]
+    later = [row for row in read_rows(tmp_path / "steps.jsonl") if isinstance(row, StepRow)]
     # After it, gradients may overflow while the loss scale finds its level; no forward pass does.
     assert not [row for row in later if row.step > healed and row.cause == "forward_overflow"]
     assert actions[: healed + 1].count(Action.RETRY) == 3

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from halfguard.dist.wrapping import disable_fsdp_mixed_precision
 from halfguard.guard.healing.candidates import AnyIsland, modules_by_name, name_of
 from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.precision.islands import fp32_island, is_island, remove_island
@@ -89,11 +90,14 @@ def _make_island(module: nn.Module) -> Undo:
         for name, buffer in owner.named_buffers(recurse=False)
         if buffer.dtype in HALF_DTYPES
     ]
+    # FSDP2 gathers weights, and casts inputs, as its own policy says.
+    gather_as_before = disable_fsdp_mixed_precision(module)
     fp32_island(module)
 
     @torch.no_grad()
     def undo() -> None:
         remove_island(module)
+        gather_as_before()
         for parameter, dtype in half:
             grad, parameter.grad = parameter.grad, None
             parameter.data = parameter.data.to(dtype)

@@ -77,6 +77,7 @@ class Healing:
         self._applied.keep_lines(given.lines)
         self._memory = HealingMemory()
         self._alarms: list[tuple[Producer, StepBatches]] = []  # of this rank, not followed yet
+        stepper.has_alarm = lambda: bool(self._alarms)
         self._next_step = 0
         self._due = False  # the islands in force are not those of the memory
         self._plan = PlanFile(run_dir, given, stepper.config.precision, stepper.device)
@@ -119,11 +120,6 @@ class Healing:
         self._alarms += [(one, batches) for one in found if one is not None and batches.repeatable]
         if self._stepper.single_rank:
             self.follow_alarms(batches)
-
-    @property
-    def has_alarm(self) -> bool:
-        """True if this rank has an alarm that is not followed yet."""
-        return bool(self._alarms)
 
     def follow_alarms(self, batches: StepBatches) -> None:
         """Heal what audits found on any rank. Every rank must call this, with a batch to try islands on."""

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -401,9 +401,14 @@ class HostedGuard(Guard):
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         self._stepper.clear()
+        with self._repeating():
+            return super()._retry(seen, report)
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
         self.repeating = True
         try:
-            return super()._retry(seen, report)
+            yield
         finally:
             self.repeating = False
 

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from halfguard.records.script_answer import ScriptAnswer
+from halfguard.replaying import replay
+from halfguard.workload import load
 from tests.investigation.command import SCRIPTS, ask, culprit_line, why
 from tests.support.docs import ROOT
+from tests.support.programs import TORCHRUN
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +31,9 @@ FAILING = [
     ("checkpointed.py", (), 3, "sqrt", "fails"),
     ("gradient_penalty.py", ("--steps", "6"), 6, "sqrt", "fails"),
     ("notebook_export.py", (), 0, "addcdiv", "fine"),
+    ("scale_collapse.py", (), 11, "to", "fine"),
+    ("accelerate_loop.py", (), 9, "div", "fails"),
+    ("lightning_module.py", (), 6, "exp", "fine"),
 ]
 
 
@@ -50,6 +57,71 @@ def test_the_patch_of_a_logarithm_can_be_applied_and_the_script_trains_on(tmp_pa
     done = why("--json", "log_of_sigmoid.py", cwd=tmp_path)
     assert '"outcome":"nothing bad"' in done.stdout.replace('": "', '":"')
     assert done.returncode == 0
+
+
+def test_a_trainer_of_transformers(tmp_path: Path) -> None:
+    answer = ask("transformers_trainer.py", tmp_path)
+    assert answer.culprit is not None
+    assert (answer.culprit.op, answer.in_fp32) == ("log", "fails")
+    assert answer.culprit.line == culprit_line("transformers_trainer.py")
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_ranks_of_torchrun(tmp_path: Path) -> None:
+    shutil.copy(SCRIPTS / "ddp.py", tmp_path)
+    command = [sys.executable, *TORCHRUN, "halfguard.why", "--json", "ddp.py"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer = ScriptAnswer.from_json(done.stdout)
+    assert answer.culprit is not None
+    assert (answer.rank, answer.step, answer.in_fp32) == (1, 5, "fails")
+    assert answer.culprit.line == culprit_line("ddp.py")
+    assert [path.name for path in tmp_path.iterdir()] == ["ddp.py"]
+
+
+def test_autocast_of_a_missing_device_is_told_and_can_be_emulated(tmp_path: Path) -> None:
+    answer = ask("cuda_autocast.py", tmp_path)
+    assert any("--emulate" in note for note in answer.notes)
+    emulated = ask("cuda_autocast.py", tmp_path, options=("--emulate",))
+    assert emulated.culprit is not None
+    assert (emulated.step, emulated.culprit.dtype, emulated.in_fp32) == (5, "float16", "fine")
+    assert emulated.culprit.line == culprit_line("cuda_autocast.py")
+
+
+ENTRY = """
+import torch
+from torch import nn
+import halfguard as hg
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.last = nn.Linear(32, 4)
+
+    def forward(self, x):
+        h = self.first(x).exp()
+        return self.last(h / h.sum(-1, keepdim=True))
+
+def job(seed):
+    net = Net()
+    def loss(model, batch):
+        return model(*batch["args"], **batch["kwargs"]).float().square().mean()
+    return hg.Workload(net, loss, [], torch.optim.SGD(net.parameters(), 0.01), seed=seed)
+"""
+
+
+def test_the_bad_step_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
+    answer = ask("plain_loop.py", tmp_path, options=("--incidents", "kept"))
+    assert answer.incident == str(tmp_path / "kept" / "000007-r0")
+    (tmp_path / "entry.py").write_text(ENTRY)
+    autopsy = replay(answer.incident, load(f"{tmp_path}/entry.py:job"))
+    assert autopsy.culprit is not None
+    assert (autopsy.culprit.op, autopsy.reproduced) == ("exp", "same fault")
+    assert any(trial.name == "the whole step in fp32" and trial.good for trial in autopsy.trials)
 
 
 def test_calibration_of_a_loss_scale_is_no_event(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -58,16 +59,21 @@ def why(
     with torch_needed("halfguard why"):
         from halfguard.investigation import Target, investigate  # noqa: PLC0415
     target = Target(name=script, is_module=is_module, arguments=tuple(arguments or ()))
+    rank, ranks = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
     answer = investigate(
         target,
         steps=steps,
         in_place=in_place,
         emulate=emulate,
         incident="" if incidents is None else str(incidents.resolve()),
-        watch=_Progress().show,
+        watch=(lambda *_: None) if rank else _Progress().show,
     )
+    if rank:
+        raise typer.Exit
     _show(answer, markdown, html, as_json=as_json)
-    raise typer.Exit(0 if answer.outcome in ("nothing bad", "no training", "interrupted") else 1)
+    good = answer.outcome in ("nothing bad", "no training", "interrupted")
+    # Under torchrun any other code is the failure of a rank, which it reports at length.
+    raise typer.Exit(0 if good or ranks > 1 else 1)
 
 
 def _show(answer: ScriptAnswer, markdown: Path | None, html: Path | None, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from halfguard.investigation.cures import advise, choose_cure, judge_fp32
+from halfguard.investigation.cures import advise, advise_on_mask, choose_cure, judge_fp32
 from halfguard.investigation.passes import Event, Headroom, PassResult, ScalerFacts, Target
 from halfguard.lint.run import Linter
 from halfguard.lint.settings import Settings
@@ -38,6 +38,10 @@ def answer_bad_number(
         )
     in_fp32 = judge_fp32(second.trials)
     cure = choose_cure(second, event)
+    advice = "" if cure is not None else advise(second, event, in_fp32)
+    if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
+        cure, advice = None, advise_on_mask(second.mask, second.culprit)
+        second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
     notes = list(_notes(first, shared))
     if second.ended == "interrupted":
         notes.append("It was interrupted while the bad step was tracked.")
@@ -60,7 +64,7 @@ def answer_bad_number(
         in_fp32=in_fp32,
         trials=tuple(result.trial for result in second.trials),
         cure=cure,
-        advice="" if cure is not None else advise(second, event, in_fp32),
+        advice=advice,
         incident=second.incident,
         loss_scale=_loss_scale(first.scaler),
         notes=tuple(notes),

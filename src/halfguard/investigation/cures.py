@@ -52,7 +52,7 @@ def _cures(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     if stable is not None and learns and not stable.limits:
         yield _operation(stable, culprit)
     if _is_optimizer(culprit, event) and "fp32" in good:
-        yield _fp32_weights(good["fp32"], culprit)
+        yield _fp32_weights(good["fp32"], culprit, found.optimizer)
     if "line" in good:
         yield _line(good["line"], culprit)
     if "island" in good:
@@ -113,11 +113,13 @@ def _operation(result: TrialResult, culprit: Culprit) -> Cure:
     )
 
 
-def _fp32_weights(result: TrialResult, culprit: Culprit) -> Cure:
+def _fp32_weights(result: TrialResult, culprit: Culprit, optimizer: str) -> Cure:
+    made = f" The optimizer was made at {optimizer}" if optimizer else ""
     return Cure(
         what="precision",
-        sentence=f"Keep the weights in FP32, and run the model under torch.autocast instead of .half(): the "
-        f"optimizer's own arithmetic ({culprit.op}) does not fit {culprit.dtype}, where a small eps is 0.",
+        sentence="Keep the weights in FP32, and run the model under torch.autocast instead of .half(): the "
+        f"optimizer's own arithmetic ({culprit.op}) does not fit {culprit.dtype}, where a small eps is 0."
+        f"{made}",
         trial=result.trial.name,
     )
 
@@ -216,3 +218,12 @@ def _advise_on_operation(culprit: Culprit, exact: float, in_fp32: InFP32) -> str
             "or its inputs are far too large. Lower the learning rate, warm it up, or clip gradients."
         )
     return "Change the computation where it began. The ranges above show what does not fit."
+
+
+def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
+    """Return what to do about a constant that is infinite in half only."""
+    return (
+        f"The constant that {mask.op} writes at {mask.place} is infinite in {mask.dtype or 'half'}, but not "
+        f"in FP32, and {culprit.op} at {culprit.place} makes NaN of it. Write torch.finfo(x.dtype).min "
+        "instead, and leave out rows that are masked as a whole."
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfguard.records.culprit import Culprit
 from halfguard.tracing.auditing.fp32_call import Call, undispatched
 from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.module_stack import ModuleStack
@@ -30,6 +31,7 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
     def __init__(self, modules: ModuleStack, outermost: CodeType) -> None:
         super().__init__(modules, outermost)
         self.exact: dict[int, float] = {}
+        self.masks: dict[int, Culprit] = {}  # the infinity on purpose that an origin made into NaN
         self._newest = 0
 
     def __torch_dispatch__(
@@ -43,18 +45,27 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         if self.last is not None and self.last.index > self._newest:
             self._newest = self.last.index
             if len(self.exact) < _MOST and self.last.culprit.kind == "op":
-                self.exact[self._newest] = _in_fp64(func, args, kwargs or {})
+                call = Call(func, args, kwargs or {})
+                self.exact[self._newest] = _in_fp64(call, args, kwargs or {})
+                self._note_mask(call)
         return out
 
+    def _note_mask(self, call: Call) -> None:
+        for one in call.tensors:
+            known = self.origins.get(one.tensor)
+            if known is not None and known.intended and known.index < self._newest:
+                self.masks[self._newest] = known.culprit
 
-def _in_fp64(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+
+def _in_fp64(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     """Return the largest magnitude of the result in FP64; infinite if it is not finite, NaN if unknown."""
-    call = Call(func, args, kwargs)
     if call.written or not call.can_repeat:  # the inputs are gone, or it draws random numbers
         return _UNKNOWN
     try:
         with undispatched(), torch.no_grad():
-            out = func(*map(_wide, args), **{name: _wide(value) for name, value in kwargs.items()})
+            out = call.func(
+                *map(_wide, args), **{name: _wide(value) for name, value in kwargs.items()}
+            )
             results = [t for t in tensors_in(out) if t.is_floating_point() and t.numel()]
             if not results:
                 return _UNKNOWN

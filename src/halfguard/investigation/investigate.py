@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from halfguard.errors import UsageError
 from halfguard.investigation.answering import answer_bad_number, answer_good_run
 from halfguard.investigation.launching import can_fork, launch
 from halfguard.investigation.passes import Event, PassKind, PassPlan, PassResult, Start, Target
+from halfguard.investigation.ranks import Ranks
 from halfguard.investigation.trial_choice import FP32
 from halfguard.investigation.working_copy import WorkingCopy
 from halfguard.records.script_answer import ScriptAnswer
@@ -37,7 +38,8 @@ class Investigation:
     emulate: bool = False
     copy: WorkingCopy | None = None
     incident: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
+    ranks: Ranks | None = None
+    bad_rank: int | None = None
 
     @property
     def log(self) -> Path:
@@ -53,9 +55,10 @@ class Investigation:
         start: Start = "event",
     ) -> PassResult:
         """Run one pass, and return its result with the user's own paths."""
-        copy = self.copy
-        if copy is not None:
+        copy, ranks = self.copy, self.ranks
+        if copy is not None and (ranks is None or ranks.rank == 0):
             copy.make()
+        variables = {} if ranks is None else ranks.begin_pass()
         self.log.write_bytes(b"")
         plan = PassPlan(
             kind=kind,
@@ -79,7 +82,11 @@ class Investigation:
             self.log,
             lambda seen, seconds: self.watch(doing, seen, seconds),
             fork=can_fork(source),
+            variables=variables,
+            is_over=lambda: ranks is not None and ranks.others_have_ended(),
         )
+        if ranks is not None:
+            result = ranks.agree(result, self.bad_rank)
         return PassResult.model_validate_json(self.translate(result.model_dump_json()))
 
     def translate(self, text: str) -> str:
@@ -120,10 +127,16 @@ def investigate(
             f"There is no file {target.name}.",
             cure="Name a Python script, or a module: halfguard why -m package.module.",
         )
+    ranks = Ranks.of_environment()
     with _temporary_folder() as place:
-        copy = None if in_place else WorkingCopy(place / "copy", _roots(target, folder))
-        one = Investigation(target, folder, place, watch, steps, emulate, copy, incident)
-        return _investigate(one)
+        shared = place if ranks is None else ranks.folder
+        copy = None if in_place else WorkingCopy(shared / "copy", _roots(target, folder))
+        one = Investigation(target, folder, place, watch, steps, emulate, copy, incident, ranks)
+        try:
+            return _investigate(one)
+        finally:
+            if ranks is not None:
+                ranks.leave()
 
 
 @contextlib.contextmanager
@@ -148,11 +161,13 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         if first.backward and first.ended != "interrupted":
             inspected = one.run("inspect", "auditing a few steps")
         return answer_good_run(one.target, first, inspected, log=log, shared=shared)
+    if one.ranks is not None:
+        one.bad_rank = first.rank
     second, note = _track(one, first.event)
     if not second.trials and second.culprit is not None and not note:
         second = _judge_in_fp32(one, first.event, second)
     answer = answer_bad_number(one.target, first, first.event, second, note=note, shared=shared)
-    return answer.model_copy(update={"log": log})
+    return answer.model_copy(update={"log": log, "rank": one.bad_rank})
 
 
 def _track(one: Investigation, event: Event) -> tuple[PassResult, str]:

@@ -56,16 +56,24 @@ def can_fork(source: Path | None) -> bool:
         return False
 
 
-def launch(plan: PassPlan, log: Path, watch: Watch, *, fork: bool) -> PassResult:
-    """Run one pass; Ctrl-C ends it, and returns what was known by then."""
+def launch(
+    plan: PassPlan,
+    log: Path,
+    watch: Watch,
+    *,
+    fork: bool,
+    variables: Mapping[str, str],
+    is_over: Callable[[], bool],
+) -> PassResult:
+    """Run one pass, until it ends or ``is_over()``; Ctrl-C ends it, and returns what was known by then."""
     answer = Path(plan.answer)
     answer.unlink(missing_ok=True)
-    process = _fork(plan, log) if fork else _start(plan, log)
+    variables = {**_ENVIRONMENT, **os.environ, **variables}
+    process = _fork(plan, log, variables) if fork else _start(plan, log, variables)
     started = time.monotonic()
     ended = False
     try:
-        _follow(process, answer, started, watch)
-        ended = True
+        ended = _follow(process, answer, started, watch, is_over)
     except KeyboardInterrupt:
         pass
     finally:
@@ -77,14 +85,20 @@ def launch(plan: PassPlan, log: Path, watch: Watch, *, fork: bool) -> PassResult
     return found if ended else found.model_copy(update={"ended": "interrupted"})
 
 
-def _follow(process: _Process, answer: Path, started: float, watch: Watch) -> None:
+def _follow(
+    process: _Process, answer: Path, started: float, watch: Watch, is_over: Callable[[], bool]
+) -> bool:
+    """Wait for the process; return whether it ended by itself."""
     due = 0.0
     while process.poll() is None:
         now = time.monotonic()
         if now >= due:
             due = now + _REPORT
             watch(read_result(Path(f"{answer}.progress")) or PassResult(), now - started)
+            if is_over():
+                return False
         time.sleep(_POLL)
+    return True
 
 
 def _end_session(process: _Process) -> None:
@@ -97,14 +111,14 @@ def _end_session(process: _Process) -> None:
             time.sleep(_POLL)
 
 
-def _start(plan: PassPlan, log: Path) -> _Process:
+def _start(plan: PassPlan, log: Path, variables: Mapping[str, str]) -> _Process:
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "halfguard.investigation.one_pass"],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=out,
-            env=_environment(os.environ),
+            env=variables,
             start_new_session=True,
         )
     assert process.stdin is not None  # noqa: S101 - a pipe was asked for
@@ -113,11 +127,7 @@ def _start(plan: PassPlan, log: Path) -> _Process:
     return process
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    return {**_ENVIRONMENT, **given}
-
-
-def _fork(plan: PassPlan, log: Path) -> _Process:
+def _fork(plan: PassPlan, log: Path, variables: Mapping[str, str]) -> _Process:
     from halfguard.investigation.one_pass import run_pass  # noqa: PLC0415 - it imports torch
 
     for stream in (sys.stdout, sys.stderr):
@@ -127,7 +137,7 @@ def _fork(plan: PassPlan, log: Path) -> _Process:
         return _Forked(pid)
     try:
         os.setsid()
-        os.environ.update(_environment(os.environ))
+        os.environ.update(variables)
         with log.open("ab") as out, Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
             os.dup2(out.fileno(), 1)

@@ -128,6 +128,8 @@ class PassResult(FloatRecordPart):
     files: tuple[str, ...] = Field(default=(), description="source files of the user that ran")
     # of the second pass
     culprit: Culprit | None = None
+    mask: Culprit | None = Field(default=None, description="a constant infinity among the inputs")
+    optimizer: str = Field(default="", description="the line that made the optimizer that stepped")
     way: tuple[str, ...] = ()
     exact: float = Field(
         default=math.nan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import os
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from halfguard.investigation.called_modules import CalledModules
 from halfguard.investigation.exact_watch import ExactWatch
 from halfguard.investigation.finite import bad_tensors
 from halfguard.investigation.held_process import HeldProcess
+from halfguard.investigation.incident_of_step import ModelCall, keep_incident
 from halfguard.investigation.leaving import leave
 from halfguard.investigation.passes import Ended, Event, PassPlan, PassResult
 from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
@@ -41,6 +43,8 @@ class Tracking(Approach):
         self._held: HeldProcess | None = None
         self._registered: set[int] = set()
         self._autocast = ""
+        self._call: ModelCall | None = None
+        self._optimizer = ""
 
     def begin(self, first: nn.Module | None, args: Any) -> None:
         held = HeldProcess.hold() if HeldProcess.is_possible() else None
@@ -59,8 +63,11 @@ class Tracking(Approach):
         with self.loop.unobserved():
             return bool(_isfinite(tensor.detach()).all())
 
-    def _entering(self, root: nn.Module, _args: Any) -> None:
-        """Register parameters and buffers that are bad before their first use."""
+    def _entering(self, root: nn.Module, args: Any) -> None:
+        """Note the call of the model, and register what is bad before its first use."""
+        if self.plan.incident and root is self._modules.model and torch.is_grad_enabled():
+            with self.loop.unobserved():
+                self._call = ModelCall.of(root, args)
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -103,6 +110,7 @@ class Tracking(Approach):
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.has_begun:
+            self._optimizer = self._made(optimizer)
             self._answer_if_bad([p for group in optimizer.param_groups for p in group["params"]])
 
     def looked(self, look: Look) -> None:
@@ -135,13 +143,24 @@ class Tracking(Approach):
             ended="event",
             culprit=culprit,
             exact=self._watch.exact.get(origin.index, math.nan),
+            mask=self._watch.masks.get(origin.index),
+            optimizer=self._optimizer,
             way=self._way(culprit),
             autocast=self._autocast,
         )
+        if self._call is not None:
+            kept = keep_incident(self.plan.incident, self._call, self.event, self._autocast)
+            result = result.model_copy(update={"incident": kept})
         if self._held is not None:
             trials = run_trials(result, self.event, self._held.run)
             result = result.model_copy(update={"trials": tuple(trials)})
         self._leave(result)
+
+    def _made(self, optimizer: torch.optim.Optimizer) -> str:
+        place = self.loop.made_at.get(id(optimizer))
+        if place is None:
+            return ""
+        return f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
 
     def _way(self, culprit: Culprit) -> tuple[str, ...]:
         """Return the modules that passed it on; those before the culprit hold intended infinities."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from halfguard.errors import UsageError
+from halfguard.replaying.substitution import Place, user_place
 from halfguard.tracing.auditing.fp32_call import undispatched
 
 _LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")
@@ -78,6 +79,7 @@ class TrainingLoop:
     backward: int = 0  # finished backward passes
     steps: int = 0  # optimizer steps
     scaler: Any = None
+    made_at: dict[int, Place | None] = field(default_factory=dict)  # lines that made optimizers
     _optimizers: list[weakref.ref[Any]] = field(default_factory=list)
     _scaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = field(default_factory=dict)
     _busy: bool = False
@@ -165,6 +167,7 @@ class TrainingLoop:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(optimizer, *args, **kwargs)
             self._optimizers.append(weakref.ref(optimizer))
+            self.made_at[id(optimizer)] = user_place()
 
         setattr(torch.optim.Optimizer, __init__.__name__, __init__)
 

@@ -107,7 +107,7 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
         yield Code(answer.log)
     if answer.loss_scale:
         text = f"The scaler: {answer.loss_scale}."
-        if "0 steps" not in answer.loss_scale:
+        if not answer.loss_scale.endswith("; 0 steps skipped"):
             text += " Skipped steps are how a loss scale finds its level; no event."
         yield Text([text])
     if answer.headroom:

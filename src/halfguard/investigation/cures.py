@@ -1,6 +1,6 @@
 """From trials to a cure: the smallest change that worked in a trial and keeps the mathematics.
 
-A pure function of what was found. The order is that of ``replay``: a logarithm computed from logits, an
+A pure function of what was found. The order is that of ``replay``: a composition computed as a whole, an
 operation that computes the same in float32, a module in FP32, an operation that limits its result, a lower
 loss scale, BF16, FP32 everywhere. Where no trial can show it (bad data, a division by zero in any precision),
 there is advice, which is called untested.
@@ -17,7 +17,7 @@ from halfguard.records.autopsy import Cure
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
-from halfguard.replaying.log_rewrite import patch_log
+from halfguard.replaying.composition_patch import patch_function
 from halfguard.replaying.rewrite import make_patch
 
 _HALF = ("float16", "bfloat16")
@@ -41,10 +41,10 @@ def choose_cure(found: PassResult, event: Event) -> Cure | None:
 
 def _cures(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     good = {result.plan.kind: result for result in found.trials if result.trial.good}
-    if "log" in good and good["log"].rewrite:
-        patch = patch_log(culprit.file, culprit.line)
+    if "composition" in good and good["composition"].rewrite:
+        _, patch = patch_function(culprit.file, culprit.line)
         if patch:
-            yield _rewritten(good["log"], culprit, patch)
+            yield _rewritten(good["composition"], culprit, patch)
     if _is_scale_alone(found, culprit, event) and "scale" in good:
         yield _scale(good["scale"], event, culprit)
     stable = good.get("stable")
@@ -95,8 +95,8 @@ def _rewritten(result: TrialResult, culprit: Culprit, patch: str) -> Cure:
     note = f" The step is then {result.trial.note}." if result.trial.note else ""
     return Cure(
         what="operation",
-        sentence=f"At {culprit.place} write {result.rewrite}: the probability is 0 before its logarithm is "
-        f"taken, and its gradient is lost.{note}",
+        sentence=f"At {culprit.place} write {result.rewrite}: a part of it leaves the range before the "
+        f"whole is computed.{note}",
         trial=result.trial.name,
         patch=patch,
     )

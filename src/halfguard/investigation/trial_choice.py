@@ -34,10 +34,10 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
     scales = _scale_to_try(event)
     if culprit.file:
         place = culprit.file, culprit.line
-        log = TrialPlan(
-            name="the logarithm computed from the logits", kind="log", place=place, scale=scales
+        composition = TrialPlan(
+            name="the expression computed as a whole", kind="composition", place=place, scale=scales
         )
-        tried = run(log)
+        tried = run(composition)
         if tried is not None and tried.rewrite:
             yield _judged(tried, full)
         if full.trial.good and culprit.dtype in _HALF:

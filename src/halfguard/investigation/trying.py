@@ -24,7 +24,8 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
 from halfguard.precision.islands import fp32_island
 from halfguard.records.autopsy import ReplayTrial
-from halfguard.replaying.compositions import LogOfProbability
+from halfguard.replaying.composition_patch import patch_function
+from halfguard.replaying.composition_rewrite import CompositionRewrite
 from halfguard.replaying.substitution import StableSubstitution
 
 _KEPT_ELEMENTS = 50_000_000  # of gradients that are compared with those of FP32
@@ -42,7 +43,7 @@ class Trying(Approach):
         self._loss = self._norm = math.nan
         self._gradients = ""
         self._stable: StableSubstitution | None = None
-        self._log: LogOfProbability | None = None
+        self._rewrite: CompositionRewrite | None = None
         self._judged = False  # the backward pass of the step was good
 
     def begin(self, first: nn.Module | None, args: Any) -> None:  # noqa: ARG002
@@ -56,9 +57,10 @@ class Trying(Approach):
         elif trial.kind == "stable" and trial.place is not None:
             self._stable = StableSubstitution([trial.place])
             self._stable.__enter__()  # type: ignore[no-untyped-call]
-        elif trial.kind == "log" and trial.place is not None:
-            self._log = LogOfProbability(trial.place)
-            self._log.__enter__()  # type: ignore[no-untyped-call]
+        elif trial.kind == "composition" and trial.place is not None:
+            file, (lines, _) = trial.place[0], patch_function(*trial.place)
+            self._rewrite = CompositionRewrite(lambda at: at[0] == file and at[1] in lines)
+            self._rewrite.__enter__()
         elif trial.kind == "line" and trial.place is not None:
             LineInFP32(trial.place).__enter__()  # type: ignore[no-untyped-call]
         elif trial.kind == "island":
@@ -114,7 +116,7 @@ class Trying(Approach):
             self._end(good=False, note=note)
         if call.accumulates:
             self._judged = True
-            if self._trial.kind in ("fp32", "stable", "log", "line"):
+            if self._trial.kind in ("fp32", "stable", "composition", "line"):
                 self._keep(gradients, scale)
             if self.event.kind != "parameters":
                 self._end(good=True)
@@ -150,11 +152,16 @@ class Trying(Approach):
         with open(self._gradients, "wb") as file:  # noqa: PTH123
             file.writelines(g.numpy().tobytes() for g in wide)
 
+    def _rewritten(self) -> str:
+        """Return what to write for the composition that the culprit is a part of; empty if it is in none."""
+        found = [] if self._rewrite is None else self._rewrite.found
+        texts = [one.composition.text for one in found if self._trial.place in one.lines]
+        return "; ".join(dict.fromkeys(texts))
+
     def _end(self, *, good: bool, note: str = "") -> NoReturn:
         if good and self._norm == 0:
             note = "all gradients are 0: finite, but nothing is learnt"
         used = set() if self._stable is None else set().union(*self._stable.used.values())
-        probability = None if self._log is None else self._log.used
         trial = ReplayTrial(
             name=self._trial.name,
             good=good,
@@ -168,7 +175,7 @@ class Trying(Approach):
                 trial=trial,
                 stable=tuple(sorted(form.name for form in used)),
                 limits=not all(form.exact for form in used),
-                rewrite="" if probability is None else probability.text,
+                rewrite=self._rewritten(),
                 gradients=self._gradients,
             )
         )

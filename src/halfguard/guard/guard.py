@@ -51,6 +51,7 @@ from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.guard.stepping.pending_rows import PendingRows
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.guard.unsupported import raise_if_unsupported
+from halfguard.guard.watching.watching import Watching
 from halfguard.precision.modes import autocast
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
@@ -140,6 +141,7 @@ class Guard:
         self._lines = LineIslands(plan.lines)
         self._healing = self._make_healing(plan, run_dir)
         self._recovery = self._make_recovery(run_dir)
+        self.watching = self._make_watching()
 
     # -- the form with a loss function
 
@@ -153,7 +155,8 @@ class Guard:
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
             with self._stepper.micro_batch(self._batches), self._lines.active():
-                with autocast(self.config.precision, self._stepper.device.type):
+                device = self._stepper.device.type
+                with autocast(self.config.precision, device), self._observing:
                     loss = trainable_loss(loss_fn(self.model, batch))
                 self._backward(loss, micro)
             if len(self._batches.micro_batches) < self.config.accumulate:
@@ -170,7 +173,8 @@ class Guard:
         """Return a batch with everything to repeat it; ``source`` holds the generators if not ``loss_fn``."""
         repeats = self.config.heal is not None
         retries = repeats or self.config.skip.on_nonfinite == "retry_fp32"
-        if not retries and self._recorder.incidents is None:
+        sampled = self.watching is not None and self.watching.is_sampling
+        if not retries and self._recorder.incidents is None and not sampled:
             return MicroBatch(batch, about, loss_fn)
         rng = capture_random_state()
         if not retries:
@@ -195,10 +199,14 @@ class Guard:
         return ForwardPass(self._begin_forward, self._abandon)
 
     def _begin_forward(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any]
+        context = autocast(self.config.precision, self._stepper.device.type)
         # Evaluation begins no step: one rank may do it alone, and beginning may need the other ranks.
         if torch.is_grad_enabled() and any(part.training for part in self.model.modules()):
             self._begin_step()
-        return autocast(self.config.precision, self._stepper.device.type)
+            if self.watching is not None:
+                context = self.watching.observing(context)
+        return context
 
     def backward(
         self, loss: Tensor, *, batch: Any = None, about: Any = None, retain_graph: bool = False
@@ -406,9 +414,26 @@ class Guard:
             rates=self._scheduler_and_ema.rates,
         )
 
+    def _make_watching(self) -> Watching | None:
+        if self.config.watch is None:
+            return None
+        schedulers = self._scheduler_and_ema.schedulers
+        write = self._recorder.add_watched_step
+        return Watching(self.config.watch, self.model, self.optimizers, schedulers, write)
+
+    @property
+    def _observing(self) -> AbstractContextManager[Any]:
+        """The context for a pass of the model: in a sampled step, its operations are measured."""
+        return nullcontext() if self.watching is None else self.watching.observing()
+
+    def _watched_update(self, row: Tensor) -> AbstractContextManager[Any]:
+        if self.watching is None:
+            return nullcontext()
+        return self.watching.updating(self.step_index, row, self._batches, self.config)
+
     def reconfigure(self, config: GuardConfig) -> None:
         """Continue with another configuration, between two steps."""
-        made_once = ("recovery", "buffers", "incidents", "plan", "heal")
+        made_once = ("recovery", "buffers", "incidents", "plan", "watch", "heal")
         fixed = [name for name in made_once if getattr(config, name) != getattr(self.config, name)]
         if fixed:
             raise UsageError(
@@ -466,6 +491,8 @@ class Guard:
         if self._begun:  # not completed yet
             self._stepper.discard()
             self._batches, self._begun = StepBatches(), False
+        if self.watching is not None:
+            self.watching.abandon()
         if self._stepper.half_applied:
             error.add_note(f"halfguard: {_HALF_APPLIED} {_RELOAD}")
 
@@ -485,6 +512,8 @@ class Guard:
                 self._recovery.begin()
             self._stepper.begin(late=late)
             self._begun = True
+            if self.watching is not None and not late:
+                self.watching.begin(self.step_index)
         elif not late and self._in_forward:  # the last forward pass had no backward pass
             self._stepper.begin_again(first=not self._batches.micro_batches)
         self._in_forward = not late
@@ -493,14 +522,18 @@ class Guard:
         self._in_forward = False
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
         check = self._compares_ranks
-        self._stepper.backward(part, micro, self._batches, check=check, retain_graph=retain_graph)
+        with self._observing:
+            self._stepper.backward(
+                part, micro, self._batches, check=check, retain_graph=retain_graph
+            )
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.next_limits(self._policy, self.config)
         row, gradients = self._stepper.examine(
             optimizers, self._batches, check=self._compares_ranks
         )
-        return self._conclude(optimizers, limits, row, gradients)
+        with self._watched_update(row):
+            return self._conclude(optimizers, limits, row, gradients)
 
     def _conclude(
         self,

@@ -24,6 +24,7 @@ from halfguard.records import (
     RunInfo,
     StepRow,
     Summary,
+    WatchRow,
     write_atomically,
 )
 
@@ -97,6 +98,10 @@ class Journal:
 
     def add_warning(self, row: HealthRow | HealingRow) -> None:
         """Write a warning or a healing; the open group of healthy steps stays open."""
+        self._write(row)
+
+    def add_watched_step(self, row: WatchRow) -> None:
+        """Write what a sampled step showed; the open group of healthy steps stays open."""
         self._write(row)
 
     def add_summary(self, summary: Summary) -> None:

@@ -18,6 +18,7 @@ from halfguard.records.step import (
     StepRow,
     Summary,
 )
+from halfguard.records.watch import WatchRow
 
 __all__ = [
     "Action",
@@ -39,6 +40,7 @@ __all__ = [
     "StepRow",
     "Summary",
     "TensorRange",
+    "WatchRow",
     "parse_journal_row",
     "write_atomically",
 ]

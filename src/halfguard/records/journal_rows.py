@@ -8,11 +8,12 @@ from types import MappingProxyType
 
 from halfguard.errors import RecordError
 from halfguard.records.step import HealingRow, HealthRow, HealthyStepsRow, StepRow, Summary
+from halfguard.records.watch import WatchRow
 
-JournalRow = StepRow | HealthyStepsRow | HealthRow | HealingRow | Summary
+JournalRow = StepRow | HealthyStepsRow | HealthRow | WatchRow | HealingRow | Summary
 
 _ROW_TYPES: Mapping[str, type[JournalRow]] = MappingProxyType(
-    {row.kind: row for row in (StepRow, HealthyStepsRow, HealthRow, HealingRow, Summary)}
+    {row.kind: row for row in (StepRow, HealthyStepsRow, HealthRow, WatchRow, HealingRow, Summary)}
 )
 
 

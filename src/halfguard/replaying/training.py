@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -41,7 +42,12 @@ def train_candidates(
     start = _train(step, "no steps", UNCHANGED, 0, watch)
     full = _train(step, "FP32", Variation(precision=Precision.FP32), steps, watch)
     runs = [
-        _train(step, one.trial.name, one.change(), steps, watch) for one in trained if one.change
+        # From the scale that fits: how fast a dynamic scale finds it is not the question.
+        _train(
+            step, one.trial.name, replace(one.change(), scale=one.trial.largest_scale), steps, watch
+        )
+        for one in trained
+        if one.change
     ]
     allowed = _worst_loss(start.loss, full.loss)
     most = max((run.applied for run in runs), default=0)

@@ -201,6 +201,9 @@ def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
         return
     yield Text([autopsy.cure.sentence], "good")
     yield Text(["Tested: ", autopsy.cure.trial, "."])
+    if autopsy.cure.scale is not None:
+        text = f"Start with a loss scale of {autopsy.cure.scale:g}: "
+        yield Text([text, "the gradients of this step do not fit at the initial one."])
     if autopsy.cure.patch:
         yield Code(autopsy.cure.patch, _LANGUAGES.get(autopsy.cure.what, "yaml"))
 

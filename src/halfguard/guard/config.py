@@ -116,6 +116,21 @@ class IncidentConfig(_Section):
     weights: bool = Field(default=True, description="save them; False if you keep checkpoints")
 
 
+class WatchConfig(_Section):
+    """A look inside single steps while training runs: headroom, lost updates, swallowed overflow."""
+
+    every: int = Field(default=200, ge=1, description="one sampled step in each interval")
+
+
+class HealConfig(_Section):
+    """FP32 islands that the guard makes by itself, where steps keep failing in half."""
+
+    islands: int = Field(default=8, ge=1, description="largest number of islands")
+    after: int = Field(
+        default=3, ge=1, description="bad steps of one operation before an island is made for it"
+    )
+
+
 class GuardConfig(_Section):
     """All settings of ``Guard``. The defaults are those of the preset ``default``."""
 
@@ -148,6 +163,8 @@ class GuardConfig(_Section):
     recovery: RecoveryConfig | None = None
     incidents: IncidentConfig | None = IncidentConfig()
     desync: DesyncConfig | None = DesyncConfig()
+    watch: WatchConfig | None = None
+    heal: HealConfig | None = None
     accumulate: int = Field(default=1, ge=1, description="micro-batches per step")
     buffers: Literal["batchnorm", "all", "none"] = Field(
         default="batchnorm", description="buffers that a skipped step restores"

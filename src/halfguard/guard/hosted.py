@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ class HostedGuard(Guard):
         log_every: int = 50,
     ) -> None:
         given = GuardConfig.load(config)
-        own = given.model_copy(update={"clip": None, "accumulate": 1})
+        own = given.model_copy(update={"clip": None, "accumulate": 1, "watch": None})
         self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
         super().__init__(
             model,
@@ -117,6 +117,8 @@ class HostedGuard(Guard):
                 "clip.max_norm=%g of the configuration is not used: the framework clips. Set it there.",
                 given.clip.max_norm,
             )
+        if given.watch is not None:
+            logger.info("watch of the configuration is not used: the framework runs the passes.")
 
     # -- the five verbs
 
@@ -399,9 +401,14 @@ class HostedGuard(Guard):
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         self._stepper.clear()
+        with self._repeating():
+            return super()._retry(seen, report)
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
         self.repeating = True
         try:
-            return super()._retry(seen, report)
+            yield
         finally:
             self.repeating = False
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from halfguard.probing.forecast import PredictedOverflow, fit_trend, forecast
+from halfguard.numerics.forecast import PredictedOverflow, fit_trend, forecast
 from tests.probing.runs import LIMIT, drifting, stable, trained
 
 WINDOW, EVERY, AHEAD = 200, 10, 50

@@ -53,14 +53,18 @@ class PredictedOverflow:
     doubling: float
 
 
-def forecast(absmax: Sequence[float], *, limit: float = LIMIT) -> PredictedOverflow | None:
-    """Predict an overflow from the largest magnitudes of consecutive steps; None if there is no trend.
+def forecast(
+    absmax: Sequence[float], *, steps: Sequence[int] | None = None, limit: float = LIMIT
+) -> PredictedOverflow | None:
+    """Predict an overflow from the largest magnitudes at ``steps``; None if there is no trend.
 
-    None as well if a value is not finite: then the overflow has already happened.
+    Without ``steps``, the magnitudes are those of consecutive steps. None as well if a value is not finite:
+    then the overflow has already happened. ``limit`` is log2 of the largest number of the format.
     """
     if not all(math.isfinite(value) and value > 0 for value in absmax):
         return None
-    points = _downsample([math.log2(value) for value in absmax])
+    steps = range(len(absmax)) if steps is None else steps
+    points = _downsample(steps, [math.log2(value) for value in absmax])
     if len(points) < MIN_POINTS:
         return None
     whole, latter = fit_trend(points), fit_trend(points[len(points) // 2 :])
@@ -70,8 +74,8 @@ def forecast(absmax: Sequence[float], *, limit: float = LIMIT) -> PredictedOverf
     if not certain or latter.slope < whole.slope / 2 or latter.low_at(0.9) <= 0:
         return None
     pace = latter.slope
-    distance = limit - latter.level - pace * (len(absmax) - 1 - points[-1][0])
-    if distance <= 0 or distance / pace > MAX_AHEAD * len(absmax):
+    distance = limit - latter.level - pace * (steps[-1] - points[-1][0])
+    if distance <= 0 or distance / pace > MAX_AHEAD * (steps[-1] - steps[0] + 1):
         return None
     slowest = min(whole.low_at(CONFIDENCE), pace)
     fastest = max(whole.high_at(CONFIDENCE), latter.high_at(0.9), pace)
@@ -114,9 +118,12 @@ def _quantile(confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
-def _downsample(values: Sequence[float]) -> list[tuple[float, float]]:
+def _downsample(steps: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:
     """Return at most ``MAX_POINTS`` points: medians of neighbours, with the middle of their steps."""
     size = math.ceil(len(values) / MAX_POINTS)
     # Aligned at the end, so that the latest step is always included.
     starts = range(len(values) % size, len(values), size) if size > 1 else range(len(values))
-    return [(start + (size - 1) / 2, median(values[start : start + size])) for start in starts]
+    return [
+        ((steps[start] + steps[start + size - 1]) / 2, median(values[start : start + size]))
+        for start in starts
+    ]

@@ -89,9 +89,10 @@ def first_overflow(drift: Drift, seed: int) -> tuple[int, str] | None:
     bad: list[str] = []
     _name_nonfinite_outputs(model, bad)
     for step in range(steps):
+        batch = batch_fn(step)
         optimizer.zero_grad(set_to_none=True)
         with hg.emulate_autocast("cuda"):
-            loss = loss_fn(model, batch_fn(step))
+            loss = loss_fn(model, batch)
         if bad or not math.isfinite(loss.item()):
             return step, bad[0] if bad else "loss"
         scaler.scale(loss).backward()

@@ -1,0 +1,111 @@
+"""Choose the trials of a bad step: those that could lead to a cure of its culprit.
+
+FP32 comes first: without it no change of precision is worth trying. A lower loss scale is tried only if the
+loss scale is what overflowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from halfguard.investigation.passes import Event, PassResult, TrialPlan, TrialResult
+
+FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
+BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
+_HALF = ("float16", "bfloat16")
+Run = Callable[[TrialPlan], TrialResult | None]
+
+
+def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResult]:
+    """Run the trials that the culprit suggests, and yield those that ran."""
+    full = run(FP32)
+    if full is None:
+        return
+    yield full
+    culprit = found.culprit
+    if culprit is None or culprit.kind != "op":
+        return
+    if found.autocast == "float16":
+        yield from _ran(run(BF16))
+    scales = _scale_to_try(event)
+    if culprit.file:
+        place = culprit.file, culprit.line
+        composition = TrialPlan(
+            name="the expression computed as a whole", kind="composition", place=place, scale=scales
+        )
+        tried = run(composition)
+        if tried is not None and tried.rewrite:
+            yield _judged(tried, full)
+        if full.trial.good and culprit.dtype in _HALF:
+            line = TrialPlan(name="this line in FP32", kind="line", place=place, scale=scales)
+            yield from (_judged(one, full) for one in _ran(run(line)))
+        stable = TrialPlan(
+            name=f"stable operations for {culprit.op}", kind="stable", place=place, scale=scales
+        )
+        tried = run(stable)
+        if tried is not None and tried.stable:
+            yield _judged(tried, full)
+    if full.trial.good and culprit.module and found.autocast:
+        island = TrialPlan(
+            name=f"{culprit.module!r} in FP32", kind="island", module=culprit.module, scale=scales
+        )
+        yield from _ran(run(island))
+    if event.kind == "scale" or culprit.phase == "backward":
+        yield from _lower_scale(event, run)
+
+
+def _ran(result: TrialResult | None) -> Iterator[TrialResult]:
+    if result is not None:
+        yield result
+
+
+def _scale_to_try(event: Event) -> float | None:
+    """Return the scale at which a change of the computation is tried: one that a scaler would reach."""
+    return 1.0 if event.scale != 1.0 else None
+
+
+def _lower_scale(event: Event, run: Run) -> Iterator[TrialResult]:
+    """Find the largest lower loss scale at which the step is good, by halving an interval of exponents."""
+    if event.scale <= 1.0:
+        return
+    steps = int(math.log2(event.scale))
+    bad, good, best = 0, steps + 1, None
+    while good - bad > 1:
+        middle = (good + bad) // 2
+        scale = event.scale / 2.0**middle
+        result = run(TrialPlan(name=f"loss scale {scale:g}", kind="scale", scale=scale))
+        if result is None:
+            return
+        if result.trial.good:
+            good, best = middle, result
+        else:
+            bad = middle
+    yield from _ran(best)
+
+
+def _judged(tried: TrialResult, full: TrialResult) -> TrialResult:
+    """Note how far the gradients of a change are from those of FP32."""
+    error = _relative_error(tried.gradients, full.gradients)
+    if not tried.trial.good or error is None:
+        return tried
+    notes = [tried.trial.note] if tried.trial.note else []
+    notes.append(f"gradients {error:.1%} from FP32 as written")
+    trial = tried.trial.model_copy(update={"note": "; ".join(notes)})
+    return tried.model_copy(update={"trial": trial, "error": error})
+
+
+def _relative_error(one: str, other: str) -> float | None:
+    """Return the relative error of all gradients together, as a norm."""
+    if not one or not other:
+        return None
+    a, b = (
+        torch.frombuffer(bytearray(Path(p).read_bytes()), dtype=torch.float64) for p in (one, other)
+    )
+    if a.shape != b.shape:
+        return None
+    size = float(b.norm())
+    return float((a - b).norm()) / size if size else None

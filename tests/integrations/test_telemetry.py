@@ -26,7 +26,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
 from torch.optim import SGD
 
 import halfguard as hg
-from halfguard.guard.metrics_log import METRICS
+from halfguard.guard.metrics_log import METRICS, WATCH_METRICS
 from halfguard.integrations.telemetry import INSTRUMENTS, observe
 from halfguard.records import Cause
 from tests.integrations.tracked_run import loss_fn
@@ -338,7 +338,7 @@ def test_the_reference_lists_every_name_with_its_meaning() -> None:
     rows = [
         tuple(line.strip("| ").split(" | ")) for line in page.splitlines() if "| `halfg" in line
     ]
-    logged = [(f"`{name}`", meaning) for name, meaning in METRICS.items()]
+    logged = [(f"`{name}`", meaning) for name, meaning in ({**METRICS, **WATCH_METRICS}).items()]
     observed = [
         (f"`{i.name}`", "counter" if i.counts else "gauge", i.description) for i in INSTRUMENTS
     ]

@@ -8,6 +8,7 @@ has read anyway, so logging never waits for the device. Rank 0 logs alone, becau
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from halfguard.errors import UsageError
 from halfguard.guard.policy import Decision, Signals
 from halfguard.journal import StepCounter
-from halfguard.records import Action, Cause, Summary
+from halfguard.records import Action, Cause, Summary, WatchRow
 
 # Trackers declare their first argument as dict[str, Any], dict[str, float], dict[str, Tensor | float], ...
 LogFunction = Callable[[Any, int], object]
@@ -41,6 +42,21 @@ METRICS: Mapping[str, str] = MappingProxyType(
 )  # fmt: skip
 
 
+# With ``watch``, every call has these as well: those of the last sampled step, NaN before the first.
+WATCH_METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "halfguard/watch/step": "the step that was sampled last",
+        "halfguard/watch/forward_headroom": "doublings until an output overflows, in the tightest layer",
+        "halfguard/watch/backward_headroom": "the same for gradients, at the loss scale of the step",
+        "halfguard/watch/vanishing": "estimated share of gradients that became 0, in the worst layer",
+        "halfguard/watch/infinite": "operations whose result left the range of half and may do harm",
+        "halfguard/watch/lost_updates": "share of 16-bit weight updates that round to 0, in the worst layer",
+        "halfguard/watch/next_overflow": "steps until the next overflow, if a trend leads to one; else NaN",
+        "halfguard/watch/warnings": "warnings so far",
+    }
+)  # fmt: skip
+
+
 class LastStep(NamedTuple):
     """The measurements of the step that was decided last."""
 
@@ -57,6 +73,8 @@ class MetricsLog:
     """
 
     def __init__(self, log: LogFunction, every: int) -> None:
+        self._watched: dict[str, float] = {}
+        self._has_news = False  # of a sampled step
         if not callable(log):
             raise UsageError(
                 f"log must be a function of (metrics, step), not {type(log).__name__}.",
@@ -69,13 +87,36 @@ class MetricsLog:
         self._scale: float | None = None  # of the step before
         self._told = False
 
+    def expect_watch(self) -> None:
+        """Add the numbers of sampled steps to every call, from the first one on."""
+        self._watched = dict.fromkeys(WATCH_METRICS, math.nan)
+        self._watched["halfguard/watch/warnings"] = 0.0
+
+    def add_watched_step(self, row: WatchRow) -> None:
+        """Log the numbers of a sampled step with the next step."""
+        ahead = min((one.step for one in row.forecasts), default=None)
+        told = self._watched["halfguard/watch/warnings"] + len(row.warnings)
+        values = (
+            row.step,
+            row.forward,
+            row.backward,
+            row.vanishing,
+            row.infinite,
+            row.lost,
+            math.nan if ahead is None else ahead - row.step,
+            told,
+        )
+        self._watched = dict(zip(WATCH_METRICS, map(float, values), strict=True))
+        self._has_news = True
+
     def add(self, decision: Decision, seen: Signals, step: int, counter: StepCounter) -> None:
         """Log a decided step if it is due; ``counter`` has the counts of the run, this step included."""
         rescaled = self._scale is not None and seen.scale != self._scale
         self._scale = seen.scale
-        if step % self._every and decision.cause is None and not rescaled:
+        if step % self._every and decision.cause is None and not rescaled and not self._has_news:
             return
-        metrics = make_metrics(decision, seen, step, counter.summary())
+        self._has_news = False
+        metrics = make_metrics(decision, seen, step, counter.summary()) | self._watched
         try:
             self._log(metrics, step)
         except Exception as error:  # whatever a tracker raises, training goes on

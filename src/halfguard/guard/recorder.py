@@ -22,7 +22,7 @@ from halfguard.guard.stepping.module_tensors import Reference
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.journal import Journal, StepCounter, collect_environment, make_run_info
-from halfguard.records import Action, HealthRow, HealthWarning, StepRow, Summary
+from halfguard.records import Action, HealthRow, HealthWarning, StepRow, Summary, WatchRow
 from halfguard.step.random_state import portable_random_state
 
 logger = logging.getLogger("halfguard")
@@ -92,6 +92,8 @@ class Recorder:
         self.process_tally = StepCounter()
         self.last_step: LastStep | None = None
         self._metrics_log = metrics_log if rank() == 0 else None
+        if metrics_log is not None and config.watch is not None:
+            metrics_log.expect_watch()
         self.health = RunHealth()
         self.journal = Journal(run_dir if rank() == 0 else None)
         self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device))
@@ -138,6 +140,12 @@ class Recorder:
             logger.warning("step %d: %s", row.step, decision.note)
         self._log_metrics(decision, seen, report)
         return row
+
+    def add_watched_step(self, row: WatchRow) -> None:
+        """Write and log what a sampled step of this rank showed."""
+        self.journal.add_watched_step(row)
+        if self._metrics_log is not None:
+            self._metrics_log.add_watched_step(row)
 
     def _log_metrics(self, decision: Decision, seen: Signals, report: StepReport) -> None:
         if self._metrics_log is not None:

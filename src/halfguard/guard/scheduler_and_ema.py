@@ -34,16 +34,16 @@ class SchedulerAndEma:
         *,
         stepped_by_host: bool = False,
     ) -> None:
-        self._schedulers = _as_list(scheduler)
+        self.schedulers = _as_list(scheduler)
         self._stepped_by_host = stepped_by_host
         if not stepped_by_host:
-            _raise_if_unfit(self._schedulers)
+            _raise_if_unfit(self.schedulers)
         everyone = frozenset(map(id, optimizers))
         # A scheduler that names no optimizer advances with each of them.
-        self._drives = [_driven(one, optimizers) or everyone for one in self._schedulers]
+        self._drives = [_driven(one, optimizers) or everyone for one in self.schedulers]
         driven = frozenset().union(*self._drives)
         self.rates = LearningRates(optimizers, driven, only_in_steps=stepped_by_host)
-        self._early = [0] * len(self._schedulers)
+        self._early = [0] * len(self.schedulers)
         self.ema = ema
         self._update_method = "" if ema is None else _update_method(ema)
         self._model = model
@@ -56,11 +56,11 @@ class SchedulerAndEma:
 
     @early_steps.setter
     def early_steps(self, steps: int | Sequence[int]) -> None:
-        same = [steps] * len(self._schedulers) if isinstance(steps, int) else list(steps)
-        if len(same) != len(self._schedulers):
+        same = [steps] * len(self.schedulers) if isinstance(steps, int) else list(steps)
+        if len(same) != len(self.schedulers):
             raise UsageError(
                 f"The state was saved with {len(same)} schedulers, and this guard has "
-                f"{len(self._schedulers)}.",
+                f"{len(self.schedulers)}.",
                 cure="Pass the same schedulers to the guard, in the same order.",
             )
         self._early = same
@@ -89,9 +89,9 @@ class SchedulerAndEma:
 
     def savable_parts(self) -> dict[str, Stateful]:
         """Return schedulers and EMA by name; raise a UsageError if a rollback could not restore one."""
-        several = len(self._schedulers) > 1
+        several = len(self.schedulers) > 1
         parts: dict[str, Stateful] = {}
-        for index, scheduler in enumerate(self._schedulers):
+        for index, scheduler in enumerate(self.schedulers):
             _require_state(scheduler, scheduler, "scheduler")
             parts[f"scheduler{index}" if several else "scheduler"] = scheduler
         if self.ema is not None:
@@ -100,9 +100,14 @@ class SchedulerAndEma:
             parts["ema"] = _require_state(next(filter(_has_state, held), None), self.ema, "ema")
         return parts
 
+    def averaged_models(self) -> list[nn.Module]:
+        """Return the copies of the model that the EMA holds, to be changed as the model is."""
+        held = (self.ema, *(getattr(self.ema, name, None) for name in ("module", "ema")))
+        return [one for one in held if isinstance(one, nn.Module)][:1]
+
     def _step(self, due: Sequence[int]) -> None:
         for index in due:
-            self._schedulers[index].step()
+            self.schedulers[index].step()
 
 
 def _as_list(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Scheduler]:

@@ -17,7 +17,16 @@ from typing import Self
 from halfguard.errors import UsageError
 from halfguard.journal.healthy_steps import HealthySteps
 from halfguard.journal.jsonl import JsonlWriter
-from halfguard.records import HealthRow, JournalRow, RunInfo, StepRow, Summary, write_atomically
+from halfguard.records import (
+    HealingRow,
+    HealthRow,
+    JournalRow,
+    RunInfo,
+    StepRow,
+    Summary,
+    WatchRow,
+    write_atomically,
+)
 
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
@@ -87,8 +96,12 @@ class Journal:
         self._close_group()
         self._write(row)
 
-    def add_warning(self, row: HealthRow) -> None:
-        """Write a warning; the open group of healthy steps stays open."""
+    def add_warning(self, row: HealthRow | HealingRow) -> None:
+        """Write a warning or a healing; the open group of healthy steps stays open."""
+        self._write(row)
+
+    def add_watched_step(self, row: WatchRow) -> None:
+        """Write what a sampled step showed; the open group of healthy steps stays open."""
         self._write(row)
 
     def add_summary(self, summary: Summary) -> None:

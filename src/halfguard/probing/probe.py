@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 
 from halfguard.errors import UsageError
+from halfguard.numerics.forecast import forecast
 from halfguard.precision_names import Precision
 from halfguard.probing import findings
-from halfguard.probing.forecast import forecast
 from halfguard.probing.half_audit import audited_steps
 from halfguard.probing.parameter_checks import find_bad_gains, find_unregistered, find_untrained
 from halfguard.probing.ranges import (

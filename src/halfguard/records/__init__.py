@@ -10,6 +10,7 @@ from halfguard.records.snapshot import RankSnapshotRecord, SnapshotRecord
 from halfguard.records.step import (
     Action,
     Cause,
+    HealingRow,
     HealthRow,
     HealthWarning,
     HealthyStepsRow,
@@ -17,12 +18,14 @@ from halfguard.records.step import (
     StepRow,
     Summary,
 )
+from halfguard.records.watch import WatchRow
 
 __all__ = [
     "Action",
     "Cause",
     "Culprit",
     "Finding",
+    "HealingRow",
     "HealthRow",
     "HealthWarning",
     "HealthyStepsRow",
@@ -37,6 +40,7 @@ __all__ = [
     "StepRow",
     "Summary",
     "TensorRange",
+    "WatchRow",
     "parse_journal_row",
     "write_atomically",
 ]

@@ -18,6 +18,7 @@ _ACTIONS = {
     Action.HALT: "stopped the run",
 }
 _LANGUAGES = {"operation": "diff", "weights": "python"}
+SATURATED = 0.05  # difference of the references from which a loss saturates in FP32 too
 _SHOWN_MODULES = 8  # on the way to the loss; the middle of a longer way is left out
 
 
@@ -28,8 +29,10 @@ def autopsy_page(autopsy: Autopsy) -> Page:
     if autopsy.culprit is not None:
         blocks += origin_blocks(autopsy.culprit, autopsy.way)
     if autopsy.trials:
-        blocks += trial_blocks(autopsy.trials)
+        blocks += trial_blocks(autopsy.trials, autopsy.saturation)
         blocks += _samples(autopsy)
+    if autopsy.trained:
+        blocks += _trained(autopsy)
     blocks += _recommendation(autopsy)
     return Page(f"Step {autopsy.step.step}: {cause}", blocks)
 
@@ -129,15 +132,27 @@ def _range(part: TensorRange) -> list[str]:
     return [Mono(part.name), shape, part.dtype, _number(part.low), _number(part.high), counts]
 
 
-def trial_blocks(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
+def trial_blocks(
+    trials: tuple[ReplayTrial, ...], saturation: float | None = None
+) -> Iterator[Block]:
     """Yield the table of the changes that were tried."""
     yield Heading("What would have prevented it")
     yield Text(["Each change was applied alone and the step was run again:"])
+    meant = any(trial.error_as_meant is not None for trial in trials)
+    heads = ["change", "step", "loss", "gradient norm", "error"]
+    heads += ["error, meant"] if meant else []
     yield Table(
-        ("change", "step", "loss", "gradient norm", ""),
-        [_trial(trial) for trial in trials],
+        (*heads, "scale", ""),
+        [_trial(trial, meant=meant) for trial in trials],
         ["good" if trial.good else "bad" for trial in trials],
     )
+    text = "Error: of all gradients together, relative to FP32 as written"
+    text += "; meant: to float64 of what the code means" if meant else ""
+    yield Text([f"{text}. Scale: the largest loss scale tried at which the step is finite."])
+    if saturation is not None and saturation > SATURATED:
+        text = "The loss saturates in FP32 too: the gradients of FP32 as written are "
+        text += f"{saturation:.0%} from those of what is meant, computed in float64. "
+        yield Text([f"{text}So changes are compared with what is meant."])
 
 
 def _samples(autopsy: Autopsy) -> Iterator[Block]:
@@ -148,11 +163,36 @@ def _samples(autopsy: Autopsy) -> Iterator[Block]:
         yield Text([f"{text} {'causes' if one else 'cause'} it."])
 
 
-def _trial(trial: ReplayTrial) -> list[str]:
+def _trial(trial: ReplayTrial, *, meant: bool) -> list[str]:
     # A trial that did not run has no numbers. A trial that ran shows them, also if they are bad.
     failed = ":" in trial.note and math.isnan(trial.loss) and not trial.good
     numbers = ["", ""] if failed else [f"{trial.loss:.6g}", f"{trial.grad_norm:.6g}"]
-    return [trial.name, "good" if trial.good else "bad", *numbers, trial.note]
+    errors = [
+        _percent(trial.error_as_written),
+        *([_percent(trial.error_as_meant)] if meant else []),
+    ]
+    scale = "none" if trial.largest_scale == 0 else _number(trial.largest_scale)
+    return [trial.name, "good" if trial.good else "bad", *numbers, *errors, scale, trial.note]
+
+
+def _trained(autopsy: Autopsy) -> Iterator[Block]:
+    yield Heading("Trained on from here")
+    steps = autopsy.trained[0].steps
+    text = f"{steps} steps from the incident on, its batch first. The loss is that of the trained model, "
+    yield Text([f"{text}in FP32, on the same batches for all:"])
+    yield Table(
+        ("change", "applied", "scale at the end", "loss", ""),
+        [
+            [
+                run.name,
+                f"{run.applied} of {run.steps}",
+                _number(run.scale),
+                _number(run.loss),
+                run.note,
+            ]
+            for run in autopsy.trained
+        ],
+    )
 
 
 def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
@@ -179,8 +219,12 @@ def cure_blocks(cure: Cure) -> Iterator[Block]:
         yield Code(cure.patch, _LANGUAGES.get(cure.what, "yaml"))
 
 
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.6g}"
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.6g}"
 
 
 def _join(parts: list[Mono] | list[str] | tuple[str, ...], between: str) -> list[str]:

@@ -10,12 +10,14 @@ from halfguard.records.journal_rows import JournalRow
 from halfguard.records.step import (
     Action,
     Cause,
+    HealingRow,
     HealthRow,
     HealthWarning,
     HealthyStepsRow,
     StepRow,
     Summary,
 )
+from halfguard.records.watch import WatchRow
 
 _APPLIED = (Action.APPLY, Action.RETRY)
 
@@ -27,6 +29,8 @@ class Timeline:
     parts: list[StepRow | HealthyStepsRow] = field(default_factory=list)
     epochs: dict[int, Summary] = field(default_factory=dict)
     warnings: dict[HealthWarning, HealthRow] = field(default_factory=dict)  # the last of each
+    watched: dict[int, WatchRow] = field(default_factory=dict)  # sampled steps
+    healings: list[HealingRow] = field(default_factory=list)
     resumed: int = 0  # how often
     closed: bool = False  # the run has written its final summary
 
@@ -83,6 +87,12 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
             continue
         if isinstance(row, HealthRow):
             found.warnings[row.warning] = row
+            continue
+        if isinstance(row, WatchRow):
+            found.watched[row.step] = row
+            continue
+        if isinstance(row, HealingRow):
+            found.healings.append(row)
             continue
         found.resumed += _first(row) <= written
         written = _last(row)

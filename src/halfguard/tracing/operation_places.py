@@ -51,7 +51,7 @@ class OperationPlaces:
 
     def of(self, packet: str, frame: FrameType | None) -> OperationPlace:
         """Return the place of the operation that is running."""
-        op = _display_name(packet)
+        op = display_name(packet)
         # Typed as a Node; None outside a backward pass.
         node: Any = torch._C._current_autograd_node()
         source = SourceLine() if frame is None else locate_frame(frame, self._outermost)
@@ -76,7 +76,7 @@ class OperationPlaces:
         return where
 
 
-def _display_name(packet: str) -> str:
+def display_name(packet: str) -> str:
     """Return the common name: ``softmax`` for ``_softmax``, ``div`` for ``div_``."""
     plain = packet.strip("_").removeprefix("native_").removesuffix("_forward")
     return plain.removesuffix("_copy")

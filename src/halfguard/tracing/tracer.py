@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from halfguard.errors import UsageError
 from halfguard.records.trace import LayerStats, TraceStep
 from halfguard.step.nested import floating_tensors
+from halfguard.tracing.module_stack import visible_modules
 from halfguard.tracing.rows import Detail, Key, TensorStatistics, fetch, measure
 
 
@@ -112,7 +113,7 @@ class _Sensors:
         self.seen: dict[int, tuple[weakref.ref[Tensor], int, TensorStatistics]] = {}
         self.handles: list[Any] = []
         tied: set[int] = set()
-        for path, module in _visible_modules(model):
+        for path, module in visible_modules(model):
             self.handles.append(module.register_forward_hook(self._on_forward(path)))
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter.requires_grad and parameter.is_leaf and id(parameter) not in tied:
@@ -177,14 +178,3 @@ class _Sensors:
             row = measure(key, tensor, self.detail)
             self.seen[id(tensor)] = weakref.ref(tensor), tensor._version, row
         self.rows.append(row)
-
-
-def _visible_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that run as Python; a module compiled by ``torch.compile`` is one of them."""
-    hidden: tuple[str, ...] = ()
-    for path, module in model.named_modules():
-        if hidden and path.startswith(hidden):
-            continue
-        if hasattr(module, "_orig_mod"):
-            hidden += (f"{path}._orig_mod" if path else "_orig_mod",)
-        yield path, module

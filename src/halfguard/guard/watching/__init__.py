@@ -1,0 +1,1 @@
+"""Look inside sampled steps of a running job. All other steps run as if nobody watched."""

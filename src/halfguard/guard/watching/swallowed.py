@@ -1,0 +1,104 @@
+"""The audit of a sampled step in which a new line left the range of half.
+
+The step is run again before its update: same weights, batches and random numbers, on this rank alone. What
+the second run changes (gradients, buffers, attributes of modules, generators) is put back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from halfguard.dist.wrapping import is_sharded, unwrap_model
+from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
+from halfguard.precision.modes import autocast
+from halfguard.precision_names import PrecisionName
+from halfguard.records.audit import AuditFinding, AuditReport
+from halfguard.step.generators import (
+    generator_state,
+    generators_of_function,
+    generators_of_model,
+    set_generator_state,
+)
+from halfguard.step.random_state import restore_random_state
+from halfguard.tracing import audit
+
+logger = logging.getLogger("halfguard")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A fault that an audit found in a running job: the operation, and what it did to the step."""
+
+    step: int
+    finding: AuditFinding
+    loss_error: float  # relative, against the same step in FP32 from the operation on
+    gradient_error: float
+
+    def __str__(self) -> str:
+        return str(self.finding)
+
+
+def can_audit(model: nn.Module, batches: StepBatches) -> bool:
+    """Return whether this rank can run the step again by itself."""
+    return batches.repeatable and not is_sharded(model)
+
+
+def audit_step(
+    model: nn.Module, batches: StepBatches, precision: PrecisionName, scale: float
+) -> AuditReport | None:
+    """Audit the micro-batches one by one, up to the first with a finding; None if it failed."""
+    own = unwrap_model(model)  # no DDP: its forward pass would need the other ranks
+    report = None
+    for micro in batches.micro_batches:
+        try:
+            with _attributes_kept(own), _generators_kept(own, micro):
+                report = audit(partial(_loss, own, micro, precision, scale), own)
+        except Exception as error:  # noqa: BLE001 - out of memory, for example: training goes on
+            logger.info("The audit of a sampled step failed: %s: %s", type(error).__name__, error)
+            return None
+        if report.findings:
+            return report
+    return report
+
+
+def _loss(model: nn.Module, micro: MicroBatch, precision: PrecisionName, scale: float) -> Tensor:
+    assert micro.loss_fn is not None and micro.rng is not None  # noqa: S101, PT018 - can_audit
+    restore_random_state(micro.rng)
+    for generator, state in micro.own_generators:
+        set_generator_state(generator, state)
+    device = next(model.parameters()).device
+    with autocast(precision, device.type):
+        loss = trainable_loss(micro.loss_fn(model, micro.batch))
+    return loss * scale
+
+
+@contextmanager
+def _attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Put back what a forward pass sets on modules: counters, hidden states."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            now = vars(module)
+            for name in [name for name in now if name not in attributes]:
+                del now[name]
+            now.update(attributes)
+
+
+@contextmanager
+def _generators_kept(model: nn.Module, micro: MicroBatch) -> Iterator[None]:
+    held: list[Any] = [*generators_of_function(micro.loss_fn or _loss), *generators_of_model(model)]
+    states = [(generator, generator_state(generator)) for generator in held]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            set_generator_state(generator, state)

@@ -1,0 +1,181 @@
+"""Watch a run while it trains: one step in each interval is looked at from the inside.
+
+A sampled step has two phases. In the first, every half operation is measured on the device, and the numbers
+are read once at the end of its backward pass. Only if a line left the range of half that never did before,
+the step is audited, which costs two to four steps. The update itself is not touched. Between sampled steps
+there are no hooks, no modes and no reads.
+
+All ranks sample the same steps, each looks at its own, and none waits for another. Rank 0 writes the journal;
+a warning is logged by the rank that saw it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from math import isfinite
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from halfguard.dist.collectives import rank
+from halfguard.dist.wrapping import unwrap_model
+from halfguard.guard.config import GuardConfig, WatchConfig
+from halfguard.guard.step_batches import StepBatches
+from halfguard.guard.stepping.gate import Gate
+from halfguard.guard.watching.layers import layers_of, leaves_range, merge_calls
+from halfguard.guard.watching.operation_maxima import Maximum, OperationMaxima, Place
+from halfguard.guard.watching.sampling import Sampling
+from halfguard.guard.watching.swallowed import Alarm, audit_step, can_audit
+from halfguard.guard.watching.trends import Trends
+from halfguard.guard.watching.warnings import WatchWarnings
+from halfguard.guard.watching.weight_updates import AHEAD, WeightUpdates
+from halfguard.precision_names import PrecisionName
+from halfguard.records.watch import WatchRow
+from halfguard.tracing.module_stack import ModuleStack
+
+logger = logging.getLogger("halfguard")
+
+OnAlarm = Callable[[tuple[Alarm, ...], StepBatches], None]
+
+
+class Watching:
+    """Samples steps of a guard; ``write`` gets the row of each.
+
+    ``alarms`` has all faults that audits have found so far. ``on_alarm(new, batches)`` is called after the
+    update of the sampled step, between two steps, with the batches that show the fault.
+    """
+
+    def __init__(
+        self,
+        config: WatchConfig,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any],
+        write: Callable[[WatchRow], None],
+    ) -> None:
+        self.alarms: list[Alarm] = []
+        self.on_alarm: OnAlarm | None = None
+        self._model = model
+        self._write = write
+        self._sampling = Sampling(config.every)
+        self._ahead = max(AHEAD, 5 * config.every)
+        self._trends = Trends()
+        self._warnings = WatchWarnings()
+        self._weights = WeightUpdates(unwrap_model(model), optimizers, schedulers)
+        self._known: set[Place] = set()  # lines that have left the range, and were looked at
+        self._harmless: set[Place] = set()
+        self._hooks = ExitStack()
+        self._maxima: OperationMaxima | None = None
+        self._is_active = False  # a pass is measured
+
+    @property
+    def is_sampling(self) -> bool:
+        """True during a sampled step."""
+        return self._maxima is not None
+
+    def begin(self, step: int) -> None:
+        """Begin a step; if it is sampled, hooks are attached until ``updating`` or ``abandon``."""
+        if self._sampling.is_due(step):
+            self.abandon()
+            modules = ModuleStack()
+            model = _without_ddp(self._model)
+            self._hooks.enter_context(modules.tracking(model, compiled=False))
+            self._maxima = OperationMaxima(modules)
+
+    @contextmanager
+    def observing(self, outer: AbstractContextManager[Any] | None = None) -> Iterator[None]:
+        """Measure a forward or a backward pass, if the step is sampled; ``outer`` is entered first."""
+        with nullcontext() if outer is None else outer:
+            if self._maxima is None or self._is_active:
+                yield
+                return
+            self._is_active = True
+            try:
+                with self._maxima:
+                    yield
+            finally:
+                self._is_active = False
+
+    def abandon(self) -> None:
+        """Forget the sampled step that is open, and remove its hooks."""
+        self._maxima = None
+        self._hooks.close()
+
+    @contextmanager
+    def updating(
+        self, step: int, row: Tensor, batches: StepBatches, config: GuardConfig
+    ) -> Iterator[None]:
+        """Run the update of a sampled step; ``row`` has its measurements."""
+        maxima, self._maxima = self._maxima, None
+        self._hooks.close()
+        if maxima is None:
+            yield
+            return
+        found = maxima.read()
+        loss, norm, fault, scale = Gate.read(row)[:4]
+        if fault or not (isfinite(loss) and isfinite(norm)):  # the guard's own matter
+            yield
+            return
+        alarms = self._audit_new(step, found, batches, config.precision, scale)
+        with self._weights.measuring() as measured:
+            yield
+        self._sampling.done(step)
+        by_place = merge_calls(found)
+        self._trends.add(step, by_place)
+        layers = layers_of(by_place, found, self._harmless)
+        updates, early = self._weights.read(measured, step, self._ahead)
+        forecasts = self._trends.forecasts()
+        frozen = [one for one in updates if one.module in early]
+        warnings = self._warnings.new(alarms, forecasts, frozen)
+        for one in warnings:
+            who = f" (rank {rank()})" if rank() else ""
+            logger.warning("step %d%s: %s", step, who, one.text)
+        self._write(
+            WatchRow(
+                step=step,
+                scale=scale,
+                layers=layers,
+                updates=updates,
+                forecasts=tuple(forecasts),
+                warnings=warnings,
+            )
+        )
+        if alarms and self.on_alarm is not None:
+            self.on_alarm(alarms, batches)
+
+    def _audit_new(
+        self,
+        step: int,
+        found: Sequence[Maximum],
+        batches: StepBatches,
+        precision: PrecisionName,
+        scale: float,
+    ) -> tuple[Alarm, ...]:
+        """Audit the step if a new line left the range of half; return what is wrong."""
+        new = {one.place for one in found if leaves_range(one)} - self._known
+        if not new or not can_audit(self._model, batches):
+            return ()
+        self._known |= new
+        report = audit_step(self._model, batches, precision, scale)
+        if report is None:
+            return ()
+        told = {(alarm.finding.place, alarm.finding.op) for alarm in self.alarms}
+        places = {(one.file, one.line) for one in report.findings}
+        self._harmless |= {place for place in new if (place.file, place.line) not in places}
+        alarms = tuple(
+            Alarm(step, one, report.loss_error, report.gradient_error)
+            for one in report.findings
+            if (one.place, one.op) not in told
+        )
+        self.alarms += alarms
+        return alarms
+
+
+def _without_ddp(model: nn.Module) -> nn.Module:
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    return model

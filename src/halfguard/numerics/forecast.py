@@ -1,0 +1,129 @@
+"""The step at which a layer will overflow, from the trend of its largest magnitude; only on strong evidence.
+
+Growing activations grow by a factor per step: a straight line in log2. The slope is the median of the slopes
+between all pairs of points (Theil and Sen), which spikes do not change. Three things look like a trend and
+are none. Each has its test:
+
+* correlated noise. Neighbouring steps resemble each other, so n steps are weaker evidence than n independent
+  ones. The interval is widened by the residuals' autocorrelation, and by the slope that a random walk with
+  the same steps would have by chance;
+* the start of training, steep and then flat: the latter half must rise too, at no less than half the pace;
+* a slope that leads far beyond the data: no overflow is predicted further ahead than the steps so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import NormalDist, fmean, median
+
+from halfguard.formats import FP16
+
+LIMIT = math.log2(FP16.largest)
+MAX_POINTS = 64  # more are reduced to this many medians: the cost is quadratic
+MIN_POINTS = 12
+CONFIDENCE = 0.999
+MAX_AHEAD = 1.0  # times the steps so far; further ahead a straight line is a guess
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A slope per step, the value at the last point, and the standard error of the slope."""
+
+    slope: float
+    level: float
+    error: float
+
+    def low_at(self, confidence: float) -> float:
+        return self.slope - _quantile(confidence) * self.error
+
+    def high_at(self, confidence: float) -> float:
+        return self.slope + _quantile(confidence) * self.error
+
+
+@dataclass(frozen=True)
+class PredictedOverflow:
+    """Steps from the last one until the limit is exceeded, with an interval; ``doubling`` is in steps."""
+
+    steps: float
+    low: float
+    high: float
+    doubling: float
+
+
+def forecast(
+    absmax: Sequence[float], *, steps: Sequence[int] | None = None, limit: float = LIMIT
+) -> PredictedOverflow | None:
+    """Predict an overflow from the largest magnitudes at ``steps``; None if there is no trend.
+
+    Without ``steps``, the magnitudes are those of consecutive steps. None as well if a value is not finite:
+    then the overflow has already happened. ``limit`` is log2 of the largest number of the format.
+    """
+    if not all(math.isfinite(value) and value > 0 for value in absmax):
+        return None
+    steps = range(len(absmax)) if steps is None else steps
+    points = _downsample(steps, [math.log2(value) for value in absmax])
+    if len(points) < MIN_POINTS:
+        return None
+    whole, latter = fit_trend(points), fit_trend(points[len(points) // 2 :])
+    # The latter half has too few points for a strict interval: its slope must be positive and at least half
+    # of the whole's. The whole must clearly rise, or its interval has no useful end.
+    certain = whole.slope > 0 and whole.low_at(CONFIDENCE) >= whole.slope / 4
+    if not certain or latter.slope < whole.slope / 2 or latter.low_at(0.9) <= 0:
+        return None
+    pace = latter.slope
+    distance = limit - latter.level - pace * (steps[-1] - points[-1][0])
+    if distance <= 0 or distance / pace > MAX_AHEAD * (steps[-1] - steps[0] + 1):
+        return None
+    slowest = min(whole.low_at(CONFIDENCE), pace)
+    fastest = max(whole.high_at(CONFIDENCE), latter.high_at(0.9), pace)
+    return PredictedOverflow(distance / pace, distance / fastest, distance / slowest, 1 / pace)
+
+
+def fit_trend(points: Sequence[tuple[float, float]]) -> Trend:
+    """Return the median slope of ``(step, value)`` points and its error."""
+    slope = median((b - a) / (t - s) for (s, a), (t, b) in combinations(points, 2))
+    intercept = median(value - slope * step for step, value in points)
+    residuals = [value - intercept - slope * step for step, value in points]
+    level = intercept + slope * points[-1][0]
+    return Trend(slope, level, _slope_error(points, residuals, slope))
+
+
+def _slope_error(
+    points: Sequence[tuple[float, float]], residuals: Sequence[float], slope: float
+) -> float:
+    steps = [step for step, _ in points]
+    spread = math.sqrt(sum((step - fmean(steps)) ** 2 for step in steps))
+    noise = math.sqrt(fmean([r * r for r in residuals]))
+    correlation = min(max(_autocorrelation(residuals), 0.0), 0.95)
+    correlated = noise / spread * math.sqrt((1 + correlation) / (1 - correlation))
+    # A random walk of n steps of size s ends s * sqrt(n) away: as a slope, s / sqrt(n) per step.
+    jumps = [b - a - slope * (t - s) for (s, a), (t, b) in pairwise(points)]
+    # Noise around a line makes neighbouring jumps cancel, a random walk does not: only the rest counts.
+    kept = 1 + 2 * min(_autocorrelation(jumps), 0.0)
+    length = steps[-1] - steps[0]
+    walk = math.sqrt(fmean([j * j for j in jumps]) * max(kept, 0.0) * len(jumps)) / length
+    return max(correlated, walk)
+
+
+def _autocorrelation(values: Sequence[float]) -> float:
+    mean = fmean(values)
+    total = sum((value - mean) ** 2 for value in values)
+    return sum((a - mean) * (b - mean) for a, b in pairwise(values)) / total if total else 0.0
+
+
+def _quantile(confidence: float) -> float:
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def _downsample(steps: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return at most ``MAX_POINTS`` points: medians of neighbours, with the middle of their steps."""
+    size = math.ceil(len(values) / MAX_POINTS)
+    # Aligned at the end, so that the latest step is always included.
+    starts = range(len(values) % size, len(values), size) if size > 1 else range(len(values))
+    return [
+        ((steps[start] + steps[start + size - 1]) / 2, median(values[start : start + size]))
+        for start in starts
+    ]

@@ -1,0 +1,108 @@
+"""The faults that lie in a loss function, with the line to blame and what an expert would change."""
+
+from __future__ import annotations
+
+from tests.support.planted import audio, generative, metric, recommenders, segmentation
+from tests.support.planted.base import Fault
+
+LOSS_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "ncf_bpr",
+        "neural collaborative filtering",
+        "BPR",
+        True,
+        recommenders.ncf_bpr,
+        "return -torch.log(torch.sigmoid(difference) + 1e-8).mean()",
+        "Use -F.logsigmoid(difference), which has no eps to lose, in float32.",
+    ),
+    Fault(
+        "two_tower_infonce",
+        "two tower",
+        "InfoNCE",
+        True,
+        recommenders.two_tower_infonce,
+        "total = similarity @ ones",
+        "Sum the exponentials with .sum(1), or use cross entropy on q @ i.t() / 0.07.",
+    ),
+    Fault(
+        "unet_weighted_dice",
+        "U-Net",
+        "dice",
+        True,
+        segmentation.unet_weighted_dice,
+        'size = torch.einsum("bchw,bchw->b", prob + mask.type_as(prob), weight)',
+        "Compute the dice loss in float32, with products and .sum() instead of einsum.",
+    ),
+    Fault(
+        "unet_tversky_empty",
+        "U-Net",
+        "Tversky",
+        True,
+        segmentation.unet_tversky_empty,
+        "score = (hit + 1e-8) / (hit + 0.3 * false_alarm + 0.7 * miss.to(hit.dtype) + 1e-8)",
+        "Compute the loss in float32, or use an eps that half can hold, such as 1e-4.",
+    ),
+    Fault(
+        "superres_charbonnier",
+        "super-resolution CNN",
+        "Charbonnier",
+        True,
+        segmentation.superres_charbonnier,
+        "return torch.sqrt(difference * difference + 1e-8).mean()",
+        "Compute the difference and the root in float32.",
+    ),
+    Fault(
+        "denoiser_si_snr",
+        "1-D CNN",
+        "SI-SNR",
+        True,
+        audio.denoiser_si_snr,
+        "target = shared / ((clean * clean).mean(-1, keepdim=True) + 1e-8) * clean",
+        "Compute the energies in float32, or divide the samples by 32768 first.",
+    ),
+    Fault(
+        "triplet_raw_features",
+        "metric learning",
+        "triplet",
+        True,
+        metric.triplet_raw_features,
+        "return (d * d).mean(-1)",
+        "Compute distances in float32, or normalize the embeddings.",
+    ),
+    Fault(
+        "siamese_cosine",
+        "siamese MLP",
+        "cosine margin",
+        True,
+        metric.siamese_cosine,
+        "lengths = torch.sqrt((a * a).mean(-1) * (b * b).mean(-1))",
+        "Use F.cosine_similarity, which autocast runs in float32.",
+    ),
+    Fault(
+        "flow_raw_units",
+        "linear flow",
+        "Student's t NLL",
+        True,
+        generative.flow_raw_units,
+        "tails = 1 + z * z / 4",
+        "Square z in float32, or normalize the measurements.",
+    ),
+    Fault(
+        "diffusion_snr_weight",
+        "diffusion",
+        "SNR-weighted MSE",
+        True,
+        generative.diffusion_snr_weight,
+        "snr = keep / (1 - keep)",
+        "Use exp(-gamma), which autocast runs in float32.",
+    ),
+    Fault(
+        "vae_raw_pixels",
+        "VAE",
+        "importance-weighted ELBO",
+        True,
+        generative.vae_raw_pixels,
+        "log_prior = -0.5e-3 * (z * z).sum(-1)",
+        "Square z in float32, or divide the pixels by 255.",
+    ),
+)

@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 
 from halfguard.investigation.passes import Event, PassResult, TrialPlan, TrialResult
+from halfguard.records.culprit import Culprit
 
 FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
 _HALF = ("float16", "bfloat16")
+_IN_FP32 = ("statement", "function")
 Run = Callable[[TrialPlan], TrialResult | None]
 
 
@@ -32,23 +34,12 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
     if found.autocast == "float16":
         yield from _ran(run(BF16))
     scales = _scale_to_try(event)
-    if culprit.file:
-        place = culprit.file, culprit.line
-        log = TrialPlan(
-            name="the logarithm computed from the logits", kind="log", place=place, scale=scales
-        )
-        tried = run(log)
-        if tried is not None and tried.rewrite:
+    for plan in _line_trials(culprit, scales, in_fp32=full.trial.good):
+        tried = run(plan)
+        if tried is not None and (plan.kind in _IN_FP32 or tried.stable or tried.rewrite):
             yield _judged(tried, full)
-        if full.trial.good and culprit.dtype in _HALF:
-            line = TrialPlan(name="this line in FP32", kind="line", place=place, scale=scales)
-            yield from (_judged(one, full) for one in _ran(run(line)))
-        stable = TrialPlan(
-            name=f"stable operations for {culprit.op}", kind="stable", place=place, scale=scales
-        )
-        tried = run(stable)
-        if tried is not None and tried.stable:
-            yield _judged(tried, full)
+            if plan.kind == "statement" and tried.trial.good:
+                break
     if full.trial.good and culprit.module and found.autocast:
         island = TrialPlan(
             name=f"{culprit.module!r} in FP32", kind="island", module=culprit.module, scale=scales
@@ -56,6 +47,20 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
         yield from _ran(run(island))
     if event.kind == "scale" or culprit.phase == "backward":
         yield from _lower_scale(event, run)
+
+
+def _line_trials(culprit: Culprit, scale: float | None, *, in_fp32: bool) -> Iterator[TrialPlan]:
+    """Yield the changes of the culprit's line; the whole function comes last, if the line is not enough."""
+    if not culprit.file:
+        return
+    place = culprit.file, culprit.line
+    yield TrialPlan(name="the composition", kind="composition", place=place, scale=scale)
+    name = f"stable operations for {culprit.op}"
+    yield TrialPlan(name=name, kind="stable", place=place, scale=scale)
+    if in_fp32 and culprit.dtype in _HALF:
+        yield TrialPlan(name="this line in FP32", kind="statement", place=place, scale=scale)
+        name = "the function around this line in FP32"
+        yield TrialPlan(name=name, kind="function", place=place, scale=scale)
 
 
 def _ran(result: TrialResult | None) -> Iterator[TrialResult]:

@@ -23,7 +23,8 @@ def culprit(**facts: Any) -> Culprit:
 
 def trial(kind: TrialKind, good: bool, **facts: Any) -> TrialResult:
     plan = TrialPlan(name=f"trial of {kind}", kind=kind, module="block", scale=256.0)
-    run = ReplayTrial(name=plan.name, good=good, loss=1.0, grad_norm=1.0)
+    error = facts.pop("error", None)
+    run = ReplayTrial(name=plan.name, good=good, loss=1.0, grad_norm=1.0, error_as_written=error)
     return TrialResult(plan=plan, trial=run, **facts)
 
 
@@ -44,7 +45,7 @@ def test_a_limit_far_from_fp32_comes_after_another_format() -> None:
     cure = choose_cure(found(trial("fp32", True), trial("bf16", True), limit), LOSS)
     assert cure is not None
     assert cure.what == "precision"
-    close = limit.model_copy(update={"error": 0.01})
+    close = trial("stable", True, stable=("exp",), limits=True, error=0.01)
     cure = choose_cure(found(trial("fp32", True), trial("bf16", True), close), LOSS)
     assert cure is not None
     assert cure.what == "operation"

@@ -57,7 +57,7 @@ def _cures(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     if "island" in good:
         yield _island(good["island"], culprit, found.autocast)
     # A limit keeps numbers finite, not right: far from FP32 another format is better.
-    if stable is not None and learns and not stable.error > _FAR:
+    if stable is not None and learns and not (stable.trial.error_as_written or 0) > _FAR:
         yield _operation(stable, culprit)
     if "function" in good:
         yield _line(good["function"], f"Compute the function around {culprit.place} in FP32")
@@ -124,11 +124,9 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, optimizer: str) -> Cure
 
 
 def _line(result: TrialResult, what: str) -> Cure:
-    note = f" The step then has {result.trial.note}." if result.trial.note else ""
     return Cure(
         what="operation",
-        sentence=f"{what}: .float() on its half inputs, and torch.autocast(..., enabled=False) around it."
-        f"{note}",
+        sentence=f"{what}: .float() on its half inputs, and torch.autocast(..., enabled=False) around it.",
         trial=result.trial.name,
         patch=result.patch,
     )

@@ -112,7 +112,6 @@ class TrialResult(FloatRecordPart):
     rewrite: str = Field(default="", description="what to write for a composition, and where")
     patch: str = Field(default="", description="the change as a unified diff, if it is certain")
     gradients: str = Field(default="", description="file with the gradients, unscaled")
-    error: float = Field(default=math.nan, description="relative error of the gradients, from FP32")
 
 
 class PassResult(FloatRecordPart):

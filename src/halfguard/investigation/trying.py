@@ -106,8 +106,7 @@ class Trying(Approach):
             self._end(good=False, note=note)
         if call.accumulates:
             self._judged = True
-            if self._trial.kind == "fp32" or self._change is not None:
-                self._keep(gradients, scale)
+            self._keep(gradients, scale)
             if self.event.kind != "parameters":
                 self._end(good=True)
 

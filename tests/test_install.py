@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import time
 import venv
 from pathlib import Path
@@ -108,6 +109,22 @@ def test_a_torch_name_says_which_pip_command_to_run(fresh: Path) -> None:
     assert result.returncode == 1
     assert "MissingExtraError: halfguard.ops needs the optional dependency 'torch'" in result.stderr
     assert "Run: pip install 'halfguard[torch]'" in result.stderr
+
+
+def test_the_source_archive_has_every_file(fresh: Path, tmp_path: Path) -> None:
+    listed = run("git", "-C", ROOT, "ls-files")
+    if listed.returncode != 0:
+        pytest.skip("this is no clone, so nobody knows which files there are")
+    install(fresh, "hatchling")
+    built = run(
+        fresh / "python", "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT
+    )
+    assert built.returncode == 0, built.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    missing = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()} - names
+    assert not missing
 
 
 JOB = """

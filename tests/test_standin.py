@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.support import devices, standin
 from tests.support.models import MODELS, OPTIMIZERS, bare_step, batches, differences, make
+from tests.support.programs import run_python
 
 pytestmark = pytest.mark.sampled
 
@@ -180,6 +181,23 @@ def test_memory_that_is_not_pinned_is_read_at_once(device: torch.device) -> None
     target.copy_(host, non_blocking=True)
     host.fill_(2.0)
     assert target.tolist() == [1.0] * 3
+
+
+PENDING_AT_THE_END = """
+import torch
+from tests.support import standin
+
+standin.prepare()
+standin.load().set_late_copies(True)
+for size in range(100, 200):
+    host = torch.empty(size, pin_memory=True)
+    host.copy_(torch.ones(size, device="standin"), non_blocking=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_well_while_copies_are_pending(device: torch.device) -> None:
+    run_python("-c", PENDING_AT_THE_END, MALLOC_PERTURB_="165")  # freed memory holds garbage
 
 
 # -- random numbers

@@ -74,7 +74,7 @@ def a_version_counts_changes_in_place() -> None:
     assert x._version == before + 2
 
 
-@used_by("diagnosis tracing workload", "_cdata")
+@used_by("diagnosis investigation tracing workload", "_cdata")
 def a_storage_has_an_identity() -> None:
     x = torch.zeros(2)
     assert x[1:].untyped_storage()._cdata == x.untyped_storage()._cdata
@@ -186,13 +186,12 @@ def gradients_are_unscaled_by_a_method_that_returns_the_flags() -> None:
     assert parameter.grad.item() == 2.0
 
 
+@used_by("guard investigation", "_scale", "_init_scale")
 @used_by(
     "guard",
-    "_scale",
     "_growth_tracker",
     "_get_scale_async",
     "_check_scale_growth_tracker",
-    "_init_scale",
     "_growth_factor",
     "_backoff_factor",
     "_growth_interval",
@@ -214,7 +213,7 @@ def a_scaler_knows_its_device() -> None:
     assert torch.amp.GradScaler("cpu")._device == "cpu"
 
 
-@used_by("guard precision", "_enabled")
+@used_by("guard investigation precision", "_enabled")
 def scaler_and_autocast_know_whether_they_are_on() -> None:
     for on in (True, False):
         assert torch.amp.GradScaler("cpu", enabled=on)._enabled is on
@@ -389,7 +388,8 @@ def a_tensor_around_others_is_recognised() -> None:
 
 @used_by("validation", "torch.utils._pytree.tree_flatten")
 @used_by("acceptance diagnosis workload", "torch.utils._pytree.tree_leaves")
-@used_by("diagnosis", "torch.utils._pytree.tree_map", "torch.utils._pytree.tree_map_only")
+@used_by("diagnosis", "torch.utils._pytree.tree_map_only")
+@used_by("diagnosis investigation", "torch.utils._pytree.tree_map")
 def trees_are_walked() -> None:
     tree = {"b": [1, (2.0, None)], "a": 3}
     assert _pytree.tree_leaves(tree) == _pytree.tree_flatten(tree)[0] == [1, 2.0, None, 3]
@@ -465,7 +465,42 @@ def a_backward_pass_knows_the_node_that_it_runs() -> None:
     assert task >= 0
 
 
-@used_by("replaying tracing", "torch.autograd.graph._engine_run_backward")
+@used_by("investigation", "_engine_run_backward")
+def every_backward_pass_runs_through_one_function() -> None:
+    seen: list[bool] = []
+    original = torch.autograd.graph._engine_run_backward
+
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(bool(kwargs.get("accumulate_grad")))
+        return original(outputs, *args, **kwargs)
+
+    for module in (torch.autograd.graph, torch.autograd):
+        module._engine_run_backward = run  # type: ignore[attr-defined]
+    try:
+        x = torch.ones(2, requires_grad=True)
+        x.sum().backward()
+        torch.autograd.backward(x.sum())
+        torch.autograd.grad(x.sum(), x)
+    finally:
+        for module in (torch.autograd.graph, torch.autograd):
+            module._engine_run_backward = original  # type: ignore[attr-defined]
+    assert seen == [True, True, False]
+
+
+@used_by("investigation", "torch._C._functorch.peek_interpreter_stack")
+def a_function_transform_has_an_interpreter() -> None:
+    stack: list[Any] = []
+
+    def note(x: Tensor) -> Tensor:
+        stack.append(torch._C._functorch.peek_interpreter_stack())
+        return x.sum()
+
+    torch.func.grad(note)(torch.ones(2))
+    assert stack[0] is not None
+    assert torch._C._functorch.peek_interpreter_stack() is None
+
+
+@used_by("investigation replaying tracing", "torch.autograd.graph._engine_run_backward")
 def the_engine_can_be_called_and_found_on_the_stack() -> None:
     run = torch.autograd.graph._engine_run_backward
     x = torch.ones(2, requires_grad=True)

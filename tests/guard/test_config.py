@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from halfguard.errors import ConfigError, UsageError
 from halfguard.guard.config import GuardConfig, preset_names, preset_text
+from halfguard.records.config_file import parse_yaml
 
 PRESETS = ["balanced", "default", "fp16_safe", "native_fp16", "ultra_conservative"]
 
@@ -227,3 +228,17 @@ def test_a_yaml_bomb_is_refused_in_few_words(key: str, tmp_path: Path) -> None:
     path = tmp_path / "guard.yaml"
     path.write_text("\n".join([*lines, f"{key}: *a5"]))
     assert len(refused(path)) < 5000
+
+
+@pytest.mark.parametrize("key", sorted(GuardConfig.OTHER_NAMES))
+def test_the_key_of_another_tool_is_answered_by_the_key_to_use(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        GuardConfig.load({key: True})
+    instead = GuardConfig.OTHER_NAMES[key]
+    assert f"Instead of {key} write {instead}." in str(caught.value)
+    GuardConfig.load(parse_yaml(instead.partition(" (")[0], "the cure"))  # it can be written so
+
+
+def test_a_misspelt_key_gets_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match=r"there is no such key.*\nDid you mean precision[?]"):
+        GuardConfig.load({"precison": "fp32"})

@@ -155,3 +155,60 @@ def test_fp32_as_a_remedy_reaches_each_of_several_models() -> None:
     guard._continue_with(guard.config.model_copy(update={"precision": "fp32"}))
     with torch.autocast("cpu", torch.float16):
         assert {model(HEALTHY).dtype for model in (first, second)} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("growth_interval", "spike"), [(1, 1.0), (1000, 1e38)], ids=["scale grows", "scale falls"]
+)
+@pytest.mark.parametrize("saved_between", [False, True])
+def test_an_optimizer_that_steps_in_every_second_window_has_gradients_of_one_scale(
+    growth_interval: int, spike: float, saved_between: bool
+) -> None:
+    first, second = linear(), linear()
+    optimizers = [SGD(model.parameters(), lr=1.0) for model in (first, second)]
+    scale = {"init": INIT_SCALE, "growth_interval": growth_interval}
+    guard = HostedGuard(nn.ModuleList([first, second]), optimizers, {"scale": scale})
+    scaler = GuardScaler(guard)
+    for window in (1, 2):
+        boost = spike if window == 1 else 1.0  # of the first model's loss alone
+        loss = loss_of(first, HEALTHY) * boost + loss_of(second, HEALTHY)
+        scaler.scale(loss).backward()
+        scaler.step(optimizers[0])
+        optimizers[0].zero_grad()
+        if saved_between:
+            guard.state_dict()  # ends the round: the scale may change here already
+    scaler.step(optimizers[1])
+    assert guard.last is not None
+    assert guard.last.applied
+    assert guard.scaler.get_scale() != INIT_SCALE
+    assert torch.equal(moved(second), torch.full((1, 4), 2.0))
+
+
+def test_torchs_scaler_mixes_them() -> None:
+    first, second = linear(), linear()
+    one, other = (SGD(model.parameters(), lr=1.0) for model in (first, second))
+    scaler = torch.amp.GradScaler("cpu", init_scale=INIT_SCALE, growth_interval=1)
+    for window in (1, 2):
+        scaler.scale(loss_of(first, HEALTHY) + loss_of(second, HEALTHY)).backward()
+        scaler.step(one)
+        one.zero_grad()
+        if window == 2:
+            scaler.unscale_(other)
+        scaler.update()
+    assert second.weight.grad is not None
+    assert torch.equal(second.weight.grad, torch.full((1, 4), 1.5))  # and not 2
+
+
+def test_gradients_that_an_optimizer_leaves_and_clears_cost_nothing() -> None:
+    """The gradients of a discriminator after its generator's step, cleared before its own."""
+    first, second = linear(), linear()
+    scaler, guard, (one, other) = guarded(first, second)
+    for _ in range(2):
+        scaler.scale(loss_of(first, HEALTHY) + loss_of(second, HEALTHY)).backward()
+        scaler.step(one)
+        for optimizer in (one, other):
+            optimizer.zero_grad()
+    scaler.scale(loss_of(second, HEALTHY)).backward()
+    scaler.step(other)
+    assert torch.equal(moved(second), torch.ones(1, 4))
+    assert guard.counts.applied == 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.docs import ROOT, apply_diff
+from tests.support.docs import ROOT, apply_diff, first_diff
 from tests.support.programs import run_python
 
 # Accelerate leaves FP16 out on a CPU: both scripts get it in the same way.
@@ -28,6 +28,6 @@ def run(program: str, folder: Path) -> str:
 def test_three_lines_make_the_stock_loop_a_guarded_one(tmp_path: Path) -> None:
     stock = (ROOT / "examples/accelerate_loop.py").read_text().partition("annotations\n")[2]
     assert "model is not finite" in run(stock, tmp_path)
-    changed = apply_diff("docs/how-to/accelerate.md", stock, added=3)
+    changed = apply_diff(first_diff("docs/how-to/accelerate.md"), stock, added=3)
     assert "3 of 4 steps, model is finite" in run(changed, tmp_path)
     assert (tmp_path / "runs/a/steps.jsonl").exists()

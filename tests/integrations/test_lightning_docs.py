@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.docs import apply_diff
+from tests.support.docs import apply_diff, first_diff
 from tests.support.programs import run_python
 
 STOCK = """
@@ -38,7 +38,7 @@ trainer.fit(Model(), DataLoader([torch.randn(8, 4) for _ in range(3)], batch_siz
 
 @pytest.mark.slow
 def test_the_diff_of_the_page_makes_a_stock_script_a_guarded_one(tmp_path: Path) -> None:
-    changed = apply_diff("docs/how-to/lightning.md", STOCK, added=2)
+    changed = apply_diff(first_diff("docs/how-to/lightning.md"), STOCK, added=2)
     assert "torch.bfloat16" in run_python("-c", STOCK, cwd=tmp_path)  # Lightning on a CPU
     assert "torch.float16" in run_python("-c", changed, cwd=tmp_path)
     assert (tmp_path / "runs" / "a" / "steps.jsonl").exists()

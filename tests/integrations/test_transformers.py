@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from halfguard.integrations.transformers_callback import NonfiniteCallback
 from halfguard.records import Cause
 from tests.integrations.transformers_runs import INIT_SCALE, make, samples, state
-from tests.support.docs import apply_diff
+from tests.support.docs import apply_diff, first_diff
 from tests.support.models import differences
 from tests.support.programs import run_python
 
@@ -59,7 +59,7 @@ def test_a_healthy_run_is_the_trainers_own(
     assert guarded.model.dtypes == {torch.float16}
     assert not differences(state(stock), state(guarded))
     assert guarded.accelerator.scaler.get_scale() == stock.accelerator.scaler.get_scale()
-    assert guarded.guard.counts.applied == -(-9 // accumulate)
+    assert guarded.guard.counts.applied == stock.state.global_step >= 9 // accumulate
 
 
 @loops
@@ -70,7 +70,7 @@ def test_if_every_step_is_retried_the_run_is_the_trainers_own_in_fp32(
     fp32 = train(tmp_path, samples(9), fp16=False, **how)
     guarded = train(tmp_path, samples(9), guard=RETRY, **how)
     assert guarded.model.dtypes == {torch.float16, torch.float32}  # half first, then the repetition
-    assert guarded.guard.counts.retried == -(-9 // accumulate)
+    assert guarded.guard.counts.retried == fp32.state.global_step >= 9 // accumulate
     assert not differences(state(fp32), state(guarded))
 
 
@@ -153,6 +153,7 @@ def test_what_the_trainer_alone_makes_of_a_nan_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.cpu.amp.autocast:FutureWarning")  # transformers 4
 def test_bf16_and_fp32_are_guarded_before_clipping(tmp_path: Path) -> None:
     for precision in ({"fp16": False, "bf16": True}, {"fp16": False}):
         data, how = samples(6), {"max_grad_norm": 0.01} | precision
@@ -242,7 +243,7 @@ trainer.train()
 
 @pytest.mark.slow
 def test_the_diff_of_the_guide_guards_a_stock_script(tmp_path: Path) -> None:
-    changed = apply_diff("docs/how-to/transformers.md", STOCK_SCRIPT, added=3)
+    changed = apply_diff(first_diff("docs/how-to/transformers.md"), STOCK_SCRIPT, added=3)
     told = run_python("-c", changed + "print(trainer.guard.counts.applied)\n", cwd=tmp_path)
     assert told.splitlines()[-1] == "4"
     assert (tmp_path / "runs/a/steps.jsonl").exists()

@@ -105,10 +105,16 @@ def with_lora(dtype: torch.dtype) -> Callable[[Any], Any]:
     return wrap
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_adapters_over_a_half_base_with_checkpointing_are_repeated_in_real_fp32(
-    tmp_path: Path,
+    tmp_path: Path, reentrant: bool
 ) -> None:
-    how: dict[str, Any] = {"overflow": True, "gradient_checkpointing": True, "accumulate": 2}
+    how: dict[str, Any] = {
+        "overflow": True,
+        "accumulate": 2,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": reentrant},
+    }
     data = rows("sft", 6)
     fp32 = train("sft", tmp_path, data, fp16=False, wrap=with_lora(torch.float32), **how)
     guarded = train("sft", tmp_path, data, guard=RETRY, wrap=with_lora(torch.float16), **how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def samples(batches: int, nan_batch: int | None = None, without: int | None = No
 
 
 def arguments(folder: Path, **changed: Any) -> TrainingArguments:
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # transformers 4 leaves it to the next run
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 4,

@@ -62,7 +62,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(model)
     words.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        tokenizer_object=words,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 
@@ -93,7 +97,8 @@ def language_model(overflow: bool = False) -> Any:
 
     def enlarge(module: nn.Module, given: Any, output: Tensor) -> Tensor:
         model.dtypes.add(output.dtype)
-        if overflow and torch.is_grad_enabled():
+        # Completions are generated without gradients, and so is the first pass of a checkpointed block.
+        if overflow and (torch.is_grad_enabled() or model.is_gradient_checkpointing):
             return output * 2.0**30 / 2.0**30
         return output
 

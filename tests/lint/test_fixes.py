@@ -75,7 +75,7 @@ def test_a_safe_fix_cures(code: str) -> None:
 
 
 def test_an_unsafe_fix_waits_to_be_asked() -> None:
-    text = "import torch\nok = torch.cuda.is_bf16_supported()\n"
+    text = "import torch\nbf = torch.cuda.is_bf16_supported()\n"
     assert fix(text, "safe").applied == 0
     assert b"including_emulation=False" in fix(text, "safe", "unsafe").data
 

@@ -11,6 +11,7 @@ from tests.lint.helper import codes
 
 HEAD = """\
 import torch
+import math
 import torch.nn.functional as F
 from torch import nn
 import torch.distributed as dist
@@ -164,6 +165,44 @@ MISSED = {
         ("def build():\n    return Net().half()\ndef train(x, optimizer, scaler):\n"
          "    model = build()\n    scaler.scale(model(x).sum()).backward()\n"
          "    scaler.step(optimizer)\n    scaler.update()\n"), "HG401"),
+    # found by reading the first held-out half
+    "apex's loss scale not saved": (
+        ("from apex import amp\ndef train(model, optimizer, loader):\n    for x, y in loader:\n"
+         "        with amp.scale_loss(model(x), optimizer) as loss:\n            loss.backward()\n"
+         f"        optimizer.step()\n    {SAVE}\n"), "HG309"),
+    "an own loss scale not saved": (
+        ("class T:\n    def grow(self):\n        self.lg_loss_scale += 0.001\n"
+         "    def save(self):\n        torch.save(self.opt.state_dict(), 'opt.pt')\n"), "HG309"),
+    "the optimizer added to a checkpoint later": (
+        loop(after="state = {'m': model.state_dict()}; state['o'] = optimizer.state_dict(); "
+             "torch.save(state, 'p')".replace("; ", "\n        ")), "HG309"),
+    "half weights to resume from": (
+        ("def save(model, optimizer):\n    state = {'m': model.half(), 'o': optimizer.state_dict()}\n"
+         "    torch.save(state, 'p')\n"), "HG311"),
+    "update in every micro-batch, step in some": (
+        loop("scaler.scale(loss).backward(); if epoch % 4 == 0:;     scaler.step(optimizer); "
+             "scaler.update()"), "HG303"),
+    "skip under a second condition": (
+        loop("value = loss.item(); if not math.isfinite(value):;     if use_amp:;         continue; "
+             f"{STEPS}"), "HG301"),
+    "skip before a step in one call": (
+        ("def train(model, optimizer, loader, loss_scaler):\n    for x, y in loader:\n"
+         "        loss = model(x).mean()\n        if not torch.isfinite(loss):\n            continue\n"
+         "        loss_scaler(loss, optimizer, parameters=model.parameters())\n"),
+        "HG301"),
+    "autocast in a helper, without a scaler": (
+        ("def loss_of(model, x, amp=False):\n    if amp:\n        with torch.autocast('cuda'):\n"
+         "            return model(x).mean()\n    return model(x).mean()\n"
+         "def train(model, optimizer, loader):\n    for x in loader:\n"
+         "        loss = loss_of(model, x, amp=True)\n        loss.backward()\n"
+         "        optimizer.step()\n"), "HG207"),
+    "a mask in a dtype that is a parameter": (
+        ("def bias(mask, dtype):\n    assert dtype in [torch.float32, torch.float16]\n"
+         "    mask = mask.to(dtype)\n    return (1.0 - mask) * -1e10\n"), "HG102"),
+    "a criterion where autocast is off": (
+        loop().replace("loss = F.cross_entropy(model(x), y)", "out = model(x)").replace(
+            "            scaler.scale", "            with torch.autocast('cuda', enabled=False):\n"
+            "                loss = criterion(out, y)\n            scaler.scale"), "HG115"),
     "arguments from a dictionary": (
         ("from transformers import AutoModel, TrainingArguments\n"
          "model = AutoModel.from_pretrained('m', torch_dtype=torch.float16)\n"
@@ -220,6 +259,31 @@ RIGHT = {
     "norm after unscale": loop(
         "scaler.scale(loss).backward(); scaler.unscale_(optimizer); "
         "n = nn.utils.get_total_norm(model.parameters()); scaler.step(optimizer); scaler.update()"
+    ),
+    "step and update in some micro-batches": loop(
+        "scaler.scale(loss).backward(); if epoch % 4 == 0:;     scaler.step(optimizer);     scaler.update()"
+    ),
+    "a continue after a finite loss": loop(
+        f"if torch.isfinite(loss):;     log(loss);     if use_amp:;         continue; {STEPS}"
+    ),
+    "apex for its optimizer only": (
+        "from apex.optimizers import FusedAdam\ndef save(model, optimizer, samples):\n"
+        f"    {SAVE}\n"
+    ),
+    "autocast in a helper, turned off": (
+        "def loss_of(model, x, amp=False):\n    if amp:\n        with torch.autocast('cuda'):\n"
+        "            return model(x).mean()\n    return model(x).mean()\n"
+        "def train(model, optimizer, loader):\n    for x in loader:\n"
+        "        loss = loss_of(model, x)\n        loss.backward()\n        optimizer.step()\n"
+    ),
+    "a step in one call": (
+        "def train(model, optimizer, loader, loss_scaler):\n    for x, y in loader:\n"
+        "        loss = model(x).mean()\n"
+        "        loss_scaler(loss, optimizer, parameters=model.parameters())\n"
+    ),
+    "a scaler for float16 only, and bfloat16 by default": loop(
+        scaler='dtype = "bfloat16"\n    scaler = torch.amp.GradScaler("cuda", enabled=dtype == "float16")',
+        after=SAVE,
     ),
     "both losses scaled": gan(
         "scaler.scale(gen(x)).backward()", "scaler.step(opt_g)",

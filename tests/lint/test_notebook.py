@@ -7,6 +7,8 @@ import json
 import pytest
 
 from halfguard.lint.notebook import read_notebook
+from halfguard.lint.output.text_and_json import to_json
+from halfguard.lint.run import FileResult
 from tests.lint.helper import lint
 
 
@@ -26,6 +28,8 @@ def test_a_finding_has_its_cell_and_line() -> None:
     assert found.place == "a.ipynb:cell 3:2:22"
     assert found.snippet == "y = x.masked_fill(m, -1e9)"
     assert found.fix is None
+    (row,) = json.loads(to_json([FileResult("a.ipynb", [found])]))
+    assert (row["cell"], row["line"]) == (3, 2)
 
 
 def test_what_is_not_python_is_left_alone() -> None:

@@ -12,7 +12,7 @@ from halfguard.lint.run import FileResult
 from halfguard.records import Finding
 from tests.lint.helper import lint
 
-TEXT = "import torch\ns = 'é'; x = y.masked_fill(m, -1e9).softmax(0)\nok = torch.cuda.is_bf16_supported()\n"
+TEXT = "import torch\ns = 'é'; x = y.masked_fill(m, -1e9).softmax(0)\nbf = torch.cuda.is_bf16_supported()\n"
 
 
 @pytest.fixture

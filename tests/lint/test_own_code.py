@@ -15,11 +15,17 @@ SNIPPET = re.compile(r"```(py|python|yaml)\n(.*?)```", re.DOTALL)
 
 # Code that fails on purpose, so that a page or an example can show what happens.
 SHOWN = {
+    ("examples/accuracy_conditioning/model.py", "HG111"),
+    *(("examples/mmgcn/model.py", f"HG{n}") for n in (103, 104, 404)),
     ("examples/studies/recommender.py", "HG103"),
     ("examples/studies/recommender.py", "HG104"),
     ("README.md", "HG103"),
     ("README.md", "HG104"),
     ("docs/explanation/swallowed-overflow.md", "HG108"),
+    *(
+        ("docs/explanation/myths.md", f"HG{n}")
+        for n in (103, 104, 110, 111, 112, 203, 308, 401, 404)
+    ),
     ("docs/how-to/choose-islands.md", "HG108"),
     ("docs/how-to/doctor-a-model.md", "HG309"),
     ("docs/how-to/fp16-weights.md", "HG309"),

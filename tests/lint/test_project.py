@@ -63,13 +63,20 @@ def test_code_beside_the_model_is_not_trained() -> None:
     ("text", "facts"),
     [
         (b"loss.backward()", {"known"}),
-        (b"scaler = GradScaler()", {"mixed"}),
-        (b'Trainer(precision="16-mixed")', {"known", "mixed"}),
-        (b"trainer:\n  precision: 16\n", {"mixed"}),
+        (b"scaler = GradScaler()", {"mixed", "scales_losses"}),
+        (b'Trainer(precision="16-mixed")', {"known", "mixed", "scales_losses"}),
+        (b"trainer:\n  precision: 16\n", {"mixed", "scales_losses"}),
         (b"fp16: true", {"mixed"}),
         (b"use_amp = cfg.amp", {"mixed"}),
         (b"torch.autocast('cuda', dtype=torch.bfloat16)", set()),
         (b"model.convert_to_fp16()", {"half_weights"}),
+        (b"convert_weights_to_fp16(model)", {"half_weights"}),
+        (b"optimizer.load_state_dict(state)", {"resumes"}),
+        (b"self.optimizers[i].load_state_dict(s)", {"resumes"}),
+        (b"model.load_state_dict(state)", set()),
+        (b"def kl_loss(p, q):\n    p = p.float()\n", {"casting_losses"}),
+        (b"def kl_loss(p, q):\n    y = labels.float()\n", set()),
+        (b"from flash_attn import flash_attn_func", {"needs_ampere"}),
         (b"from transformers import TrainingArguments", {"transformers"}),
         (b"import pytorch_lightning as pl", {"lightning"}),
         (b"x = 16", set()),
@@ -90,7 +97,7 @@ def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
     inner = tmp_path / "pkg"
     inner.mkdir()
     (inner / "a.py").write_text("loss.backward()")
-    (inner / "b.py").write_text("GradScaler()")
+    (inner / "b.py").write_text("use_amp = True")
     assert find_root(inner / "a.py") == tmp_path
     assert read_project([p.read_bytes() for p in inner.iterdir()]) == MIXED
     assert read_project([]) == Project()
@@ -110,6 +117,41 @@ def test_yaml_needs_proof_of_its_trainer() -> None:
     trainer = "trainer:\n  max_epochs: 3\n  precision: 16-true\n"
     assert codes(trainer, own, "conf/train.yaml") == []
     assert codes(trainer, Project(known=True, lightning=True), "conf/train.yaml") == ["HG505"]
+
+
+SAVES = HEAD + (
+    "scaler = torch.amp.GradScaler('cuda')\n"
+    "def save(model, optimizer):\n"
+    "    torch.save({'m': model.half(), 'o': optimizer.state_dict()}, 'last.pt')\n"
+)
+CHOICE = HEAD + "scaler = torch.amp.GradScaler('cuda') if args.precision == 'amp' else None\n"
+LOSS = HEAD + (
+    "def train(model, optimizer, scaler, criterion, x, y):\n"
+    "    with torch.autocast('cuda', dtype=torch.float16):\n        out = model(x)\n"
+    "    loss = criterion(out, y)\n    scaler.scale(loss).backward()\n"
+    "    scaler.step(optimizer)\n    scaler.update()\n"
+)
+
+
+def test_a_checkpoint_that_nothing_loads_is_not_resumed_from() -> None:
+    assert codes(SAVES, Project(known=True, mixed=True, resumes=True)) == ["HG309", "HG311"]
+    assert codes(SAVES, MIXED) == []
+
+
+def test_a_choice_of_precision_needs_a_scaler_for_float16_weights() -> None:
+    assert codes(CHOICE, Project(known=True, mixed=True, half_weights=True)) == ["HG402"]
+    assert codes(CHOICE, MIXED) == []
+
+
+def test_a_project_whose_losses_cast_their_inputs_may_call_them_outside_of_autocast() -> None:
+    assert codes(LOSS, MIXED) == ["HG115"]
+    assert codes(LOSS, Project(known=True, mixed=True, casting_losses=True)) == []
+
+
+def test_bfloat16_support_is_no_question_where_flash_attention_is_used() -> None:
+    text = HEAD + "dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16\n"
+    assert codes(text, MIXED) == ["HG406"]
+    assert codes(text, Project(known=True, mixed=True, needs_ampere=True)) == []
 
 
 @pytest.mark.parametrize("key", ["use_amp", "use_mixed_precision", "fp16"])

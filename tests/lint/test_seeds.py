@@ -43,7 +43,7 @@ WRONG = {
              "    scaler.update()", "    continue", *END), "HG303"),
     "000 skip seen in the scale": (
         loop("before = scaler.get_scale()", *END, "after = scaler.get_scale()",
-             "if after < before:", "    print('overflow')"), "HG305"),
+             "if after != before:", "    print('overflow')"), "HG305"),
     "001 tensor that is no parameter": (
         ("import torch\nclass G(torch.nn.Module):\n    def __init__(self, n):\n"
         "        self.preference = torch.rand((n, 64), requires_grad=True)\n"), "HG404"),

@@ -104,12 +104,17 @@ def test_the_logarithm_of_a_probability_is_rewritten_across_assignments(tmp_path
     assert autopsy.culprit.op == "log"
     assert autopsy.cure is not None
     assert "log(sigmoid(x)) as torch.nn.functional.logsigmoid(x)" in autopsy.cure.sentence
-    notes = {trial.name: trial.note for trial in autopsy.trials}
-    rewritten = notes["the logarithm computed from the logits"]
-    assert "finite up to loss scale 32768" in rewritten
-    assert "gradients 0.0% from FP32 of what is meant" in rewritten
-    assert "% from FP32 as written" in rewritten
-    assert notes["stable operations for log"] == "not finite at any loss scale"
+    trials = {trial.name: trial for trial in autopsy.trials}
+    rewritten = trials[autopsy.cure.trial]
+    assert rewritten.largest_scale == 64  # the initial scale of this run
+    assert rewritten.error_as_meant is not None
+    assert rewritten.error_as_meant < 0.01
+    assert rewritten.error_as_written is not None
+    assert rewritten.error_as_written > 0.5
+    assert trials["stable operations for log"].largest_scale == 0
+    assert autopsy.saturation is not None
+    assert autopsy.saturation > 0.5
+    assert "The loss saturates in FP32 too" in to_markdown(autopsy_page(autopsy))
 
 
 class Norm(nn.Module):

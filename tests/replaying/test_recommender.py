@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import halfguard as hg
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.replaying import replay
+from halfguard.report import autopsy_page, to_markdown
 from halfguard.workload import Workload
 from tests.replaying.helper import broken, edited
 from tests.support.zoo.base import seeded
@@ -57,6 +58,10 @@ def with_capped_log(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def with_logsigmoid(model: nn.Module, batch: Batch) -> Tensor:
+    return -F.logsigmoid(margin(model, batch).float()).mean()
+
+
+def with_half_logsigmoid(model: nn.Module, batch: Batch) -> Tensor:
     return -F.logsigmoid(margin(model, batch)).mean()
 
 
@@ -77,7 +82,13 @@ def test_replay_recommends_logsigmoid(tmp_path: Path) -> None:
     assert autopsy.culprit.op == "log"
     assert autopsy.cure is not None
     assert "logsigmoid(x)" in autopsy.cure.sentence
-    assert "+    return -torch.nn.functional.logsigmoid(difference).mean()" in autopsy.cure.patch
+    new = "+    return -torch.nn.functional.logsigmoid(difference.float()).mean()"
+    assert new in autopsy.cure.patch
+    trials = {trial.name: trial for trial in autopsy.trials}
+    cure, capped = trials[autopsy.cure.trial], trials["stable operations for log"]
+    assert cure.error_as_meant is not None
+    assert cure.error_as_meant < (capped.error_as_meant or 1)
+    assert cure.largest_scale == 64  # the run's initial scale
 
 
 def train(loss_fn: Loss) -> tuple[int, float, float]:
@@ -103,9 +114,40 @@ def train(loss_fn: Loss) -> tuple[int, float, float]:
 
 def test_the_run_is_healthy_with_it_and_not_with_a_capped_logarithm() -> None:
     applied, scale, loss = train(with_logsigmoid)
-    assert applied >= STEPS - 1  # the first step may find the scale
-    assert scale >= 32768
+    assert (applied, scale) == (STEPS, 65536)
     capped, capped_scale, capped_loss = train(with_capped_log)
     assert capped < applied
     assert capped_scale < scale
     assert capped_loss > loss
+
+
+def test_a_half_loss_costs_the_first_step_its_scale() -> None:
+    """The gradient of a half loss is the scale itself, and 65536 is the first number beyond half."""
+    assert train(with_half_logsigmoid)[:2] == (STEPS - 1, 32768)
+
+
+def test_training_on_compares_the_best_three_with_fp32(tmp_path: Path) -> None:
+    model = seeded(0, Recommender)
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    config = {"scale": {"init": 65536.0}}
+    rows = batches()
+    incident = broken(tmp_path, rows[:1], Workload(model, as_written, rows, still), config=config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    doing: list[str] = []
+    autopsy = replay(
+        edited(incident, tmp_path, device="cuda"),
+        Workload(model, as_written, rows, optimizer),
+        steps=20,
+        watch=doing.append,
+    )
+    full, best, *others = autopsy.trained
+    assert full.name == "FP32"
+    assert len(others) == 2
+    assert autopsy.cure is not None
+    assert autopsy.cure.trial == best.name
+    assert (best.applied, best.steps, best.scale) == (20, 20, 65536)
+    assert best.loss is not None
+    assert full.loss is not None
+    assert best.loss < full.loss  # FP32 as written saturates
+    assert sum(text.startswith("training with") for text in doing) == 4 * 20
+    assert "20 of 20" in to_markdown(autopsy_page(autopsy))

@@ -26,7 +26,8 @@ class Snippet:
 
 
 def pages() -> list[Path]:
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    examples = sorted((ROOT / "examples").rglob("README.md"))
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *examples]
 
 
 def snippets(page: Path) -> Iterator[Snippet]:
@@ -47,14 +48,19 @@ def _commands(name: str, line: int, body: str) -> Iterator[Snippet]:
         yield Snippet(name, line, "console", command, output.strip("\n"))
 
 
-def apply_diff(page: str, program: str, *, added: int) -> str:
-    """Return ``program`` with the first ``diff`` of a page applied, which adds this many lines.
+def first_diff(page: str) -> str:
+    """Return the first ``diff`` of a page."""
+    found = re.search(r"^```diff\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None, page
+    return found[1]
+
+
+def apply_diff(diff: str, program: str, *, added: int) -> str:
+    """Return ``program`` with a diff applied that adds this many lines.
 
     Its hunks begin with ``@@``. One without a line that the program has is put before it.
     """
-    found = re.search(r"^```diff\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    assert found is not None, page
-    hunks = [hunk.splitlines(keepends=True) for hunk in found[1].split("@@\n") if hunk]
+    hunks = [hunk.splitlines(keepends=True) for hunk in diff.split("@@\n") if hunk]
     assert sum(line.startswith("+") for hunk in hunks for line in hunk) == added
     for hunk in hunks:
         old = "".join(line[1:] for line in hunk if line[0] in " -")

@@ -1,7 +1,8 @@
-"""Load every preset from its printed text in the named frameworks, run it, and print JSON lines.
+"""Run every preset in the named frameworks as its printed text says, and print JSON lines.
 
 A process of its own: frameworks keep state in the process and in its environment. The task has a gradient
 whose norm is known beforehand, so that clipping can be seen in the step that the optimizer really takes.
+A diff is applied to a stock script, which then trains.
 
 Accelerate, and so transformers, leaves FP16 out on a CPU. There each preset is run twice: as printed, to see
 what becomes of it, and with what a GPU would have switched on.
@@ -12,27 +13,59 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import sys
 import tempfile
-import types
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from halfguard.guard.config import GuardConfig, preset_names
-from halfguard.guard.presets.frameworks import framework_text
-from halfguard.precision import MasterWeights
+from halfguard.guard.presets.frameworks import FRAMEWORKS, framework_text
+from tests.support.docs import apply_diff
 
 WITHOUT_FP16_ON_A_CPU = ("transformers", "accelerate")
 WIDTH, ROWS, BATCHES = 256, 4, 4
 UNIT = math.sqrt(WIDTH * WIDTH + WIDTH)  # the norm of a gradient of ones
+ADDED_LINES = 3
+MIXED = [n for n in preset_names() if GuardConfig.load(n).precision != "fp16-weights"]
+ALL = [(framework, name) for framework in FRAMEWORKS for name in MIXED] + [("plain", "native_fp16")]
+
+STOCK_TRAINER = """
+from transformers import Trainer, TrainingArguments
+args = TrainingArguments(**quiet, **settings)
+trainer = Trainer(model, args, train_dataset=data)
+trainer.optimizer = optimizer
+trainer.train()
+guard = trainer.guard
+"""
+STOCK_LIGHTNING = """
+trainer = Trainer(precision="16-mixed")
+trainer.fit(module, loader)
+guard = trainer.precision_plugin.guard
+"""
+STOCK_LOOP = """
+from accelerate import Accelerator
+accelerator = Accelerator(mixed_precision="fp16", gradient_accumulation_steps={accumulate})
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    with accelerator.accumulate(model):
+        loss = compute_loss(model, batch)
+        accelerator.backward(loss)
+{clip}        optimizer.step()
+        optimizer.zero_grad()
+guard = guard.hosted
+"""
+CLIP = """\
+        if accelerator.sync_gradients:  # a total norm of {norm}; a larger value clips less
+            accelerator.clip_grad_norm_(model.parameters(), {norm})
+"""
 
 
 @dataclass
@@ -42,14 +75,13 @@ class Seen:
     framework: str
     preset: str
     as_printed: bool = False  # nothing was switched on that the framework leaves out on a CPU
-    setting: str = ""  # the precision that the framework says it has
     forward: list[str] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)  # of the gradients at every optimizer step
     weights: str = ""
     updated: str = ""  # dtype of what the optimizer updates
     scale: dict[str, float] = field(default_factory=dict)
-    # By what a machine has: torch's name of every accelerator that Lightning may be told.
-    devices: dict[str, dict[str, str]] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)  # that the guard had
+    journal: bool = False  # was written where the text says
 
 
 def wanted_norm(config: GuardConfig) -> float:
@@ -73,7 +105,7 @@ class Net(nn.Module):
         return {"loss": out.float().mean(0).sum() * self.slope}
 
 
-def loss_fn(model: Any, batch: Any) -> Tensor:
+def compute_loss(model: Any, batch: Any) -> Tensor:
     loss: Tensor = model(batch)["loss"]
     return loss
 
@@ -92,48 +124,23 @@ def watched(model: Net, seen: Seen) -> torch.optim.Optimizer:
     return optimizer
 
 
-def note_scale(seen: Seen, scaler: Any | None) -> None:
-    if scaler is None:
-        return
-    seen.scale = {
-        "init": scaler.get_scale(),
-        "growth_factor": scaler.get_growth_factor(),
-        "backoff_factor": scaler.get_backoff_factor(),
-        "growth_interval": scaler.get_growth_interval(),
-    }
-    for name in ("floor", "ceiling"):
-        if hasattr(scaler, f"_{name}"):
-            seen.scale[name] = getattr(scaler, f"_{name}")
+# -- each framework: run the text, return the guard
 
 
-def plain(text: str, model: Net, seen: Seen, _: bool) -> None:
-    program = loaded(text)
-    guard = program.train(model, watched(model, seen), batches(), loss_fn)
-    note_scale(seen, guard.scaler)
+def plain(text: str, model: Net, seen: Seen) -> Any:
+    return run(text, model, seen, loss_fn=compute_loss)
 
 
-def lightning(text: str, model: Net, seen: Seen, half: bool) -> None:
-    program = loaded(text)
-    seen.devices = devices(program) if half else {}
-    with tempfile.TemporaryDirectory() as folder:
-        kept = {} if half else {"run_dir": folder}
-        trainer = program.make_trainer("auto", **kept, **QUIET)
-        fit(trainer, model, seen, program.make_optimizer if half else lambda optimizer: optimizer)
+def lightning(text: str, model: Net, seen: Seen) -> Any:
+    from lightning.pytorch import Trainer
+
+    program = apply_diff(text[text.index("@@\n") :], STOCK_LIGHTNING, added=ADDED_LINES)
+    return run(
+        program, model, seen, Trainer=partial(Trainer, **QUIET), module=module_of(model, seen)
+    )
 
 
-def devices(program: Any) -> dict[str, dict[str, str]]:
-    words = ("auto", "gpu", "cpu", "cuda", "mps")
-    found = {}
-    for there in ("cpu", "cuda", "mps"):
-        with (
-            patch.object(torch.cuda, "is_available", return_value=there == "cuda"),
-            patch.object(torch.backends.mps, "is_available", return_value=there == "mps"),
-        ):
-            found[there] = {word: program.device_of(word) for word in words}
-    return found
-
-
-def hydra(text: str, model: Net, seen: Seen, half: bool) -> None:
+def hydra(text: str, model: Net, seen: Seen) -> Any:
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
 
@@ -143,13 +150,13 @@ def hydra(text: str, model: Net, seen: Seen, half: bool) -> None:
         (group / f"{seen.preset}.yaml").write_text(text)
         (Path(folder) / "config.yaml").write_text(f"defaults:\n  - trainer: {seen.preset}\n")
         with initialize_config_dir(folder, version_base=None):
-            kept = [] if half else [f"trainer.plugins.0.run_dir={folder}"]
-            config = compose("config", overrides=["trainer.accelerator=cpu", *kept])
-        trainer = instantiate(config.trainer, **QUIET)
-        fit(trainer, model, seen, MasterWeights if half else lambda optimizer: optimizer)
+            config = compose("config", overrides=["trainer.accelerator=cpu"])
+    trainer = instantiate(config.trainer, **QUIET)
+    trainer.fit(module_of(model, seen), batches())
+    return trainer.precision_plugin.guard
 
 
-QUIET = {
+QUIET: dict[str, Any] = {
     "max_epochs": 1,
     "logger": False,
     "enable_checkpointing": False,
@@ -158,7 +165,7 @@ QUIET = {
 }
 
 
-def fit(trainer: Any, model: Net, seen: Seen, wrap: Callable[[Any], Any]) -> None:
+def module_of(model: Net, seen: Seen) -> Any:
     from lightning.pytorch import LightningModule
 
     class Module(LightningModule):
@@ -167,84 +174,116 @@ def fit(trainer: Any, model: Net, seen: Seen, wrap: Callable[[Any], Any]) -> Non
             self.net = model
 
         def training_step(self, batch: Tensor, _: int) -> Tensor:
-            return loss_fn(self.net, batch)
+            return compute_loss(self.net, batch)
 
         def configure_optimizers(self) -> Any:
-            return wrap(watched(model, seen))
+            return watched(model, seen)
 
-    seen.setting = trainer.precision
-    trainer.fit(Module(), batches())
-    note_scale(seen, trainer.precision_plugin.scaler)  # a guard has one once it trains
+    return Module()
 
 
-def transformers(text: str, model: Net, seen: Seen, half: bool) -> None:
-    program = loaded(text)
-    with tempfile.TemporaryDirectory() as folder:
-        args = program.make_arguments(
-            folder,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            num_train_epochs=1,
-            per_device_train_batch_size=ROWS,
-        )
-        optimizer = watched(model, seen)
-        data = [{"x": torch.ones(WIDTH)} for _ in range(ROWS * BATCHES)]
-        trainer = (
-            program.make_trainer(model, optimizer, args, train_dataset=data)
-            if half
-            else program.make_trainer(model, args, optimizers=(optimizer, None), train_dataset=data)
-        )
-        accelerator = trainer.accelerator
-        if not seen.as_printed:
-            accelerator.native_amp = True  # as on a GPU
-            program.set_scaler(accelerator)
-        note_scale(seen, accelerator.scaler)
-        trainer.train()
+def transformers(text: str, model: Net, seen: Seen) -> Any:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    diff, _, settings = text[text.index("@@\n") :].partition("\n# The training arguments")
+    Path("settings.yaml").write_text(settings.partition("---\n")[2])
+    parser: Any = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
+    (read,) = parser.parse_yaml_file("settings.yaml")
+    names = ("fp16", "max_grad_norm", "gradient_accumulation_steps")
+    quiet = {
+        "output_dir": "out",
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": ROWS,
+        "dataloader_pin_memory": False,
+    }
+    return run(
+        apply_diff(diff, STOCK_TRAINER, added=ADDED_LINES),
+        model,
+        seen,
+        quiet=quiet,
+        settings={name: getattr(read, name) for name in names},
+        data=[{"x": torch.ones(WIDTH)} for _ in range(ROWS * BATCHES)],
+    )
 
 
-def accelerate(text: str, model: Net, seen: Seen, _: bool) -> None:
-    program = loaded(text)
-    accelerator = program.make_accelerator(cpu=True)
-    if not seen.as_printed:  # as on a GPU, with the scaler that it makes from the printed handler
-        accelerator.native_amp = True
-        settings = accelerator.scaler_handler.to_kwargs()
-        accelerator.scaler = torch.amp.GradScaler("cpu", **settings)
-    note_scale(seen, accelerator.scaler)
-    program.train(accelerator, model, watched(model, seen), batches(), loss_fn)
+def accelerate(text: str, model: Net, seen: Seen) -> Any:
+    config = GuardConfig.load(seen.preset)
+    clip = "" if config.clip is None else CLIP.format(norm=config.clip.max_norm)
+    stock = STOCK_LOOP.format(accumulate=config.accumulate, clip=clip)
+    program = apply_diff(text[text.index("@@\n") :], stock, added=ADDED_LINES)
+    return run(program, model, seen, compute_loss=compute_loss)
+
+
+def run(program: str, model: Net, seen: Seen, **names: Any) -> Any:
+    """Run a program that finds model, optimizer and loader; return its guard."""
+    given = {"model": model, "optimizer": watched(model, seen), "loader": batches(), **names}
+    exec(compile(program, "printed", "exec"), given)
+    return given["guard"]
 
 
 def batches() -> Any:
     return DataLoader(torch.ones(ROWS * BATCHES, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
 
 
-def loaded(text: str) -> Any:
-    module = types.ModuleType("printed")
-    exec(compile(text, "printed", "exec"), module.__dict__)
-    return module
+# -- FP16 on a CPU, and one run after another
+
+
+def lower_on_a_cpu() -> Any:
+    """Let Accelerate lower models, as on a GPU; return its own way to make an accelerator."""
+    from accelerate import Accelerator
+
+    make = Accelerator.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.native_amp = True
+
+    Accelerator.__init__ = made
+    return make
+
+
+def observe(framework: str, name: str, as_printed: bool) -> Seen:
+    config, seen = GuardConfig.load(name), Seen(framework, name, as_printed)
+    torch.manual_seed(0)
+    model = Net(seen, wanted_norm(config), half=config.precision == "fp16-weights")
+    guard = globals()[framework](framework_text(name, framework), model, seen)
+    scaler = guard.scaler
+    seen.scale = {
+        "init": scaler.get_scale(),
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+        "floor": scaler._floor,
+        "ceiling": scaler._ceiling,
+    }
+    seen.config = guard.config.model_dump(mode="json")
+    guard.close()
+    seen.journal = Path("runs/a/steps.jsonl").exists()
+    return seen
 
 
 def main(frameworks: list[str]) -> None:
     warnings.simplefilter("ignore")
-    for framework, name, as_printed in itertools.product(frameworks, preset_names(), (False, True)):
-        if as_printed and framework not in WITHOUT_FP16_ON_A_CPU:
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    for (framework, name), as_printed in itertools.product(ALL, (False, True)):
+        by_accelerate = framework in WITHOUT_FP16_ON_A_CPU
+        if framework not in frameworks or (as_printed and not by_accelerate):
             continue
-        config, seen = GuardConfig.load(name), Seen(framework, name, as_printed)
-        half = config.precision == "fp16-weights"
-        torch.manual_seed(0)
-        model = Net(seen, wanted_norm(config), half=half)
-        globals()[framework](framework_text(name, framework), model, seen, half)
-        print("SEEN " + json.dumps(asdict(seen)), flush=True)
-        forget()
+        own = lower_on_a_cpu() if by_accelerate and not as_printed else None
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            print("SEEN " + json.dumps(asdict(observe(framework, name, as_printed))), flush=True)
+            os.chdir("/")
+        if by_accelerate:
+            from accelerate import Accelerator
+            from accelerate.state import AcceleratorState
 
-
-def forget() -> None:
-    """Reset what Accelerate keeps in the process, so that the next preset starts a new run."""
-    if "accelerate" in sys.modules:
-        from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
-
-        AcceleratorState._reset_state(reset_partial_state=True)
+            AcceleratorState._reset_state(reset_partial_state=True)
+            Accelerator.__init__ = own or Accelerator.__init__
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ COMMANDS = (
     "probe",
     "plan",
     "replay",
+    "why",
     "validate",
     "compare",
     "report",

@@ -28,12 +28,12 @@ def presets(
         typer.Option(
             "--for",
             metavar="FRAMEWORK",
-            help="Print code for: plain, lightning, transformers, accelerate or hydra.",
+            help="Print the change for: plain, lightning, transformers, accelerate or hydra.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the presets, print one as YAML, or print one as code for a framework.
+    """List the presets, print one as YAML, or print the change that puts it into a framework.
 
     Exit code 0: printed; 2: usage error.
     """
@@ -54,11 +54,7 @@ def presets(
     if not as_json:
         typer.echo(text, nl=False)
         return
-    result = _describe(name, config) | {"for": framework, "text": text}
-    result["not_done"] = (
-        [] if framework is None else list(frameworks.unsupported_settings(config, framework))
-    )
-    typer.echo(json.dumps(result))
+    typer.echo(json.dumps(_describe(name, config) | {"for": framework, "text": text}))
 
 
 def _describe(name: str, config: GuardConfig) -> dict[str, object]:
@@ -79,7 +75,7 @@ def _list(configs: dict[str, GuardConfig], *, as_json: bool) -> None:
     console = Console(highlight=False, markup=False)
     console.print(_table(configs))
     console.print(
-        f"halfguard presets NAME prints one; --for {'|'.join(FRAMEWORKS)} prints code for a framework."
+        f"halfguard presets NAME prints one; --for {'|'.join(FRAMEWORKS)} prints the change for a framework."
     )
 
 

@@ -22,6 +22,13 @@ def replay(
         str | None,
         typer.Option(metavar="ENTRY", help="file.py:function; default: the entry in the incident."),
     ] = None,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Train on this many steps with the best three changes and with FP32; try 50.",
+        ),
+    ] = 0,
     markdown: Annotated[Path | None, typer.Option(help="Save the report as Markdown.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Save the report as HTML, with drawings.")
@@ -35,7 +42,7 @@ def replay(
     for path, option in ((markdown, "--markdown"), (html, "--html")):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
-    autopsy = _run(incident, entry)
+    autopsy = _run(incident, entry, steps)
     from halfguard.cli.pages import print_page  # noqa: PLC0415
     from halfguard.records import write_atomically  # noqa: PLC0415
     from halfguard.report import autopsy_page, to_html, to_markdown  # noqa: PLC0415
@@ -52,7 +59,7 @@ def replay(
     raise typer.Exit(0 if autopsy.cure is not None else 1)
 
 
-def _run(incident: Path, entry: str | None) -> Autopsy:
+def _run(incident: Path, entry: str | None, steps: int) -> Autopsy:
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
@@ -64,4 +71,4 @@ def _run(incident: Path, entry: str | None) -> Autopsy:
             bar.describe(doing)
             bar.advance()
 
-        return run(incident, entry, watch=watch)
+        return run(incident, entry, steps=steps, watch=watch)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -64,6 +64,29 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 def _is_compiled(model: nn.Module) -> bool:
     loaded = sys.modules.get("torch._dynamo.eval_frame")
     return loaded is not None and isinstance(model, loaded.OptimizedModule)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether torch.compile was applied to a model or to one of its modules."""
+    return any(
+        _is_compiled(module) or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+@contextmanager
+def unreduced_gradients(model: nn.Module) -> Iterator[None]:
+    """Run the block with DDP's gradients left on each rank, as if it had not run; FSDP2 reduces as ever."""
+    replicated = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
+    before = [(module, module.require_forward_param_sync) for module in replicated]
+    with ExitStack() as held:
+        for module in replicated:
+            held.enter_context(module.no_sync())
+        try:
+            yield
+        finally:
+            for module, syncs in before:
+                module.require_forward_param_sync = syncs
 
 
 def is_sharded(model: nn.Module) -> bool:

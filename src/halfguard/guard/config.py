@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -122,8 +122,38 @@ class WatchConfig(_Section):
     every: int = Field(default=200, ge=1, description="one sampled step in each interval")
 
 
+class HealConfig(_Section):
+    """FP32 islands that the guard makes by itself, where steps keep failing in half."""
+
+    islands: int = Field(default=8, ge=1, description="largest number of islands")
+    after: int = Field(
+        default=3, ge=1, description="bad steps of one operation before an island is made for it"
+    )
+
+
 class GuardConfig(_Section):
     """All settings of ``Guard``. The defaults are those of the preset ``default``."""
+
+    # Keys of other configurations: what to write here instead.
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("use_amp", "use_mixed_precision", "mixed_precision", "amp", "fp16"),
+            "precision: fp16-mixed (fp32 switches it off)",
+        ),
+        "bf16": "precision: bf16-mixed",
+        **dict.fromkeys(
+            ("clip_grad_norm", "gradient_clip_val", "max_grad_norm", "grad_clip"),
+            "clip: {max_norm: 1.0, norm_type: 2.0}",
+        ),
+        **dict.fromkeys(
+            ("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps"),
+            "accumulate: 4",
+        ),
+        **dict.fromkeys(
+            ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale"),
+            "scale: {init: 65536, growth_factor: 2, backoff_factor: 0.5, growth_interval: 2000, floor: 1}",
+        ),
+    }
 
     precision: PrecisionName = "fp16-mixed"
     scale: ScaleConfig = ScaleConfig()
@@ -134,6 +164,7 @@ class GuardConfig(_Section):
     incidents: IncidentConfig | None = IncidentConfig()
     desync: DesyncConfig | None = DesyncConfig()
     watch: WatchConfig | None = None
+    heal: HealConfig | None = None
     accumulate: int = Field(default=1, ge=1, description="micro-batches per step")
     buffers: Literal["batchnorm", "all", "none"] = Field(
         default="batchnorm", description="buffers that a skipped step restores"

@@ -31,6 +31,8 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.evidence import explain
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.halt_message import describe_recovery, halt_error
+from halfguard.guard.healing.healing import Healing
+from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.metrics_log import LastStep, LogFunction, MetricsLog
 from halfguard.guard.protocols import Scheduler, WeightAverage
 from halfguard.guard.recorder import Recorder, StepReport
@@ -54,6 +56,8 @@ from halfguard.precision.modes import autocast
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
+from halfguard.records.audit import AuditReport
+from halfguard.records.plan import PrecisionPlan
 from halfguard.step.generators import (
     Generator,
     generator_state,
@@ -114,8 +118,10 @@ class Guard:
             model, self.optimizers, scheduler, ema, stepped_by_host=self._hosted
         )
         raise_if_unsupported(model, self.optimizers)
+        plan = PrecisionPlan()
         if self.config.plan is not None:
-            apply_plan(model, self.config.plan)
+            plan = PrecisionPlan.load(self.config.plan)
+            apply_plan(model, plan)
         self._stepper = Stepper(model, self.optimizers, self.config, hosted=self._hosted)
         self.scaler = self._stepper.scaler
         self.epoch = 0
@@ -132,6 +138,8 @@ class Guard:
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
         self._recorder = Recorder(self.config, self._stepper.device, run_dir, entry, metrics_log)
+        self._lines = LineIslands(plan.lines)
+        self._healing = self._make_healing(plan, run_dir)
         self._recovery = self._make_recovery(run_dir)
         self.watching = self._make_watching()
 
@@ -146,7 +154,7 @@ class Guard:
         with self._transaction:
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
-            with self._stepper.micro_batch(self._batches):
+            with self._stepper.micro_batch(self._batches), self._lines.active():
                 device = self._stepper.device.type
                 with autocast(self.config.precision, device), self._observing:
                     loss = trainable_loss(loss_fn(self.model, batch))
@@ -163,7 +171,8 @@ class Guard:
         source: Callable[..., Any] | None = None,
     ) -> MicroBatch:
         """Return a batch with everything to repeat it; ``source`` holds the generators if not ``loss_fn``."""
-        retries = self.config.skip.on_nonfinite == "retry_fp32"
+        repeats = self.config.heal is not None
+        retries = repeats or self.config.skip.on_nonfinite == "retry_fp32"
         sampled = self.watching is not None and self.watching.is_sampling
         if not retries and self._recorder.incidents is None and not sampled:
             return MicroBatch(batch, about, loss_fn)
@@ -209,6 +218,11 @@ class Guard:
                 "its result.",
                 cure="Call guard.step(loss_fn, batch), or choose skip.on_nonfinite='skip'.",
             )
+        if self.config.heal is not None:
+            raise UsageError(
+                "heal must repeat the forward pass of a bad step, but backward(loss) gets only its result.",
+                cure="Call guard.step(loss_fn, batch), or leave heal out.",
+            )
         self.batch_index += 1
         with self._transaction:
             self._begin_step(late=True)
@@ -237,6 +251,20 @@ class Guard:
             return self._update(self.optimizers if optimizer is None else [optimizer])
 
     # -- between steps
+
+    def audit(self, loss_fn: LossFunction, batch: Any) -> AuditReport:
+        """Audit a batch as a step would run it, between two steps; heal what is found. Nothing is learnt.
+
+        Every rank must call this, each with a batch of its own. It needs ``heal``; ``halfguard.audit`` only
+        reports.
+        """
+        if self._healing is None:
+            raise UsageError(
+                "guard.audit() heals what it finds, and heal is off.",
+                cure="Set heal: {} in the configuration, or call halfguard.audit(fn, model).",
+            )
+        micro = self._micro_batch(loss_fn, batch, None)
+        return self._healing.audit(StepBatches(micro_batches=[micro]))
 
     def end_epoch(self) -> Summary:
         """End an epoch: write its counts to log and journal, and return them."""
@@ -299,6 +327,7 @@ class Guard:
             else self.config.model_dump(mode="json"),
             "held": self._scheduler_and_ema.early_steps,
             "recovery": None if self._recovery is None else self._recovery.state_dict(),
+            "healing": None if self._healing is None else self._healing.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -347,6 +376,29 @@ class Guard:
         self._scheduler_and_ema.early_steps = state["held"]
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
+        if self._healing is not None and state.get("healing") is not None:
+            self._healing.load_state_dict(state["healing"], self.step_index)
+
+    def _make_healing(
+        self, plan: PrecisionPlan, run_dir: str | os.PathLike[str] | None
+    ) -> Healing | None:
+        if self.config.heal is None:
+            return None
+        return Healing(
+            self.config.heal,
+            self._stepper,
+            self._recorder.journal,
+            copies=self._scheduler_and_ema.averaged_models(),
+            lines=self._lines,
+            given=plan,
+            run_dir=Path(run_dir) if run_dir else None,
+            hosted=self._hosted,
+            around=self._repeating,
+        )
+
+    def _repeating(self) -> AbstractContextManager[Any]:
+        """Return the context in which a step is repeated to look into it."""
+        return nullcontext()
 
     def _make_recovery(self, run_dir: str | os.PathLike[str] | None) -> Recovery | None:
         if self.config.recovery is None:
@@ -381,7 +433,7 @@ class Guard:
 
     def reconfigure(self, config: GuardConfig) -> None:
         """Continue with another configuration, between two steps."""
-        made_once = ("recovery", "buffers", "incidents", "plan", "watch")
+        made_once = ("recovery", "buffers", "incidents", "plan", "watch", "heal")
         fixed = [name for name in made_once if getattr(config, name) != getattr(self.config, name)]
         if fixed:
             raise UsageError(
@@ -449,6 +501,8 @@ class Guard:
         if self._stepper.half_applied:
             raise UsageError(_HALF_APPLIED, cure=_RELOAD)
         if not self._begun:
+            if self._healing is not None and not late:
+                self._healing.apply_due(self.step_index)
             changed = self._stepper.refresh_parameters()
             if not self._hosted:
                 self._stepper.raise_if_foreign_gradients()
@@ -542,10 +596,7 @@ class Guard:
         config = self._config_to_decide(report) if cause is not None else self.config
         decision, self._policy = policy.decide(self._policy, seen, config)
         if cause is not None:
-            exact = not self._pending.lag
-            self._recorder.capture(
-                unwrap_model(self.model), self.config, decision, seen, report, exact=exact
-            )
+            self._look_into(decision, seen, report)
         divergence = report.outcome.divergence
         if divergence is not None and decision.action is Action.SKIP:
             self._stepper.replicas.copy_from_majority(divergence)
@@ -555,9 +606,8 @@ class Guard:
             self._stepper.release_scale(is_cause=True)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
             decision = replace(decision, action=Action.HALT)
-        between = not self._batches.micro_batches and not self._stepper.mid_round
-        if decision.scale is not None and between:
-            self.scaler.update(decision.scale)
+        if not self._batches.micro_batches and not self._stepper.mid_round:
+            self._change_between_steps(decision, seen, report)
         report.outcome.set_decision(decision, seen)
         if self._pending.lag and cause is not None:
             self._scheduler_and_ema.undo_early_step(report.turn)
@@ -570,6 +620,28 @@ class Guard:
             raise halt_error(row, explanation, batches, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision)
+
+    def _look_into(
+        self, decision: policy.Decision, seen: policy.Signals, report: StepReport
+    ) -> None:
+        """Keep a bad step as an incident, and find out whether the model must be healed."""
+        exact = not self._pending.lag
+        model = unwrap_model(self.model)
+        self._recorder.capture(model, self.config, decision, seen, report, exact=exact)
+        is_between = not self._batches.micro_batches and not self._begun
+        if self._healing is not None and is_between:
+            self._healing.notice(decision, seen, report)
+
+    def _change_between_steps(
+        self, decision: policy.Decision, seen: policy.Signals, report: StepReport
+    ) -> None:
+        """Change what must stay the same during a step: the loss scale, and FP32 islands."""
+        if decision.scale is not None:
+            self.scaler.update(decision.scale)
+        if self._healing is not None and not self._begun:
+            if seen.alarm:
+                self._healing.follow_alarms(report.batches)
+            self._healing.apply_due(self.step_index)
 
     def _config_to_decide(self, _report: StepReport) -> GuardConfig:
         """Return the configuration by which a bad step is decided."""

@@ -11,7 +11,8 @@ A framework talks to a ``GradScaler``. So a step is made of five calls, in a fra
 The micro-batches between two updates are a *window*. One window may serve several optimizers, one after the
 other; the first ``begin`` or ``scale`` after an ``apply`` opens the next one. The scale changes between
 windows only: the gradients of a window are unscaled by the scale that their losses were multiplied with,
-whichever optimizer steps first.
+whichever optimizer steps first. An optimizer that steps less often keeps its gradients for a later window;
+they are brought to the scale of each window that is added to them.
 
 ``guard_scaler.GuardScaler`` is the same guard in the shape that every framework accepts.
 """
@@ -20,8 +21,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
+from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig
@@ -104,6 +106,7 @@ class HostedGuard(Guard):
         self._left: set[int] = (
             set()
         )  # optimizers that were unscaled, and whose step the host left out
+        self._kept: tuple[list[Optimizer], Tensor] | None = None  # gradients, and their scale
         self._in_loss_fn = False
         self._returned: Node | None = None  # the last operation of the loss that forward() returned
         self._operations_on_loss = 0  # of the host, between forward() and scale()
@@ -147,6 +150,7 @@ class HostedGuard(Guard):
             first = self._in_forward  # the first loss since begin()
             self._open_window(late=True)
             self._raise_if_unscaled_gradients_stay()
+            self._rescale_kept_gradients()
             further = first and bool(
                 self._batches.micro_batches
             )  # of a window that is open already
@@ -176,6 +180,7 @@ class HostedGuard(Guard):
                 cure="Call unscale(optimizer) once, after the last micro-batch.",
             )
         with self._transaction:
+            self._rescale_kept_gradients()
             if not self._spent:
                 self._stepper.raise_if_stepped_in_backward()
             limits = policy.next_limits(self._policy, self.config)
@@ -249,7 +254,7 @@ class HostedGuard(Guard):
         """
         self._process_due(everything=True)
         if self._spent:
-            self._stepper.end_round()
+            self._end_round()
         own = self._own_state() | {"precision": self._initial_config.precision}
         return self.scaler.state_dict() | {_OWN_STATE: own}
 
@@ -261,6 +266,7 @@ class HostedGuard(Guard):
             self.scaler.load_state_dict(scale)
         self._stepper.half_applied = False
         self._forget_window()
+        self._kept = None
         if own is not None:
             self._load_own_state(own)
         if self._recovery is not None:
@@ -276,7 +282,7 @@ class HostedGuard(Guard):
         """Open a new window if an optimizer has stepped with the present one, or the host left it out."""
         left = set(self._examined)  # unscaled, and not applied
         if self._spent:
-            self._stepper.end_round()
+            self._end_round()
             self._forget_window()
             self._left = left
         elif left:
@@ -289,6 +295,24 @@ class HostedGuard(Guard):
                 self._stepper.discard()
             self._forget_window()
             self._left = left
+
+    def _end_round(self) -> None:
+        """Let the scale change; note the scale of gradients that optimizers keep for a later step."""
+        waiting = [one for one in self.optimizers if id(one) not in self._stepped_in_window]
+        scale = self.scaler._scale
+        if waiting and scale is not None and self._kept is None:
+            self._kept = waiting, scale.clone()
+        self._stepper.end_round()
+
+    def _rescale_kept_gradients(self) -> None:
+        """Bring the gradients of earlier windows to the present scale. Powers of two make it exact."""
+        kept, self._kept = self._kept, None
+        if kept is None or self.scaler._scale is None:
+            return
+        ratio = self.scaler._scale / kept[1]
+        groups = [group["params"] for one in kept[0] for group in one.param_groups]
+        for gradient in (p.grad for params in groups for p in params if p.grad is not None):
+            local_tensor(gradient).mul_(ratio.to(gradient.device))
 
     def _raise_if_unscaled_gradients_stay(self) -> None:
         """Raise if gradients of the next loss would be added to gradients that are unscaled already."""
@@ -329,6 +353,7 @@ class HostedGuard(Guard):
 
     def _abandon(self, error: BaseException) -> None:
         super()._abandon(error)
+        self._kept = None
         self._stepper.clear()  # what a failed pass left in them is of no use to the host
         self._forget_window()
 
@@ -376,9 +401,14 @@ class HostedGuard(Guard):
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         self._stepper.clear()
+        with self._repeating():
+            return super()._retry(seen, report)
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
         self.repeating = True
         try:
-            return super()._retry(seen, report)
+            yield
         finally:
             self.repeating = False
 

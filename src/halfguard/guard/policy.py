@@ -54,6 +54,7 @@ class Signals:
     desync: bool = False  # ranks that must be equal are not
     majority: bool = True  # checked only then: a majority of ranks agrees
     statistics_finite: bool = True  # running statistics of normalization layers, after the step
+    alarm: bool = False  # an audit found a fault, on any rank
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,11 @@ class SchedulerAndEma:
             parts["ema"] = _require_state(next(filter(_has_state, held), None), self.ema, "ema")
         return parts
 
+    def averaged_models(self) -> list[nn.Module]:
+        """Return the copies of the model that the EMA holds, to be changed as the model is."""
+        held = (self.ema, *(getattr(self.ema, name, None) for name in ("module", "ema")))
+        return [one for one in held if isinstance(one, nn.Module)][:1]
+
     def _step(self, due: Sequence[int]) -> None:
         for index in due:
             self.schedulers[index].step()

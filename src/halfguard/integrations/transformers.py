@@ -37,12 +37,11 @@ class GuardMixin:
     ``HostedGuard`` itself.
     """
 
-    accelerator: Any  # these five, and the way to clip, are the Trainer's
+    accelerator: Any  # these five are the Trainer's
     args: Any
     state: Any
     optimizer: Any
     lr_scheduler: Any
-    _clip_grad_norm: Callable[[nn.Module], Any]
 
     guard: HostedGuard | None = None
     _micro_batch: tuple[nn.Module, Any] | None = (
@@ -100,8 +99,9 @@ class GuardMixin:
         self.accelerator.scaler.bind(self.guard)
 
     def _clip_repeated(self, model: nn.Module) -> None:
-        if self.args.max_grad_norm is not None and self.args.max_grad_norm > 0:
-            self._clip_grad_norm(model)
+        limit = self.args.max_grad_norm
+        if limit is not None and limit > 0:
+            self.accelerator.clip_grad_norm_(model.parameters(), limit)  # as the Trainer does
 
     # -- a step
 

@@ -18,6 +18,7 @@ from halfguard.errors import UsageError
 from halfguard.journal.healthy_steps import HealthySteps
 from halfguard.journal.jsonl import JsonlWriter
 from halfguard.records import (
+    HealingRow,
     HealthRow,
     JournalRow,
     RunInfo,
@@ -95,8 +96,8 @@ class Journal:
         self._close_group()
         self._write(row)
 
-    def add_warning(self, row: HealthRow) -> None:
-        """Write a warning; the open group of healthy steps stays open."""
+    def add_warning(self, row: HealthRow | HealingRow) -> None:
+        """Write a warning or a healing; the open group of healthy steps stays open."""
         self._write(row)
 
     def add_watched_step(self, row: WatchRow) -> None:

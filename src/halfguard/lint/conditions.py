@@ -50,7 +50,8 @@ def is_health_check(tree: SyntaxTree, test: ast.expr) -> bool:
 
 def is_loss_check(tree: SyntaxTree, test: ast.expr) -> bool:
     """Return whether a health check is about a loss, before any gradient exists."""
-    text = ast.unparse(test) + _assigned_text(tree, test)
+    names = [n for n in ast.walk(test) if isinstance(n, ast.Name)]
+    text = " ".join([ast.unparse(test), *(_assigned_text(tree, name) for name in names)])
     return is_health_check(tree, test) and bool(re.search(r"loss", text, re.I))
 
 

@@ -40,7 +40,7 @@ class EventReader:
         """Relevant calls by statement, in the order in which they run."""
         found: dict[ast.stmt, list[ast.Call]] = defaultdict(list)
         names = {function.name for function in self.tree.functions} | _STEP_METHODS
-        names |= {name for name in self.tree.called_names if _NORM.search(name)}
+        names |= {n for n in self.tree.called_names if _NORM.search(n) or n.endswith("scaler")}
         for call in self.tree.calls(*names):
             statement = self.tree.statement_of(call)
             if statement is not None:
@@ -71,7 +71,7 @@ class EventReader:
                 here, callee = self.tree.function_of(call), self._callee(call)
                 if callee is not None:
                     callers[callee].add(here)
-                if called_name(call) in _STEP_METHODS:
+                if called_name(call) in _STEP_METHODS or self._is_whole_step(call):
                     found.add(here)
         latest = found
         for _ in range(_MAX_DEPTH + 1):
@@ -138,6 +138,11 @@ class EventReader:
     # --- calls -------------------------------------------------------------------------------------
 
     def _call(self, call: ast.Call, context: Context, out: list[Event]) -> None:
+        if self._is_whole_step(call):
+            kinds: tuple[EventKind, ...] = ("scaled_backward", "scaler_step", "scaler_update")
+            names = {"owner": name_of(call.func), "optimizer": name_of(call.args[1])}
+            out.extend(self._event(kind, call, context, **names) for kind in kinds)
+            return
         kind = self._kind(call)
         if kind is not None:
             receiving = receiver(call)
@@ -166,6 +171,11 @@ class EventReader:
             )
             for event in inner
         )
+
+    def _is_whole_step(self, call: ast.Call) -> bool:
+        """Return whether a call runs the whole step, as timm's ``loss_scaler(loss, optimizer)``."""
+        is_scaler = called_name(call).endswith("scaler") and len(call.args) > 1
+        return is_scaler and self.roles.is_optimizer(call.args[1])
 
     def _kind(self, call: ast.Call) -> EventKind | None:
         name, owner, roles = called_name(call), receiver(call), self.roles

@@ -34,14 +34,33 @@ _SEARCHES: dict[str, tuple[tuple[bytes, ...], bytes]] = {
             rb"|autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"
         ),
     ),
+    # Proof in a training loop, and not only in the settings of some model.
+    "scales_losses": (
+        (b"GradScaler", b"scale_loss", b"16-mixed", b"precision"),
+        rb"GradScaler\(|\.scale_loss\(|[\"']16-mixed[\"']|precision\s*[=:]\s*16\b",
+    ),
     "half_weights": (
-        (b"to_f", b"to_half", b"FP16_Optimizer", b"opt_level"),
-        rb"convert_(module_)?to_f(p)?16|network_to_half|FP16_Optimizer|opt_level\s*=\s*[\"']O[23]",
+        (b"to_f", b"to_half", b"to_lp", b"FP16_Optimizer", b"opt_level"),
+        rb"convert_(module_|weights_)?to_(f(p)?16|lp)|network_to_half|FP16_Optimizer|opt_level\s*=\s*[\"']O[23]",
     ),
     "distributed": (
         (b"istributed", b"DDP", b"init_process_group"),
         rb"DistributedDataParallel|init_process_group|FullyShardedDataParallel|fully_shard|\bDDP\(",
     ),
+    # A checkpoint of the optimizer is loaded again, by this project's own code or by a framework's.
+    "resumes": (
+        (b"load_state_dict",),
+        rb"opt\w*(\[[^\]\n]*\]|\.optimizer)?\.load_state_dict\(",
+    ),
+    # A loss function or a criterion begins by casting its inputs to float32.
+    "casting_losses": (
+        (b".float()",),
+        (
+            rb"(?:def|class) \w*(?:[Ll]oss|[Cc]riterion)\w*\([^\n]*\n(?:[^\n]*\n){0,20}?[^\n]*?"
+            rb"(?:\b(\w+) = \1|\b(?:inputs?|outputs?|preds?|predictions?|logits|x))\.float\(\)"
+        ),
+    ),
+    "needs_ampere": ((b"flash_attn",), rb"(import|from) flash_attn"),
     "transformers": (
         (b"TrainingArguments", b"HfArgumentParser", b"SFTConfig", b"DPOConfig"),
         rb"TrainingArguments|HfArgumentParser|SFTConfig|DPOConfig",
@@ -67,8 +86,12 @@ class Project:
 
     known: bool = False  # a training loop was seen
     mixed: bool = False  # float16 autocast
+    scales_losses: bool = False  # a loss scale, of torch, apex or Lightning
     half_weights: bool = False
     distributed: bool = False
+    resumes: bool = False  # the state of an optimizer is loaded
+    casting_losses: bool = False  # loss functions cast their inputs themselves
+    needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
     transformers: bool = False  # settings are read as transformers' TrainingArguments
     lightning: bool = False  # settings are read as arguments of Lightning's Trainer
     pins_old_torch: bool = False  # requirements name a version without torch.amp.GradScaler

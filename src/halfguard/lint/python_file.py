@@ -21,13 +21,14 @@ from halfguard.lint.syntax_tree import SyntaxTree
 _BESIDE = re.compile(
     r"(^|[/_.])(data(sets?|loaders?|_?utils)?|transforms?|preprocess(ing)?|metrics?|eval(uat(e|ion|or))?|"
     r"tests?|visuali[sz](e|ation|er)|plot(ting)?|draw|demo|export|onnx|tools?|deploy(ment)?|convert\w*|"
-    r"serve|benchmarks?)([/_.]|$)"
+    r"serve|benchmarks?|predictors?|infer(ence|er)?|webui|gradio|app)([/_.]|$)"
 )
 _INFERENCE = re.compile(
     r"^_?(generate|sample|infer(ence)?|predict|eval(uate)?|test|valid(ate|ation)?|demo|export|decode|"
     r"p_sample|ddim_sample|forward_test|simple_test|post_?process|nms)(_|$)"
 )
 _NO_GRADIENT = {"no_grad", "inference_mode"}
+_INITIALIZES = {"init", "init is True", "init == True", "not self.initialized"}
 
 
 class PythonFile(SyntaxTree):
@@ -72,6 +73,9 @@ class PythonFile(SyntaxTree):
             if isinstance(parent, ast.With | ast.AsyncWith):
                 if any(_stops_gradients(item.context_expr) for item in parent.items):
                     return True
+            elif isinstance(parent, ast.If):
+                if ast.unparse(parent.test) in _INITIALIZES:
+                    return True  # weights are initialized from data, once
             elif isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
                 names = _INFERENCE.search(parent.name)
                 if names or any(_stops_gradients(d) for d in parent.decorator_list):

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from halfguard.dist.wrapping import is_sharded
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 
 _FP32 = (torch.float32,)
@@ -40,16 +41,15 @@ def fp32_island(module: Module) -> Module:
         in_half_model = all(p.dtype in HALF_DTYPES for p in module.parameters())
         _convert_to_fp32(module)
         # A partial over a bound method, not a closure: then a copy of the model copies the island too.
-        module.forward = functools.partial(
-            _run_in_fp32, _accelerator_type(), in_half_model, module.forward
-        )
+        run = _run_gathered_in_fp32 if is_sharded(module) else _run_in_fp32
+        module.forward = functools.partial(run, _accelerator_type(), in_half_model, module.forward)
     return module
 
 
 def remove_island(module: Module) -> Module:
     """Undo ``fp32_island``, except for the dtype of parameters, and return the module."""
     wrapper = vars(module).get("forward")
-    if isinstance(wrapper, functools.partial) and wrapper.func is _run_in_fp32:
+    if is_island(module) and isinstance(wrapper, functools.partial):
         del module.forward
         original = wrapper.args[-1]
         if getattr(original, "__func__", None) is not type(module).forward:
@@ -60,7 +60,7 @@ def remove_island(module: Module) -> Module:
 def is_island(module: nn.Module) -> bool:
     """Return whether ``fp32_island`` was called on this module itself."""
     wrapper = vars(module).get("forward")
-    return isinstance(wrapper, functools.partial) and wrapper.func is _run_in_fp32
+    return isinstance(wrapper, functools.partial) and wrapper.func in _RUNS
 
 
 def _accelerator_type() -> str:
@@ -78,6 +78,28 @@ def _run_in_fp32(
     with full_precision("cpu"), full_precision(accelerator):
         out = forward(*[cast_to_fp32(value) for value in args], **cast_to_fp32(kwargs))
     return out if given is None else _cast(out, _FP32, given)
+
+
+def _run_gathered_in_fp32(
+    accelerator: str, in_half_model: bool, forward: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Run an island of a module whose weights FSDP2 gathers in half, for it and its neighbours together."""
+    half = [
+        (owner, name, weight)
+        for owner in forward.__self__.modules()
+        for name, weight in owner._parameters.items()
+        if weight is not None and weight.dtype in HALF_DTYPES
+    ]
+    try:
+        for owner, name, weight in half:
+            owner._parameters[name] = weight.float()
+        return _run_in_fp32(accelerator, in_half_model, forward, *args, **kwargs)
+    finally:
+        for owner, name, weight in half:
+            owner._parameters[name] = weight
+
+
+_RUNS = (_run_in_fp32, _run_gathered_in_fp32)
 
 
 def cast_to_fp32(value: Any) -> Any:

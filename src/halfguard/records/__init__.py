@@ -10,6 +10,7 @@ from halfguard.records.snapshot import RankSnapshotRecord, SnapshotRecord
 from halfguard.records.step import (
     Action,
     Cause,
+    HealingRow,
     HealthRow,
     HealthWarning,
     HealthyStepsRow,
@@ -24,6 +25,7 @@ __all__ = [
     "Cause",
     "Culprit",
     "Finding",
+    "HealingRow",
     "HealthRow",
     "HealthWarning",
     "HealthyStepsRow",

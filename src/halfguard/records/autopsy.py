@@ -24,6 +24,31 @@ class ReplayTrial(Record):
     loss: float = float("nan")
     grad_norm: float = float("nan")
     note: str = ""
+    error_as_written: float | None = Field(
+        default=None, description="relative error of the gradients against FP32 as written"
+    )
+    error_as_meant: float | None = Field(
+        default=None, description="the same against float64 of what the code means"
+    )
+    largest_scale: float | None = Field(
+        default=None, description="largest loss scale tried at which the step is finite"
+    )
+
+
+class TrainedRun(Record):
+    """A few steps of training from the incident on, with one change."""
+
+    kind: ClassVar[str] = "trained_run"
+
+    name: str
+    steps: int
+    applied: int = 0
+    scale: float | None = Field(default=None, description="loss scale at the end, if there is one")
+    loss: float = Field(
+        default=float("nan"),
+        description="of the trained model, in FP32, on the same batches for all",
+    )
+    note: str = ""
 
 
 class Cure(Record):
@@ -35,6 +60,10 @@ class Cure(Record):
     sentence: str
     trial: str = Field(description="name of the trial that was good")
     patch: str = Field(default="", description="lines for a config, a plan or the source")
+    scale: float | None = Field(
+        default=None,
+        description="loss scale to start with, if the initial one is too high for this step",
+    )
 
 
 class Autopsy(Record):
@@ -55,6 +84,11 @@ class Autopsy(Record):
     samples: tuple[int, ...] = Field(default=(), description="samples of the batch that cause it")
     micro_batch: int = 0
     trials: tuple[ReplayTrial, ...] = ()
+    saturation: float | None = Field(
+        default=None,
+        description="relative difference of the gradients of FP32 as written and float64 as meant",
+    )
+    trained: tuple[TrainedRun, ...] = Field(default=(), description="FP32 first, then candidates")
     cure: Cure | None = None
     suspects: tuple[str, ...] = Field(
         default=(), description="possible causes if it was not reproduced"

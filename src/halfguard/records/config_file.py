@@ -1,7 +1,12 @@
-"""Load configurations from YAML or mappings; errors name the key, the value and the allowed keys."""
+"""Load configurations from YAML or mappings; errors name the key, the value and the allowed keys.
+
+A configuration may list the keys that other tools use for the same thing (``OTHER_NAMES``): the error for one
+of them gives the key to use here.
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -51,7 +56,7 @@ def validate_config(
     except ValidationError as error:
         items = error.errors(include_url=False)[:_MAX_PROBLEMS]
         problems = "; ".join(map(_describe_problem, items))
-        cures = dict.fromkeys(_allowed_keys(cls, item["loc"], kind) for item in items)
+        cures = dict.fromkeys(line for item in items for line in _cures(cls, item, kind))
         message = f"{where} is not {kind}: {problems}."
         raise ConfigError(message, cure="\n".join(cures)) from error
     except ValueError as error:  # from shlex (an unclosed quote) or float("x%")
@@ -62,7 +67,12 @@ def _describe_problem(item: Any) -> str:
     key = ".".join(map(str, item["loc"])) or "values"
     value = item["input"]
     given = "" if isinstance(value, Mapping | BaseModel) else f" (given: {_short(value)})"
-    return f"{key}: {item['msg'].removeprefix('Value error, ')}{given}"
+    message = "there is no such key" if _is_unknown(item) else item["msg"]
+    return f"{key}: {message.removeprefix('Value error, ')}{given}"
+
+
+def _is_unknown(item: Any) -> bool:
+    return bool(item["type"] == "extra_forbidden")
 
 
 def _short(value: object) -> str:
@@ -72,8 +82,24 @@ def _short(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _allowed_keys(section: type[BaseModel], loc: tuple[int | str, ...], kind: str) -> str:
-    """Return the keys of the section that contains the problem at ``loc``."""
+def _cures(cls: type[BaseModel], item: Any, kind: str) -> list[str]:
+    """Return what to write instead of an unknown key, and the keys of its section."""
+    section, names = _find_section(cls, item["loc"])
+    keys = [field.alias or name for name, field in section.model_fields.items()]
+    allowed = f"Allowed keys of {'.'.join(names) or kind}: {', '.join(keys)}."
+    if not _is_unknown(item):
+        return [allowed]
+    key = str(item["loc"][-1])
+    other: Mapping[str, str] = getattr(section, "OTHER_NAMES", {})
+    if key in other:
+        return [f"Instead of {key} write {other[key]}.", allowed]
+    return [*(f"Did you mean {near}?" for near in difflib.get_close_matches(key, keys, 1)), allowed]
+
+
+def _find_section(
+    section: type[BaseModel], loc: tuple[int | str, ...]
+) -> tuple[type[BaseModel], list[str]]:
+    """Return the section that contains the problem at ``loc``, and the names that lead to it."""
     names: list[str] = []
     for part in loc[:-1]:
         field = section.model_fields.get(str(part))
@@ -83,5 +109,4 @@ def _allowed_keys(section: type[BaseModel], loc: tuple[int | str, ...], kind: st
             break
         section = found
         names.append(str(part))
-    keys = [field.alias or name for name, field in section.model_fields.items()]
-    return f"Allowed keys of {'.'.join(names) or kind}: {', '.join(keys)}."
+    return section, names

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from halfguard.errors import RecordError
-from halfguard.records.step import HealthRow, HealthyStepsRow, StepRow, Summary
+from halfguard.records.step import HealingRow, HealthRow, HealthyStepsRow, StepRow, Summary
 from halfguard.records.watch import WatchRow
 
-JournalRow = StepRow | HealthyStepsRow | HealthRow | WatchRow | Summary
+JournalRow = StepRow | HealthyStepsRow | HealthRow | WatchRow | HealingRow | Summary
 
 _ROW_TYPES: Mapping[str, type[JournalRow]] = MappingProxyType(
-    {row.kind: row for row in (StepRow, HealthyStepsRow, HealthRow, WatchRow, Summary)}
+    {row.kind: row for row in (StepRow, HealthyStepsRow, HealthRow, WatchRow, HealingRow, Summary)}
 )
 
 

@@ -25,6 +25,18 @@ class Island(RecordPart):
     reason: str = ""
 
 
+class LineIsland(RecordPart):
+    """A line of source code that runs in FP32: for a fault outside every module, in the loss for example.
+
+    Only ``guard.step`` can apply it, in a model that is not compiled.
+    """
+
+    file: str
+    line: int = Field(ge=1)
+    code: str = Field(description="the text of the line, to find it if it has moved")
+    reason: str = ""
+
+
 class ScaleRange(RecordPart):
     """The loss scales at which every gradient fits into the format."""
 
@@ -55,6 +67,7 @@ class PrecisionPlan(Record):
 
     precision: str = "fp16-mixed"
     islands: tuple[Island, ...] = ()
+    lines: tuple[LineIsland, ...] = ()
     loss_scale: ScaleRange | None = None
     evidence: PlanEvidence | None = None
 
@@ -75,6 +88,8 @@ class PrecisionPlan(Record):
         """Return the text of the file, with kind and version first."""
         head = {"kind": self.kind, "schema_version": self.schema_version}
         body = self.model_dump(mode="json", exclude_none=True)
+        if not self.lines:
+            del body["lines"]
         text: str = yaml.safe_dump(head | body, sort_keys=False, allow_unicode=True, width=100)
         return text
 

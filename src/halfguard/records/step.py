@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -133,6 +133,20 @@ class HealthRow(Record):
     step: int = Field(ge=0, description="the step after which it was given")
     epoch: int = Field(default=0, ge=0)
     warning: HealthWarning
+    text: str
+
+
+class HealingRow(Record):
+    """A change that the guard made to the model's precision by itself, or why it made none."""
+
+    kind: ClassVar[str] = "healing"
+
+    step: int = Field(ge=0, description="the step after which it was decided")
+    action: Literal["applied", "taken back", "not found", "stopped"]
+    island: str = Field(default="", description="the module or line that runs in FP32")
+    module: str | None = Field(default=None, description="of the operation that failed")
+    file: str = ""
+    line: int = 0
     text: str
 
 

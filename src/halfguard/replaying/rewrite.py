@@ -39,7 +39,7 @@ def _diff(file: str, wanted: Mapping[int, set[str]]) -> str:
             if changed == after:
                 return ""
             after = changed
-        after = _importing(after)
+        after = import_halfguard(after)
     except (OSError, UnicodeDecodeError, SyntaxError):
         return ""
     return unified_diff(file, before, after)
@@ -56,7 +56,7 @@ def unified_diff(file: str, before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def _importing(text: str) -> str:
+def import_halfguard(text: str) -> str:
     """Return the source with ``import halfguard`` after its first imports, if it has none yet."""
     imports = [
         node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)

@@ -138,6 +138,12 @@ def run_backward(loss: Tensor) -> None:
     )
 
 
+def writes_first(name: str) -> bool:
+    """Return whether a torch function changes its first argument in place."""
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
+
+
 def user_place() -> Place | None:
     """Return the innermost line of the user's code that is running."""
     frame = user_frame(_NO_FRAME)

@@ -6,31 +6,31 @@ This also finds the operation that made the first bad number of a step, unchange
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from pathlib import Path
 
 from torch import Tensor
 
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.culprit import Culprit
-from halfguard.replaying.compositions import LogOfProbability, Probability
-from halfguard.replaying.replayed_step import (
-    UNCHANGED,
-    ReplayedStep,
-    Result,
-    Variation,
-    relative_error,
-    scale_loss,
+from halfguard.replaying.composition_patch import patch_line
+from halfguard.replaying.composition_rewrite import CompositionRewrite, Found
+from halfguard.replaying.fp32_lines import (
+    StatementsInFP32,
+    patch_statements,
+    statements_at,
+    statements_of_function,
 )
+from halfguard.replaying.judgement import Change, Judge
+from halfguard.replaying.replayed_step import UNCHANGED, ReplayedStep, Variation, scale_loss
 from halfguard.replaying.samples import batch_size, find_bad_samples
+from halfguard.replaying.source_edits import SourceFile
 from halfguard.replaying.substitution import Place, StableForm, StableSubstitution
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 
 _DOUBLINGS = 24  # range of the search for a lower loss scale
-Change = Callable[[], AbstractContextManager[Any]]
 _CHANGES = 4  # largest number of lines or modules changed together
 
 
@@ -49,8 +49,8 @@ class Trials:
     def __init__(self, step: ReplayedStep, watch: Callable[[str], None] = lambda _: None) -> None:
         self.step = step
         self.done: list[ReplayTrial] = []
+        self.judge = Judge(step)
         self._watch = watch
-        self._meaning: Change | None = None  # the culprit's line as it is meant, if that is known
 
     def record_trial(self, name: str, variation: Variation, note: str = "") -> ReplayTrial:
         """Run one variation and record the result."""
@@ -92,7 +92,7 @@ class Trials:
 
     def stable_operations(
         self, culprit: Culprit
-    ) -> tuple[ReplayTrial, dict[Place, set[StableForm]]] | None:
+    ) -> tuple[ReplayTrial, dict[Place, set[StableForm]], Change] | None:
         """Try stable forms on the culprit's line, then also on the line of the next bad number.
 
         Return None if the first line has no operation with a stable form.
@@ -115,58 +115,76 @@ class Trials:
         if best is None:
             return None
         used = best[1]
-        best = self._with_judgement(best[0], lambda: StableSubstitution(used)), used
-        self.done.append(best[0])
-        return best
 
-    def log_of_probability(self, culprit: Culprit) -> tuple[ReplayTrial, Probability] | None:
-        """Try to compute a logarithm of probabilities, on the culprit's line, from their logits."""
-        rewrite = LogOfProbability((culprit.file, culprit.line))
-        trial = self.run("the logarithm computed from the logits", Variation(context=rewrite))
-        if rewrite.used is None:
-            return None
-        self._meaning = lambda: LogOfProbability((culprit.file, culprit.line))
-        trial = self._with_judgement(trial, self._meaning)
+        def change() -> Variation:
+            return Variation(context=StableSubstitution(used))
+
+        trial = self.judge.judge(best[0], change)
         self.done.append(trial)
-        return trial, rewrite.used
+        return trial, used, change
 
-    def _with_judgement(self, trial: ReplayTrial, change: Change) -> ReplayTrial:
-        """Note the largest loss scale at which the step is finite, and the error of its gradients."""
-        if not isfinite(trial.loss):
-            return trial
-        notes = [trial.note] if trial.note else []
-        result = self._result(Variation(context=change(), scale=1.0))
-        if result is None or not result.finite:
-            return trial.model_copy(
-                update={"note": "; ".join([*notes, "not finite at any loss scale"])}
-            )
-        notes.append(f"finite up to loss scale {self._largest_scale(change):g}")
-        references: dict[str, Change] = {"FP32 as written": nullcontext}
-        if self._meaning is not None:
-            references["FP32 of what is meant"] = self._meaning
-        for name, reference in references.items():
-            right = self._result(
-                Variation(precision=Precision.FP32, context=reference(), scale=1.0)
-            )
-            if right is not None and right.finite:
-                notes.append(f"gradients {relative_error(result, right):.1%} from {name}")
-        return trial.model_copy(update={"note": "; ".join(notes)})
-
-    def _result(self, variation: Variation) -> Result | None:
+    def compositions(self, culprit: Culprit) -> tuple[ReplayTrial, list[Found], str, Change] | None:
+        """Try stable forms of the compositions in the culprit's function; None if its line is in none."""
+        here = (culprit.file, culprit.line)
+        seen = CompositionRewrite(lambda _: True)
+        self._watch("compositions")
         try:
-            return self.step.run(variation)
+            self.step.run(Variation(context=seen))
         except Exception:  # noqa: BLE001 - the user's code, under changed conditions
             return None
+        if not any(here in found.lines for found in seen.found):
+            return None
+        places, patch = _patch_compositions(here, seen.found)
 
-    def _largest_scale(self, change: Change) -> float:
-        """Find the largest power of two, up to 2**24, at which the step is finite with a change."""
-        low, high = 0, _DOUBLINGS + 1  # exponents: finite at the first, not at the second
-        while high - low > 1:
-            middle = (low + high) // 2
-            result = self._result(Variation(context=change(), scale=2.0**middle))
-            finite = result is not None and result.finite
-            low, high = (middle, high) if finite else (low, middle)
-        return 2.0**low
+        def change() -> Variation:
+            return Variation(context=CompositionRewrite(places.__contains__))
+
+        used = {found.place: found for found in seen.found if found.place in places}
+        texts = dict.fromkeys(found.composition.text for found in used.values())
+        trial = self.judged(f"{'; '.join(texts)}", change)
+        return trial, list(used.values()), patch, change
+
+    def statements(
+        self, culprit: Culprit, *, whole_function: bool
+    ) -> tuple[ReplayTrial, str, Change] | None:
+        """Try the statement of the culprit, or those of its function, in FP32, with those that fail next."""
+        places = [(culprit.file, culprit.line)]
+        while len(places) <= _CHANGES:
+            statements = statements_at(places)
+            if whole_function:
+                statements = [s for place in places for s in statements_of_function(place)]
+            if not statements:
+                return None
+            mode = StatementsInFP32(statements)
+            trial = self.run("", Variation(context=mode))
+            following = (
+                None if trial.good else self._next(Variation(context=StatementsInFP32(statements)))
+            )
+            place = None if following is None else (following.file, following.line)
+            if (
+                following is None
+                or place is None
+                or place in places
+                or not has_own_line(self.step, following)
+            ):
+                break
+            places.append(place)
+        patch = patch_statements(mode, statements)
+        if not any(mode.half.values()) and not mode.needs_block:
+            return None
+
+        def change() -> Variation:
+            return Variation(context=StatementsInFP32(statements))
+
+        lines = " and ".join(f"{Path(file).name}:{line}" for file, line in places)
+        name = f"the function of {lines} in FP32" if whole_function else f"{lines} in FP32"
+        return self.judged(name, change), patch, change
+
+    def judged(self, name: str, change: Change) -> ReplayTrial:
+        """Run a change, judge it, and record the result."""
+        trial = self.judge.judge(self.run(name, change()), change)
+        self.done.append(trial)
+        return trial
 
     def islands(self, culprit: Culprit) -> tuple[ReplayTrial, tuple[str, ...]] | None:
         """Try the culprit's module in FP32, with those that fail next; else the modules around it."""
@@ -187,9 +205,8 @@ class Trials:
         return None
 
     def _in_fp32(self, paths: tuple[str, ...]) -> ReplayTrial:
-        return self.record_trial(
-            f"{' and '.join(map(repr, paths))} in FP32", Variation(islands=paths)
-        )
+        name = f"{' and '.join(map(repr, paths))} in FP32"
+        return self.judged(name, lambda: Variation(islands=paths))
 
     def _next(self, variation: Variation) -> Culprit | None:
         """Find the next culprit after a change, at the loss scale that a dynamic one would reach."""
@@ -207,9 +224,10 @@ class Trials:
         while lowest - failed > 1:
             middle = (lowest + failed) // 2
             failed, lowest = (failed, middle) if self._at(middle).good else (middle, lowest)
-        trial = self._at(lowest)
+        scale = self.step.scale / 2.0**lowest
+        trial = self.judge.judge(self._at(lowest), Variation)
         self.done.append(trial)
-        return trial, self.step.scale / 2.0**lowest
+        return trial, scale
 
     def _at(self, doublings: int) -> ReplayTrial:
         scale = self.step.scale / 2.0**doublings
@@ -219,7 +237,7 @@ class Trials:
         """Try the whole step in another precision; None if it is the step's own."""
         if precision is self.step.precision:
             return None
-        return self.record_trial(f"the whole step in {precision}", Variation(precision=precision))
+        return self.judged(f"the whole step in {precision}", lambda: Variation(precision=precision))
 
     def zeroed(self, name: str) -> ReplayTrial:
         """Try the step with the non-finite numbers of one parameter or buffer set to 0."""
@@ -246,6 +264,33 @@ class Trials:
             )
             return BadSamples(index, samples, without)
         return None
+
+
+def _patch_compositions(here: Place, found: list[Found]) -> tuple[set[Place], str]:
+    """Return the lines on which compositions of a function are rewritten, and the patch.
+
+    Without a certain patch, all compositions that contain the culprit's line are rewritten.
+    """
+    involved = {one.place for one in found if here in one.lines}
+    file = SourceFile.read(here[0])
+    function = None if file is None else file.function_at(here[1])
+    if file is None or function is None:
+        return involved, ""
+    inside = {
+        one.place
+        for one in found
+        if one.place[0] == here[0] and function.lineno <= one.place[1] <= (function.end_lineno or 0)
+    }
+    certain = {place for place in sorted(inside) if patch_line(file, place[1])}
+    return (certain, file.patch()) if involved <= certain else (involved, "")
+
+
+def has_own_line(step: ReplayedStep, culprit: Culprit) -> bool:
+    """Return whether a culprit is on a line of the user's, not in a layer of torch that the line calls."""
+    if not culprit.file or culprit.module is None:
+        return bool(culprit.file)
+    module = step.model.get_submodule(culprit.module)
+    return not type(module).__module__.startswith("torch.")
 
 
 def _enclosing_modules(path: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from halfguard.report.markdown import to_markdown
 from halfguard.report.probe import probe_page
 from halfguard.report.run import run_page
 from halfguard.report.run_report import RunReport
+from halfguard.report.script_answer import script_answer_page
 from halfguard.report.study import study_page
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "autopsy_page",
     "probe_page",
     "run_page",
+    "script_answer_page",
     "study_page",
     "to_html",
     "to_junit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from halfguard.records.autopsy import Autopsy, ReplayTrial
+from halfguard.records.autopsy import Autopsy, Cure, ReplayTrial
 from halfguard.records.culprit import Culprit, TensorRange
 from halfguard.records.step import Action
 from halfguard.report.blocks import Block, Code, Figure, Heading, Listing, Mono, Page, Table, Text
@@ -18,6 +18,7 @@ _ACTIONS = {
     Action.HALT: "stopped the run",
 }
 _LANGUAGES = {"operation": "diff", "weights": "python"}
+SATURATED = 0.05  # difference of the references from which a loss saturates in FP32 too
 _SHOWN_MODULES = 8  # on the way to the loss; the middle of a longer way is left out
 
 
@@ -26,9 +27,12 @@ def autopsy_page(autopsy: Autopsy) -> Page:
     cause = autopsy.cause.description if autopsy.cause else "no known cause"
     blocks: list[Block] = [*_summary(autopsy), *_what_happened(autopsy), *_repeated(autopsy)]
     if autopsy.culprit is not None:
-        blocks += _origin(autopsy.culprit, autopsy.way)
+        blocks += origin_blocks(autopsy.culprit, autopsy.way)
     if autopsy.trials:
-        blocks += _trials(autopsy)
+        blocks += trial_blocks(autopsy.trials, autopsy.saturation)
+        blocks += _samples(autopsy)
+    if autopsy.trained:
+        blocks += _trained(autopsy)
     blocks += _recommendation(autopsy)
     return Page(f"Step {autopsy.step.step}: {cause}", blocks)
 
@@ -45,7 +49,7 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
         did = "left the range of half unnoticed" if culprit.swallowed else did
         fixed = f"Fixed by: {cure.trial}." if cure else "No change that was tried fixes it."
         yield Text(
-            ["In short: ", Mono(subject), f" {did}, ", *_module(culprit.module), f". {fixed}"]
+            ["In short: ", Mono(subject), f" {did}, ", *module_parts(culprit.module), f". {fixed}"]
         )
 
 
@@ -83,9 +87,10 @@ def _repeated(autopsy: Autopsy) -> Iterator[Block]:
         yield Listing(autopsy.differences)
 
 
-def _origin(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
+def origin_blocks(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
+    """Yield the place where a bad number began: operation, line, ranges, and the way to the loss."""
     yield Heading("Where it began")
-    where = _module(culprit.module)
+    where = module_parts(culprit.module)
     if culprit.kind == "op":
         ran = [" (torch ran ", Mono(culprit.kernel), ")"] if culprit.kernel else []
         did = (
@@ -113,7 +118,8 @@ def _origin(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
         yield Text(["It reached the loss through ", *_join(named, " → "), " → the loss."])
 
 
-def _module(module: str | None) -> list[str]:
+def module_parts(module: str | None) -> list[str]:
+    """Return the name of a module, as parts of a sentence."""
     if module is None:
         return ["outside the model"]
     return ["in module ", Mono(module)] if module else ["in the model itself"]
@@ -126,14 +132,30 @@ def _range(part: TensorRange) -> list[str]:
     return [Mono(part.name), shape, part.dtype, _number(part.low), _number(part.high), counts]
 
 
-def _trials(autopsy: Autopsy) -> Iterator[Block]:
+def trial_blocks(
+    trials: tuple[ReplayTrial, ...], saturation: float | None = None
+) -> Iterator[Block]:
+    """Yield the table of the changes that were tried."""
     yield Heading("What would have prevented it")
     yield Text(["Each change was applied alone and the step was run again:"])
+    meant = any(trial.error_as_meant is not None for trial in trials)
+    heads = ["change", "step", "loss", "gradient norm", "error"]
+    heads += ["error, meant"] if meant else []
     yield Table(
-        ("change", "step", "loss", "gradient norm", ""),
-        [_trial(trial) for trial in autopsy.trials],
-        ["good" if trial.good else "bad" for trial in autopsy.trials],
+        (*heads, "scale", ""),
+        [_trial(trial, meant=meant) for trial in trials],
+        ["good" if trial.good else "bad" for trial in trials],
     )
+    text = "Error: of all gradients together, relative to FP32 as written"
+    text += "; meant: to float64 of what the code means" if meant else ""
+    yield Text([f"{text}. Scale: the largest loss scale tried at which the step is finite."])
+    if saturation is not None and saturation > SATURATED:
+        text = "The loss saturates in FP32 too: the gradients of FP32 as written are "
+        text += f"{saturation:.0%} from those of what is meant, computed in float64. "
+        yield Text([f"{text}So changes are compared with what is meant."])
+
+
+def _samples(autopsy: Autopsy) -> Iterator[Block]:
     if autopsy.samples:
         shown = ", ".join(map(str, autopsy.samples))
         one = len(autopsy.samples) == 1
@@ -141,11 +163,36 @@ def _trials(autopsy: Autopsy) -> Iterator[Block]:
         yield Text([f"{text} {'causes' if one else 'cause'} it."])
 
 
-def _trial(trial: ReplayTrial) -> list[str]:
+def _trial(trial: ReplayTrial, *, meant: bool) -> list[str]:
     # A trial that did not run has no numbers. A trial that ran shows them, also if they are bad.
     failed = ":" in trial.note and math.isnan(trial.loss) and not trial.good
     numbers = ["", ""] if failed else [f"{trial.loss:.6g}", f"{trial.grad_norm:.6g}"]
-    return [trial.name, "good" if trial.good else "bad", *numbers, trial.note]
+    errors = [
+        _percent(trial.error_as_written),
+        *([_percent(trial.error_as_meant)] if meant else []),
+    ]
+    scale = "none" if trial.largest_scale == 0 else _number(trial.largest_scale)
+    return [trial.name, "good" if trial.good else "bad", *numbers, *errors, scale, trial.note]
+
+
+def _trained(autopsy: Autopsy) -> Iterator[Block]:
+    yield Heading("Trained on from here")
+    steps = autopsy.trained[0].steps
+    text = f"{steps} steps from the incident on, its batch first. The loss is that of the trained model, "
+    yield Text([f"{text}in FP32, on the same batches for all:"])
+    yield Table(
+        ("change", "applied", "scale at the end", "loss", ""),
+        [
+            [
+                run.name,
+                f"{run.applied} of {run.steps}",
+                _number(run.scale),
+                _number(run.loss),
+                run.note,
+            ]
+            for run in autopsy.trained
+        ],
+    )
 
 
 def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
@@ -161,14 +208,26 @@ def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
             ["Change the computation where it began. The ranges above show what does not fit."]
         )
         return
-    yield Text([autopsy.cure.sentence], "good")
-    yield Text(["Tested: ", autopsy.cure.trial, "."])
-    if autopsy.cure.patch:
-        yield Code(autopsy.cure.patch, _LANGUAGES.get(autopsy.cure.what, "yaml"))
+    yield from cure_blocks(autopsy.cure)
 
 
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.6g}"
+def cure_blocks(cure: Cure) -> Iterator[Block]:
+    """Yield a cure: its sentence, the trial that showed it, and its patch."""
+    yield Text([cure.sentence], "good")
+    yield Text(["Tested: ", cure.trial, "."])
+    if cure.scale is not None:
+        text = f"Start with a loss scale of {cure.scale:g}: "
+        yield Text([text, "the gradients of this step do not fit at the initial one."])
+    if cure.patch:
+        yield Code(cure.patch, _LANGUAGES.get(cure.what, "yaml"))
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.6g}"
 
 
 def _join(parts: list[Mono] | list[str] | tuple[str, ...], between: str) -> list[str]:

@@ -10,6 +10,7 @@ from halfguard.records.journal_rows import JournalRow
 from halfguard.records.step import (
     Action,
     Cause,
+    HealingRow,
     HealthRow,
     HealthWarning,
     HealthyStepsRow,
@@ -29,6 +30,7 @@ class Timeline:
     epochs: dict[int, Summary] = field(default_factory=dict)
     warnings: dict[HealthWarning, HealthRow] = field(default_factory=dict)  # the last of each
     watched: dict[int, WatchRow] = field(default_factory=dict)  # sampled steps
+    healings: list[HealingRow] = field(default_factory=list)
     resumed: int = 0  # how often
     closed: bool = False  # the run has written its final summary
 
@@ -88,6 +90,9 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
             continue
         if isinstance(row, WatchRow):
             found.watched[row.step] = row
+            continue
+        if isinstance(row, HealingRow):
+            found.healings.append(row)
             continue
         found.resumed += _first(row) <= written
         written = _last(row)

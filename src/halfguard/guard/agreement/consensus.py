@@ -4,10 +4,11 @@ If gradients are averaged by DDP, or reduced by torch over a mesh of DTensors, a
 and the same overflow, and only the loss differs. Then the loss alone is summed: sent after the forward pass,
 awaited after the backward pass. Otherwise (norms of shards that torch was not asked to reduce, experts or
 stages on meshes of their own) overflow and norm are summed with it, after the backward pass. In both cases it
-is one sum of at most 40 bytes.
+is one sum of at most 48 bytes.
 
 The same sum carries, every ``desync.every`` steps, a fingerprint of the tensors that ranks share
-(``desync``). With a single rank nothing is sent or computed.
+(``desync``), and with ``heal`` the number of ranks that have an alarm. With a single rank nothing is sent or
+computed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class StepMeasurements:
     norm: Tensor
     overflow: Tensor  # 1.0 where a gradient is not finite
     fault: Tensor  # the same, plus ``DESYNC`` if ranks that must be equal differ
+    alarms: Tensor | None = None  # the number of ranks with an alarm; None if nobody asks
 
 
 class Consensus:
@@ -51,15 +53,18 @@ class Consensus:
         self._sum: AsyncSum | None = None
         self._summed_loss: Tensor | None = None
         self._fingerprint: Tensor | None = None
+        self._alarm: Tensor | None = None
         self._share = dict(zip(names, layout.shares, strict=True))
         self._names: list[str] = []
         self._shares: Tensor | None = None
 
-    def start_sum(self, loss: Tensor, fingerprint: Tensor | None) -> None:
+    def start_sum(
+        self, loss: Tensor, fingerprint: Tensor | None, alarm: Tensor | None = None
+    ) -> None:
         """Start to sum the loss of a step, while its last backward pass runs."""
         if self._sum is not None:  # of a step that got one more micro-batch
             self._sum.wait()
-        self._summed_loss, self._fingerprint = loss, fingerprint
+        self._summed_loss, self._fingerprint, self._alarm = loss, fingerprint, alarm
         self._sum = AsyncSum(torch.cat(self._parts(loss))) if self.sums_early else None
 
     def has_sum_of(self, loss: Tensor) -> bool:
@@ -68,7 +73,7 @@ class Consensus:
 
     def discard(self) -> None:
         """Drop a sum that was started."""
-        self._sum = self._summed_loss = self._fingerprint = None
+        self._sum = self._summed_loss = self._fingerprint = self._alarm = None
 
     def agree(
         self, loss: Tensor, gradients: Gradients, overflow: Tensor, *, repeated: bool = False
@@ -90,12 +95,13 @@ class Consensus:
         fault = overflow
         if self._fingerprint is not None:
             fault = overflow + DESYNC * (values[1:3] != 0).any()
+        alarms = None if self._alarm is None else values[1 if self._fingerprint is None else 3]
         self.discard()
-        return StepMeasurements(values[0].float(), norm, overflow, fault)
+        return StepMeasurements(values[0].float(), norm, overflow, fault, alarms)
 
     def _parts(self, loss: Tensor) -> list[Tensor]:
         mine = loss.view(1).double() / world_size()
-        return [mine] if self._fingerprint is None else [mine, self._fingerprint]
+        return [part for part in (mine, self._fingerprint, self._alarm) if part is not None]
 
     def _powers(self, gradients: Gradients) -> Tensor:
         """Return this rank's part of the norm, raised to the power in which norms add up."""

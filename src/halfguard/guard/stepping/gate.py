@@ -30,13 +30,22 @@ class Gate:
 
     @staticmethod
     def row(
-        loss: Tensor, total: Tensor, fault: Tensor, scale: Tensor, statistics: Tensor | None = None
+        loss: Tensor,
+        total: Tensor,
+        fault: Tensor,
+        scale: Tensor,
+        statistics: Tensor | None = None,
+        alarms: Tensor | None = None,
     ) -> Tensor:
         """Return a step as four numbers: loss, gradient norm, found_inf (and desync), loss scale.
 
-        A model with running statistics adds a fifth, their sum, which decides nothing.
+        A model with running statistics adds a fifth, their sum, which decides nothing. The number of ranks
+        with an alarm is the sixth, and decides nothing about the step either.
         """
-        parts = [loss, total, fault, scale, *([] if statistics is None else [statistics])]
+        if alarms is not None and statistics is None:
+            statistics = torch.zeros_like(fault)
+        further = [part for part in (statistics, alarms) if part is not None]
+        parts = [loss, total, fault, scale, *further]
         device = fault.device
         return torch.stack([_as_float32(part, device) for part in parts])
 
@@ -72,7 +81,7 @@ def _as_float32(value: Tensor, device: torch.device) -> Tensor:
 
 def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
     """Return a row that was copied to the host as the policy's signals."""
-    loss, grad_norm, fault, scale, *statistics = row
+    loss, grad_norm, fault, scale, *further = row
     return Signals(
         loss=loss,
         grad_norm=grad_norm,
@@ -80,5 +89,6 @@ def read_signals(row: Sequence[float], limits: StepLimits) -> Signals:
         scale=scale,
         limits=limits,
         desync=fault >= DESYNC,
-        statistics_finite=all(map(math.isfinite, statistics)),
+        statistics_finite=all(map(math.isfinite, further[:1])),
+        alarm=any(further[1:]),
     )

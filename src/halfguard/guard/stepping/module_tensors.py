@@ -46,7 +46,7 @@ class ModuleTensors:
             return
         if self._steps < _SCAN_FIRST or self._steps % _SCAN_EVERY == 0:
             tracked = self._buffers.tracked()
-            found = _find(self._model, with_none=self._steps < _SCAN_FIRST - 1)
+            found = find_state(self._model, with_none=self._steps < _SCAN_FIRST - 1)
             places = {(id(r), name): (r, name) for r, name in found}
             # A hidden state that is None at the start of an epoch will be a tensor again.
             self._seen |= {key: (r, n) for key, (r, n) in places.items() if r[n] is not None}
@@ -93,7 +93,7 @@ class ModuleTensors:
         cast = [
             (registry, name, value, _to_fp32(value))
             for registry, name, value, _ in self.references
-            if any(tensor.dtype in HALF_DTYPES for tensor in _tensors(value))
+            if any(tensor.dtype in HALF_DTYPES for tensor in tensors_of(value))
         ]
         for registry, name, _, wide in cast:
             registry[name] = wide
@@ -120,7 +120,8 @@ class ModuleTensors:
         self.references = [ref for ref in self.references if (id(ref[0]), ref[1]) not in gone]
 
 
-def _find(model: nn.Module, *, with_none: bool) -> Iterator[tuple[Registry, str]]:
+def find_state(model: nn.Module, *, with_none: bool) -> Iterator[tuple[Registry, str]]:
+    """Yield registry and name of every tensor that modules hold beside their parameters."""
     for module in model.modules():
         for name, value in vars(module).items():
             if name not in _OWN and (_is_state(value) or (with_none and value is None)):
@@ -136,9 +137,10 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of a state: one, or a nested list of them."""
     if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in _tensors(item)]
+        return [tensor for item in value for tensor in tensors_of(item)]
     return [value] if isinstance(value, Tensor) else []
 
 
@@ -151,7 +153,7 @@ def _to_fp32(value: Any) -> Any:
 
 def _has_graph(value: Any) -> bool:
     """Return whether a reference would keep a graph, and its activations, in memory."""
-    return any(tensor.requires_grad for tensor in _tensors(value))
+    return any(tensor.requires_grad for tensor in tensors_of(value))
 
 
 def _version(value: Any) -> int:
@@ -159,10 +161,10 @@ def _version(value: Any) -> int:
 
 
 def _same_shapes(old: Any, new: Any) -> bool:
-    return [t.shape for t in _tensors(old)] == [t.shape for t in _tensors(new)]
+    return [t.shape for t in tensors_of(old)] == [t.shape for t in tensors_of(new)]
 
 
 @torch.no_grad()
 def _finite(value: Any) -> bool:
     """Return whether all numbers are finite. This reads the device; only bad steps need it."""
-    return all(bool(t.isfinite().all()) for t in _tensors(value) if t.is_floating_point())
+    return all(bool(t.isfinite().all()) for t in tensors_of(value) if t.is_floating_point())

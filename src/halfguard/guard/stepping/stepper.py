@@ -74,6 +74,7 @@ class Stepper:
         self._hosted = hosted  # a framework runs backward, clips, and clears gradients
         self.clip_repeated: Callable[[Optimizer], object] | None = None  # as the host clips
         self.around_step: Callable[[Optimizer], AbstractContextManager[Any]] | None = None
+        self.has_alarm: Callable[[], bool] | None = None  # told to the other ranks with each step
         self._version_at_scale = 0
         self._scales = Precision(config.precision).needs_loss_scale  # the scaler has scaled so far
         self.half_applied = False  # an exception left weights or the scale between two steps
@@ -251,7 +252,7 @@ class Stepper:
         if not self._consensus.single_rank:
             self.scaler.note_agreed_loss(seen.loss)
         statistics = self.buffers.sum_of_statistics()
-        row = self.gate.row(seen.loss, seen.norm, seen.fault, scale, statistics)
+        row = self.gate.row(seen.loss, seen.norm, seen.fault, scale, statistics, seen.alarms)
         return row, Gradients(gradients.names, gradients.norms, seen.norm, seen.overflow)
 
     def apply(
@@ -472,7 +473,13 @@ class Stepper:
             )
         if not self._consensus.single_rank:
             fingerprint = self.replicas.fingerprint() if check else None
-            self._consensus.start_sum(batches.loss, fingerprint)
+            self._consensus.start_sum(batches.loss, fingerprint, self._alarm())
+
+    def _alarm(self) -> Tensor | None:
+        """Return 1 if this rank has an alarm, else 0, for the sum over ranks; None if nobody asks."""
+        if self.has_alarm is None:
+            return None
+        return self._as_float(self.has_alarm(), self.device).double().view(1)
 
     def _scale(self) -> list[tuple[str, Tensor]]:
         """Return the state of the loss scale, for comparison between ranks."""

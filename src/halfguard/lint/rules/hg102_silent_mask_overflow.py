@@ -4,8 +4,10 @@
 Finds `torch.where`, item assignment and arithmetic with a constant such as `-1e9` on float16 values.
 
 ## Why is this bad?
-Unlike `masked_fill`, these operations do not raise: the constant becomes infinite. A row that is fully masked
-is then NaN after softmax, and `(1 - mask) * -1e9` is NaN wherever the mask is 1, because 0 * -inf is NaN.
+Unlike `masked_fill`, these operations do not raise: the masked values become infinite. A row that is fully
+masked is then NaN after softmax, and so are its gradients. `(1 - mask) * -1e9` with a Python number is -inf
+where the mask is 0 and 0 where it is 1, because torch multiplies in float32 and rounds the product. With a
+float16 tensor of the same constant it is NaN where the mask is 1: 0 * -inf is NaN.
 
 ## Example
 ```py
@@ -33,14 +35,16 @@ huggingface/transformers#17306, pytorch#131863.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import argument
+from halfguard.lint.expressions import argument, called_name, name_of
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.numeric_checks import LARGE_CONSTANTS, is_certainly_half, overflows_half
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.syntax_tree import parameter_names
 
 META = Meta(
     code="HG102",
@@ -78,5 +82,27 @@ def check(file: PythonFile) -> Iterator[Match]:
 def _match(file: PythonFile, value: ast.expr, tensor: ast.expr) -> Iterator[Match]:
     if isinstance(tensor, ast.Constant) or not overflows_half(file.constant(value)):
         return
-    if file.constant(tensor) is None and is_certainly_half(file, tensor):
+    if file.constant(tensor) is None and (
+        is_certainly_half(file, tensor) or _has_given_dtype(file, tensor)
+    ):
         yield match_at(value, _MESSAGE.format(file.text(value)))
+
+
+def _has_given_dtype(file: PythonFile, node: ast.expr) -> bool:
+    """Return whether a value is cast to a parameter that an assertion allows to be float16."""
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    casts = [a.value for n in names if (a := file.last_assignment(n)) and a.value is not None]
+    for cast in casts:
+        if (
+            not isinstance(cast, ast.Call)
+            or called_name(cast) not in {"to", "type"}
+            or not cast.args
+        ):
+            continue
+        function, dtype = file.function_of(cast), name_of(cast.args[0])
+        if function is None or dtype not in parameter_names(function):
+            continue
+        for test in (a.test for a in file.nodes(ast.Assert) if file.function_of(a) is function):
+            if isinstance(test, ast.Compare) and name_of(test.left) == dtype:
+                return re.search(r"\bfloat16|half", ast.unparse(test)) is not None
+    return False

@@ -49,7 +49,6 @@ from halfguard.lint.numeric_checks import (
     may_be_half,
     module_class,
 )
-from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -90,7 +89,7 @@ def _can_be_infinite(file: PythonFile, log: Logarithm) -> bool:
         return may_be_half(file, log.origin)
     if log.complement or not file.project.known:
         return True
-    return file.precision(log.origin) is not Precision.FULL and file.project.may_train_in_half
+    return may_be_half(file, log.origin)
 
 
 def _sigmoid_of(file: PythonFile, node: ast.AST | None) -> ast.expr | None:

@@ -7,6 +7,9 @@ Finds `clamp` with a constant bound between 30,000 and 65,504.
 A value that overflowed is already inf before the clamp, and often NaN one operation later. Where the clamp
 takes effect, the gradient is zero. Limit the value where it is computed, or run that part in float32.
 
+Where nothing overflows, the clamp does nothing. That was so in both places of public code that were judged,
+so the rule is in preview.
+
 ## Example
 ```py
 import torch
@@ -45,6 +48,7 @@ META = Meta(
     contains=("clamp", "clip"),
     pattern=r"\b(?:[3-6]\d_?\d{3}|[3-6](?:\.\d+)?e\+?0?4)\b",
     needs_half=True,
+    preview=True,
 )
 
 

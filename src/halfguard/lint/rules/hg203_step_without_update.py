@@ -46,7 +46,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import insert_after, make_fix
 from halfguard.lint.event import Event
-from halfguard.lint.expressions import receiver
+from halfguard.lint.expressions import called_name, receiver
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -70,6 +70,8 @@ def check(file: PythonFile) -> Iterator[Match]:
     for step in file.steps:
         steps = step.find("scaler_step") if step.has("scaled_backward") else []
         for event in steps:
+            if not isinstance(event.node, ast.Call) or called_name(event.node) != "step":
+                continue  # a helper that also updates
             fix = _fix(file, event) if len(steps) == 1 else None
             yield match_at(event.node, f"{event.owner}.update() is never called.", fix)
 

@@ -1,7 +1,8 @@
 """A model is trained under float16 autocast without a gradient scaler.
 
 ## What it does
-Finds a backward pass in a function that uses float16 autocast, in a file without a gradient scaler.
+Finds a backward pass in a function that uses float16 autocast, or calls one that does, in a file without a
+gradient scaler.
 
 ## Why is this bad?
 Gradients below 2.98e-8 are zero in float16. Without a loss scale they are lost without an error: the loss
@@ -46,10 +47,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from halfguard.lint.autocast import Autocast
+from halfguard.lint.expressions import argument, boolean, name_of, receiver
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
-from halfguard.lint.syntax_tree import Function
+from halfguard.lint.steps import Step
+from halfguard.lint.syntax_tree import Function, parameter_default, parameter_names
 
 META = Meta(
     code="HG207",
@@ -59,6 +62,7 @@ META = Meta(
     also_contains=("backward",),
     severity="error",
 )
+_MESSAGE = "float16 autocast without a loss scale: small gradients become zero."
 
 
 def check(file: PythonFile) -> Iterator[Match]:
@@ -75,5 +79,30 @@ def check(file: PythonFile) -> Iterator[Match]:
         for function in {file.function_of(event.node) for event in step.events}:
             for node, region in regions.get(function, ()):
                 if step.loop is None or step.loop in file.ancestors(node):
-                    message = "float16 autocast without a loss scale: small gradients become zero."
-                    yield match_at(region.call, message)
+                    yield match_at(region.call, _MESSAGE)
+        for call in _calls_in(file, step):
+            helper = file.local_function(call)
+            if any(_is_on_for(file, node, call) for node, _ in regions.get(helper, ())):
+                yield match_at(call, _MESSAGE)
+
+
+def _calls_in(file: PythonFile, step: Step) -> Iterator[ast.Call]:
+    """Yield the calls of this file's functions that compute the loss of a step: ``loss = loss_of(...)``."""
+    losses = [e.node for e in step.find("backward") if isinstance(e.node, ast.Call)]
+    for call in losses:
+        made = file.assigned_value(receiver(call))
+        if isinstance(made, ast.Call) and file.local_function(made) is not None:
+            yield made
+
+
+def _is_on_for(file: PythonFile, region: ast.AST, call: ast.Call) -> bool:
+    """Return whether a call runs a region of its function that may depend on an argument: ``if amp:``."""
+    function = file.function_of(region)
+    names = [n for n in parameter_names(function) if n != "self"] if function else []
+    for parent in file.ancestors(region):
+        if isinstance(parent, ast.If) and function and name_of(parent.test) in names:
+            name = name_of(parent.test)
+            given = argument(call, names.index(name), name) or parameter_default(function, name)
+            if boolean(given) is False:
+                return False
+    return True

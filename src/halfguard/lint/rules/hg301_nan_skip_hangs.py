@@ -58,7 +58,7 @@ META = Meta(
     name="nan-skip-hangs",
     cure="Let backward run on every rank, or agree on the skip with an all-reduce first.",
     contains=("isnan", "isinf", "isfinite"),
-    also_contains=("backward", "training_step"),
+    also_contains=("backward", "training_step", "scaler("),
     severity="error",
 )
 _MESSAGE = "A rank that exits here skips the backward pass, and the other ranks hang."
@@ -84,9 +84,22 @@ def _check_skips(file: PythonFile, step: Step) -> Iterator[Match]:
     for skip in step.find("continue", "return"):
         if step.before(skip, "backward", "scaled_backward") or not skip.tests:
             continue
-        is_branch = isinstance(file.parents.get(skip.node), ast.If)
-        if is_branch and is_loss_check(file, skip.tests[-1]):
+        if any(is_loss_check(file, test) for test in _tests_around(file, skip.node)):
             yield match_at(skip.node, _MESSAGE)
+
+
+def _tests_around(file: PythonFile, node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the tests of ``if`` statements whose bad branch a node is in, up to its loop."""
+    child = node
+    for parent in file.ancestors(node):
+        if isinstance(parent, ast.If):
+            text = ast.unparse(parent.test)
+            is_good = "finite" in text and not text.startswith("not ")
+            if (child in parent.body) != is_good:
+                yield parent.test
+        elif isinstance(parent, ast.stmt) and not isinstance(parent, ast.With):
+            return
+        child = parent
 
 
 def _check_conditional_backward(file: PythonFile, step: Step) -> Iterator[Match]:

@@ -1,7 +1,8 @@
 """`scaler.update()` is called without an inf check before it.
 
 ## What it does
-Finds `update()` on a path without `unscale_` or `scaler.step` before it.
+Finds `update()` on a path without `unscale_` or `scaler.step` before it, also if the step runs only every few
+micro-batches and the update in each of them.
 
 ## Why is this bad?
 It raises "No inf checks were recorded prior to update". It is usually written to skip a step by hand and
@@ -41,8 +42,10 @@ def train(model, optimizer, loader, loss_fn):
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
+from halfguard.lint.event import Event
 from halfguard.lint.expressions import called_name
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
@@ -56,6 +59,7 @@ META = Meta(
     also_contains=(".step(",),
     severity="error",
 )
+_ACCUMULATES = re.compile(r"%|accum")
 
 
 def check(file: PythonFile) -> Iterator[Match]:
@@ -69,5 +73,17 @@ def check(file: PythonFile) -> Iterator[Match]:
                 continue  # update(new_scale) needs no check
             if called_name(call) != "update" or not step.before(update, "scaled_backward"):
                 continue
-            if not step.before(update, "scaler_step", "unscale"):
+            checks = step.before(update, "scaler_step", "unscale")
+            if not checks:
                 yield match_at(call, "update() raises here: neither unscale_ nor step has run.")
+            elif all(_is_rarer(check, update) for check in checks):
+                yield match_at(call, "update() raises in a micro-batch without a step: put it under "
+                               "the step's condition.")  # fmt: skip
+
+
+def _is_rarer(check: Event, update: Event) -> bool:
+    """Return whether an inf check depends on a schedule of accumulation that the update does not."""
+    return any(
+        _ACCUMULATES.search(text) and (text, truth) not in update.conditions
+        for text, truth in check.conditions
+    )

@@ -6,7 +6,8 @@ Finds loops over parameters that read a value from the device: `.item()`, or an 
 
 ## Why is this bad?
 Each read blocks the host until the device has finished its work. With hundreds of parameters in every step,
-the check costs more than the step. The scaler already does this check, in one fused pass on the device.
+the check costs more than the step. The scaler already does this check, in one fused pass on the device. It
+costs time and not accuracy, so the rule is in preview.
 
 ## Example
 ```py
@@ -52,6 +53,7 @@ META = Meta(
     needs_half=True,
     also_contains=("isnan", "isinf", "isfinite", ".item("),
     pattern=r"\.grad\b",
+    preview=True,
 )
 _CHECKS = ("isnan", "isinf", "isfinite")
 _PARAMETERS = {"parameters", "named_parameters"}

@@ -1,8 +1,9 @@
 """A checkpoint contains the optimizer but not the scaler.
 
 ## What it does
-Finds `torch.save` of a dictionary with the state of the optimizer but not of the scaler, in a file that
-constructs a scaler.
+Finds `torch.save` of the state of the optimizer but not of the loss scale, in a file that constructs a
+scaler, trains with apex's `amp`, or keeps a loss scale of its own. A project that never loads the state of an
+optimizer does not resume, and is not reported.
 
 ## Why is this bad?
 After a resume the scale starts at 65,536 again. A run that had settled at 512 overflows and skips its first
@@ -42,7 +43,20 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import called_name, has_keyword, name_of, receiver, string
+from halfguard.lint.checkpoints import (
+    entries_of,
+    find_saves,
+    has_optimizer,
+    is_optimizer_state,
+    saved_states,
+)
+from halfguard.lint.expressions import (
+    argument,
+    called_name,
+    has_keyword,
+    name_of,
+    receiver,
+)
 from halfguard.lint.match import Edit, Fix, Match, Span, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -52,26 +66,30 @@ META = Meta(
     code="HG309",
     name="state-without-scaler",
     cure='Add "scaler": scaler.state_dict() to the checkpoint, and load it on resume.',
-    contains=("GradScaler",),
+    contains=("GradScaler", "apex", "loss_scale", "MixedPrecisionTrainer"),
+    also_contains=("state_dict", "save"),
     fix="unsafe",
 )
 _CHECKPOINT = re.compile(r"save_?(\w+_)?(checkpoint|ckpt|state|training)", re.IGNORECASE)
+_APEX = re.compile(r"\bamp\.(initialize|scale_loss|state_dict)\b")
+_OWN_SCALE = re.compile(r"(^|[._])(lg_|log_)?(loss|grad)_scale$")
+_BFLOAT16_BY_DEFAULT = re.compile(r"""(default|dtype)\s*=\s*["'](torch\.)?(bfloat16|bf16)["']""")
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find checkpoints without the scaler, each once."""
     scalers = sorted(file.roles.assigned_scalers)
-    if not scalers or "scaler.state_dict" in file.source.text.lower():
+    if file.project.known and not file.project.resumes:
+        return
+    if _is_saved(file) or not (scalers or _has_other_scale(file)) or _is_rarely_on(file):
         return
     seen: set[ast.AST] = set()
-    for call in _saves(file):
-        if not any(_is_available(file, name, call) for name in scalers):
+    for call in find_saves(file):
+        if scalers and not any(_is_available(file, name, call) for name in scalers):
             continue
-        states = [
-            s for a in call.args if isinstance(s := file.assigned_value(a), ast.Dict | ast.Call)
-        ]
-        state = next((s for s in states if _has_optimizer(file, s)), None)
-        if state is None and not _passes_optimizer(file, call):
+        states = saved_states(file, call)
+        state = next((s for s in states if _lacks_scaler(file, s, call)), None)
+        if state is None and not (scalers and _passes_optimizer(file, call)):
             continue
         # A helper saves several models of one training; one report is enough for all of them.
         saved = state or file.function_of(call) or file.root
@@ -82,15 +100,29 @@ def check(file: PythonFile) -> Iterator[Match]:
         yield match_at(call, "This checkpoint contains the optimizer but not the loss scale.", fix)
 
 
-def _saves(file: PythonFile) -> Iterator[ast.Call]:
-    """Yield ``torch.save(...)`` and calls of helpers that save, such as ``save_checkpoint(...)``."""
-    for call in file.calls("save"):
-        if file.full_name(call.func) == "torch.save":
-            yield call
-    for call in file.nodes(ast.Call):
-        name = called_name(call)
-        if name != "save" and "save" in name and call.args:
-            yield call
+def _is_saved(file: PythonFile) -> bool:
+    """Return whether the state of a scaler is read anywhere in this file."""
+    return any(
+        re.search(r"scaler|amp$", name_of(receiver(call)), re.I)
+        for call in file.calls("state_dict")
+    )
+
+
+def _has_other_scale(file: PythonFile) -> bool:
+    """Return whether this file trains with apex's loss scale, or with one that it changes itself."""
+    if file.imports("apex") and _APEX.search(file.source.text):
+        return True
+    changed = (name_of(node.target) for node in file.nodes(ast.AugAssign))
+    return any(map(_OWN_SCALE.search, changed)) or any(file.calls("MixedPrecisionTrainer"))
+
+
+def _is_rarely_on(file: PythonFile) -> bool:
+    """Return whether every scaler is on for float16 only, and the default is bfloat16."""
+    enabled = [argument(call, -1, "enabled") for call in file.roles.constructed_scalers]
+    for_half = [e for e in enabled if e is not None and re.search("float16|fp16", ast.unparse(e))]
+    return bool(
+        enabled and len(for_half) == len(enabled) and _BFLOAT16_BY_DEFAULT.search(file.source.text)
+    )
 
 
 def _passes_optimizer(file: PythonFile, call: ast.Call) -> bool:
@@ -118,27 +150,14 @@ def _calls_of(file: PythonFile, function: Function | None) -> list[ast.Call]:
     return [c for c in file.calls(function.name) if file.local_function(c) is function]
 
 
-def _has_optimizer(file: PythonFile, state: ast.Dict | ast.Call) -> bool:
-    """Return whether a dictionary, or a call of ``dict``, holds an optimizer and no scaler."""
-    if isinstance(state, ast.Call):
-        if called_name(state) != "dict" or state.args:
-            return False
-        keys, values = [k.arg for k in state.keywords], [k.value for k in state.keywords]
-    else:
-        keys, values = [string(key) if key else None for key in state.keys], state.values
-        if any(key is None for key in state.keys):
-            return False  # ** may add the scaler
-    if any(key is None and isinstance(state, ast.Call) for key in keys):
+def _lacks_scaler(file: PythonFile, state: ast.Dict | ast.Call, save: ast.Call) -> bool:
+    """Return whether a saved value holds the state of an optimizer and no scaler."""
+    if is_optimizer_state(file, state):
+        return True
+    entries = entries_of(file, state, save)
+    if entries is None or any(re.search("scaler|amp", key or "", re.I) for key, _ in entries):
         return False
-    if any("scaler" in (key or "").lower() for key in keys):
-        return False
-    return any(
-        isinstance(v, ast.Call)
-        and called_name(v) == "state_dict"
-        and file.roles.is_optimizer(receiver(v))
-        for value in values
-        for v in ast.walk(value)
-    )
+    return has_optimizer(file, entries)
 
 
 def _fix(file: PythonFile, state: ast.Dict, scalers: list[str]) -> Fix | None:

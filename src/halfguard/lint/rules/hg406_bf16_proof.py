@@ -1,8 +1,10 @@
 """`is_bf16_supported()` is used as proof of BF16 hardware.
 
 ## What it does
-Finds `torch.cuda.is_bf16_supported()` without `including_emulation=False`. A call under `not` is correct and
-is not reported: it asks whether BF16 is unavailable even with emulation.
+Finds `torch.cuda.is_bf16_supported()` without `including_emulation=False` where it chooses BF16: in a
+conditional expression, an `if` or a `return`. A call under `not` is correct and is not reported: it asks
+whether BF16 is unavailable even with emulation. Nor is a project reported that uses flash attention, because
+that needs such a GPU anyway.
 
 ## Why is this bad?
 It counts emulation by default. On a T4 or a TITAN RTX it returns True, and the run is then several times
@@ -33,9 +35,10 @@ pytorch#148322. `halfguard doctor` shows it for every GPU.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import has_keyword
+from halfguard.lint.expressions import has_keyword, name_of
 from halfguard.lint.match import Edit, Fix, Match, Span, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -59,10 +62,31 @@ def _is_negated(file: PythonFile, call: ast.Call) -> bool:
     return False
 
 
+def _chooses(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether BF16 is used because of the answer, and it is not only printed or logged."""
+    for parent in file.ancestors(call):
+        if isinstance(parent, ast.IfExp):
+            return "bf" in ast.unparse(parent.body).lower()
+        if isinstance(parent, ast.If):
+            return any(
+                isinstance(s, ast.Assign | ast.Return) and "bf" in ast.unparse(s).lower()
+                for s in parent.body
+            )
+        if isinstance(parent, ast.Assign):
+            return any(re.search("bf|dtype", name_of(t), re.I) for t in parent.targets)
+        if isinstance(parent, ast.stmt):
+            return isinstance(parent, ast.Return)
+    return False
+
+
 def check(file: PythonFile) -> Iterator[Match]:
     """Find calls that count emulation."""
+    if file.project.needs_ampere:
+        return
     for call in file.calls("is_bf16_supported"):
         if not file.full_name(call.func).startswith("torch.cuda") or _is_negated(file, call):
+            continue
+        if not _chooses(file, call):
             continue
         if not call.args and not has_keyword(call, "including_emulation"):
             line, column = call.end_lineno or 0, (call.end_col_offset or 0) - 1

@@ -1,11 +1,12 @@
-"""A configuration trains float16 weights.
+"""A configuration trains 16-bit weights.
 
 ## What it does
-Finds Lightning's `precision: 16-true` among trainer settings.
+Finds Lightning's `precision: 16-true` or `bf16-true` among trainer settings.
 
 ## Why is this bad?
-The weights themselves are float16: updates below 2**-11 of a weight are lost, and Adam's eps is 0. This is
-fine for inference, but not for training.
+The weights themselves have 16 bits, without float32 copies: updates below 2**-11 of a weight are lost in
+float16, and below 2**-8 in bfloat16. In float16, Adam's eps is 0 too. This is fine for inference, but not for
+training.
 
 ## Example
 ```yaml
@@ -43,11 +44,13 @@ META = Meta(
     language="yaml",
     severity="error",
 )
+_DTYPES = {"16-true": "float16", "bf16-true": "bfloat16"}
 
 
 def check(file: YamlFile) -> Iterator[Match]:
-    """Find trainers with float16 weights."""
+    """Find trainers with 16-bit weights."""
     for mapping in file.mappings:
         entry = mapping.get("precision")
-        if entry is not None and entry.value == "16-true" and is_lightning_trainer(file, mapping):
-            yield entry.match("The weights themselves are float16: small updates are lost.")
+        dtype = _DTYPES.get(entry.value or "") if entry is not None else None
+        if entry is not None and dtype and is_lightning_trainer(file, mapping):
+            yield entry.match(f"The weights themselves are {dtype}: small updates are lost.")

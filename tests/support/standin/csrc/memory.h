@@ -12,8 +12,9 @@ struct Block {
   c10::DeviceIndex device;
 };
 
-inline std::map<void*, Block> device_blocks;
-inline std::map<void*, size_t> pinned_blocks;
+// Never destroyed: storages are still released while the process ends, by pending copies among others.
+inline auto& device_blocks = *new std::map<void*, Block>;
+inline auto& pinned_blocks = *new std::map<void*, size_t>;
 inline c10::CachingDeviceAllocator::DeviceStats statistics[kDevices];
 
 inline void* aligned_memory(size_t size) {

@@ -1,0 +1,46 @@
+"""Train with one configuration: ``python train.py overall.yaml [key=value ...]``."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+
+import halfguard as hg
+from workload import job, loss_fn
+
+
+def read_config(path, *changes):
+    config = yaml.safe_load(Path(path).read_text())
+    for change in changes:
+        key, _, value = change.partition("=")
+        if key not in config:
+            raise SystemExit(f"{key} is not a key of {path}: {', '.join(config)}")
+        config[key] = yaml.safe_load(value)
+    return config
+
+
+def main(config):
+    torch.manual_seed(config["seed"])
+    work = job(config["seed"], config["variant"], config["width"], config["learning_rate"])
+    guard = hg.Guard(
+        work.model,
+        work.optimizer,
+        {
+            "precision": "fp16-mixed" if config["use_amp"] else "fp32",
+            "clip": config["clip_grad_norm"],
+            "skip": {"on_nonfinite": config["on_nonfinite"]},
+        },
+        run_dir=config["run_dir"],
+        entry=f"workload.py:{'job' if config['variant'] == 'cured' else config['variant']}",
+    )
+    for batch in itertools.islice(work.batches(), config["steps"]):
+        guard.step(loss_fn, batch)
+    guard.close()
+    print(guard.counts)
+    print(", ".join(f"{name} {value:.4f}" for name, value in work.evaluate(work.model).items()))
+
+
+if __name__ == "__main__":
+    main(read_config(*sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""``halfguard why``: run a training script as it is, and say where its first bad number came from."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from halfguard.investigation.passes import PassResult
+    from halfguard.records.script_answer import ScriptAnswer
+
+app = typer.Typer(add_completion=False)
+_LINE_EVERY = 10.0  # seconds between two lines of progress, without a terminal
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def why(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script, or a module with -m.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed to the script.")
+    ] = None,
+    is_module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many optimizer steps.")
+    ] = None,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Run torch.autocast('cuda') on this CPU.")
+    ] = False,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Run in the working folder, not in a copy of it.")
+    ] = False,
+    incidents: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep the bad step here, for replay.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Save the answer as Markdown.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Save the answer as HTML, with drawings.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a training script until a number is bad; say where it arose and what prevents it.
+
+    The script runs in a copy of the working folder, two or three times. Its own output is not shown.
+
+    Exit code 0: no number was bad; 1: one was, or the script crashed; 2: usage error.
+    """
+    for path, option in ((markdown, "--markdown"), (html, "--html")):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
+    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+
+    with torch_needed("halfguard why"):
+        from halfguard.investigation import Target, investigate  # noqa: PLC0415
+    target = Target(name=script, is_module=is_module, arguments=tuple(arguments or ()))
+    rank, ranks = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
+    answer = investigate(
+        target,
+        steps=steps,
+        in_place=in_place,
+        emulate=emulate,
+        incident="" if incidents is None else str(incidents.resolve()),
+        watch=(lambda *_: None) if rank else _Progress().show,
+    )
+    if rank:
+        raise typer.Exit
+    _show(answer, markdown, html, as_json=as_json)
+    good = answer.outcome in ("nothing bad", "no training", "interrupted")
+    # Under torchrun any other code is the failure of a rank, which it reports at length.
+    raise typer.Exit(0 if good or ranks > 1 else 1)
+
+
+def _show(answer: ScriptAnswer, markdown: Path | None, html: Path | None, *, as_json: bool) -> None:
+    from halfguard.cli.pages import print_page  # noqa: PLC0415
+    from halfguard.records import write_atomically  # noqa: PLC0415
+    from halfguard.report import script_answer_page, to_html, to_markdown  # noqa: PLC0415
+
+    page = script_answer_page(answer)
+    if markdown is not None:
+        write_atomically(markdown, to_markdown(page))
+    if html is not None:
+        write_atomically(html, to_html(page))
+    if as_json:
+        typer.echo(answer.to_json())
+    else:
+        print_page(page)
+
+
+class _Progress:
+    """Steps, steps per second and time on stderr: one changing line in a terminal, else one every 10 s."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._doing = ""
+        self._due = 0.0
+
+    def show(self, doing: str, seen: PassResult, seconds: float) -> None:
+        """Show the progress of a pass."""
+        is_new, self._doing = doing != self._doing, doing
+        if not (self._terminal or is_new or time.monotonic() >= self._due):
+            return
+        self._due = time.monotonic() + _LINE_EVERY
+        rate = f", {seen.steps / seen.seconds:.1f} steps/s" if seen.seconds and seen.steps else ""
+        count = f": step {seen.steps}{rate}" if seen.steps else ""
+        text = f"{doing}{count}, {int(seconds) // 60}:{int(seconds) % 60:02d}"
+        typer.echo(f"\r\x1b[K{text}" if self._terminal else text, err=True, nl=not self._terminal)

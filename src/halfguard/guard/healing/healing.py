@@ -1,0 +1,252 @@
+"""Healing: find the operation that keeps failing in half, prove an FP32 island for it, make it, and go on.
+
+A bad step is repeated under ``find_first_nonfinite``, which names its producer. Once a producer has failed
+``after`` times, or an audit raised an alarm, islands are tried on that very batch, smallest first
+(``candidates``), and the first that is proven (``proof``) is made. Ranks exchange what they found and decide
+by the same facts, so that all make the same island before the same step.
+
+Islands change between two steps only. One that is made between forward and backward would let checkpointing
+compute other dtypes than were saved. If a producer fails again although it has its island, that island is
+taken back, and the next one is tried.
+
+Gradients that overflow while the loss scale can fall are how a dynamic scale finds its level, in every
+healthy run: they are no reason to heal.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from halfguard.dist.collectives import all_gather_object, rank
+from halfguard.dist.wrapping import is_compiled, unwrap_model
+from halfguard.errors import UsageError
+from halfguard.guard.config import HealConfig
+from halfguard.guard.healing.applied_islands import AppliedIslands
+from halfguard.guard.healing.candidates import AnyIsland, name_of
+from halfguard.guard.healing.healing_log import HealingLog, describe_failure
+from halfguard.guard.healing.island_search import Found, IslandSearch, agree_on_producer
+from halfguard.guard.healing.line_islands import LineIslands
+from halfguard.guard.healing.memory import HealedFault, HealingMemory
+from halfguard.guard.healing.plan_file import PlanFile
+from halfguard.guard.healing.producer import Producer
+from halfguard.guard.healing.proof import BadStep
+from halfguard.guard.healing.requirements import raise_if_unhealable
+from halfguard.guard.healing.trial_steps import TrialSteps
+from halfguard.guard.policy import Decision, Signals, can_fall
+from halfguard.guard.recorder import StepReport
+from halfguard.guard.step_batches import StepBatches
+from halfguard.guard.stepping.stepper import Stepper
+from halfguard.journal import Journal
+from halfguard.records import Action, Cause
+from halfguard.records.audit import AuditFinding, AuditReport
+from halfguard.records.plan import Island, PrecisionPlan
+
+logger = logging.getLogger("halfguard")
+
+_IN_VAIN = 32  # diagnoses without a healing, after which none are made any more
+
+
+class Healing:
+    """Heals one guarded run. ``copies`` are averaged models, which get the same islands."""
+
+    def __init__(
+        self,
+        rules: HealConfig,
+        stepper: Stepper,
+        journal: Journal,
+        *,
+        copies: Sequence[nn.Module],
+        lines: LineIslands,
+        given: PrecisionPlan,
+        run_dir: Path | None,
+        hosted: bool,
+        around: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        raise_if_unhealable(stepper.model)
+        self._rules, self._stepper, self._device = rules, stepper, stepper.device
+        self._trials = TrialSteps(stepper, lines, around)
+        self._hosted = hosted
+        self._applied = AppliedIslands(unwrap_model(stepper.model), copies, lines)
+        self._applied.keep_lines(given.lines)
+        self._memory = HealingMemory()
+        self._alarms: list[tuple[Producer, StepBatches]] = []  # of this rank, not followed yet
+        stepper.has_alarm = lambda: bool(self._alarms)
+        self._next_step = 0
+        self._due = False  # the islands in force are not those of the memory
+        self._plan = PlanFile(run_dir, given, stepper.config.precision, stepper.device)
+        self._log = HealingLog(journal, self._plan)
+        self._start_with(self._plan.read())
+
+    # -- what the guard calls
+
+    def notice(self, decision: Decision, seen: Signals, report: StepReport) -> None:
+        """Look at a bad step that was refused, before it is retried. Every rank must call this."""
+        if self._memory.stopped or not self._concerns(decision, seen, report):
+            return
+        step = BadStep(self._trials, report.batches, seen.scale, self._device)
+        producer = self._agree_on_producer(step, report.step)
+        if producer is None or (producer.phase == "backward" and self._scale_can_fall(seen)):
+            return
+        fault = self._memory.of(producer.key)
+        if fault is None:
+            if self._memory.count(producer.key) >= self._rules.after:
+                self._heal(step, producer, report.step)
+        elif 0 <= fault.since <= report.step:  # otherwise the step began before the island was made
+            self._take_back(fault, producer, report.step)
+            self._heal(step, producer, report.step)
+
+    def audit(self, batches: StepBatches) -> AuditReport:
+        """Audit batches as a step would run them, and heal what is found. Every rank must call this."""
+        step = BadStep(self._trials, batches, self._stepper.scaler.get_scale(), self._device)
+        report = step.audit()
+        if report.findings:
+            self.alarm(report.findings, batches)
+        return report
+
+    def alarm(self, findings: Sequence[AuditFinding], batches: StepBatches) -> None:
+        """Note what an audit of ``batches`` found on this rank; it may be called on one rank alone.
+
+        A single rank heals at once. Several heal when the next step is decided, whose sum over all ranks says
+        that there is an alarm.
+        """
+        found = [Producer.of(finding.culprit) for finding in findings]
+        self._alarms += [(one, batches) for one in found if one is not None and batches.repeatable]
+        if self._stepper.single_rank:
+            self.follow_alarms(batches)
+
+    def follow_alarms(self, batches: StepBatches) -> None:
+        """Heal what audits found on any rank. Every rank must call this, with a batch to try islands on."""
+        alarms, self._alarms = self._alarms, []
+        mine = [producer.to_dict() for producer, _ in alarms]
+        tried_on = alarms[0][1] if alarms else batches
+        for values in [one for found in all_gather_object(mine) for one in found]:
+            if self._memory.stopped:
+                return
+            self._follow_alarm(Producer.load(values), tried_on)
+
+    def _follow_alarm(self, producer: Producer, batches: StepBatches) -> None:
+        fault = self._memory.of(producer.key)
+        if fault is not None:
+            if fault.since < 0:
+                return  # it is not in force yet
+            self._take_back(fault, producer, self._next_step)
+        self._memory.count(producer.key)
+        scale = self._stepper.scaler.get_scale()
+        step = BadStep(self._trials, batches, scale, self._device)
+        self._heal(step, producer, self._next_step)
+
+    def apply_due(self, next_step: int) -> None:
+        """Make the islands that were decided; call it between two steps only."""
+        self._next_step = next_step
+        if self._due:
+            self._due = False
+            self._applied.set(self._memory.islands)
+            for fault in self._memory.healed:
+                fault.since = next_step if fault.since < 0 else fault.since
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that later healings depend on, as plain values."""
+        return self._memory.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], next_step: int) -> None:
+        """Restore the state of ``state_dict``, and make exactly its islands."""
+        self._memory = HealingMemory.load(state)
+        self._due = True
+        self.apply_due(next_step)
+
+    # -- the decision
+
+    def _concerns(self, decision: Decision, seen: Signals, report: StepReport) -> bool:
+        if decision.action is Action.HALT or self._stepper.config.precision == "fp32":
+            return False
+        found = report.outcome.fault_report
+        if not report.batches.repeatable or (found is not None and found.changed_in_place):
+            return False
+        if decision.cause is Cause.FORWARD_OVERFLOW:
+            return True
+        if decision.cause is not Cause.GRADIENT_OVERFLOW:
+            return False
+        # Infinite gradients, and no NaN, while the scale can fall: the scale is too high.
+        return math.isnan(seen.grad_norm) or not self._scale_can_fall(seen)
+
+    def _scale_can_fall(self, seen: Signals) -> bool:
+        return can_fall(seen.scale, self._stepper.config)
+
+    def _agree_on_producer(self, step: BadStep, index: int) -> Producer | None:
+        producer, errors = agree_on_producer(step, self._device)
+        self._memory.in_vain += 1
+        if errors:
+            self._stop(index, f"a bad step could not be repeated to look into it ({errors[0]})")
+            return None
+        if self._memory.in_vain > _IN_VAIN:
+            self._stop(index, f"the last {_IN_VAIN} bad steps led to no island")
+            return None
+        return producer
+
+    def _heal(self, step: BadStep, producer: Producer, index: int) -> None:
+        memory = self._memory
+        if producer.key in memory.given_up:
+            return
+        left = self._rules.islands - len(memory.healed)
+        if left < 1:
+            self._stop(index, f"heal.islands is {self._rules.islands}, and as many are made")
+            return
+        finite, found = step.is_finite_in_fp32(), Found()
+        if finite:
+            eager = not self._hosted and not is_compiled(self._stepper.model)
+            search = IslandSearch(self._applied, self._trials, self._device, eager=eager)
+            if self._due and search.is_cured(step, producer, memory.islands):
+                return  # by an island that is decided, and not in force yet
+            tried = memory.tried.setdefault(producer.key, [])
+            found = search.run(step, producer, memory.islands, tried, left)
+        if not found.islands:
+            memory.given_up.append(producer.key)
+            self._log.not_found(index, producer, finite_in_fp32=finite)
+            return
+        for island, cause in found.islands:
+            self._decide(island, cause, index, found.error)
+        self._plan.write(memory.islands)
+
+    def _decide(self, island: AnyIsland, producer: Producer, index: int, error: float) -> None:
+        failure = describe_failure(producer, self._memory.counts.get(producer.key, 1))
+        island = island.model_copy(update={"reason": f"{failure} Healed at step {index}."})
+        self._memory.healed.append(HealedFault(island, producer.key))
+        self._memory.in_vain = 0
+        self._due = True
+        self._log.applied(index, producer, name_of(island), failure, error)
+
+    def _take_back(self, fault: HealedFault, producer: Producer, index: int) -> None:
+        self._memory.take_back(fault)
+        self._due = True
+        self._plan.write(self._memory.islands)
+        self._log.taken_back(index, producer, name_of(fault.island))
+
+    def _stop(self, index: int, why: str) -> None:
+        self._memory.stopped = True
+        self._log.stopped(index, why)
+
+    def _start_with(self, islands: Sequence[AnyIsland]) -> None:
+        """Make the islands that an earlier run in this folder ended with."""
+        if not islands:
+            return
+        modules = [island.module for island in islands if isinstance(island, Island)]
+        unknown = [name for name in modules if not self._applied.has_module(name)]
+        if unknown:
+            raise UsageError(
+                f"The plan {self._plan} of an earlier run names {', '.join(unknown)}; "
+                f"{type(self._trials.model).__name__} has no such module. Nothing was changed.",
+                cure="Use another run_dir for another model, or remove the file.",
+            )
+        self._memory.healed = [HealedFault(island) for island in islands]
+        self._due = True
+        self.apply_due(next_step=0)
+        if not rank():
+            names = ", ".join(map(name_of, islands))
+            logger.info("%s: in FP32 from the start, by the plan %s", names, self._plan)

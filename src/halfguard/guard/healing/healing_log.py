@@ -1,0 +1,78 @@
+"""Sentences about healings, in plain words, for the log and the journal."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from halfguard.dist.collectives import rank
+from halfguard.guard.healing.producer import Producer
+from halfguard.journal import Journal
+from halfguard.records import HealingRow
+
+logger = logging.getLogger("halfguard")
+
+
+class HealingLog:
+    """Says what failed, where, and what was changed; rank 0 speaks."""
+
+    def __init__(self, journal: Journal, plan: object) -> None:
+        self._journal, self._plan = journal, plan
+
+    def applied(
+        self, step: int, producer: Producer, island: str, failure: str, error: float
+    ) -> None:
+        """Say that an island was proven, and is made before the next step."""
+        text = (
+            f"{island} runs in FP32 from the next step on. {failure} With this island the same step is "
+            f"finite, and its gradients are within {error:.2%} of FP32's. Plan: {self._plan}."
+        )
+        if island == "the whole model":
+            text += " Nothing smaller helps: the rest of this run is an FP32 run."
+        self._add(step, "applied", text, producer, island)
+
+    def taken_back(self, step: int, producer: Producer, island: str) -> None:
+        """Say that an island did not hold."""
+        text = (
+            f"{producer} failed again, although {island} runs in FP32. That island is taken back."
+        )
+        self._add(step, "taken back", text, producer, island)
+
+    def not_found(self, step: int, producer: Producer, *, finite_in_fp32: bool) -> None:
+        """Say that no island helps; once for each producer."""
+        why = (
+            "no island that was tried makes the step finite and like FP32's"
+            if finite_in_fp32
+            else "the step is not finite in FP32 either, so no island helps"
+        )
+        text = f"{producer} failed: {why}. Such steps are still refused or retried."
+        self._add(step, "not found", text, producer)
+
+    def stopped(self, step: int, why: str) -> None:
+        """Say that no more islands are made."""
+        text = f"Healing ends: {why}. Bad steps are still refused or retried."
+        self._add(step, "stopped", text)
+
+    def _add(
+        self,
+        step: int,
+        action: Literal["applied", "taken back", "not found", "stopped"],
+        text: str,
+        producer: Producer | None = None,
+        island: str = "",
+    ) -> None:
+        place = {}
+        if producer is not None:
+            place = {"module": producer.module, "file": producer.file, "line": producer.line}
+        row = HealingRow(step=step, action=action, island=island, text=text, **place)  # type: ignore[arg-type]
+        self._journal.add_warning(row)
+        if not rank():
+            logger.warning("step %d: %s", step, text)
+
+
+def describe_failure(producer: Producer, count: int) -> str:
+    """Return one sentence on what failed, and how often."""
+    if producer.swallowed:
+        return f"{producer}: a swallowed {producer.swallowed}, found by an audit."
+    steps = "1 step" if count == 1 else f"{count} steps"
+    return f"{producer} made numbers in half that are not finite, in {steps}."

@@ -1,0 +1,122 @@
+"""Lines of the user's code that run in FP32.
+
+A fault in a loss function, or in the forward of a large module, has no small module to make an island of. A
+function mode sees every call of torch with the line that made it. For the chosen lines, half arguments are
+cast to FP32 and autocast is off; results stay FP32, and autocast lowers them for the next matrix product.
+
+The mode must be active in the backward pass as well, where checkpointing computes forward passes again. Code
+that torch.compile has compiled calls no torch function, so lines need eager mode.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from halfguard.precision.islands import cast_to_fp32
+from halfguard.precision.modes import HALF_DTYPES, full_precision
+from halfguard.records.plan import LineIsland
+from halfguard.tracing.source import user_frame
+
+logger = logging.getLogger("halfguard")
+
+_TO_HALF = (torch.Tensor.half, torch.Tensor.bfloat16)
+
+
+class LineIslands:
+    """The lines that run in FP32 at present."""
+
+    def __init__(self, islands: Iterable[LineIsland] = ()) -> None:
+        self._places: frozenset[tuple[str, int]] = frozenset()
+        self.set(islands)
+
+    def set(self, islands: Iterable[LineIsland]) -> None:
+        """Let exactly these lines run in FP32."""
+        found = [(island.file, _find_line(island)) for island in islands]
+        self._places = frozenset((file, line) for file, line in found if line)
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Return the context in which the lines run in FP32."""
+        return _LineMode(self._places) if self._places else nullcontext()
+
+
+class _LineMode(TorchFunctionMode):
+    def __init__(self, places: frozenset[tuple[str, int]]) -> None:
+        super().__init__()
+        self._places = places
+        device = torch.accelerator.current_accelerator()
+        self._accelerator = "cuda" if device is None else device.type
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.backward:
+            return self._run_backward(*args, **kwargs)
+        if not self._is_chosen() or not _may_cast(func, kwargs):
+            return func(*args, **kwargs)
+        func = torch.Tensor.float if func in _TO_HALF else func
+        with full_precision("cpu"), full_precision(self._accelerator):
+            return func(*map(_widen, args), **{name: _widen(v) for name, v in kwargs.items()})
+
+    def _run_backward(self, loss: Tensor, gradient: Tensor | None = None, **options: Any) -> None:
+        """Run the backward pass with this mode on: torch switches a mode off inside the calls that it sees.
+
+        An edge of the graph is no tensor, so that torch does not ask the mode again.
+        """
+        edge = torch.autograd.graph.get_gradient_edge(loss)
+        with self:
+            torch.autograd.backward(edge, gradient, **options)
+
+    def _is_chosen(self) -> bool:
+        frame = user_frame(LineIslands.active.__code__)
+        return frame is not None and (frame.f_code.co_filename, frame.f_lineno) in self._places
+
+
+def _widen(value: Any) -> Any:
+    """Return an argument in FP32: tensors are cast, and a half dtype, as in ``x.to(y.dtype)``, is FP32."""
+    return (
+        torch.float32
+        if isinstance(value, torch.dtype) and value in HALF_DTYPES
+        else cast_to_fp32(value)
+    )
+
+
+def _may_cast(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return False for calls that ask about a tensor, or write to one."""
+    name = getattr(func, "__name__", "")
+    if name in {"__get__", "__set__", "__setitem__", "register_hook"}:
+        return False
+    in_place = name.endswith("_") and not name.endswith("__")
+    augmented = name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"}
+    return not in_place and not augmented and kwargs.get("out") is None
+
+
+def _find_line(island: LineIsland) -> int:
+    """Return the number of the line in the present source; 0 if it is not there, or there twice."""
+    linecache.checkcache(island.file)
+    if linecache.getline(island.file, island.line).strip() == island.code:
+        return island.line
+    lines = enumerate(linecache.getlines(island.file), start=1)
+    same = [number for number, text in lines if text.strip() == island.code]
+    if len(same) == 1:
+        return same[0]
+    logger.warning(
+        "The line %r of %s, which the plan keeps in FP32, was not found there (%d lines are equal to it). It "
+        "runs in half.",
+        island.code,
+        island.file,
+        len(same),
+    )
+    return 0

@@ -1,0 +1,65 @@
+"""The plan of a run, ``plan.yaml`` in its folder: the user's islands and those that the guard made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from halfguard.dist.collectives import broadcast_object, rank
+from halfguard.guard.healing.candidates import AnyIsland
+from halfguard.records.plan import Island, LineIsland, PrecisionPlan
+
+PLAN_FILE = "plan.yaml"
+
+logger = logging.getLogger("halfguard")
+
+
+class PlanFile:
+    """Reads and writes the plan; rank 0 does, and tells the others."""
+
+    def __init__(
+        self, run_dir: Path | None, given: PrecisionPlan, precision: str, device: torch.device
+    ) -> None:
+        self.path = None if run_dir is None else run_dir / PLAN_FILE
+        self._given = given.model_copy(update={"precision": precision})
+        self._device = device
+
+    def read(self) -> list[AnyIsland]:
+        """Return the islands of an earlier run in this folder. Every rank must call this."""
+        found: PrecisionPlan | None = None
+        if self.path is not None and rank() == 0 and self.path.is_file():
+            found = PrecisionPlan.load(self.path)
+        text = broadcast_object(0, None if found is None else found.to_yaml(), self._device)
+        if text is None:
+            return []
+        plan = PrecisionPlan.from_yaml(text)
+        known = {*self._given.modules, *((line.file, line.line) for line in self._given.lines)}
+        modules = [island for island in plan.islands if island.module not in known]
+        lines = [line for line in plan.lines if (line.file, line.line) not in known]
+        return [*modules, *lines]
+
+    def write(self, healed: Sequence[AnyIsland]) -> None:
+        """Write the file atomically. A disk that fails does not end the run."""
+        if self.path is None or rank() != 0:
+            return
+        modules = [island for island in healed if isinstance(island, Island)]
+        lines = [island for island in healed if isinstance(island, LineIsland)]
+        plan = self._given.model_copy(
+            update={
+                "islands": (*self._given.islands, *modules),
+                "lines": (*self._given.lines, *lines),
+            }
+        )
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            plan.save(self.path)
+        except OSError as error:
+            logger.warning(
+                "The plan cannot be written to %s: %s. Training continues.", self.path, error
+            )
+
+    def __str__(self) -> str:
+        return "no plan file (no run_dir)" if self.path is None else str(self.path)

@@ -1,0 +1,119 @@
+"""Prove an island on the step that failed: with it the step is finite, and its gradients are those of FP32.
+
+Three questions, each answered over all ranks together:
+
+1. Is the step finite, at its loss scale or at a lower one? Too large a scale is not the island's business.
+2. Are all gradients together within ``TOLERANCE`` of those of FP32?
+3. Does the audit of the step still find the operation, or another one that it did not find before? A fault
+   that only moves one line further on may be small at this step, and large at the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from halfguard.dist.collectives import all_agree, all_gather_numbers, run_on_all
+from halfguard.guard.healing.producer import Producer
+from halfguard.guard.healing.trial_steps import TrialGradients, TrialSteps, preserved_generators
+from halfguard.guard.step_batches import StepBatches
+from halfguard.records.audit import AuditReport
+from halfguard.tracing.auditing.audit import audit
+from halfguard.tracing.first_nonfinite import find_first_nonfinite
+
+TOLERANCE = 0.1  # relative; half alone gives a few percent where gradients are tiny
+_FACTOR = 16.0  # by which the loss scale falls if gradients overflow
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of one trial; equal on every rank."""
+
+    holds: bool
+    error: float = math.inf  # of all gradients together, relative to FP32
+
+
+class BadStep:
+    """One step that failed in half, with what FP32 makes of it."""
+
+    def __init__(
+        self, trials: TrialSteps, batches: StepBatches, scale: float, device: torch.device
+    ) -> None:
+        self._trials, self._batches, self._device = trials, batches, device
+        self._scale = scale
+        self._reference: TrialGradients | None = None
+        self._known: frozenset[str] = frozenset()  # places that the audit finds without an island
+
+    def find_producer(self) -> Producer | None:
+        """Return the operation to blame on this rank; None if there is none."""
+        run = self._trials.in_half(self._batches, self._scale)
+        with preserved_generators(self._batches), self._trials.unchanged():
+            return Producer.of(find_first_nonfinite(run, self._trials.model))
+
+    def is_finite_in_fp32(self) -> bool:
+        """Return whether FP32 is finite on all ranks, and keep its gradients. Every rank must call this."""
+        run = self._trials.in_fp32(self._batches)
+        self._reference = self._on_all(lambda: self._trials.gradients(run))
+        found = self._reference is not None and self._reference.finite
+        if not all_agree(found, self._device):
+            return False
+        self._known = frozenset(self._on_all(self._findings) or ())
+        return True
+
+    def prove(self, producer: Producer) -> Proof:
+        """Try the step as the model is at present. Every rank must call this."""
+        scale = self._scale
+        while True:
+            run = self._trials.in_half(self._batches, scale)
+            tried = self._on_all(lambda run=run, scale=scale: self._trials.gradients(run, scale))  # type: ignore[misc]
+            if all_agree(tried is not None and tried.finite, self._device):
+                break
+            if scale <= 1.0 or not all_agree(tried is not None, self._device):
+                return Proof(holds=False)
+            scale = max(scale / _FACTOR, 1.0)
+        assert tried is not None  # noqa: S101 - agreed above
+        assert self._reference is not None  # noqa: S101 - is_finite_in_fp32 was called
+        error = self._error(tried, self._reference)
+        if not error <= TOLERANCE:
+            return Proof(False, error)
+        self._scale = scale
+        found = self._on_all(self._findings)
+        clean = found is not None and producer.place not in found and found <= self._known
+        return Proof(all_agree(clean, self._device), error)
+
+    def audit(self) -> AuditReport:
+        """Audit the step on this rank, as the model is at present."""
+        run = self._trials.in_half(self._batches, self._scale)
+        with preserved_generators(self._batches), self._trials.unchanged():
+            return audit(run, self._trials.model)
+
+    def _findings(self) -> frozenset[str]:
+        return frozenset(finding.place for finding in self.audit().findings)
+
+    def _error(self, tried: TrialGradients, reference: TrialGradients) -> float:
+        squares, sizes = [], []
+        for value, right in zip(tried.values, reference.values, strict=True):
+            if right is not None:
+                wide = right.double()
+                sizes.append(wide.square().sum().cpu())
+                apart = wide if value is None else value.double() - wide
+                squares.append(apart.square().sum().cpu())
+        sums = [sum(map(float, squares)), sum(map(float, sizes))]
+        wrong, size = map(sum, zip(*all_gather_numbers(sums, self._device), strict=True))
+        return math.sqrt(wrong / size) if size else (0.0 if not wrong else math.inf)
+
+    def _on_all(self, work: Callable[[], T]) -> T | None:
+        """Return the result of ``work``; None if it raised on any rank."""
+
+        def preserved() -> T:
+            with preserved_generators(self._batches):
+                return work()
+
+        result, errors = run_on_all(preserved, self._device)
+        return None if errors else result

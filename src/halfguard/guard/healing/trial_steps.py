@@ -1,0 +1,186 @@
+"""Run a bad step once more, to look at it: nothing of the run changes.
+
+Every rank runs the same passes, forward and backward, whatever it finds, because modules may exchange
+tensors in either. DDP's gradients stay on their rank; FSDP2 reduces them as ever. Compiled code runs eagerly,
+so that no island on trial is compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.dist.wrapping import (
+    disable_fsdp_mixed_precision,
+    local_tensor,
+    unreduced_gradients,
+    unwrap_model,
+)
+from halfguard.guard.healing.line_islands import LineIslands
+from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
+from halfguard.guard.stepping.module_tensors import find_state, tensors_of
+from halfguard.guard.stepping.stepper import Stepper
+from halfguard.precision.modes import HALF_DTYPES, autocast, full_precision, without_autocast
+from halfguard.step.generators import generator_state, set_generator_state
+from halfguard.step.random_state import preserved_random_state, restore_random_state
+
+
+@dataclass(frozen=True)
+class TrialGradients:
+    """The gradients of a trial on this rank, unscaled, in the order of parameters."""
+
+    finite: bool
+    values: tuple[Tensor | None, ...]
+
+
+class TrialSteps:
+    """Repeats the batches of a step in half or in FP32; ``around`` is entered for each repetition."""
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        lines: LineIslands,
+        around: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._stepper, self._lines, self._around = stepper, lines, around
+        self.model = unwrap_model(stepper.model)
+
+    def in_half(self, batches: StepBatches, scale: float) -> Callable[[], Tensor]:
+        """Return a function that runs forward and scaled backward passes in half; it returns the loss."""
+        config, kind = self._stepper.config, self._stepper.device.type
+
+        def run() -> Tensor:
+            losses = []
+            for micro in batches.micro_batches:
+                _set_generators(micro)
+                with self._lines.active():
+                    with autocast(config.precision, kind):
+                        loss = self._loss(micro)
+                    (loss * scale).backward()  # type: ignore[no-untyped-call]
+                losses.append(loss.detach())
+            return sum(losses[1:], losses[0])
+
+        return run
+
+    def in_fp32(self, batches: StepBatches) -> Callable[[], Tensor]:
+        """Return the same function for FP32, without a loss scale."""
+
+        def run() -> Tensor:
+            with ExitStack() as stack:
+                stack.callback(disable_fsdp_mixed_precision(self._stepper.model))
+                stack.enter_context(_half_tensors_in_fp32(self.model))
+                stack.enter_context(self._stepper.module_tensors.in_fp32())
+                stack.enter_context(full_precision(self._stepper.device.type))
+                stack.enter_context(without_autocast())
+                losses = []
+                for micro in batches.micro_batches:
+                    _set_generators(micro)
+                    loss = self._loss(micro)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    losses.append(loss.detach())
+            return sum(losses[1:], losses[0])
+
+        return run
+
+    def gradients(self, run: Callable[[], Tensor], scale: float = 1.0) -> TrialGradients:
+        """Run a step; return its gradients, divided by ``scale``. This reads the device."""
+        with self.unchanged():
+            loss = run()
+            found = [
+                None if p.grad is None else local_tensor(p.grad).detach().float() / scale
+                for p in self.model.parameters()
+            ]
+        checked = [loss.detach().isfinite().all()]
+        checked += [grad.isfinite().all().to(loss.device) for grad in found if grad is not None]
+        return TrialGradients(bool(torch.stack(checked).all()), tuple(found))
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Restore after the block what a step changes: gradients, random states, tensors of modules."""
+        with ExitStack() as stack:
+            stack.enter_context(_restored_tensors(self.model))
+            stack.enter_context(preserved_random_state())
+            stack.enter_context(unreduced_gradients(self._stepper.model))
+            stack.enter_context(_eagerly())
+            stack.enter_context(self._around())
+            yield
+
+    def _loss(self, micro: MicroBatch) -> Tensor:
+        assert micro.loss_fn is not None  # noqa: S101 - only repeatable steps are tried
+        loss = trainable_loss(micro.loss_fn(self._stepper.model, micro.batch))
+        count = self._stepper.config.accumulate
+        return loss if count == 1 else loss / count
+
+
+def _set_generators(micro: MicroBatch) -> None:
+    if micro.rng is not None:
+        restore_random_state(micro.rng)
+    for generator, state in micro.own_generators:
+        set_generator_state(generator, state)
+
+
+@contextmanager
+def preserved_generators(batches: StepBatches) -> Iterator[None]:
+    """Restore after the block the generators of the user's own that its batches draw from."""
+    own = [generator for micro in batches.micro_batches for generator, _ in micro.own_generators]
+    states = [(generator, generator_state(generator)) for generator in own]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            set_generator_state(generator, state)
+
+
+@contextmanager
+def _restored_tensors(model: nn.Module) -> Iterator[None]:
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    held = [
+        (registry, name, registry[name]) for registry, name in find_state(model, with_none=True)
+    ]
+    copies = [(t, t.detach().clone()) for _, _, value in held for t in _plain(value)]
+    for parameter, _ in grads:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in grads:
+            parameter.grad = grad
+        for registry, name, value in held:
+            registry[name] = value
+        for tensor, copy in copies:
+            tensor.data.copy_(copy)  # all: batch_norm changes statistics without a new version
+
+
+def _plain(value: object) -> list[Tensor]:
+    return [t for t in tensors_of(value) if not t.is_inference() and not t.requires_grad]
+
+
+@contextmanager
+def _half_tensors_in_fp32(model: nn.Module) -> Iterator[None]:
+    """Run the block with all 16-bit weights and buffers in FP32; gradients are then FP32 as well."""
+    half = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in HALF_DTYPES]
+    kept = [(tensor, tensor.data) for tensor in half]
+    try:
+        for tensor, data in kept:
+            tensor.data = data.float()
+        yield
+    finally:
+        for tensor, data in kept:
+            grad, tensor.grad = tensor.grad, None
+            tensor.data = data
+            if grad is not None:
+                tensor.grad = grad.to(data.dtype)
+
+
+@contextmanager
+def _eagerly() -> Iterator[None]:
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -1,0 +1,177 @@
+"""From the results of the passes to the answer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from halfguard.investigation.cures import advise, advise_on_mask, choose_cure, judge_fp32
+from halfguard.investigation.passes import Event, Headroom, PassResult, ScalerFacts, Target
+from halfguard.lint.run import Linter
+from halfguard.lint.settings import Settings
+from halfguard.records.finding import Finding
+from halfguard.records.script_answer import ScriptAnswer
+
+_MOST_FINDINGS = 10
+
+
+def answer_bad_number(
+    target: Target,
+    first: PassResult,
+    event: Event,
+    second: PassResult,
+    *,
+    note: str,
+    shared: tuple[str, ...],
+) -> ScriptAnswer:
+    """Return the answer for a script with a bad number, or one that crashed without any."""
+    if second.culprit is None and event.kind == "exception":
+        return ScriptAnswer(
+            script=str(target),
+            outcome="crashed",
+            steps=first.steps,
+            backward=first.backward,
+            seconds=first.seconds,
+            error=first.error,
+            loss_scale=_loss_scale(first.scaler),
+            notes=_notes(first, shared),
+        )
+    in_fp32 = judge_fp32(second.trials)
+    cure = choose_cure(second, event)
+    advice = "" if cure is not None else advise(second, event, in_fp32)
+    if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
+        cure, advice = None, advise_on_mask(second.mask, second.culprit)
+        second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
+    notes = list(_notes(first, shared))
+    if second.ended == "interrupted":
+        notes.append("It was interrupted while the bad step was tracked.")
+    return ScriptAnswer(
+        script=str(target),
+        outcome="bad number",
+        steps=first.steps,
+        backward=first.backward,
+        seconds=first.seconds,
+        error=first.error,
+        step=event.step,
+        bad_backward=event.backward,
+        event=event.how,
+        loss=event.loss,
+        scale=event.scale,
+        culprit=second.culprit,
+        exact=_exact(second),
+        way=second.way,
+        repeated=note or _repeated(second, event),
+        in_fp32=in_fp32,
+        trials=tuple(result.trial for result in second.trials),
+        cure=cure,
+        advice=advice,
+        incident=second.incident,
+        loss_scale=_loss_scale(first.scaler),
+        notes=tuple(notes),
+    )
+
+
+def _repeated(second: PassResult, event: Event) -> str:
+    if second.culprit is None:
+        return "The second run did not fail in this way, so the operation is not known."
+    if not event.backward:
+        return ""
+    if second.differs_at is None:
+        return "The second run had the same losses, bit for bit, up to this step."
+    return (
+        f"The second run was not the same: losses differ from backward pass {second.differs_at} on. It "
+        "failed at the same step."
+    )
+
+
+def _exact(second: PassResult) -> str:
+    exact, culprit = second.exact, second.culprit
+    if culprit is None or math.isnan(exact):
+        return ""
+    if math.isinf(exact):
+        return "On the same inputs it is not finite in FP64 either."
+    return f"On the same inputs the result in FP64 is finite, up to {exact:.6g}."
+
+
+def answer_good_run(
+    target: Target,
+    first: PassResult,
+    inspected: PassResult | None,
+    *,
+    log: str,
+    shared: tuple[str, ...],
+) -> ScriptAnswer:
+    """Return the answer for a script without a bad number."""
+    outcome = "nothing bad" if first.backward else "no training"
+    if first.ended == "interrupted":
+        outcome = "interrupted"
+    elif first.ended == "died" or first.error:
+        outcome = "crashed"
+    headroom = None if inspected is None else inspected.headroom
+    return ScriptAnswer(
+        script=str(target),
+        outcome=outcome,  # type: ignore[arg-type]
+        steps=first.steps,
+        backward=first.backward,
+        seconds=first.seconds,
+        error=first.error or ("the process died" if first.ended == "died" else ""),
+        log=log,
+        loss=first.loss,
+        loss_scale=_loss_scale(first.scaler),
+        headroom=_headroom(headroom, inspected),
+        swallowed=() if inspected is None else inspected.swallowed,
+        findings=tuple(_lint(first.files)),
+        notes=_notes(first, shared),
+        next=_next(target, first, headroom),
+    )
+
+
+def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:
+    if inspected is None or not inspected.inspected:
+        return ""
+    steps = f"the first {inspected.inspected} backward passes"
+    if found is None:
+        return f"No tensor was in half in {steps}: the script trains in FP32 on this machine."
+    place = f"{found.file}:{found.line}" if found.file else "an unknown place"
+    bits = math.log2(found.limit / found.largest) if found.largest else math.inf
+    return (
+        f"In {steps} the largest half number was {found.largest:.6g}, {bits:.1f} doublings below the limit "
+        f"of {found.limit:g}: {found.op} at {place}."
+    )
+
+
+def _loss_scale(scaler: ScalerFacts) -> str:
+    if not scaler.used:
+        return ""
+    skipped = f"{scaler.skips} step{'' if scaler.skips == 1 else 's'} skipped"
+    return f"loss scale {scaler.first:g} at first, {scaler.last:g} at last; {skipped}"
+
+
+def _lint(files: tuple[str, ...]) -> list[Finding]:
+    linter = Linter(Settings())
+    found = [d for file in files for d in linter.check_file(Path(file)).diagnostics]
+    return [one.finding for one in found[:_MOST_FINDINGS]]
+
+
+def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
+    if first.autocast_off:
+        return f"halfguard why --emulate {target}"
+    if not first.backward:
+        return "halfguard lint ."
+    if headroom is not None and headroom.largest > headroom.limit / 8:
+        return "halfguard probe ENTRY"
+    return (
+        f"halfguard why {target}" if first.ended in ("steps", "interrupted") else "halfguard lint ."
+    )
+
+
+def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
+    notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
+    notes += [f"{path} is too large to copy: what the script wrote there stays." for path in shared]
+    if first.autocast_off:
+        device = first.autocast_off
+        notes.append(
+            f"autocast({device!r}) was switched off by torch, since there is no such device here: the "
+            "script ran in FP32. With --emulate it runs by CUDA's rules on this CPU."
+        )
+    return tuple(notes)

@@ -1,0 +1,131 @@
+"""A look at a few steps of a run without a bad number: the lowest headroom, and overflow that was swallowed.
+
+The steps are tracked like those of ``audit``. So that the run does not take twice as long, only its first
+steps are looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import CodeType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from halfguard.investigation.called_modules import CalledModules
+from halfguard.investigation.leaving import leave
+from halfguard.investigation.passes import Ended, Headroom, PassPlan, PassResult
+from halfguard.investigation.training_loop import BackwardCall, LoopObserver, TrainingLoop
+from halfguard.precision.modes import HALF_DTYPES
+from halfguard.records.audit import AuditFinding
+from halfguard.tracing.auditing.audit import LIMIT, MAX_BYTES, judge
+from halfguard.tracing.auditing.fp32_call import undispatched
+from halfguard.tracing.auditing.shadow_watch import ShadowWatch
+from halfguard.tracing.call_arguments import tensors_in
+from halfguard.tracing.operation_places import OperationPlaces
+from halfguard.tracing.source import user_frame
+
+_STEPS = 3
+_SECONDS = 60.0
+
+
+class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
+    """Flags operations that leave the range of half, and keeps the largest half result that does not."""
+
+    def __init__(self, modules: CalledModules, outermost: CodeType) -> None:
+        super().__init__(modules, outermost, MAX_BYTES)
+        self.headroom: Headroom | None = None
+        self._code = outermost
+        self._located = OperationPlaces(modules, outermost)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        for tensor in tensors_in(out):
+            if tensor.dtype in HALF_DTYPES and tensor.numel() and not tensor.is_meta:
+                with undispatched():
+                    values = tensor.detach().abs()
+                    largest = float(torch.where(values.isfinite(), values, 0).max())
+                self._note_largest(largest, tensor.dtype, func)
+        return out
+
+    def _note_largest(self, largest: float, dtype: torch.dtype, func: Any) -> None:
+        limit = torch.finfo(dtype).max
+        known = self.headroom
+        if known is not None and largest / limit <= known.largest / known.limit:
+            return
+        place = self._located.of(func.overloadpacket.__name__, user_frame(self._code))
+        source = place.source
+        self.headroom = Headroom(
+            largest=largest,
+            limit=limit,
+            op=place.op,
+            module=place.module,
+            file=source.file,
+            line=source.line,
+            code=source.code,
+        )
+
+
+class Inspecting(LoopObserver):
+    """Tracks the first steps, and answers."""
+
+    def __init__(self, plan: PassPlan, loop: TrainingLoop, outermost: CodeType) -> None:
+        self._plan, self._loop, self._code = plan, loop, outermost
+        self._modules = CalledModules()
+        self._watch: HeadroomWatch | None = None
+        self._headroom: Headroom | None = None
+        self._found: dict[tuple[str, int, str], AuditFinding] = {}
+        self._steps = 0
+        self._until = time.monotonic() + _SECONDS
+        handle = register_module_forward_pre_hook(self._first_call)
+        self._handle: Any = handle
+
+    def _first_call(self, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            self._handle.remove()
+            self._modules.watch(lambda _: True, lambda *_: None)
+            self._modules.enter(module, args)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._watch = HeadroomWatch(self._modules, self._code)
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
+
+    def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:  # noqa: ARG002
+        watch = self._watch
+        if watch is None or not call.accumulates:
+            return
+        watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        with self._loop.unobserved():
+            parameters = nn.ParameterList(self._loop.parameters)
+            report = judge(watch, parameters, call.outputs[0], LIMIT)
+        for finding in report.findings:
+            self._found.setdefault((finding.file, finding.line, finding.op), finding)
+        seen = [found for found in (self._headroom, watch.headroom) if found is not None]
+        self._headroom = max(seen, key=lambda found: found.largest / found.limit, default=None)
+        self._steps += 1
+        if self._steps >= _STEPS or time.monotonic() > self._until:
+            self.finish("", "steps")
+        self._begin()
+
+    def finish(self, error: str, ended: Ended) -> NoReturn:
+        """Answer with what was seen."""
+        leave(
+            self._plan.answer,
+            PassResult(
+                ended=ended,
+                error=error,
+                headroom=self._headroom,
+                swallowed=tuple(self._found.values()),
+                inspected=self._steps,
+            ),
+        )

@@ -1,0 +1,201 @@
+"""Run somebody's script as it is, and answer why it fails: the passes, one after the other.
+
+The first pass runs until a number is bad. The second tracks the bad step only, and tries changes on it. If
+trials cannot be forked from the second pass, a third one runs the bad step in FP32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from halfguard.errors import UsageError
+from halfguard.investigation.answering import answer_bad_number, answer_good_run
+from halfguard.investigation.launching import can_fork, launch
+from halfguard.investigation.passes import Event, PassKind, PassPlan, PassResult, Start, Target
+from halfguard.investigation.ranks import Ranks
+from halfguard.investigation.trial_choice import FP32
+from halfguard.investigation.working_copy import WorkingCopy
+from halfguard.records.script_answer import ScriptAnswer
+
+Watch = Callable[[str, PassResult, float], None]
+_LOG_LINES = 12
+_BEFORE_THE_STEP = (None, "input", "parameter", "buffer")
+
+
+@dataclass
+class Investigation:
+    """The passes of one script; each begins from the same files."""
+
+    target: Target
+    folder: Path  # of the user
+    place: Path  # temporary
+    watch: Watch
+    steps: int | None = None
+    emulate: bool = False
+    copy: WorkingCopy | None = None
+    incident: str = ""
+    ranks: Ranks | None = None
+    bad_rank: int | None = None
+
+    @property
+    def log(self) -> Path:
+        """What the script printed in the present pass."""
+        return self.place / "log.txt"
+
+    def run(
+        self,
+        kind: PassKind,
+        doing: str,
+        *,
+        event: Event | None = None,
+        start: Start = "event",
+    ) -> PassResult:
+        """Run one pass, and return its result with the user's own paths."""
+        copy, ranks = self.copy, self.ranks
+        if copy is not None and (ranks is None or ranks.rank == 0):
+            copy.make()
+        variables = {} if ranks is None else ranks.begin_pass()
+        self.log.write_bytes(b"")
+        plan = PassPlan(
+            kind=kind,
+            target=self._inside(),
+            folder=str(self.folder if copy is None else copy.inside(self.folder)),
+            answer=str(self.place / f"{kind}.json"),
+            losses=str(self.place / "losses.bin"),
+            steps=self.steps if kind == "sense" else None,
+            event=event,
+            start=start,
+            trial=FP32 if kind == "judge" else None,
+            emulate=self.emulate,
+            isolated=() if copy is None else copy.folders(),
+            originals=(str(self.folder),) if copy is None else tuple(map(str, copy.roots)),
+            links="" if copy is None else str(copy.links),
+            incident=self.incident if kind == "track" else "",
+        )
+        source = None if self.target.is_module else self.folder / self.target.name
+        result = launch(
+            plan,
+            self.log,
+            lambda seen, seconds: self.watch(doing, seen, seconds),
+            fork=can_fork(source),
+            variables=variables,
+            is_over=lambda: ranks is not None and ranks.others_have_ended(),
+        )
+        if ranks is not None:
+            result = ranks.agree(result, self.bad_rank)
+        return PassResult.model_validate_json(self.translate(result.model_dump_json()))
+
+    def translate(self, text: str) -> str:
+        """Replace paths of the copy by those of the user."""
+        if self.copy is None:
+            return text
+        for folder, root in zip(self.copy.folders(), self.copy.roots, strict=True):
+            text = text.replace(folder, str(root))
+        return text
+
+    def log_tail(self) -> str:
+        """Return the last lines that the script printed."""
+        lines = self.log.read_text("utf-8", "replace").splitlines()
+        return self.translate("\n".join(lines[-_LOG_LINES:]))
+
+    def _inside(self) -> Target:
+        if self.copy is None or self.target.is_module:
+            return self.target
+        script = (self.folder / self.target.name).resolve()
+        if script.is_relative_to(self.folder) and not Path(self.target.name).is_absolute():
+            return self.target  # the same relative path in the copy
+        return self.target.model_copy(update={"name": str(self.copy.inside(script))})
+
+
+def investigate(
+    target: Target,
+    *,
+    steps: int | None = None,
+    in_place: bool = False,
+    emulate: bool = False,
+    incident: str = "",
+    watch: Watch = lambda *_: None,
+) -> ScriptAnswer:
+    """Run a script until a number is bad, and answer where it arose and what prevents it."""
+    folder = Path.cwd()
+    if not target.is_module and not (folder / target.name).is_file():
+        raise UsageError(
+            f"There is no file {target.name}.",
+            cure="Name a Python script, or a module: halfguard why -m package.module.",
+        )
+    ranks = Ranks.of_environment()
+    with _temporary_folder() as place:
+        shared = place if ranks is None else ranks.folder
+        copy = None if in_place else WorkingCopy(shared / "copy", _roots(target, folder))
+        one = Investigation(target, folder, place, watch, steps, emulate, copy, incident, ranks)
+        try:
+            return _investigate(one)
+        finally:
+            if ranks is not None:
+                ranks.leave()
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="halfguard-why-", ignore_cleanup_errors=True) as name:
+        yield Path(name).resolve()
+
+
+def _roots(target: Target, folder: Path) -> tuple[Path, ...]:
+    if target.is_module:
+        return (folder,)
+    home = (folder / target.name).resolve().parent
+    return (folder,) if home.is_relative_to(folder) else (folder, home)
+
+
+def _investigate(one: Investigation) -> ScriptAnswer:
+    first = one.run("sense", "running the script")
+    log = one.log_tail() if first.error or first.ended == "died" else ""
+    shared = () if one.copy is None else (*one.copy.shared, *map(str, one.copy.changed()))
+    if first.event is None:
+        inspected = None
+        if first.backward and first.ended != "interrupted":
+            inspected = one.run("inspect", "auditing a few steps")
+        return answer_good_run(one.target, first, inspected, log=log, shared=shared)
+    if one.ranks is not None:
+        one.bad_rank = first.rank
+    second, note = _track(one, first.event)
+    if not second.trials and second.culprit is not None and not note:
+        second = _judge_in_fp32(one, first.event, second)
+    answer = answer_bad_number(one.target, first, first.event, second, note=note, shared=shared)
+    return answer.model_copy(update={"log": log, "rank": one.bad_rank})
+
+
+def _track(one: Investigation, event: Event) -> tuple[PassResult, str]:
+    """Track the bad step; return the result, and how it was found if not in the usual way."""
+    doing = f"tracking step {event.step}"
+    found = one.run("track", doing, event=event)
+    kind = None if found.culprit is None else found.culprit.kind
+    if found.ended == "interrupted":
+        return found, ""
+    if event.backward == 0 and kind in _BEFORE_THE_STEP:
+        earlier = one.run("track", "tracking the whole script", event=event, start="script")
+        if earlier.culprit is not None:
+            return earlier, "It was found by tracking the script from its first line."
+    elif found.culprit is None:
+        again = one.run("track", "tracking every step", event=event, start="first module")
+        if again.culprit is not None:
+            differs = (
+                "" if found.differs_at is None else f" (losses differ from {found.differs_at} on)"
+            )
+            note = f"The run is not repeatable{differs}: it was found by tracking every step of another run."
+            return again, note
+    return found, ""
+
+
+def _judge_in_fp32(one: Investigation, event: Event, second: PassResult) -> PassResult:
+    if second.differs_at is not None:
+        return second
+    third = one.run("judge", f"running step {event.step} in FP32", event=event)
+    if third.differs_at is not None:
+        return second
+    return second.model_copy(update={"trials": third.trials})

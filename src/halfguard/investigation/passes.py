@@ -1,0 +1,171 @@
+"""One run of the user's script, as data: what a process is asked to do, and what it answers.
+
+A pass is a process of its own. It reads its plan from the parent, and writes its answer to a file, because
+it leaves by ``os._exit``: an ``except`` of the script can neither swallow the answer nor delay it.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from halfguard.records.audit import AuditFinding
+from halfguard.records.autopsy import ReplayTrial
+from halfguard.records.base import FloatRecordPart, RecordPart
+from halfguard.records.culprit import Culprit
+
+PassKind = Literal["sense", "track", "judge", "inspect"]
+EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "exception"]
+# Where tracking begins: at the end of the backward pass before the event, at the first call of a module,
+# or with the first line of the script.
+TrialKind = Literal[
+    "fp32", "bf16", "composition", "stable", "statement", "function", "island", "scale"
+]
+Start = Literal["event", "first module", "script"]
+Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "died"]
+
+
+class Target(RecordPart):
+    """The user's program: a file, or a module as for ``python -m``, and its arguments."""
+
+    name: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join((*(("-m",) if self.is_module else ()), self.name, *self.arguments))
+
+
+class Event(FloatRecordPart):
+    """The first bad number that a sensor saw. Backward passes and optimizer steps are counted from 0."""
+
+    kind: EventKind
+    backward: int = Field(description="finished backward passes before the one that is concerned")
+    step: int = Field(description="optimizer steps before it")
+    how: str = Field(description="where it was seen, in a few words")
+    loss: float = math.nan
+    scale: float = 1.0
+
+
+class TrialPlan(RecordPart):
+    """A change under which the bad step is run again."""
+
+    name: str
+    kind: TrialKind
+    place: tuple[str, int] | None = None
+    module: str = ""
+    scale: float | None = None
+
+
+class PassPlan(FloatRecordPart):
+    """What one process is asked to do."""
+
+    kind: PassKind
+    target: Target
+    folder: str = Field(description="working folder of the script")
+    answer: str = Field(description="file for the answer")
+    losses: str = Field(description="file of the losses; the first pass writes it")
+    steps: int | None = None
+    event: Event | None = None
+    trial: TrialPlan | None = Field(default=None, description="of a pass that runs one trial")
+    start: Start = "event"
+    emulate: bool = False
+    isolated: tuple[str, ...] = Field(default=(), description="folders that may be written to")
+    originals: tuple[str, ...] = Field(default=(), description="the folders that were copied")
+    links: str = Field(default="", description="file that lists links to large files")
+    incident: str = Field(default="", description="folder for an incident of the bad step")
+
+
+class ScalerFacts(FloatRecordPart):
+    """The loss scale over a run."""
+
+    used: bool = False
+    skips: int = 0
+    first: float = math.nan
+    last: float = math.nan
+    lowest: float = math.inf
+
+
+class Headroom(FloatRecordPart):
+    """The half tensor that came closest to the end of its range."""
+
+    largest: float
+    limit: float
+    op: str
+    module: str | None
+    file: str
+    line: int
+    code: str
+
+
+class TrialResult(FloatRecordPart):
+    """The bad step under one change; ``stable`` has the operations of ``halfguard.ops`` that ran."""
+
+    plan: TrialPlan
+    trial: ReplayTrial
+    stable: tuple[str, ...] = ()
+    limits: bool = Field(default=False, description="a stable operation limits its result")
+    rewrite: str = Field(default="", description="what to write for a composition, and where")
+    patch: str = Field(default="", description="the change as a unified diff, if it is certain")
+    gradients: str = Field(default="", description="file with the gradients, unscaled")
+
+
+class PassResult(FloatRecordPart):
+    """What one process found."""
+
+    ended: Ended = "died"
+    error: str = ""
+    event: Event | None = None
+    backward: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    loss: float = math.nan
+    scaler: ScalerFacts = ScalerFacts()
+    autocast_off: str = Field(default="", description="a device whose autocast torch switched off")
+    outside: tuple[str, ...] = Field(default=(), description="effects outside the copied folder")
+    files: tuple[str, ...] = Field(default=(), description="source files of the user that ran")
+    # of the second pass
+    culprit: Culprit | None = None
+    mask: Culprit | None = Field(default=None, description="a constant infinity among the inputs")
+    optimizer: str = Field(default="", description="the line that made the optimizer that stepped")
+    way: tuple[str, ...] = ()
+    exact: float = Field(
+        default=math.nan,
+        description="largest result of the operation in FP64 on the same inputs; inf: not finite there",
+    )
+    differs_at: int | None = Field(default=None, description="first loss that was not repeated")
+    trials: tuple[TrialResult, ...] = ()
+    autocast: str = Field(default="", description="the 16-bit dtype of autocast in the bad step")
+    incident: str = ""
+    rank: int = 0
+    # of the inspection of a good run
+    headroom: Headroom | None = None
+    swallowed: tuple[AuditFinding, ...] = ()
+    inspected: int = 0
+
+
+def write_losses(path: str, losses: list[float]) -> None:
+    """Write the losses bit by bit."""
+    Path(path).write_bytes(array("d", losses).tobytes())
+
+
+def read_losses(path: str) -> list[float]:
+    """Read what ``write_losses`` wrote; empty if there is nothing."""
+    try:
+        values = array("d")
+        values.frombytes(Path(path).read_bytes())
+        return list(values)
+    except (OSError, ValueError):
+        return []
+
+
+def first_difference(losses: list[float], before: list[float]) -> int | None:
+    """Return the first loss that is not the same bit by bit, or None; NaN equals NaN."""
+    for index, (now, then) in enumerate(zip(losses, before, strict=False)):
+        if now != then and not (math.isnan(now) and math.isnan(then)):
+            return index
+    return None

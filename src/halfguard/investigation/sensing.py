@@ -1,0 +1,161 @@
+"""The first pass: the script at nearly full speed, until a number is bad.
+
+An event is the first of: a loss that is not finite before it is scaled; gradients that are not finite, if no
+scaler expects that; parameters that are not finite after a step; a loss that the script itself looks at and
+may skip; an exception; and a loss scale that collapses. Gradients that were bad before a backward pass are
+not its doing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from halfguard.investigation.finite import bad_tensors, first_number
+from halfguard.investigation.leaving import ProgressFile, leave
+from halfguard.investigation.passes import (
+    Ended,
+    Event,
+    EventKind,
+    PassPlan,
+    PassResult,
+    ScalerFacts,
+    write_losses,
+)
+from halfguard.investigation.skips import SkipRule
+from halfguard.investigation.surroundings import Surroundings
+from halfguard.investigation.training_loop import BackwardCall, Look, LoopObserver, TrainingLoop
+
+MOST_LOSSES = 1_000_000
+
+
+class Sensing(LoopObserver):
+    """Watches a loop for the first event."""
+
+    def __init__(self, plan: PassPlan, loop: TrainingLoop, surroundings: Surroundings) -> None:
+        self._plan, self._loop, self._surroundings = plan, loop, surroundings
+        self._rule = SkipRule()
+        self._losses: list[float] = []
+        self._stale: set[int] = set()  # storages of gradients that were bad before
+        self._overflowed = False  # the last backward pass was one that a scaler expects
+        self._last_skip: Event | None = None
+        self._looked: Event | None = None
+        self._scales = ScalerFacts()
+        self._started = time.monotonic()
+        self._progress = ProgressFile(plan.answer)
+
+    def before_backward(self, call: BackwardCall) -> None:
+        if not call.accumulates:
+            return
+        with self._loop.unobserved():
+            loss = first_number(call.losses)
+            bad = not math.isfinite(loss) and bad_tensors(call.losses)
+            if len(call.losses) > 1:
+                bad = bad or bad_tensors(call.losses[1:])
+        if len(self._losses) < MOST_LOSSES:
+            self._losses.append(loss)
+        if bad:
+            self._found("loss", "the loss, at its backward pass")
+
+    def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
+        with self._loop.unobserved():
+            bad = bad_tensors(gradients)
+            stale, self._stale = self._stale, {g.untyped_storage()._cdata for g in bad}
+            new = [g for g in bad if g.untyped_storage()._cdata not in stale]
+        self._overflowed = bool(bad) and call.scaled
+        if new and not call.scaled:
+            self._found("gradients", "the gradients, after a backward pass")
+        elif call.scaled:
+            self._note_scale()
+            if new:
+                self._skipped()
+            elif call.accumulates and not bad:
+                self._rule.good()
+
+    def _note_scale(self) -> None:
+        scale, before = self._loop.scale, self._scales
+        self._scales = ScalerFacts(
+            used=True,
+            first=before.first if before.used else scale,
+            last=scale,
+            lowest=min(before.lowest, scale),
+        )
+
+    def _skipped(self) -> None:
+        self._last_skip = self._event("scale", "")
+        why = self._rule.overflow(self._scales.last)
+        if why:
+            self._found("scale", why)
+
+    def backward_failed(self, error: RuntimeError) -> None:
+        if "nan values" in str(error):  # torch.autograd.detect_anomaly
+            self._found("gradients", "detect_anomaly, in the backward pass")
+
+    def between_steps(self) -> None:
+        if self._progress.is_due:
+            self._progress.write(self._result("interrupted"))
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        with self._loop.unobserved():
+            bad = bad_tensors(p for group in optimizer.param_groups for p in group["params"])
+        if bad:
+            how = f"parameters, after {type(optimizer).__name__}.step()"
+            self._found("parameters", how, backward=max(0, self._loop.backward - 1))
+        if self._plan.steps is not None and self._loop.steps + 1 >= self._plan.steps:
+            self._loop.steps += 1
+            self._leave(self._result("steps"))
+
+    def looked(self, look: Look) -> None:
+        if look.tensor.requires_grad:
+            self._found("loss", f"a number that the script read by {look.how}")
+        elif self._looked is None and not self._overflowed:
+            self._looked = self._event("looked", f"a number that the script read by {look.how}")
+
+    def finish(self, error: str, ended: Ended) -> NoReturn:
+        """Answer after the script's end."""
+        event = None
+        why = self._rule.at_end(crashed=bool(error))
+        if why and self._last_skip is not None:
+            event = self._last_skip.model_copy(update={"how": why})
+        elif error:
+            event = self._event("exception", f"the script raised {error.splitlines()[0][:200]}")
+        elif self._looked is not None:
+            event = self._looked
+        self._leave(self._result(ended, event=event, error=error))
+
+    def _event(self, kind: EventKind, how: str, *, backward: int | None = None) -> Event:
+        return Event(
+            kind=kind,
+            backward=self._loop.backward if backward is None else backward,
+            step=self._loop.steps,
+            how=how,
+            loss=self._losses[-1] if self._losses else math.nan,
+            scale=self._loop.scale,
+        )
+
+    def _found(self, kind: EventKind, how: str, *, backward: int | None = None) -> NoReturn:
+        event = self._event(kind, how, backward=backward)
+        self._leave(self._result("event", event=event))
+
+    def _result(self, ended: Ended, *, event: Event | None = None, error: str = "") -> PassResult:
+        return PassResult(
+            ended=ended,
+            error=error,
+            event=event,
+            backward=self._loop.backward,
+            steps=self._loop.steps,
+            seconds=time.monotonic() - self._started,
+            loss=self._losses[-1] if self._losses else math.nan,
+            scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
+            autocast_off=self._surroundings.autocast_off,
+            outside=self._surroundings.effects,
+        )
+
+    def _leave(self, result: PassResult) -> NoReturn:
+        write_losses(self._plan.losses, self._losses)
+        files = self._surroundings.source_files()
+        leave(self._plan.answer, result.model_copy(update={"files": files}))

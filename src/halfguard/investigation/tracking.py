@@ -1,0 +1,180 @@
+"""The second pass: track every operation of the bad step, and name the one that made the bad number."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from types import CodeType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.investigation.approach import Approach
+from halfguard.investigation.called_modules import CalledModules
+from halfguard.investigation.exact_watch import ExactWatch
+from halfguard.investigation.finite import bad_tensors
+from halfguard.investigation.held_process import HeldProcess
+from halfguard.investigation.incident_of_step import ModelCall, keep_incident
+from halfguard.investigation.leaving import leave
+from halfguard.investigation.passes import Ended, Event, PassPlan, PassResult
+from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
+from halfguard.investigation.trial_choice import run_trials
+from halfguard.investigation.trying import Trying
+from halfguard.records.culprit import Culprit, CulpritKind
+from halfguard.tracing.origins import Origin
+
+_SLACK = 2  # backward passes after the event in which it is still waited for
+_isfinite = torch.isfinite  # before a sensor replaces it
+
+
+class Tracking(Approach):
+    """Tracks from the beginning of the bad step, and answers at its first bad number."""
+
+    def __init__(
+        self, plan: PassPlan, loop: TrainingLoop, event: Event, outermost: CodeType
+    ) -> None:
+        super().__init__(plan, loop, event)
+        self._modules = CalledModules()
+        self._watch = ExactWatch(self._modules, outermost)
+        self._held: HeldProcess | None = None
+        self._registered: set[int] = set()
+        self._autocast = ""
+        self._call: ModelCall | None = None
+        self._optimizer = ""
+
+    def begin(self, first: nn.Module | None, args: Any) -> None:
+        held = HeldProcess.hold() if HeldProcess.is_possible() else None
+        if held is not None and held.trial is not None:  # a copy of this process, much later
+            trying = Trying(self.plan, self.loop, self.event, held.trial, held.send)
+            self.loop.observer = trying
+            trying.begin(first, args)
+            return
+        self._held = held
+        self._modules.watch(self._is_finite, self._entering)
+        if first is not None:
+            self._modules.enter(first, args)
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
+
+    def _is_finite(self, tensor: Tensor) -> bool:
+        with self.loop.unobserved():
+            return bool(_isfinite(tensor.detach()).all())
+
+    def _entering(self, root: nn.Module, args: Any) -> None:
+        """Note the call of the model, and register what is bad before its first use."""
+        if self.plan.incident and root is self._modules.model and torch.is_grad_enabled():
+            with self.loop.unobserved():
+                self._call = ModelCall.of(root, args)
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        if id(root) in self._registered:
+            return
+        self._registered.add(id(root))
+        residents: list[tuple[CulpritKind, str, Tensor]] = []
+        residents += [("parameter", *item) for item in root.named_parameters()]
+        residents += [("buffer", *item) for item in root.named_buffers()]
+        with self.loop.unobserved():
+            storages = {t.untyped_storage()._cdata for t in bad_tensors(t for *_, t in residents)}
+            for kind, name, tensor in residents:
+                known = self._watch.origins.get(tensor) is not None
+                if known or tensor.untyped_storage()._cdata not in storages:
+                    continue
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                culprit = Culprit(kind, "", "forward", None, "", 0, "", name=name, dtype=dtype)
+                mask = kind == "buffer" and not bool((tensor.isnan() | tensor.isposinf()).any())
+                self._watch.origins.put(tensor, self._watch.origins.new(culprit, intended=mask))
+
+    # -- what the loop does
+
+    def before_backward(self, call: BackwardCall) -> None:
+        super().before_backward(call)
+        if self.has_begun and call.accumulates:
+            self._answer_if_bad(call.losses)
+
+    def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
+        if self.has_begun and (not call.scaled or self.event.kind == "scale"):
+            self._answer_if_bad(gradients)
+
+    def backward_failed(self, error: RuntimeError) -> None:
+        if self.has_begun and "nan values" in str(error):
+            self._answer(self._watch.last)
+
+    def between_steps(self) -> None:
+        super().between_steps()
+        if self.plan.start == "event" and self.loop.backward > self.event.backward + _SLACK:
+            self._leave(PassResult(ended="finished"))
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.has_begun:
+            self._optimizer = self._made(optimizer)
+            self._answer_if_bad([p for group in optimizer.param_groups for p in group["params"]])
+
+    def looked(self, look: Look) -> None:
+        expected = look.tensor.requires_grad or self.event.kind == "looked"
+        if self.has_begun and expected:
+            self._answer_if_bad([look.tensor])
+
+    def finish(self, error: str, ended: Ended) -> NoReturn:
+        if self.has_begun and error and self._watch.last is not None:
+            self._answer(self._watch.last)
+        self._leave(PassResult(ended=ended, error=error))
+
+    # -- the answer
+
+    def _answer_if_bad(self, tensors: Sequence[Tensor]) -> None:
+        with self.loop.unobserved():
+            bad = bad_tensors(tensors)
+        if not bad:
+            return
+        known = [o for tensor in bad if (o := self._watch.origins.get(tensor)) is not None]
+        self._answer(min(known, key=lambda origin: origin.index, default=self._watch.last))
+
+    def _answer(self, origin: Origin | None) -> NoReturn:
+        self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if origin is None:
+            self._leave(PassResult(ended="event"))
+        culprit = origin.culprit
+        culprit = replace(culprit, intended=True) if origin.intended else culprit
+        result = PassResult(
+            ended="event",
+            culprit=culprit,
+            exact=self._watch.exact.get(origin.index, math.nan),
+            mask=self._watch.masks.get(origin.index),
+            optimizer=self._optimizer,
+            way=self._way(culprit),
+            autocast=self._autocast,
+        )
+        if self._call is not None:
+            kept = keep_incident(self.plan.incident, self._call, self.event, self._autocast)
+            result = result.model_copy(update={"incident": kept})
+        if self._held is not None:
+            trials = run_trials(result, self.event, self._held.run)
+            result = result.model_copy(update={"trials": tuple(trials)})
+        self._leave(result)
+
+    def _made(self, optimizer: torch.optim.Optimizer) -> str:
+        place = self.loop.made_at.get(id(optimizer))
+        if place is None:
+            return ""
+        return f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
+
+    def _way(self, culprit: Culprit) -> tuple[str, ...]:
+        """Return the modules that passed it on; those before the culprit hold intended infinities."""
+        if culprit.phase == "backward" or culprit.module is None:
+            return ()
+        names = list(self._modules.carriers)
+        start = names.index(culprit.module) if culprit.module in names else 0
+        return tuple(name or "the model" for name in names[start:])
+
+    def _leave(self, result: PassResult) -> NoReturn:
+        facts = {
+            "differs_at": self.differs_at,
+            "backward": self.loop.backward,
+            "steps": self.loop.steps,
+            "rank": int(os.environ.get("RANK", "0")),
+        }
+        leave(self.plan.answer, result.model_copy(update=facts))

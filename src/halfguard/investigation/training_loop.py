@@ -1,0 +1,244 @@
+"""Sensors on the training loop of somebody else's script: every backward pass, optimizer step and look.
+
+Every backward pass of torch runs through one function, ``torch.autograd.graph._engine_run_backward``: that of
+a plain loop, of Lightning, transformers, Accelerate and DDP. It is private, so a version of torch without it
+is answered with a message. Beside it stand the scaler (to know a loss before it is scaled), the optimizers
+(to know the parameters), and the functions by which a script looks at its loss itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from halfguard.errors import UsageError
+from halfguard.replaying.substitution import Place, user_place
+from halfguard.tracing.auditing.fp32_call import undispatched
+
+_LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")
+_KEPT = 64  # scaled losses that are remembered until their backward pass
+_isfinite = torch.isfinite  # before it is replaced
+
+
+@dataclass(frozen=True)
+class BackwardCall:
+    """One call of the engine: the losses before they were scaled, and what was passed to the engine."""
+
+    losses: list[Tensor]
+    outputs: list[Tensor]
+    scaled: bool
+    accumulates: bool  # into .grad; False for torch.autograd.grad
+
+
+@dataclass(frozen=True)
+class Look:
+    """The script read a number that is not finite."""
+
+    tensor: Tensor
+    how: str
+
+
+class LoopObserver:
+    """Is told what the loop does. This base class does nothing."""
+
+    def before_scaling(self, scaler: Any) -> None:
+        """A loss is about to be scaled."""
+
+    def before_backward(self, call: BackwardCall) -> None:
+        """A backward pass is about to run."""
+
+    def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
+        """A backward pass has run; ``gradients`` are those of the optimizers' parameters, or its results."""
+
+    def backward_failed(self, error: RuntimeError) -> None:
+        """A backward pass raised."""
+
+    def between_steps(self) -> None:
+        """A backward pass is finished and counted."""
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+
+    def looked(self, look: Look) -> None:
+        """The script read a number that is not finite, with gradients enabled."""
+
+
+@dataclass
+class TrainingLoop:
+    """What is known of the script's loop."""
+
+    observer: LoopObserver = field(default_factory=LoopObserver)
+    backward: int = 0  # finished backward passes
+    steps: int = 0  # optimizer steps
+    scaler: Any = None
+    made_at: dict[int, Place | None] = field(default_factory=dict)  # lines that made optimizers
+    _optimizers: list[weakref.ref[Any]] = field(default_factory=list)
+    _scaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = field(default_factory=dict)
+    _busy: bool = False
+
+    def install(self) -> None:
+        """Put the sensors on torch; they stay for the life of the process."""
+        raise_if_unsupported()
+        self._watch_engine()
+        self._watch_optimizers()
+        self._watch_scaler()
+        for name in _LOOKS:
+            for owner in (torch.Tensor, torch):
+                if hasattr(owner, name):
+                    self._watch_looks(owner, name)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that are alive."""
+        return [found for one in self._optimizers if (found := one()) is not None]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters of all optimizers."""
+        return [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
+
+    @property
+    def scale(self) -> float:
+        """The present loss scale; 1 without a scaler."""
+        scale = None if self.scaler is None else self.scaler._scale
+        with self.unobserved():
+            return 1.0 if scale is None else float(scale)
+
+    @contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """Run the block below modes and autocast, without gradients and without sensors."""
+        busy, self._busy = self._busy, True
+        try:
+            with undispatched(), torch.no_grad():
+                yield
+        finally:
+            self._busy = busy
+
+    # -- one sensor each
+
+    def _watch_engine(self) -> None:
+        original: Any = torch.autograd.graph._engine_run_backward
+
+        def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors = [t for t in outputs if type(t) is Tensor]
+            if self._busy or len(tensors) < len(outputs) or _is_transformed():
+                return original(outputs, *args, **kwargs)
+            call = self._read(tensors, accumulates=bool(kwargs.get("accumulate_grad")))
+            self.observer.before_backward(call)
+            self._busy = True  # a checkpointed block may run the engine inside of it
+            try:
+                out = original(outputs, *args, **kwargs)
+            except RuntimeError as error:
+                self.observer.backward_failed(error)
+                raise
+            finally:
+                self._busy = False
+            grads = [p.grad for p in self.parameters] if call.accumulates else out
+            self.observer.after_backward(call, [g for g in grads if isinstance(g, Tensor)])
+            if call.accumulates:
+                self.backward += 1
+                self.observer.between_steps()
+            return out
+
+        for owner in (torch.autograd.graph, torch.autograd):
+            owner._engine_run_backward = run_backward  # type: ignore[attr-defined]
+
+    def _read(self, outputs: list[Tensor], *, accumulates: bool) -> BackwardCall:
+        known = [self._scaled.get(id(output)) for output in outputs]
+        pairs = [
+            (output, one[1] if one is not None and one[0]() is output else None)
+            for output, one in zip(outputs, known, strict=True)
+        ]
+        self._scaled.clear()
+        losses = [output if raw is None else raw for output, raw in pairs]
+        return BackwardCall(losses, outputs, any(raw is not None for _, raw in pairs), accumulates)
+
+    def _watch_optimizers(self) -> None:
+        original = torch.optim.Optimizer.__init__
+
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(optimizer, *args, **kwargs)
+            self._optimizers.append(weakref.ref(optimizer))
+            self.made_at[id(optimizer)] = user_place()
+
+        setattr(torch.optim.Optimizer, __init__.__name__, __init__)
+
+        def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not self._busy:
+                self.observer.after_step(optimizer)
+                self.steps += 1
+
+        register_optimizer_step_post_hook(stepped)
+
+    def _watch_scaler(self) -> None:
+        original: Any = torch.amp.GradScaler.scale
+
+        # setattr, because type checkers refuse assignments to methods.
+        def scale(scaler: Any, outputs: Any) -> Any:
+            if scaler.is_enabled():
+                self.observer.before_scaling(scaler)
+            scaled = original(scaler, outputs)
+            if scaler.is_enabled() and isinstance(scaled, Tensor):
+                self.scaler = scaler
+                if len(self._scaled) > _KEPT:
+                    self._scaled.clear()
+                self._scaled[id(scaled)] = weakref.ref(scaled), outputs
+            return scaled
+
+        setattr(torch.amp.GradScaler, scale.__name__, scale)
+
+    def _watch_looks(self, owner: Any, name: str) -> None:
+        original: Callable[..., Any] = getattr(owner, name)
+
+        def look(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
+            # Subclasses stand for tensors without numbers while torch.compile traces.
+            if not self._busy and type(tensor) is Tensor and _is_one_number(tensor):
+                self._look(tensor, name)
+            return result
+
+        look.__name__ = name
+        setattr(owner, name, look)
+
+    def _look(self, tensor: Tensor, how: str) -> None:
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        evaluates = not torch.is_grad_enabled() and not tensor.requires_grad
+        if evaluates or caller.startswith(("torch.", "halfguard.")):
+            return
+        one = self._scaled.get(id(tensor))
+        if one is not None and one[0]() is tensor:  # a scaled loss may be infinite
+            return
+        with self.unobserved():
+            finite = bool(_isfinite(tensor.detach()).all())
+        if not finite:
+            self.observer.looked(Look(tensor, how))
+
+
+def raise_if_unsupported() -> None:
+    """Raise if this version of torch has no place where every backward pass can be seen."""
+    modules = torch.autograd.graph, torch.autograd
+    if not all(callable(getattr(module, "_engine_run_backward", None)) for module in modules):
+        raise UsageError(
+            f"torch {torch.__version__} has no torch.autograd.graph._engine_run_backward, the one function "
+            "that every backward pass runs through, so a script cannot be observed from outside.",
+            cure="Use torch 2.9 to 2.13, or call halfguard.find_first_nonfinite in the script.",
+        )
+
+
+def _is_one_number(tensor: Tensor) -> bool:
+    return tensor.numel() == 1 and tensor.is_floating_point() and not tensor.is_meta
+
+
+def _is_transformed() -> bool:
+    """Return whether torch.compile or torch.func run the code, with tensors that hold no numbers."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return torch.compiler.is_compiling()

@@ -1,0 +1,133 @@
+"""A loss is computed outside of autocast from float16 outputs of a model.
+
+## What it does
+Finds outputs of a model that ran under float16 autocast, and that are given to a loss function after the
+block, or where autocast is turned off, without a cast to float32. The loss is then scaled and run backward.
+
+## Why is this bad?
+Inside the block autocast computes losses in float32. Outside of it they are computed in the dtype of their
+inputs: squares and sums overflow at 65504, small terms are lost, and the gradient of a float16 loss is the
+loss scale itself, which is infinite from 65,536 on. The first step is skipped, and the scale can never grow
+above 32,768.
+
+## Example
+```py
+import torch
+from torch import nn
+
+criterion = nn.MSELoss()
+
+def train(model, optimizer, loader, scaler):
+    for x, y in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            output = model(x)
+        loss = criterion(output, y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+```
+
+## Use instead
+```py
+import torch
+from torch import nn
+
+criterion = nn.MSELoss()
+
+def train(model, optimizer, loader, scaler):
+    for x, y in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            output = model(x)
+            loss = criterion(output, y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+```
+
+## References
+pytorch documentation: Automatic Mixed Precision, "Typical Mixed Precision Training".
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from halfguard.lint.expressions import called_name, name_of
+from halfguard.lint.match import Match, match_at
+from halfguard.lint.python_file import PythonFile
+from halfguard.lint.rule import Meta
+
+META = Meta(
+    code="HG115",
+    name="loss-outside-autocast",
+    cure="Compute the loss inside the autocast block, or cast the outputs: output.float().",
+    contains=("autocast",),
+    also_contains=("caler",),
+    needs_half=True,
+)
+_LOSS = re.compile(r"loss|criteri(on|a)|objective", re.I)
+_MODEL = re.compile(
+    r"(^|[._])(model|net|network|student|backbone|generator|discriminator|unet|gen|disc|net_?[a-z0-9]{1,3}"
+    r"|model_\w+|\w+_(model|net))$",
+    re.I,
+)
+
+
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find losses of float16 outputs outside of autocast, the first one of each function."""
+    if not file.roles.has_scaler or not file.autocast.by_node:
+        return
+    trained = {file.function_of(e.node) for s in file.steps for e in s.find("scaled_backward")}
+    for call in file.nodes(ast.Call):
+        function = file.function_of(call)
+        if function not in trained or not _LOSS.search(called_name(call)):
+            continue
+        if file.project.casting_losses and not _is_of_torch(file, call):
+            continue
+        region = file.autocast.directly_around(call)
+        if (region is not None and region.enabled is not False) or file.is_inference(call):
+            continue
+        output = next((a for a in call.args if _is_half_output(file, a)), None)
+        if output is not None and _is_kept(file, call):
+            trained.discard(function)
+            message = (
+                f"{file.text(output)} and this loss are float16, because autocast is off here; its "
+                "gradient overflows from a scale of 65,536 on."
+            )
+            yield match_at(call, message)
+
+
+def _is_of_torch(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether a loss is one of ``torch.nn``: a function, or an instance that this file makes."""
+    if file.is_torch_call(call):
+        return True
+    assigned = file.last_assignment(call.func)
+    made = assigned.value if assigned else None
+    return isinstance(made, ast.Call) and file.is_torch_call(made)
+
+
+def _is_half_output(file: PythonFile, node: ast.expr) -> bool:
+    """Return whether a value is the output of a model that ran under float16 autocast."""
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    assigned = file.last_assignment(node) if isinstance(node, ast.Name) else None
+    made = (assigned.value or assigned.container) if assigned else None
+    if not isinstance(made, ast.Call) or not _MODEL.search(name_of(made.func)):
+        return False
+    region = file.autocast.directly_around(made)
+    return (
+        region is not None
+        and region.enabled is not False
+        and file.autocast.lowers_to(made) == "float16"
+        and not file.is_inference(made)
+    )
+
+
+def _is_kept(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether the result is assigned, and not only logged; a local loss may cast its inputs."""
+    statement = file.statement_of(call)
+    own = file.local_function(call)
+    casts = own is not None and ".float()" in ast.unparse(own)
+    return isinstance(statement, ast.Assign | ast.AugAssign) and not casts

@@ -1,0 +1,57 @@
+"""The answer of ``halfguard why``: where the first bad number of a script arose, and what prevents it."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from halfguard.records.audit import AuditFinding
+from halfguard.records.autopsy import Cure, ReplayTrial
+from halfguard.records.base import Record
+from halfguard.records.culprit import Culprit
+from halfguard.records.finding import Finding
+
+Outcome = Literal["bad number", "nothing bad", "crashed", "interrupted", "no training"]
+InFP32 = Literal["fine", "fails", "unknown"]
+
+
+class ScriptAnswer(Record):
+    """What was found about one run of a script. All of it was observed; ``advice`` was not tested."""
+
+    kind: ClassVar[str] = "script answer"
+
+    script: str = Field(description="the command, without halfguard's part")
+    outcome: Outcome
+    steps: int = Field(default=0, description="optimizer steps that were seen")
+    backward: int = Field(default=0, description="backward passes that were seen")
+    seconds: float = Field(default=0.0, description="time of the first pass")
+    error: str = Field(default="", description="the exception that ended the script")
+    log: str = Field(default="", description="last lines that the script printed, if it crashed")
+    rank: int | None = Field(default=None, description="the rank where it began, of several")
+
+    # a bad number
+    step: int | None = Field(default=None, description="optimizer steps before it, counted from 0")
+    bad_backward: int | None = Field(default=None, description="backward passes before it")
+    event: str = Field(default="", description="where it was seen")
+    loss: float = nan
+    scale: float = 1.0
+    culprit: Culprit | None = None
+    exact: str = Field(default="", description="the same operation in FP64 on the same inputs")
+    way: tuple[str, ...] = Field(default=(), description="modules that passed it on, in order")
+    repeated: str = Field(default="", description="whether the second run was the same")
+    in_fp32: InFP32 = "unknown"
+    trials: tuple[ReplayTrial, ...] = ()
+    cure: Cure | None = None
+    advice: str = ""
+    incident: str = Field(default="", description="folder of the bad step, for halfguard replay")
+
+    # a run without one
+    loss_scale: str = Field(default="", description="what the scaler did")
+    headroom: str = Field(default="", description="how close half tensors came to their limit")
+    swallowed: tuple[AuditFinding, ...] = ()
+    findings: tuple[Finding, ...] = Field(default=(), description="of lint, in the files that ran")
+
+    notes: tuple[str, ...] = Field(default=(), description="limits of this answer")
+    next: str = Field(default="", description="a command to try")

@@ -1,0 +1,157 @@
+"""Edits of a source file by its syntax tree: replaced expressions, inserted lines, and the patch of both.
+
+Names are followed to their assignment only if it is certain: one assignment before the line, in the same
+function, and nothing that the value uses is assigned in between. A value that calls something is computed
+once: it gets a name of its own on the line before.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from halfguard.replaying.rewrite import import_halfguard, unified_diff
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@dataclass
+class SourceFile:
+    """A parsed source file and the edits to be made; ``patch`` returns them as a unified diff."""
+
+    path: str
+    text: str
+    tree: ast.Module
+    edits: dict[tuple[int, int], bytes] = field(default_factory=dict)  # byte range to new text
+    names: dict[ast.expr, str] = field(default_factory=dict)  # expressions that got a name
+
+    @classmethod
+    def read(cls, path: str) -> SourceFile | None:
+        """Return the file, or None if it cannot be read as Python."""
+        try:
+            text = Path(path).read_text("utf-8")
+            return cls(path, text, ast.parse(text))
+        except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
+            return None
+
+    def source(self, node: ast.AST) -> str:
+        """Return the text of a node, or the name that it got."""
+        if isinstance(node, ast.expr) and node in self.names:
+            return self.names[node]
+        return ast.get_source_segment(self.text, node) or ""
+
+    def function_at(self, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Return the innermost function around a line."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        around = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda node: node.lineno, default=None)
+
+    def statement_at(self, line: int) -> ast.stmt | None:
+        """Return the innermost statement around a line."""
+        around = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
+
+    def assigned(self, name: str, line: int) -> ast.expr | None:
+        """Return the value of a name on a line, if there is one assignment before it in the function."""
+        scope = self.function_at(line)
+        if scope is None:
+            return None
+        stores = [row for row in _stores(name, scope) if row < line]
+        found = [
+            node.value
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign)
+            and node.lineno < line
+            and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+        ]
+        return found[0] if len(found) == 1 and len(stores) == 1 else None
+
+    def is_unchanged(self, value: ast.expr, line: int) -> bool:
+        """Return whether the names of an expression have the same values on a later line."""
+        scope = self.function_at(line)
+        if scope is None or value.lineno == line:
+            return value.lineno == line
+        used = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+        end = value.end_lineno or value.lineno
+        return not any(end < row < line for name in used for row in _stores(name, scope))
+
+    def hoist(self, value: ast.expr) -> str:
+        """Give an expression a name on the line before its statement, and return the name."""
+        if value in self.names:
+            return self.names[value]
+        statement = self.statement_at(value.lineno)
+        if statement is None:
+            return ""
+        taken = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        name = next(
+            n
+            for n in ("logits", *(f"logits_{i}" for i in range(1, 99)))
+            if n not in taken | set(self.names.values())
+        )
+        start = self._offset(statement.lineno, 0)
+        indent = " " * statement.col_offset
+        self._add((start, start), f"{indent}{name} = {self.source(value)}\n")
+        self.replace(value, name)
+        self.names[value] = name
+        return name
+
+    def replace(self, node: ast.expr | ast.stmt, new: str) -> None:
+        """Replace the text of a node."""
+        assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
+        start = self._offset(node.lineno, node.col_offset)
+        self._add((start, self._offset(node.end_lineno, node.end_col_offset)), new)
+
+    def append(self, node: ast.expr, text: str) -> None:
+        """Write text directly after an expression."""
+        assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
+        end = self._offset(node.end_lineno, node.end_col_offset)
+        self._add((end, end), text)
+
+    def indent(self, statement: ast.stmt, head: str) -> None:
+        """Put a statement into a block."""
+        first = self._offset(statement.lineno, 0)
+        margin = " " * statement.col_offset
+        self._add((first, first), f"{margin}{head}\n    ")
+        for line in range(statement.lineno + 1, (statement.end_lineno or statement.lineno) + 1):
+            start = self._offset(line, 0)
+            self._add((start, start), "    ")
+
+    def patch(self) -> str:
+        """Return all edits as a unified diff; empty if there is none, or if they do not fit together."""
+        ranges = sorted(self.edits)
+        if not ranges or any(a[1] > b[0] for a, b in pairwise(ranges)):
+            return ""
+        after = self.text.encode()
+        for start, end in reversed(ranges):
+            after = after[:start] + self.edits[start, end] + after[end:]
+        text = after.decode()
+        try:
+            ast.parse(text)
+        except SyntaxError:
+            return ""
+        if any(b"halfguard." in new for new in self.edits.values()):
+            text = import_halfguard(text)
+        return unified_diff(self.path, self.text, text)
+
+    def _add(self, at: tuple[int, int], new: str) -> None:
+        self.edits[at] = self.edits.get(at, b"") + new.encode()
+
+    def _offset(self, line: int, column: int) -> int:
+        lines = self.text.encode().splitlines(keepends=True)
+        return sum(map(len, lines[: line - 1])) + column
+
+
+def _stores(name: str, scope: ast.AST) -> list[int]:
+    """Return the lines that assign a name."""
+    nodes = (n for n in ast.walk(scope) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return [node.lineno for node in nodes if node.id == name]

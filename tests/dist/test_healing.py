@@ -1,0 +1,58 @@
+"""Ranks heal together: the same island before the same step, and their weights stay equal bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.dist import healing_jobs
+from tests.support.ranks import Ranks
+
+
+def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_all_ranks_make_the_same_island(
+    ranks: Callable[[int], Ranks], engine: healing_jobs.Engine, checkpointed: bool, tmp_path: Path
+) -> None:
+    answers = ranks(2).run(healing_jobs.heal, engine, str(tmp_path), 18, checkpointed)
+    (actions, islands, plan, memory, weights), (others, *rest, last) = answers
+    assert actions == others
+    assert [islands, plan, memory] == rest
+    assert_equal(weights, last)
+    assert actions.count("retry_fp32") == 3
+    assert islands == ["block.square"]
+    assert plan == ("block.square",)
+
+
+@pytest.mark.parametrize("stop", [7, 12])  # with two failures counted, and after the healing
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_stop_and_resume_is_bitwise(
+    ranks: Callable[[int], Ranks], engine: healing_jobs.Engine, stop: int
+) -> None:
+    for (whole, islands), (resumed, others) in ranks(2).run(
+        healing_jobs.stop_and_resume, engine, 15, stop
+    ):
+        assert islands == others == ["block.square"]
+        assert_equal(whole, resumed)
+
+
+def test_half_weights_under_ddp_are_refused(ranks: Callable[[int], Ranks]) -> None:
+    for error in ranks(2).run(healing_jobs.refuse_half_weights):
+        assert "heal cannot be used here" in error
+        assert "DDP" in error
+
+
+@pytest.mark.parametrize("on", [0, 1])
+def test_an_alarm_of_one_rank_heals_all(ranks: Callable[[int], Ranks], on: int) -> None:
+    answers = ranks(2).run(healing_jobs.alarm, on)
+    assert [bool(found) for found, _, _ in answers] == [rank == on for rank in (0, 1)]
+    assert [islands for _, islands, _ in answers] == [["norm"], ["norm"]]
+    assert_equal(answers[0][2], answers[1][2])

@@ -1,0 +1,370 @@
+"""A run in which one operation keeps failing in half: the guard finds it, proves an island, and goes on."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+import halfguard as hg
+from halfguard.errors import UsageError
+from halfguard.guard.guard import Guard
+from halfguard.guard.step_batches import StepBatches
+from halfguard.journal import read_rows
+from halfguard.precision.islands import is_island
+from halfguard.records import Action, HealingRow, StepRow
+from halfguard.records.plan import PrecisionPlan
+from halfguard.step.random_state import preserved_random_state
+from tests.guard.healing.jobs import JOBS, Batch, CubicGate, Job, Residual, loss_fn
+from tests.guard.helper import frozen, same
+from tests.support.devices import place
+
+pytestmark = pytest.mark.usefixtures("device")
+
+RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
+HEAL = RETRY | {"heal": {}}
+BY_NAME = {job.name: job for job in JOBS}
+
+
+@pytest.fixture(autouse=True)
+def _random_state() -> Iterator[None]:
+    with preserved_random_state():
+        yield
+
+
+def train(job: Job, config: Any, steps: int = 40, **options: Any) -> tuple[Guard, list[Action]]:
+    work = job.job(0)
+    torch.manual_seed(0)
+    guard = Guard(work.model, work.optimizer, config, **options)
+    return guard, [guard.step(work.loss, batch).action for batch in work.take(steps)]
+
+
+def islands(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if is_island(module)]
+
+
+def state(guard: Guard) -> Any:
+    return frozen([guard.model.state_dict(), guard.optimizers[0].state_dict()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_retries_end_with_the_healing(job: Job, tmp_path: Path) -> None:
+    guard, actions = train(job, HEAL, 80, run_dir=tmp_path)
+    plan = PrecisionPlan.load(tmp_path / "plan.yaml")
+    assert len(plan.islands) + len(plan.lines) >= 1
+    guard.close()
+    rows = [row for row in read_rows(tmp_path / "steps.jsonl") if isinstance(row, HealingRow)]
+    assert {row.action for row in rows} == {"applied"}
+    healed = max(row.step for row in rows)
+    assert "jobs.py" in rows[0].text
+    assert "plan.yaml" in rows[0].text
+    later = [row for row in read_rows(tmp_path / "steps.jsonl") if isinstance(row, StepRow)]
+    # After it, gradients may overflow while the loss scale finds its level; no forward pass does.
+    assert not [row for row in later if row.step > healed and row.cause == "forward_overflow"]
+    assert actions[: healed + 1].count(Action.RETRY) == 3
+
+
+def test_the_smallest_module_is_taken(tmp_path: Path) -> None:
+    guard, actions = train(BY_NAME["conv"], HEAL, 16, run_dir=tmp_path)
+    assert actions.count(Action.RETRY) == 3
+    assert islands(guard.model) == ["scale"]
+
+
+def test_without_a_retry_steps_are_skipped_until_then() -> None:
+    guard, actions = train(BY_NAME["conv"], {"heal": {"after": 2}}, 16)
+    assert actions.count(Action.SKIP) == 2
+    assert islands(guard.model) == ["scale"]
+
+
+def test_a_step_before_the_healing_is_that_of_a_run_without_it() -> None:
+    job = BY_NAME["conv"]
+    with_heal, _ = train(job, HEAL, 6)
+    without, _ = train(job, RETRY, 6)
+    assert islands(with_heal.model)
+    assert not islands(without.model)
+    assert same(state(with_heal), state(without))
+
+
+def test_a_fault_outside_every_module_is_healed_by_its_line(tmp_path: Path) -> None:
+    _, actions = train(BY_NAME["loss"], HEAL, 25, run_dir=tmp_path)
+    plan = PrecisionPlan.load(tmp_path / "plan.yaml")
+    assert not plan.islands
+    assert plan.lines[0].code.startswith("energy = logits * ")
+    assert actions.count(Action.RETRY) == 3
+
+
+def test_several_operations_of_one_step_are_healed_together() -> None:
+    guard, _ = train(BY_NAME["gate"], HEAL, 24)
+    assert islands(guard.model) == ["blocks.0", "blocks.1"]
+
+
+def test_an_island_that_does_not_hold_is_taken_back(tmp_path: Path) -> None:
+    class Breaking(nn.Module):
+        """A sum of squares; once it is ``broken`` it computes in half, whatever contains it."""
+
+        broken = lowers = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.half() if self.broken and self.lowers else x
+            total = (x * x).sum(-1, keepdim=True)
+            return x * (total / (total + 1.0))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.squares, self.last = nn.Linear(8, 8), Breaking(), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.squares.lowers = torch.is_autocast_enabled(x.device.type)
+            return self.last(self.squares(self.first(x)))  # type: ignore[no-any-return]
+
+    job = Job("breaking", Net, 2, 900.0, loss_fn)
+    work = job.job(0)
+    guard = Guard(work.model, work.optimizer, HEAL, run_dir=tmp_path)
+    for batch in work.take(8):
+        guard.step(work.loss, batch)
+    assert islands(work.model) == ["squares"]
+    Breaking.broken = True
+    for batch in work.take(2):
+        guard.step(work.loss, batch)
+    guard.close()
+    rows = [row for row in read_rows(tmp_path / "steps.jsonl") if isinstance(row, HealingRow)]
+    assert [row.action for row in rows] == ["applied", "taken back", "applied"]
+    assert not islands(work.model)
+    assert PrecisionPlan.load(tmp_path / "plan.yaml").lines[0].code.startswith("total = ")
+
+
+def test_past_the_limit_the_guard_goes_on_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Two(nn.Module):
+        """Two faults that never happen in the same batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = CubicGate(8), CubicGate(8)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            small = x / x.abs().amax(-1, keepdim=True).clamp(min=1.0)
+            first = x[0, 0] > 0
+            loud, quiet = (self.one, self.two) if first else (self.two, self.one)
+            return self.head(loud(x) + quiet(small))  # type: ignore[no-any-return]
+
+    job = Job("two", Two, 1, 300.0, loss_fn)
+    work = job.job(0)
+    guard = Guard(work.model, work.optimizer, RETRY | {"heal": {"islands": 1, "after": 2}})
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        actions = [guard.step(work.loss, batch).action for batch in work.take(30)]
+    assert len(islands(work.model)) == 1
+    assert Action.RETRY in actions[20:]
+    assert sum("Healing ends" in record.message for record in caplog.records) == 1
+
+
+def test_a_fault_that_fp32_has_too_gets_no_island(caplog: pytest.LogCaptureFixture) -> None:
+    def root_of_zero(model: nn.Module, batch: Batch) -> Tensor:
+        return loss_fn(model, batch) + torch.log(model(batch[0]).float() * 0).sum()
+
+    job = Job("log of 0", BY_NAME["conv"].model, 2, 1.0, root_of_zero)
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        guard, _ = train(job, HEAL | {"skip": {"max_consecutive": 100}}, 6)
+    assert not islands(guard.model)
+    assert sum("not finite in FP32 either" in record.message for record in caplog.records) == 1
+
+
+def test_the_loss_scale_finding_its_level_is_no_reason() -> None:
+    class Loud(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 1e5
+
+    def loud(model: nn.Module, batch: Batch) -> Tensor:
+        return loss_fn(lambda x: Loud.apply(model(x)), batch)  # type: ignore[arg-type]
+
+    job = Job("scale", Residual, 4, 1.0, loud)
+    guard, actions = train(job, HEAL, 12)
+    assert actions.count(Action.RETRY) >= 3  # while the scale falls
+    assert not islands(guard.model)
+
+
+# -- plan and state
+
+
+def test_the_next_run_starts_from_the_plan(tmp_path: Path) -> None:
+    train(BY_NAME["conv"], HEAL, 10, run_dir=tmp_path)[0].close()
+    guard, actions = train(BY_NAME["conv"], HEAL, 10, run_dir=tmp_path)
+    assert islands(guard.model) == ["scale"]
+    assert actions == [Action.APPLY] * 10
+
+
+def test_the_plan_of_a_run_serves_a_run_without_heal(tmp_path: Path) -> None:
+    for name in ("conv", "loss"):
+        folder = tmp_path / name
+        train(BY_NAME[name], HEAL, 20, run_dir=folder)[0].close()
+        _, actions = train(BY_NAME[name], {"plan": str(folder / "plan.yaml")}, 20)
+        assert actions == [Action.APPLY] * 20
+
+
+def test_the_users_plan_stays_part_of_the_plan(tmp_path: Path) -> None:
+    given = tmp_path / "given.yaml"
+    given.write_text("kind: plan\nschema_version: 1\nislands:\n- module: head\n  reason: mine\n")
+    train(BY_NAME["conv"], HEAL | {"plan": str(given)}, 10, run_dir=tmp_path / "run")
+    plan = PrecisionPlan.load(tmp_path / "run" / "plan.yaml")
+    assert plan.modules == ("head", "scale")
+    assert plan.islands[0].reason == "mine"
+
+
+def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
+    train(BY_NAME["conv"], HEAL, 10, run_dir=tmp_path)[0].close()
+    with pytest.raises(UsageError, match="has no such module"):
+        train(BY_NAME["gate"], HEAL, 1, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "stop", [3, 5, 9]
+)  # before the healing, with two failures counted, and after it
+def test_stop_and_resume_is_bitwise(stop: int) -> None:
+    job = BY_NAME["conv"]
+    whole, _ = train(job, HEAL, 14)
+    first, _ = train(job, HEAL, stop)
+    saved = copy.deepcopy([state(first), first.state_dict()])
+    work = job.job(1)
+    guard = Guard(work.model, work.optimizer, HEAL)
+    work.model.load_state_dict(saved[0][0])
+    work.optimizer.load_state_dict(saved[0][1])
+    guard.load_state_dict(saved[1])
+    for index, batch in enumerate(work.take(14)):
+        if index >= stop:
+            guard.step(work.loss, batch)
+    assert same(state(guard), state(whole))
+    assert same(guard.state_dict()["healing"], whole.state_dict()["healing"])
+
+
+def test_resume_from_a_snapshot_is_bitwise(tmp_path: Path) -> None:
+    config = HEAL | {"recovery": {"store": "disk", "every": 4, "prove": 2}}
+    job = BY_NAME["conv"]
+    whole, _ = train(job, config, 20, run_dir=tmp_path / "whole")
+    stopped, _ = train(job, config, 13, run_dir=tmp_path / "stopped")
+    stopped.close()
+    work = job.job(1)
+    guard = Guard(work.model, work.optimizer, config, run_dir=tmp_path / "stopped")
+    assert guard.resume()
+    begin = guard.step_index
+    assert begin < 13
+    for index, batch in enumerate(work.take(20)):
+        if index >= begin:
+            guard.step(work.loss, batch)
+    assert islands(guard.model) == ["scale"]
+    assert same(state(guard), state(whole))
+
+
+# -- what belongs to the model
+
+
+def test_the_averaged_copy_follows() -> None:
+    work = BY_NAME["conv"].job(0)
+    average = AveragedModel(work.model)
+    guard = Guard(work.model, work.optimizer, HEAL, ema=average)
+    for batch in work.take(10):
+        guard.step(work.loss, batch)
+    assert islands(average.module) == islands(work.model) == ["scale"]
+
+
+def test_micro_batches_are_tried_together() -> None:
+    guard, actions = train(BY_NAME["conv"], HEAL | {"accumulate": 2}, 24)
+    assert actions.count(Action.RETRY) == 3
+    assert islands(guard.model) == ["scale"]
+
+
+def test_own_generators_and_buffers_are_as_after_a_retry() -> None:
+    generator = torch.Generator(device="cpu").manual_seed(0)
+
+    def noisy(model: nn.Module, batch: Batch) -> Tensor:
+        noise = torch.randn(batch[0].shape, generator=generator, device="cpu")
+        return loss_fn(model, (batch[0] + 0.01 * place(noise), batch[1]))
+
+    ends = []
+    for config in (HEAL, RETRY):
+        generator.manual_seed(0)
+        job = Job("noisy", BY_NAME["conv"].model, 2, 600.0, noisy)
+        guard, _ = train(job, config, 6)
+        ends.append([state(guard), frozen(generator.get_state()), frozen(torch.get_rng_state())])
+    assert same(*ends)
+
+
+# -- audits
+
+
+class RMSNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(8, 16), RMSNorm(), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.first(x)))  # type: ignore[no-any-return]
+
+
+SWALLOWS = Job("rms", Normed, 1, 900.0, loss_fn)
+
+
+def test_an_alarm_of_an_audit_heals() -> None:
+    work = SWALLOWS.job(0)
+    guard = Guard(work.model, work.optimizer, {"heal": {}})
+    batch = next(iter(work.take(1)))
+    before = state(guard)
+    report = guard.audit(work.loss, batch)
+    assert report.findings
+    assert same(state(guard), before)
+    guard.step(work.loss, batch)
+    assert islands(work.model) == ["norm"]
+    assert not guard.audit(work.loss, batch).findings
+
+
+def test_findings_of_the_public_audit_are_alarms() -> None:
+    work = SWALLOWS.job(0)
+    guard = Guard(work.model, work.optimizer, {"heal": {}})
+    batch = next(iter(work.take(1)))
+
+    def step() -> Tensor:
+        with torch.autocast(batch[0].device.type, dtype=torch.float16):
+            return work.loss(work.model, batch)  # type: ignore[return-value]
+
+    findings = hg.audit(step, work.model).findings
+    assert guard._healing is not None
+    batches = StepBatches(micro_batches=[guard._micro_batch(work.loss, batch, None)])
+    guard._healing.alarm(findings, batches)
+    guard.step(work.loss, batch)
+    assert islands(work.model) == ["norm"]
+
+
+def test_audit_without_heal_is_refused() -> None:
+    work = SWALLOWS.job(0)
+    guard = Guard(work.model, work.optimizer)
+    with pytest.raises(UsageError, match="heal is off"):
+        guard.audit(work.loss, next(iter(work.take(1))))
+
+
+def test_a_loop_with_its_own_forward_pass_is_refused() -> None:
+    work = SWALLOWS.job(0)
+    guard = Guard(work.model, work.optimizer, {"heal": {}})
+    with guard.autocast():
+        loss = work.loss(work.model, next(iter(work.take(1))))
+    with pytest.raises(UsageError, match="heal must repeat"):
+        guard.backward(loss)  # type: ignore[arg-type]

@@ -1,0 +1,231 @@
+"""``halfguard why`` on scripts as users write them: the line, the verdict on FP32, the cure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from halfguard.records.script_answer import ScriptAnswer
+from halfguard.replaying import replay
+from halfguard.workload import load
+from tests.investigation.command import SCRIPTS, ask, culprit_line, why
+from tests.support.docs import ROOT
+from tests.support.programs import TORCHRUN
+
+pytestmark = pytest.mark.slow
+
+# script, its arguments, the step of the event, the operation, and whether FP32 is fine
+FAILING = [
+    ("plain_loop.py", (), 7, "exp", "fine"),
+    ("log_of_sigmoid.py", (), 4, "log", "fails"),
+    ("skips_bad_losses.py", (), 3, "div", "fails"),
+    ("unseeded.py", (), 17, "div", "fails"),
+    ("compiled.py", (), 4, "log", "fails"),
+    ("checkpointed.py", (), 3, "sqrt", "fails"),
+    ("gradient_penalty.py", ("--steps", "6"), 6, "sqrt", "fails"),
+    ("notebook_export.py", (), 0, "addcdiv", "fine"),
+    ("scale_collapse.py", (), 11, "to", "fine"),
+    ("accelerate_loop.py", (), 9, "div", "fails"),
+    ("lightning_module.py", (), 6, "exp", "fine"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "step", "op", "in_fp32"), FAILING)
+def test_the_line_and_the_verdict(
+    tmp_path: Path, name: str, arguments: tuple[str, ...], step: int, op: str, in_fp32: str
+) -> None:
+    answer = ask(name, tmp_path, *arguments)
+    assert answer.outcome == "bad number"
+    assert answer.culprit is not None
+    assert (answer.culprit.file, answer.culprit.line) == (name, culprit_line(name))
+    assert (answer.step, answer.culprit.op, answer.in_fp32) == (step, op, in_fp32)
+    assert answer.cure is not None or answer.advice
+
+
+def test_the_patch_of_a_logarithm_can_be_applied_and_the_script_trains_on(tmp_path: Path) -> None:
+    answer = ask("log_of_sigmoid.py", tmp_path)
+    assert answer.cure is not None
+    (tmp_path / "change.diff").write_text(answer.cure.patch + "\n")
+    subprocess.run(["patch", "-p1", "-i", "change.diff"], cwd=tmp_path, check=True)
+    done = why("--json", "log_of_sigmoid.py", cwd=tmp_path)
+    assert '"outcome":"nothing bad"' in done.stdout.replace('": "', '":"')
+    assert done.returncode == 0
+
+
+def test_a_trainer_of_transformers(tmp_path: Path) -> None:
+    answer = ask("transformers_trainer.py", tmp_path)
+    assert answer.culprit is not None
+    assert (answer.culprit.op, answer.in_fp32) == ("log", "fails")
+    assert answer.culprit.line == culprit_line("transformers_trainer.py")
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_ranks_of_torchrun(tmp_path: Path) -> None:
+    shutil.copy(SCRIPTS / "ddp.py", tmp_path)
+    command = [sys.executable, *TORCHRUN, "halfguard.why", "--json", "ddp.py"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer = ScriptAnswer.from_json(done.stdout)
+    assert answer.culprit is not None
+    assert (answer.rank, answer.step, answer.in_fp32) == (1, 5, "fails")
+    assert answer.culprit.line == culprit_line("ddp.py")
+    assert [path.name for path in tmp_path.iterdir()] == ["ddp.py"]
+
+
+def test_autocast_of_a_missing_device_is_told_and_can_be_emulated(tmp_path: Path) -> None:
+    answer = ask("cuda_autocast.py", tmp_path)
+    assert any("--emulate" in note for note in answer.notes)
+    emulated = ask("cuda_autocast.py", tmp_path, options=("--emulate",))
+    assert emulated.culprit is not None
+    assert (emulated.step, emulated.culprit.dtype, emulated.in_fp32) == (5, "float16", "fine")
+    assert emulated.culprit.line == culprit_line("cuda_autocast.py")
+
+
+ENTRY = """
+import torch
+from torch import nn
+import halfguard as hg
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.last = nn.Linear(32, 4)
+
+    def forward(self, x):
+        h = self.first(x).exp()
+        return self.last(h / h.sum(-1, keepdim=True))
+
+def job(seed):
+    net = Net()
+    def loss(model, batch):
+        return model(*batch["args"], **batch["kwargs"]).float().square().mean()
+    return hg.Workload(net, loss, [], torch.optim.SGD(net.parameters(), 0.01), seed=seed)
+"""
+
+
+def test_the_bad_step_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
+    answer = ask("plain_loop.py", tmp_path, options=("--incidents", "kept"))
+    assert answer.incident == str(tmp_path / "kept" / "000007-r0")
+    (tmp_path / "entry.py").write_text(ENTRY)
+    autopsy = replay(answer.incident, load(f"{tmp_path}/entry.py:job"))
+    assert autopsy.culprit is not None
+    assert (autopsy.culprit.op, autopsy.reproduced) == ("exp", "same fault")
+    assert any(trial.name == "the whole step in fp32" and trial.good for trial in autopsy.trials)
+
+
+def test_calibration_of_a_loss_scale_is_no_event(tmp_path: Path) -> None:
+    answer = ask("healthy_scaler.py", tmp_path)
+    assert answer.outcome == "nothing bad"
+    assert answer.backward == 30
+    assert "7 steps skipped" in answer.loss_scale
+    assert "doublings below the limit of 65504" in answer.headroom
+
+
+def test_it_stops_after_the_steps_that_were_asked_for(tmp_path: Path) -> None:
+    answer = ask("plain_loop.py", tmp_path, options=("--steps", "3"))
+    assert (answer.outcome, answer.steps) == ("nothing bad", 3)
+
+
+def _make_files(folder: Path) -> None:
+    """Make the files that ``writes.py`` changes; those of the names in .bin are linked, not copied."""
+    for name in ("large", "mapped", "array", "short", "mode", "time", "low", "removed"):
+        (folder / f"{name}.bin").write_bytes(bytes(9 * 2**20))
+    for name in ("notes.txt", "log.txt", "moved.txt", "touched.txt"):
+        (folder / name).write_text("mine\n")
+    for name in ("old", "folder"):
+        (folder / name).mkdir()
+        (folder / name / "kept").write_text("kept")
+
+
+def _state(folder: Path) -> dict[Path, tuple[int, float, bytes]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {p: (p.stat().st_mode, p.stat().st_mtime, p.read_bytes()) for p in files}
+
+
+def test_files_of_the_user_are_byte_for_byte_as_before(tmp_path: Path) -> None:
+    _make_files(tmp_path)
+    shutil.copy(SCRIPTS / "writes.py", tmp_path)
+    before = _state(tmp_path)
+    answer = ask("writes.py", tmp_path)
+    assert answer.outcome == "nothing bad", answer.log
+    assert answer.steps == 5
+    assert not answer.notes
+    assert _state(tmp_path) == before
+
+
+def test_in_place_runs_in_the_folder_itself(tmp_path: Path) -> None:
+    _make_files(tmp_path)
+    ask("writes.py", tmp_path, options=("--in-place", "--steps", "1"))
+    assert (tmp_path / "log.txt").exists()
+
+
+def test_a_write_outside_of_the_folder_is_told(tmp_path: Path) -> None:
+    work, other = tmp_path / "work", tmp_path / "other"
+    work.mkdir()
+    other.mkdir()
+    text = (
+        (SCRIPTS / "unseeded.py").read_text().replace("import random\n", "import random, pathlib\n")
+    )
+    text += f"\npathlib.Path({str(work)!r}, 'absolute.txt').write_text('x')\n"
+    (work / "train.py").write_text(text.replace("samples[order[17]] = 0", ""))
+    done = why("--json", "train.py", cwd=work)
+    assert f"wrote {work}/absolute.txt; this was not isolated" in done.stdout
+
+
+def test_a_module_with_arguments(tmp_path: Path) -> None:
+    package = tmp_path / "job"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(SCRIPTS / "gradient_penalty.py", package / "train.py")
+    command = [sys.executable, "-m", "halfguard.why", "-m", "job.train", "--steps", "6"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    line = culprit_line("gradient_penalty.py")
+    assert f"{package}/train.py:{line}" in done.stdout.replace("\n", "")
+
+
+def test_a_crash_without_a_bad_number_shows_the_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('begun')\nraise KeyError('labels')\n")
+    done = why("train.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no number was bad" in done.stdout
+    assert "KeyError: 'labels'" in done.stdout
+
+
+def test_ctrl_c_answers_with_what_is_known(tmp_path: Path) -> None:
+    text = (SCRIPTS / "healthy_scaler.py").read_text().replace("range(30)", "range(10**9)")
+    (tmp_path / "train.py").write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halfguard", "why", "train.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(25)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "Interrupted after" in out, out + err
+    assert "running the script" in err
+
+
+def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:
+    done = why("nothing.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "There is no file nothing.py" in done.stderr

@@ -1,9 +1,10 @@
 """Planted faults, cured automatically: does a run with the recommended cure learn what FP32 learns?
 
 ``scripts/soak cures [all | held-out | tuned | NAME ...]`` takes every fault through the same steps:
-train with a guard until it leaves an incident, replay it with ``steps=50``, apply the recommended cure to a
-copy of the source or to the configuration, train 200 steps in FP16, and compare the loss with FP32 runs of
-six seeds. The loss is that of the trained model, in FP32, with compositions as they are meant.
+train with a guard until it leaves an incident (or, if it leaves none, until ``audit`` finds a swallowed
+overflow), replay it with ``steps=50``, apply the recommended cure to a copy of the source or to the
+configuration, train 200 steps in FP16, and compare the loss with FP32 runs of six seeds. The loss is that of
+the trained model, in FP32, with compositions as they are meant.
 
 A run counts as cured if its loss is at most the upper end of the 95% prediction interval of the FP32 runs.
 The largest of six would be too strict: a seventh FP32 run exceeds it in one of seven cases.
@@ -11,6 +12,7 @@ The largest of six would be too strict: a seventh FP32 run exceeds it in one of 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import logging
@@ -34,14 +36,17 @@ from torch import Tensor, nn
 from halfguard.errors import HalfguardError
 from halfguard.guard.guard import Guard
 from halfguard.incident import Incident, open_incident
+from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import Autopsy, Cure
 from halfguard.records.plan import PrecisionPlan
+from halfguard.records.step import Action, StepRow
 from halfguard.replaying import replay
 from halfguard.replaying.training import evaluate
-from halfguard.step.random_state import seeded
+from halfguard.step.random_state import capture_random_state, portable_random_state, seeded
+from halfguard.tracing.auditing.audit import audit
 from halfguard.workload import Workload
 from halfguard.workload.training import TrainingStep
 from tests.replaying.helper import edited
@@ -49,6 +54,7 @@ from tests.support.docs import ROOT
 from tests.support.planted import FAULTS, Fault, is_held_out
 
 STEPS, TRIED, SEEDS, EVALUATED = 200, 50, 6, 16
+AUDITED = 10  # every such step, if the guard sees nothing
 STUDENT = 2.571  # 97.5% quantile of Student's t with 5 degrees of freedom
 
 
@@ -130,24 +136,51 @@ def is_named(fault: Fault, autopsy: Autopsy) -> bool:
 
 def capture(fault: Fault, folder: Path) -> Incident | None:
     """Train with a guard, under CUDA's rules, until it leaves an incident."""
-    workload = fault.job(0)
-    guard = Guard(workload.model, workload.optimizer, run_dir=folder / "run")
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        with autocast_like_cuda(Precision.FP16_MIXED, workload.device):
-            return torch.as_tensor(workload.loss(model, batch))
-
+    workload, run = fault.job(0), folder / "run"
+    loss = under_cuda_rules(workload)
+    guard = Guard(workload.model, workload.optimizer, run_dir=run)
     with seeded(0):
         for batch in workload.take(STEPS):
             try:
                 guard.step(loss, batch)
             except HalfguardError:  # it halted
                 break
-            if any((folder / "run").glob("incidents/*/*")):
+            if any(run.glob("incidents/*/*")):
                 break
         guard.close()
-    found = sorted((folder / "run" / "incidents").glob("*"))
-    return edited(open_incident(found[0]), folder, device="cuda") if found else None
+    found = sorted((run / "incidents").glob("*"))
+    if found:
+        return edited(open_incident(found[0]), folder, device="cuda")
+    return capture_finding(fault.job(0), folder)
+
+
+def under_cuda_rules(workload: Workload) -> Callable[[nn.Module, Any], Tensor]:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with autocast_like_cuda(Precision.FP16_MIXED, workload.device):
+            return torch.as_tensor(workload.loss(model, batch))
+
+    return loss
+
+
+def capture_finding(workload: Workload, folder: Path) -> Incident | None:
+    """Train in FP16 until an audited step has a swallowed overflow; keep that step as an incident."""
+    step, loss = TrainingStep(workload, Precision.FP16_MIXED), under_cuda_rules(workload)
+    for index, batch in enumerate(workload.take(STEPS)):
+        if index % AUDITED == 0:
+            state = portable_random_state(capture_random_state())
+            report = audit(functools.partial(loss, workload.model, batch), workload.model)
+            if report.findings:
+                row = StepRow(step=index, action=Action.SKIP, cause=None, loss=report.loss,
+                              grad_norm=math.nan, scale=step.scaler.get_scale())  # fmt: skip
+                bad = BadStep(row, [(batch, state, "")], {"scale": {"init": 65536.0, "floor": 1.0}},
+                              "fp16-mixed", "cuda")  # fmt: skip
+                writer = IncidentWriter(
+                    folder / "found", keep=1, max_bytes=2**30, weights=True, environment={}
+                )
+                path = writer.capture(workload.model, bad)
+                return None if path is None else open_incident(path)
+        step(batch)
+    return None
 
 
 def apply(fault: Fault, cure: Cure, work: Path) -> tuple[Workload, Precision, float]:

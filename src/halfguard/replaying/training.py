@@ -47,10 +47,10 @@ def train_candidates(
     most = max((run.applied for run in runs), default=0)
 
     def order(item: tuple[Candidate, TrainedRun]) -> tuple[bool, float]:
-        run = item[1]
+        candidate, run = item
         loss = math.inf if run.loss is None or math.isnan(run.loss) else run.loss
         healthy = loss <= allowed and run.applied >= most - max(1, int(_LOST * steps))
-        return not healthy, 0.0 if healthy else loss
+        return not healthy, float(candidate.reach) if healthy else loss
 
     ranked = [one for one, _ in sorted(zip(trained, runs, strict=True), key=order)]
     return [full, *runs], [*ranked, *(one for one in candidates if one not in trained)]

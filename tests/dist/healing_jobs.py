@@ -181,7 +181,7 @@ def alarm(on: int) -> Any:
         model = DistributedDataParallel(Normed())
     guard = hg.Guard(model, optimizer(model), CONFIG)
     rank = dist.get_rank()
-    found = []
+    found: tuple[Any, ...] = ()
     for step in range(6):
         if step == 2:
             found = guard.audit(loss_fn, batch(2, 1 if rank == on else 0)).findings

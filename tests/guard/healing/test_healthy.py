@@ -55,7 +55,8 @@ def test_a_healthy_model_is_left_alone(name: str) -> None:
 @pytest.mark.sampled
 def test_healthy_steps_wait_for_nothing(accelerator: Any) -> None:
     counts = []
-    for config in ({}, {"heal": {}}):
+    configs: list[dict[str, Any]] = [{}, {"heal": {}}]
+    for config in configs:
         model = make("transformer")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         guard = Guard(model, optimizer, {"scale": {"init": 64.0}} | config)

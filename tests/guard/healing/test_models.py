@@ -86,7 +86,7 @@ class CheckpointedLine(Plain):
         return checkpoint(self.part, x, use_reentrant=False)  # type: ignore[no-any-return]
 
     def part(self, x: Tensor) -> Tensor:
-        squares = (self.body(x) * 300.0) * x.square().sum(-1, keepdim=True).sqrt().half()
+        squares: Tensor = (self.body(x) * 300.0) * x.square().sum(-1, keepdim=True).sqrt().half()
         return squares / (1 + squares.abs().amax(-1, keepdim=True))
 
 

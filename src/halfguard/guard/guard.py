@@ -142,6 +142,8 @@ class Guard:
         self._healing = self._make_healing(plan, run_dir)
         self._recovery = self._make_recovery(run_dir)
         self.watching = self._make_watching()
+        if self.watching is not None and self._healing is not None:
+            self.watching.on_alarm = self._healing.on_watch_alarm
 
     # -- the form with a loss function
 

@@ -167,9 +167,7 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
 
 def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
     notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
-    notes += [
-        f"{folder} is too large to copy: what the script wrote there stays." for folder in shared
-    ]
+    notes += [f"{path} is too large to copy: what the script wrote there stays." for path in shared]
     if first.autocast_off:
         device = first.autocast_off
         notes.append(

@@ -1,6 +1,6 @@
 """From trials to a cure: the smallest change that worked in a trial and keeps the mathematics.
 
-A pure function of what was found. The order is that of ``replay``: a composition computed as a whole, an
+A pure function of what was found. The order is that of ``replay``: a logarithm computed from logits, an
 operation that computes the same in float32, a module in FP32, an operation that limits its result, a lower
 loss scale, BF16, FP32 everywhere. Where no trial can show it (bad data, a division by zero in any precision),
 there is advice, which is called untested.
@@ -17,7 +17,6 @@ from halfguard.records.autopsy import Cure
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
-from halfguard.replaying.composition_patch import patch_function
 from halfguard.replaying.rewrite import make_patch
 
 _HALF = ("float16", "bfloat16")
@@ -41,10 +40,9 @@ def choose_cure(found: PassResult, event: Event) -> Cure | None:
 
 def _cures(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     good = {result.plan.kind: result for result in found.trials if result.trial.good}
-    if "composition" in good and good["composition"].rewrite:
-        _, patch = patch_function(culprit.file, culprit.line)
-        if patch:
-            yield _rewritten(good["composition"], culprit, patch)
+    composition = good.get("composition")
+    if composition is not None and composition.trial.grad_norm:
+        yield _rewritten(composition)
     if _is_scale_alone(found, culprit, event) and "scale" in good:
         yield _scale(good["scale"], event, culprit)
     stable = good.get("stable")
@@ -53,13 +51,16 @@ def _cures(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
         yield _operation(stable, culprit)
     if _is_optimizer(culprit, event) and "fp32" in good:
         yield _fp32_weights(good["fp32"], culprit, found.optimizer)
-    if "line" in good:
-        yield _line(good["line"], culprit)
+    line = good.get("statement")
+    if line is not None and (line.patch or "island" not in good):
+        yield _line(line, f"Compute the statement at {culprit.place} in FP32")
     if "island" in good:
         yield _island(good["island"], culprit, found.autocast)
     # A limit keeps numbers finite, not right: far from FP32 another format is better.
-    if stable is not None and learns and not stable.error > _FAR:
+    if stable is not None and learns and not (stable.trial.error_as_written or 0) > _FAR:
         yield _operation(stable, culprit)
+    if "function" in good:
+        yield _line(good["function"], f"Compute the function around {culprit.place} in FP32")
     if "scale" in good:
         yield _scale(good["scale"], event, culprit)
     if "bf16" in good:
@@ -91,14 +92,12 @@ def _trial(trials: tuple[TrialResult, ...], kind: str) -> TrialResult | None:
     return next((result for result in trials if result.plan.kind == kind), None)
 
 
-def _rewritten(result: TrialResult, culprit: Culprit, patch: str) -> Cure:
-    note = f" The step is then {result.trial.note}." if result.trial.note else ""
+def _rewritten(result: TrialResult) -> Cure:
     return Cure(
         what="operation",
-        sentence=f"At {culprit.place} write {result.rewrite}: a part of it leaves the range before the "
-        f"whole is computed.{note}",
+        sentence=f"{result.rewrite} A part of it leaves the range before the whole is computed.",
         trial=result.trial.name,
-        patch=patch,
+        patch=result.patch,
     )
 
 
@@ -124,13 +123,12 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, optimizer: str) -> Cure
     )
 
 
-def _line(result: TrialResult, culprit: Culprit) -> Cure:
-    note = f" The step then has {result.trial.note}." if result.trial.note else ""
+def _line(result: TrialResult, what: str) -> Cure:
     return Cure(
         what="operation",
-        sentence=f"Compute {culprit.op} at {culprit.place} in FP32: inside torch.autocast(..., "
-        f"enabled=False), with .float() on its inputs.{note}",
+        sentence=f"{what}: .float() on its half inputs, and torch.autocast(..., enabled=False) around it.",
         trial=result.trial.name,
+        patch=result.patch,
     )
 
 

@@ -22,7 +22,9 @@ PassKind = Literal["sense", "track", "judge", "inspect"]
 EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "exception"]
 # Where tracking begins: at the end of the backward pass before the event, at the first call of a module,
 # or with the first line of the script.
-TrialKind = Literal["fp32", "bf16", "stable", "composition", "line", "island", "scale"]
+TrialKind = Literal[
+    "fp32", "bf16", "composition", "stable", "statement", "function", "island", "scale"
+]
 Start = Literal["event", "first module", "script"]
 Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "died"]
 
@@ -107,9 +109,9 @@ class TrialResult(FloatRecordPart):
     trial: ReplayTrial
     stable: tuple[str, ...] = ()
     limits: bool = Field(default=False, description="a stable operation limits its result")
-    rewrite: str = Field(default="", description="what to write for a composition")
+    rewrite: str = Field(default="", description="what to write for a composition, and where")
+    patch: str = Field(default="", description="the change as a unified diff, if it is certain")
     gradients: str = Field(default="", description="file with the gradients, unscaled")
-    error: float = Field(default=math.nan, description="relative error of the gradients, from FP32")
 
 
 class PassResult(FloatRecordPart):

@@ -13,7 +13,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from halfguard.investigation.approach import Approach
 from halfguard.investigation.called_modules import CalledModules
 from halfguard.investigation.finite import bad_tensors, first_number
-from halfguard.investigation.full_precision import LineInFP32, force_bf16, force_fp32
+from halfguard.investigation.full_precision import force_bf16, force_fp32
+from halfguard.investigation.line_changes import line_change
 from halfguard.investigation.passes import (
     Ended,
     Event,
@@ -24,9 +25,6 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
 from halfguard.precision.islands import fp32_island
 from halfguard.records.autopsy import ReplayTrial
-from halfguard.replaying.composition_patch import patch_function
-from halfguard.replaying.composition_rewrite import CompositionRewrite
-from halfguard.replaying.substitution import StableSubstitution
 
 _KEPT_ELEMENTS = 50_000_000  # of gradients that are compared with those of FP32
 Send = Callable[[TrialResult], NoReturn]
@@ -42,8 +40,7 @@ class Trying(Approach):
         self._trial, self._send = trial, send
         self._loss = self._norm = math.nan
         self._gradients = ""
-        self._stable: StableSubstitution | None = None
-        self._rewrite: CompositionRewrite | None = None
+        self._change = line_change(trial)
         self._judged = False  # the backward pass of the step was good
 
     def begin(self, first: nn.Module | None, args: Any) -> None:  # noqa: ARG002
@@ -54,17 +51,10 @@ class Trying(Approach):
                 force_fp32(self.loop.parameters, self.loop.optimizers)
         elif trial.kind == "bf16":
             force_bf16()
-        elif trial.kind == "stable" and trial.place is not None:
-            self._stable = StableSubstitution([trial.place])
-            self._stable.__enter__()  # type: ignore[no-untyped-call]
-        elif trial.kind == "composition" and trial.place is not None:
-            file, (lines, _) = trial.place[0], patch_function(*trial.place)
-            self._rewrite = CompositionRewrite(lambda at: at[0] == file and at[1] in lines)
-            self._rewrite.__enter__()
-        elif trial.kind == "line" and trial.place is not None:
-            LineInFP32(trial.place).__enter__()  # type: ignore[no-untyped-call]
         elif trial.kind == "island":
             self._make_island(first)
+        elif self._change is not None:
+            self._change.begin()
 
     def before_scaling(self, scaler: Any) -> None:
         """Set the scale of the trial; not before: the last step's gradients have the old one."""
@@ -116,8 +106,7 @@ class Trying(Approach):
             self._end(good=False, note=note)
         if call.accumulates:
             self._judged = True
-            if self._trial.kind in ("fp32", "stable", "composition", "line"):
-                self._keep(gradients, scale)
+            self._keep(gradients, scale)
             if self.event.kind != "parameters":
                 self._end(good=True)
 
@@ -152,16 +141,9 @@ class Trying(Approach):
         with open(self._gradients, "wb") as file:  # noqa: PTH123
             file.writelines(g.numpy().tobytes() for g in wide)
 
-    def _rewritten(self) -> str:
-        """Return what to write for the composition that the culprit is a part of; empty if it is in none."""
-        found = [] if self._rewrite is None else self._rewrite.found
-        texts = [one.composition.text for one in found if self._trial.place in one.lines]
-        return "; ".join(dict.fromkeys(texts))
-
     def _end(self, *, good: bool, note: str = "") -> NoReturn:
         if good and self._norm == 0:
             note = "all gradients are 0: finite, but nothing is learnt"
-        used = set() if self._stable is None else set().union(*self._stable.used.values())
         trial = ReplayTrial(
             name=self._trial.name,
             good=good,
@@ -169,13 +151,5 @@ class Trying(Approach):
             grad_norm=self._norm,
             note=" ".join(note.split())[:200],
         )
-        self._send(
-            TrialResult(
-                plan=self._trial,
-                trial=trial,
-                stable=tuple(sorted(form.name for form in used)),
-                limits=not all(form.exact for form in used),
-                rewrite=self._rewritten(),
-                gradients=self._gradients,
-            )
-        )
+        facts = {} if self._change is None else self._change.facts()
+        self._send(TrialResult(plan=self._trial, trial=trial, gradients=self._gradients, **facts))

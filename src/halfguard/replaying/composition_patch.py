@@ -40,17 +40,6 @@ def patch_line(file: SourceFile, line: int) -> bool:
     return bool(done)
 
 
-def patch_function(path: str, line: int) -> tuple[frozenset[int], str]:
-    """Rewrite what is certain in the function around a line; return the changed lines and the patch."""
-    file = SourceFile.read(path)
-    function = None if file is None else file.function_at(line)
-    if file is None or function is None:
-        return frozenset(), ""
-    inside = range(function.lineno, (function.end_lineno or function.lineno) + 1)
-    lines = frozenset(one for one in inside if patch_line(file, one))
-    return lines, file.patch() if lines else ""
-
-
 @dataclass(frozen=True)
 class _Squares:
     x: str

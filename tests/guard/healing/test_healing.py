@@ -354,6 +354,13 @@ def test_findings_of_the_public_audit_are_alarms() -> None:
     assert islands(work.model) == ["norm"]
 
 
+def test_watch_raises_the_alarm_by_itself(tmp_path: Path) -> None:
+    config = {"heal": {}, "watch": {"every": 4}, "scale": {"init": 1024.0}}
+    guard, actions = train(SWALLOWS, config, 12, run_dir=tmp_path)
+    assert actions == [Action.APPLY] * 12  # nothing but the audit saw it
+    assert islands(guard.model) == ["norm"]
+
+
 def test_audit_without_heal_is_refused() -> None:
     work = SWALLOWS.job(0)
     guard = Guard(work.model, work.optimizer)

@@ -43,6 +43,7 @@ from halfguard.guard.policy import Decision, Signals, can_fall
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.stepper import Stepper
+from halfguard.guard.watching.swallowed import Alarm
 from halfguard.journal import Journal
 from halfguard.records import Action, Cause
 from halfguard.records.audit import AuditFinding, AuditReport
@@ -120,6 +121,10 @@ class Healing:
         self._alarms += [(one, batches) for one in found if one is not None and batches.repeatable]
         if self._stepper.single_rank:
             self.follow_alarms(batches)
+
+    def on_watch_alarm(self, alarms: Sequence[Alarm], batches: StepBatches) -> None:
+        """Take the alarms of a step that ``watch`` sampled on this rank."""
+        self.alarm([alarm.finding for alarm in alarms], batches)
 
     def follow_alarms(self, batches: StepBatches) -> None:
         """Heal what audits found on any rank. Every rank must call this, with a batch to try islands on."""

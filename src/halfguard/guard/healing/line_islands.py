@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from halfguard.precision.islands import cast_to_fp32
@@ -61,11 +62,22 @@ class _LineMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.Tensor.backward:
+            return self._run_backward(*args, **kwargs)
         if not self._is_chosen() or not _may_cast(func, kwargs):
             return func(*args, **kwargs)
         func = torch.Tensor.float if func in _TO_HALF else func
         with full_precision("cpu"), full_precision(self._accelerator):
             return func(*map(_widen, args), **{name: _widen(v) for name, v in kwargs.items()})
+
+    def _run_backward(self, loss: Tensor, gradient: Tensor | None = None, **options: Any) -> None:
+        """Run the backward pass with this mode on: torch switches a mode off inside the calls that it sees.
+
+        An edge of the graph is no tensor, so that torch does not ask the mode again.
+        """
+        edge = torch.autograd.graph.get_gradient_edge(loss)
+        with self:
+            torch.autograd.backward(edge, gradient, **options)
 
     def _is_chosen(self) -> bool:
         frame = user_frame(LineIslands.active.__code__)
@@ -84,7 +96,7 @@ def _widen(value: Any) -> Any:
 def _may_cast(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
     """Return False for calls that ask about a tensor, or write to one."""
     name = getattr(func, "__name__", "")
-    if name in {"__get__", "__set__", "__setitem__", "backward", "register_hook"}:
+    if name in {"__get__", "__set__", "__setitem__", "register_hook"}:
         return False
     in_place = name.endswith("_") and not name.endswith("__")
     augmented = name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"}

@@ -259,6 +259,8 @@ def main(names: list[str]) -> int:
     silent = sum(not result.cured and result.cure is None for result in results)
     below = sum(result.below_worst for result in results)
     print(f"\n{cured} of {len(results)} cured ({below} below the largest of {SEEDS} FP32 runs).")
+    within = sum(result.untreated <= result.limit for result in results)
+    print(f"Untreated, {within} are within the interval.")
     print(f"{silent} of the others say that no cure was found. {time.monotonic() - start:.0f} s.")
     return 0
 

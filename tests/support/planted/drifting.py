@@ -57,7 +57,10 @@ STABLE: tuple[Drift, ...] = (
     Drift("damped least squares", partial(growing.overshoot, lr=3.9)),
     Drift("loud least squares", partial(growing.overshoot, lr=3.5e-4, scale=100.0)),
     Drift("stream with margin", partial(growing_more.margin_stream, lr=3e-3, margin=5000.0)),
-    Drift("limited temperature", partial(growing_more.contrastive_scale, lr=2e-2, limit=100.0)),
+    Drift(
+        "limited temperature",
+        partial(growing_more.contrastive_scale, lr=2e-2, linear=True, limit=100.0),
+    ),
     Drift("temperature by cross entropy", partial(growing_more.contrastive_scale, lr=3e-2)),
     Drift("recurrent sum", partial(growing_more.recurrent_gain, lr=1e-3, target=3e4)),
     Drift("graph in thousands", partial(growing_more.graph_totals, lr=1e-2, target=5e3)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import math
 import os
 import time
@@ -29,7 +28,7 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
+from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop, describe_place
 from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
@@ -178,10 +177,7 @@ class Tracking(Approach):
         yield from run_trials(found, self.event, run)
 
     def _made(self, optimizer: torch.optim.Optimizer) -> str:
-        place = self.loop.made_at.get(id(optimizer))
-        if place is None:
-            return ""
-        return f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
+        return describe_place(self.loop.made_at.get(id(optimizer)))
 
     def _way(self, culprit: Culprit) -> tuple[str, ...]:
         """Return the modules that passed it on; those before the culprit hold intended infinities."""

@@ -124,6 +124,13 @@ def test_the_bad_step_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
     assert any(trial.name == "the whole step in fp32" and trial.good for trial in autopsy.trials)
 
 
+def test_a_step_without_the_scaler_is_named(tmp_path: Path) -> None:
+    answer = ask("raw_step.py", tmp_path)
+    assert answer.outcome == "bad number"
+    assert answer.in_fp32 == "fine"
+    assert "opt.step(). Step it by scaler.step(optimizer)" in answer.advice
+
+
 def test_calibration_of_a_loss_scale_is_no_event(tmp_path: Path) -> None:
     answer = ask("healthy_scaler.py", tmp_path)
     assert answer.outcome == "nothing bad"

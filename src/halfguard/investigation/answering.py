@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from halfguard.investigation.cures import advise, advise_on_mask, choose_cure, judge_fp32
+from halfguard.investigation.cures import (
+    advise,
+    advise_on_mask,
+    advise_on_raw_step,
+    choose_cure,
+    judge_fp32,
+)
 from halfguard.investigation.passes import Event, Headroom, PassResult, ScalerFacts, Target
 from halfguard.lint.run import Linter
 from halfguard.lint.settings import Settings
@@ -42,6 +48,8 @@ def answer_bad_number(
     if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
         cure, advice = None, advise_on_mask(second.mask, second.culprit)
         second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
+    if first.raw_step:
+        cure, advice = None, advise_on_raw_step(first.raw_step)
     notes = list(_notes(first, shared))
     if second.ended == "interrupted":
         notes.append("It was interrupted while the bad step was tracked.")

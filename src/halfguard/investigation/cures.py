@@ -225,3 +225,11 @@ def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
         f"in FP32, and {culprit.op} at {culprit.place} makes NaN of it. Write torch.finfo(x.dtype).min "
         "instead, and leave out rows that are masked as a whole."
     )
+
+
+def advise_on_raw_step(place: str) -> str:
+    """Return what to do about an optimizer that was stepped without the scaler."""
+    return (
+        "The optimizer was stepped on gradients that were still multiplied by the loss scale, or that the "
+        f"scaler had rejected, at {place}. Step it by scaler.step(optimizer) alone."
+    )

@@ -125,6 +125,7 @@ class PassResult(FloatRecordPart):
     seconds: float = 0.0
     loss: float = math.nan
     scaler: ScalerFacts = ScalerFacts()
+    raw_step: str = Field(default="", description="a line that stepped on scaled gradients")
     autocast_off: str = Field(default="", description="a device whose autocast torch switched off")
     outside: tuple[str, ...] = Field(default=(), description="effects outside the copied folder")
     files: tuple[str, ...] = Field(default=(), description="source files of the user that ran")

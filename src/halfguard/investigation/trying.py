@@ -47,7 +47,8 @@ class Trying(Approach):
         self.has_begun = True
         trial = self._trial
         if trial.kind == "fp32":
-            with self.loop.unobserved():
+            # Not unobserved: leaving that would restore the autocast that this switches off.
+            with torch.no_grad():
                 force_fp32(self.loop.parameters, self.loop.optimizers)
         elif trial.kind == "bf16":
             force_bf16()

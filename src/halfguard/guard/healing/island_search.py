@@ -8,7 +8,8 @@ tried last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -26,7 +27,7 @@ class Found:
     """Islands that together cure a step, each with its producer; none if nothing was proven."""
 
     islands: tuple[tuple[AnyIsland, Producer], ...] = ()
-    proof: Proof = Proof(holds=False)
+    proof: Proof = field(default_factory=partial(Proof, holds=False))
 
 
 class IslandSearch:

@@ -17,7 +17,6 @@ from typing import Any
 
 import halfguard as hg
 from halfguard.guard.guard import Guard
-from halfguard.precision.emulation import emulate_autocast
 from halfguard.records import Cause
 from halfguard.step.random_state import seeded
 
@@ -48,7 +47,7 @@ class Run:
 
 
 def train(job: Callable[[int], hg.Workload], seed: int, config: dict[str, Any], steps: int) -> Run:
-    with seeded(seed), emulate_autocast("cuda"):
+    with seeded(seed):
         work = job(seed)
         guard = Guard(work.model, work.optimizer, config)
         bad, losses = [], []

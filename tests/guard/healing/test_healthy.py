@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from halfguard.guard.guard import Guard
-from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.islands import is_island
 from halfguard.step.random_state import seeded
 from tests.guard.helper import frozen, same
@@ -23,7 +22,7 @@ RETRY: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
 
 def train(make_step: Callable[[int], Step], config: dict[str, Any], steps: int) -> tuple[Any, int]:
     """Train on one batch; return the end of the run and the number of islands."""
-    with seeded(0), emulate_autocast("cuda"):
+    with seeded(0):
         step = make_step(0)
         trained = [p for p in step.model.parameters() if p.requires_grad]
         guard = Guard(step.model, torch.optim.AdamW(trained, lr=1e-3), config)

@@ -36,7 +36,7 @@ from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.healing.memory import HealedFault, HealingMemory
 from halfguard.guard.healing.plan_file import PlanFile
 from halfguard.guard.healing.producer import Producer
-from halfguard.guard.healing.proof import BadStep
+from halfguard.guard.healing.proof import BadStep, Proof
 from halfguard.guard.healing.requirements import raise_if_unhealable
 from halfguard.guard.healing.trial_steps import TrialSteps
 from halfguard.guard.policy import Decision, Signals, can_fall
@@ -216,16 +216,16 @@ class Healing:
             self._log.not_found(index, producer, finite_in_fp32=finite)
             return
         for island, cause in found.islands:
-            self._decide(island, cause, index, found.error)
+            self._decide(island, cause, index, found.proof)
         self._plan.write(memory.islands)
 
-    def _decide(self, island: AnyIsland, producer: Producer, index: int, error: float) -> None:
+    def _decide(self, island: AnyIsland, producer: Producer, index: int, proof: Proof) -> None:
         failure = describe_failure(producer, self._memory.counts.get(producer.key, 1))
         island = island.model_copy(update={"reason": f"{failure} Healed at step {index}."})
         self._memory.healed.append(HealedFault(island, producer.key))
         self._memory.in_vain = 0
         self._due = True
-        self._log.applied(index, producer, name_of(island), failure, error)
+        self._log.applied(index, producer, name_of(island), failure, proof)
 
     def _take_back(self, fault: HealedFault, producer: Producer, index: int) -> None:
         self._memory.take_back(fault)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from halfguard.dist.collectives import rank
 from halfguard.guard.healing.producer import Producer
+from halfguard.guard.healing.proof import Proof
 from halfguard.journal import Journal
 from halfguard.records import HealingRow
 
@@ -20,13 +21,16 @@ class HealingLog:
         self._journal, self._plan = journal, plan
 
     def applied(
-        self, step: int, producer: Producer, island: str, failure: str, error: float
+        self, step: int, producer: Producer, island: str, failure: str, proof: Proof
     ) -> None:
         """Say that an island was proven, and is made before the next step."""
         text = (
             f"{island} runs in FP32 from the next step on. {failure} With this island the same step is "
-            f"finite, and its gradients are within {error:.2%} of FP32's. Plan: {self._plan}."
+            f"finite, and its gradients are within {proof.error:.2%} of FP32's"
         )
+        if proof.sensitivity:
+            text += f" (a sensitive step: weights rounded to half alone move them by {proof.sensitivity:.2%})"
+        text += f". Plan: {self._plan}."
         if island == "the whole model":
             text += " Nothing smaller helps: the rest of this run is an FP32 run."
         self._add(step, "applied", text, producer, island)

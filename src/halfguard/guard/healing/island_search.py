@@ -8,7 +8,8 @@ tried last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -16,7 +17,7 @@ from halfguard.dist.collectives import all_agree, all_gather_object, run_on_all
 from halfguard.guard.healing.applied_islands import AppliedIslands
 from halfguard.guard.healing.candidates import AnyIsland, find_candidates, name_of
 from halfguard.guard.healing.producer import Producer
-from halfguard.guard.healing.proof import BadStep
+from halfguard.guard.healing.proof import BadStep, Proof
 from halfguard.guard.healing.trial_steps import TrialSteps
 from halfguard.records.plan import Island, LineIsland
 
@@ -26,7 +27,7 @@ class Found:
     """Islands that together cure a step, each with its producer; none if nothing was proven."""
 
     islands: tuple[tuple[AnyIsland, Producer], ...] = ()
-    error: float = 0.0  # of the gradients with them, relative to FP32
+    proof: Proof = field(default_factory=partial(Proof, holds=False))
 
 
 class IslandSearch:
@@ -77,7 +78,7 @@ class IslandSearch:
     ) -> Found:
         with self._applied.trial([*present, *(island for island, _ in islands)]):
             proof = step.prove(islands[0][1])
-        return Found(tuple(islands), proof.error) if proof.holds else Found()
+        return Found(tuple(islands), proof) if proof.holds else Found()
 
     def _grow(
         self, step: BadStep, producer: Producer, present: Sequence[AnyIsland], limit: int

@@ -3,7 +3,9 @@
 Three questions, each answered over all ranks together:
 
 1. Is the step finite, at its loss scale or at a lower one? Too large a scale is not the island's business.
-2. Are all gradients together within ``TOLERANCE`` of those of FP32?
+2. Are all gradients together within ``TOLERANCE`` of those of FP32? A step may itself be so sensitive that
+   FP32 with weights rounded to half is as far away. Then twice that distance is allowed, since no island
+   changes it.
 3. Does the audit of the step still find the operation, or another one that it did not find before? A fault
    that only moves one line further on may be small at this step, and large at the next.
 """
@@ -26,6 +28,7 @@ from halfguard.tracing.auditing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 
 TOLERANCE = 0.1  # relative; half alone gives a few percent where gradients are tiny
+_MARGIN = 2.0  # half rounds inputs and results as well, not only weights
 _FACTOR = 16.0  # by which the loss scale falls if gradients overflow
 
 T = TypeVar("T")
@@ -37,6 +40,9 @@ class Proof:
 
     holds: bool
     error: float = math.inf  # of all gradients together, relative to FP32
+    sensitivity: float = (
+        0.0  # the same in FP32 with weights rounded to half; 0 if it was not needed
+    )
 
 
 class BadStep:
@@ -48,6 +54,9 @@ class BadStep:
         self._trials, self._batches, self._device = trials, batches, device
         self._scale = scale
         self._reference: TrialGradients | None = None
+        self._sensitivity: float | None = (
+            None  # of the gradients to weights that are rounded to half
+        )
         self._known: frozenset[str] = frozenset()  # places that the audit finds without an island
 
     def find_producer(self) -> Producer | None:
@@ -79,13 +88,28 @@ class BadStep:
             scale = max(scale / _FACTOR, 1.0)
         assert tried is not None  # noqa: S101 - agreed above
         assert self._reference is not None  # noqa: S101 - is_finite_in_fp32 was called
-        error = self._error(tried, self._reference)
-        if not error <= TOLERANCE:
-            return Proof(False, error)
         self._scale = scale
+        error = self._error(tried, self._reference)
+        if not error <= TOLERANCE and not error <= _MARGIN * self._own_sensitivity(self._reference):
+            return Proof(False, error)
         found = self._on_all(self._findings)
         clean = found is not None and producer.place not in found and found <= self._known
-        return Proof(all_agree(clean, self._device), error)
+        return Proof(all_agree(clean, self._device), error, self._sensitivity or 0.0)
+
+    def _own_sensitivity(self, reference: TrialGradients) -> float:
+        """Return how far the gradients move in FP32 if the weights are rounded to half."""
+        if self._sensitivity is None:
+            run = self._trials.in_fp32(self._batches)
+
+            def rounded() -> TrialGradients:
+                with self._trials.rounded_weights():
+                    return self._trials.gradients(run)
+
+            tried = self._on_all(rounded)
+            finite = all_agree(tried is not None and tried.finite, self._device)
+            moved = self._error(tried, reference) if finite and tried is not None else 0.0
+            self._sensitivity = moved
+        return self._sensitivity
 
     def audit(self) -> AuditReport:
         """Audit the step on this rank, as the model is at present."""

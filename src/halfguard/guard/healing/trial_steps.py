@@ -25,7 +25,13 @@ from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.module_tensors import find_state, tensors_of
 from halfguard.guard.stepping.stepper import Stepper
-from halfguard.precision.modes import HALF_DTYPES, autocast, full_precision, without_autocast
+from halfguard.precision.modes import (
+    HALF_DTYPES,
+    autocast,
+    autocast_dtype,
+    full_precision,
+    without_autocast,
+)
 from halfguard.step.generators import generator_state, set_generator_state
 from halfguard.step.random_state import preserved_random_state, restore_random_state
 
@@ -109,6 +115,21 @@ class TrialSteps:
             stack.enter_context(_eagerly())
             stack.enter_context(self._around())
             yield
+
+    @contextmanager
+    def rounded_weights(self) -> Iterator[None]:
+        """Run the block with the model's weights rounded to half; then they are exactly as before."""
+        half = autocast_dtype(self._stepper.config.precision) or torch.float16
+        # Through data: the version counters that others watch do not change.
+        weights = [local_tensor(p).data for p in self.model.parameters() if p.is_floating_point()]
+        copies = [weight.clone() for weight in weights]
+        try:
+            for weight in weights:
+                weight.copy_(weight.to(half))
+            yield
+        finally:
+            for weight, copy in zip(weights, copies, strict=True):
+                weight.copy_(copy)
 
     def _loss(self, micro: MicroBatch) -> Tensor:
         assert micro.loss_fn is not None  # noqa: S101 - only repeatable steps are tried

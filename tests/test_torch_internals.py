@@ -280,16 +280,19 @@ def convolutions_have_a_common_class() -> None:
 
 @used_by("guard", "_non_persistent_buffers_set")
 @used_by("diagnosis guard precision", "_buffers")
-def buffers_are_listed_and_non_persistent_ones_are_known() -> None:
+@used_by("precision", "_parameters")
+def parameters_and_buffers_are_listed_and_non_persistent_ones_are_known() -> None:
     module = nn.Module()
     module.register_buffer("kept", torch.zeros(1))
     module.register_buffer("cache", torch.zeros(1), persistent=False)
+    module.weight = nn.Parameter(torch.zeros(1))
+    assert list(module._parameters) == ["weight"]
     assert list(module._buffers) == ["kept", "cache"]
     assert module._non_persistent_buffers_set == {"cache"}
 
 
-@used_by("dist tracing", "_orig_mod")
-@used_by("diagnosis validation", "torch._dynamo")
+@used_by("dist", "_orig_mod")
+@used_by("diagnosis guard validation", "torch._dynamo")
 @used_by("dist", "torch._dynamo.eval_frame")
 def a_compiled_module_holds_the_original() -> None:
     model = nn.Linear(1, 1)
@@ -301,7 +304,7 @@ def a_compiled_module_holds_the_original() -> None:
     assert Path(inspect.getfile(type(compiled))).parts[-2:] == ("_dynamo", "eval_frame.py")
 
 
-@used_by("diagnosis", "_compiled_call_impl")
+@used_by("diagnosis dist", "_compiled_call_impl")
 def a_module_compiled_in_place_is_known() -> None:
     model = nn.Linear(1, 1)
     assert model._compiled_call_impl is None
@@ -358,7 +361,9 @@ def attention_on_a_cpu_has_the_arguments_of_the_one_that_torch_counts() -> None:
         assert names[:3] == ["query", "key", "value"]
 
 
-@used_by("acceptance diagnosis tracing workload", "torch.utils._python_dispatch.TorchDispatchMode")
+@used_by(
+    "acceptance diagnosis guard tracing workload", "torch.utils._python_dispatch.TorchDispatchMode"
+)
 def a_mode_sees_operations_below_autocast() -> None:
     with Calls() as seen, torch.autocast("cpu", torch.bfloat16):
         torch.ones(2, 2) @ torch.ones(2, 2)
@@ -438,8 +443,8 @@ def kernels_of_a_key_are_listed() -> None:
 
 
 @used_by("precision tracing", "torch._C._current_graph_task_id")
-@used_by("tracing", "torch._C._current_autograd_node", "torch._C._autograd._get_sequence_nr")
-@used_by("tracing", "_sequence_nr")
+@used_by("guard tracing", "torch._C._current_autograd_node", "torch._C._autograd._get_sequence_nr")
+@used_by("guard tracing", "_sequence_nr")
 def a_backward_pass_knows_the_node_that_it_runs() -> None:
     seen: list[Any] = []
 

@@ -81,10 +81,11 @@ def forecast(
     distance = limit - latter.level - pace * (steps[-1] - points[-1][0])
     if distance <= 0:
         return None
-    ahead = distance / pace
+    ahead, most = distance / pace, MAX_AHEAD
     if pace < STEADY * whole.slope:
+        most = MAX_AHEAD / 2
         ahead = math.sqrt(ahead * _linear_ahead(points, limit))
-    if ahead > MAX_AHEAD * (steps[-1] - steps[0] + 1):
+    if ahead > most * (steps[-1] - steps[0] + 1):
         return None
     slowest = min(whole.low_at(CONFIDENCE), pace)
     fastest = max(whole.high_at(CONFIDENCE), latter.high_at(0.9), pace)

@@ -81,10 +81,11 @@ def forecast(
     distance = limit - latter.level - pace * (steps[-1] - points[-1][0])
     if distance <= 0:
         return None
-    ahead = distance / pace
+    ahead, most = distance / pace, MAX_AHEAD
     if pace < STEADY * whole.slope:
-        ahead = math.sqrt(ahead * _linear_ahead(points[len(points) // 2 :], limit))
-    if ahead > MAX_AHEAD * (steps[-1] - steps[0] + 1):
+        most = MAX_AHEAD / 2
+        ahead = math.sqrt(ahead * _linear_ahead(points, limit))
+    if ahead > most * (steps[-1] - steps[0] + 1):
         return None
     slowest = min(whole.low_at(CONFIDENCE), pace)
     fastest = max(whole.high_at(CONFIDENCE), latter.high_at(0.9), pace)
@@ -93,9 +94,19 @@ def forecast(
 
 
 def _linear_ahead(points: Sequence[tuple[float, float]], limit: float) -> float:
-    """Return the steps until the limit for a magnitude that grows by the same amount per step."""
-    level, slope = points[-1][1], fit_trend([(step, 2 ** (y - limit)) for step, y in points]).slope
-    return (1 - 2 ** (level - limit)) / slope if slope > 0 else math.inf
+    """Return the steps until the limit for a magnitude that grows by the same amount per step.
+
+    Infinite if the amounts get smaller: then it levels off.
+    """
+    shares = [(step, 2 ** (value - limit)) for step, value in points]
+    former, latter = (fit_trend(part) for part in _halves(shares))
+    if latter.slope <= 0 or latter.slope < STEADY * former.slope:
+        return math.inf
+    return (1 - latter.level) / latter.slope
+
+
+def _halves(points: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], ...]:
+    return points[: len(points) // 2], points[len(points) // 2 :]
 
 
 def fit_trend(points: Sequence[tuple[float, float]]) -> Trend:

@@ -2,12 +2,15 @@
 
 python -m benchmarks.bench_lint PATH... [--peer COMMAND]
 
-``--peer`` is another linter's program, which gets the same paths, for instance ``--peer torchfix``.
+``--peer`` is another linter's command, which gets the same paths, for instance ``--peer torchfix`` or
+``--peer "ruff check --isolated --no-cache"``.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -22,13 +25,24 @@ _WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from halfguard.cli im
 
 
 def _seconds(command: Sequence[str], limit: float) -> tuple[float, str]:
-    start = time.perf_counter()
+    """Return the wall time of a command, and a note with its processor time."""
+    start, busy = time.perf_counter(), _processor_seconds()
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
     except subprocess.TimeoutExpired:
         return limit, f"stopped after {limit:.0f} s"
     lines = (done.stdout or done.stderr).strip().splitlines()
-    return time.perf_counter() - start, f"{len(lines)} lines printed"
+    used = _processor_seconds() - busy
+    return (
+        time.perf_counter() - start,
+        f"{used:.2f} s of processor time, {len(lines)} lines printed",
+    )
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -46,10 +60,19 @@ def main() -> None:
     lines = sum(path.read_bytes().count(b"\n") for path in files)
     print(f"\n{len(files):,} Python files, {lines:,} lines")
     paths = [str(path) for path in arguments.paths]
-    ours = [sys.executable, "-c", _WITHOUT_TORCH, "lint", *paths, "--format", "github"]
+    ours = [
+        sys.executable,
+        "-c",
+        _WITHOUT_TORCH,
+        "lint",
+        *paths,
+        "--format",
+        "github",
+        "--no-cache",
+    ]
     contestants = {"halfguard lint, no torch": ours}
     if arguments.peer:
-        contestants[arguments.peer] = [arguments.peer, *paths]
+        contestants[arguments.peer] = [*shlex.split(arguments.peer), *paths]
     for name, command in contestants.items():
         seconds, note = _seconds(command, arguments.limit)
         print(f"{name:<34}{seconds:>8.1f} s   {note}")

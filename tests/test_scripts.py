@@ -6,6 +6,8 @@ import importlib
 import os
 import shlex
 import subprocess
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401 - its import sets variables of the environment, which a test must not
@@ -66,3 +68,20 @@ def test_a_benchmark_accepts_the_arguments_that_the_script_passes(
 ) -> None:
     ((_, module, *arguments),) = started(tmp_path, "scripts/bench", name)
     importlib.import_module(module).make_parser().parse_args(arguments)
+
+
+def test_a_framework_whose_oldest_permitted_version_was_not_run_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = ROOT / "scripts/versions"
+    loader = SourceFileLoader("versions", str(path))
+    spec = spec_from_loader("versions", loader)
+    assert spec is not None
+    versions = module_from_spec(spec)
+    loader.exec_module(versions)
+    assert versions.not_run() == []
+    older = {name: "0.1" if name == "trl" else versions.floor(name) for name in versions.FRAMEWORKS}
+    monkeypatch.setattr(versions, "floor", older.get)
+    assert versions.not_run() == ["trl"]
+    page = "<!-- versions: begin --><!-- versions: end --><!-- frameworks: begin --><!-- frameworks: end -->"
+    assert "| trl | 0.24.0 |" in versions.with_tables(page)

@@ -124,6 +124,13 @@ def test_the_bad_step_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
     assert any(trial.name == "the whole step in fp32" and trial.good for trial in autopsy.trials)
 
 
+def test_a_step_without_the_scaler_is_named(tmp_path: Path) -> None:
+    answer = ask("raw_step.py", tmp_path)
+    assert answer.outcome == "bad number"
+    assert answer.in_fp32 == "fine"
+    assert "opt.step(). Step it by scaler.step(optimizer)" in answer.advice
+
+
 def test_calibration_of_a_loss_scale_is_no_event(tmp_path: Path) -> None:
     answer = ask("healthy_scaler.py", tmp_path)
     assert answer.outcome == "nothing bad"
@@ -137,24 +144,35 @@ def test_it_stops_after_the_steps_that_were_asked_for(tmp_path: Path) -> None:
     assert (answer.outcome, answer.steps) == ("nothing bad", 3)
 
 
+def _make_files(folder: Path) -> None:
+    """Make the files that ``writes.py`` changes; those of the names in .bin are linked, not copied."""
+    for name in ("large", "mapped", "array", "short", "mode", "time", "low", "removed"):
+        (folder / f"{name}.bin").write_bytes(bytes(9 * 2**20))
+    for name in ("notes.txt", "log.txt", "moved.txt", "touched.txt"):
+        (folder / name).write_text("mine\n")
+    for name in ("old", "folder"):
+        (folder / name).mkdir()
+        (folder / name / "kept").write_text("kept")
+
+
+def _state(folder: Path) -> dict[Path, tuple[int, float, bytes]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {p: (p.stat().st_mode, p.stat().st_mtime, p.read_bytes()) for p in files}
+
+
 def test_files_of_the_user_are_byte_for_byte_as_before(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "log.txt").write_text("a line\n")
-    (tmp_path / "large.bin").write_bytes(bytes(9 * 2**20))  # linked, not copied
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "kept").write_text("kept")
+    _make_files(tmp_path)
     shutil.copy(SCRIPTS / "writes.py", tmp_path)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    before = _state(tmp_path)
     answer = ask("writes.py", tmp_path)
     assert answer.outcome == "nothing bad", answer.log
     assert answer.steps == 5
     assert not answer.notes
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert _state(tmp_path) == before
 
 
 def test_in_place_runs_in_the_folder_itself(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "large.bin").write_bytes(bytes(10))
+    _make_files(tmp_path)
     ask("writes.py", tmp_path, options=("--in-place", "--steps", "1"))
     assert (tmp_path / "log.txt").exists()
 

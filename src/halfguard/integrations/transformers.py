@@ -101,8 +101,7 @@ class GuardMixin:
     def _clip_repeated(self, model: nn.Module) -> None:
         limit = self.args.max_grad_norm
         if limit is not None and limit > 0:
-            own = getattr(self, "_clip_grad_norm", None)  # the Trainer's, from version 5 on
-            own(model) if own else self.accelerator.clip_grad_norm_(model.parameters(), limit)
+            self.accelerator.clip_grad_norm_(model.parameters(), limit)  # as the Trainer does
 
     # -- a step
 

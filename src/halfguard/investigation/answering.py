@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from halfguard.investigation.cures import advise, advise_on_mask, choose_cure, judge_fp32
+from halfguard.investigation.cures import (
+    advise,
+    advise_on_mask,
+    advise_on_raw_step,
+    choose_cure,
+    judge_fp32,
+)
 from halfguard.investigation.passes import Event, Headroom, PassResult, ScalerFacts, Target
 from halfguard.lint.run import Linter
 from halfguard.lint.settings import Settings
@@ -42,6 +48,8 @@ def answer_bad_number(
     if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
         cure, advice = None, advise_on_mask(second.mask, second.culprit)
         second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
+    if first.raw_step:
+        cure, advice = None, advise_on_raw_step(first.raw_step)
     notes = list(_notes(first, shared))
     if second.ended == "interrupted":
         notes.append("It was interrupted while the bad step was tracked.")
@@ -167,9 +175,7 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
 
 def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
     notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
-    notes += [
-        f"{folder} is too large to copy: what the script wrote there stays." for folder in shared
-    ]
+    notes += [f"{path} is too large to copy: what the script wrote there stays." for path in shared]
     if first.autocast_off:
         device = first.autocast_off
         notes.append(

@@ -17,7 +17,6 @@ from halfguard.records.autopsy import Cure
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
-from halfguard.replaying.log_rewrite import patch_log
 from halfguard.replaying.rewrite import make_patch
 
 _HALF = ("float16", "bfloat16")
@@ -41,10 +40,9 @@ def choose_cure(found: PassResult, event: Event) -> Cure | None:
 
 def _cures(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     good = {result.plan.kind: result for result in found.trials if result.trial.good}
-    if "log" in good and good["log"].rewrite:
-        patch = patch_log(culprit.file, culprit.line)
-        if patch:
-            yield _rewritten(good["log"], culprit, patch)
+    composition = good.get("composition")
+    if composition is not None and composition.trial.grad_norm:
+        yield _rewritten(composition)
     if _is_scale_alone(found, culprit, event) and "scale" in good:
         yield _scale(good["scale"], event, culprit)
     stable = good.get("stable")
@@ -53,13 +51,16 @@ def _cures(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
         yield _operation(stable, culprit)
     if _is_optimizer(culprit, event) and "fp32" in good:
         yield _fp32_weights(good["fp32"], culprit, found.optimizer)
-    if "line" in good:
-        yield _line(good["line"], culprit)
+    line = good.get("statement")
+    if line is not None and (line.patch or "island" not in good):
+        yield _line(line, f"Compute the statement at {culprit.place} in FP32")
     if "island" in good:
         yield _island(good["island"], culprit, found.autocast)
     # A limit keeps numbers finite, not right: far from FP32 another format is better.
-    if stable is not None and learns and not stable.error > _FAR:
+    if stable is not None and learns and not (stable.trial.error_as_written or 0) > _FAR:
         yield _operation(stable, culprit)
+    if "function" in good:
+        yield _line(good["function"], f"Compute the function around {culprit.place} in FP32")
     if "scale" in good:
         yield _scale(good["scale"], event, culprit)
     if "bf16" in good:
@@ -91,14 +92,12 @@ def _trial(trials: tuple[TrialResult, ...], kind: str) -> TrialResult | None:
     return next((result for result in trials if result.plan.kind == kind), None)
 
 
-def _rewritten(result: TrialResult, culprit: Culprit, patch: str) -> Cure:
-    note = f" The step is then {result.trial.note}." if result.trial.note else ""
+def _rewritten(result: TrialResult) -> Cure:
     return Cure(
         what="operation",
-        sentence=f"At {culprit.place} write {result.rewrite}: the probability is 0 before its logarithm is "
-        f"taken, and its gradient is lost.{note}",
+        sentence=f"{result.rewrite} A part of it leaves the range before the whole is computed.",
         trial=result.trial.name,
-        patch=patch,
+        patch=result.patch,
     )
 
 
@@ -124,13 +123,12 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, optimizer: str) -> Cure
     )
 
 
-def _line(result: TrialResult, culprit: Culprit) -> Cure:
-    note = f" The step then has {result.trial.note}." if result.trial.note else ""
+def _line(result: TrialResult, what: str) -> Cure:
     return Cure(
         what="operation",
-        sentence=f"Compute {culprit.op} at {culprit.place} in FP32: inside torch.autocast(..., "
-        f"enabled=False), with .float() on its inputs.{note}",
+        sentence=f"{what}: .float() on its half inputs, and torch.autocast(..., enabled=False) around it.",
         trial=result.trial.name,
+        patch=result.patch,
     )
 
 
@@ -226,4 +224,12 @@ def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
         f"The constant that {mask.op} writes at {mask.place} is infinite in {mask.dtype or 'half'}, but not "
         f"in FP32, and {culprit.op} at {culprit.place} makes NaN of it. Write torch.finfo(x.dtype).min "
         "instead, and leave out rows that are masked as a whole."
+    )
+
+
+def advise_on_raw_step(place: str) -> str:
+    """Return what to do about an optimizer that was stepped without the scaler."""
+    return (
+        "The optimizer was stepped on gradients that were still multiplied by the loss scale, or that the "
+        f"scaler had rejected, at {place}. Step it by scaler.step(optimizer) alone."
     )

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from halfguard.precision.modes import HALF_DTYPES, full_precision, without_autocast
-from halfguard.replaying.substitution import Place, user_place
+from halfguard.precision.modes import HALF_DTYPES, without_autocast
 
 # Calls that must see their own tensor.
 _AS_THEY_ARE = frozenset(
@@ -102,27 +101,6 @@ class FP32Arguments(TorchFunctionMode):
         ):  # what is written keeps its dtype
             return func(args[0], *tree_map(_wide, args[1:]), **tree_map(_wide, kwargs))
         return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
-
-
-class LineInFP32(TorchFunctionMode):
-    """Computes the calls of one line of the user in FP32; ``used`` if any call had a half argument."""
-
-    def __init__(self, place: Place) -> None:
-        super().__init__()
-        self._place = place
-        self.used = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if func is Tensor.backward:
-            with self:
-                return _backward(*args, **kwargs)
-        if name in _AS_THEY_ARE or user_place() != self._place:
-            return func(*args, **kwargs)
-        self.used = True
-        with full_precision("cpu"), full_precision("cuda"):
-            return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
 
 
 def _backward(

@@ -155,7 +155,7 @@ def _roots(target: Target, folder: Path) -> tuple[Path, ...]:
 def _investigate(one: Investigation) -> ScriptAnswer:
     first = one.run("sense", "running the script")
     log = one.log_tail() if first.error or first.ended == "died" else ""
-    shared = () if one.copy is None else one.copy.shared
+    shared = () if one.copy is None else (*one.copy.shared, *map(str, one.copy.changed()))
     if first.event is None:
         inspected = None
         if first.backward and first.ended != "interrupted":

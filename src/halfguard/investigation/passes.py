@@ -22,7 +22,9 @@ PassKind = Literal["sense", "track", "judge", "inspect"]
 EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "exception"]
 # Where tracking begins: at the end of the backward pass before the event, at the first call of a module,
 # or with the first line of the script.
-TrialKind = Literal["fp32", "bf16", "stable", "log", "line", "island", "scale"]
+TrialKind = Literal[
+    "fp32", "bf16", "composition", "stable", "statement", "function", "island", "scale"
+]
 Start = Literal["event", "first module", "script"]
 Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "died"]
 
@@ -107,9 +109,9 @@ class TrialResult(FloatRecordPart):
     trial: ReplayTrial
     stable: tuple[str, ...] = ()
     limits: bool = Field(default=False, description="a stable operation limits its result")
-    rewrite: str = Field(default="", description="what to write for a logarithm")
+    rewrite: str = Field(default="", description="what to write for a composition, and where")
+    patch: str = Field(default="", description="the change as a unified diff, if it is certain")
     gradients: str = Field(default="", description="file with the gradients, unscaled")
-    error: float = Field(default=math.nan, description="relative error of the gradients, from FP32")
 
 
 class PassResult(FloatRecordPart):
@@ -123,6 +125,7 @@ class PassResult(FloatRecordPart):
     seconds: float = 0.0
     loss: float = math.nan
     scaler: ScalerFacts = ScalerFacts()
+    raw_step: str = Field(default="", description="a line that stepped on scaled gradients")
     autocast_off: str = Field(default="", description="a device whose autocast torch switched off")
     outside: tuple[str, ...] = Field(default=(), description="effects outside the copied folder")
     files: tuple[str, ...] = Field(default=(), description="source files of the user that ran")

@@ -151,6 +151,7 @@ class Sensing(LoopObserver):
             seconds=time.monotonic() - self._started,
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
+            raw_step=self._loop.raw_step,
             autocast_off=self._surroundings.autocast_off,
             outside=self._surroundings.effects,
         )

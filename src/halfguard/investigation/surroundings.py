@@ -20,7 +20,8 @@ from halfguard.investigation.working_copy import Links
 
 _MOST_EFFECTS = 20
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_REMOVALS = {"os.remove", "os.rmdir", "os.rename", "shutil.rmtree", "os.truncate"}
+_REMOVALS = {"os.remove", "os.rmdir", "os.rename", "shutil.rmtree"}
+_CHANGES = {"os.truncate", "os.chmod", "os.utime", "os.chown", "os.setxattr", "sqlite3.connect"}
 _LOCAL = ("127.", "::1", "localhost")
 
 
@@ -53,8 +54,12 @@ class Surroundings:
             writes = flags & _WRITES if isinstance(flags, int) else set(mode or "") & set("wax+")
             if writes and isinstance(path, str | bytes | os.PathLike):
                 self._written(os.fspath(path), truncates="w" in (mode or ""))
+        elif event in _CHANGES and isinstance(args[0], str | bytes | os.PathLike):
+            self._written(os.fspath(args[0]), truncates=False)
         elif event in _REMOVALS and isinstance(args[0], str | os.PathLike):
-            self._note("removed or renamed", os.fspath(args[0]))
+            folder, name = os.path.split(os.path.abspath(os.fspath(args[0])))  # noqa: PTH100
+            # A link is removed itself, not what it points to.
+            self._note("removed or renamed", os.path.join(os.path.realpath(folder), name))  # noqa: PTH118
         elif event == "socket.connect" and isinstance(args[1], tuple):
             host = str(args[1][0])
             if not host.startswith(_LOCAL):
@@ -63,10 +68,10 @@ class Surroundings:
     def _written(self, path: str | bytes, *, truncates: bool) -> None:
         text = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - no file system access here
         if not self._links.make_real(text, truncates=truncates):
-            self._note("wrote", text)
+            self._note("wrote", os.path.realpath(text))
 
-    def _note(self, what: str, path: str) -> None:
-        full = os.path.realpath(path)  # through links of the user, which lead out of the copy
+    def _note(self, what: str, full: str) -> None:
+        """Note an effect on a path, from which links of the user, which lead out of the copy, are gone."""
         elsewhere = not full.startswith(self._ours)
         users = full.startswith(self._users) and not full.startswith(self._folders)
         if (elsewhere or users) and len(self._effects) < _MOST_EFFECTS:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import linecache
 import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any, NoReturn
@@ -20,13 +20,21 @@ from halfguard.investigation.finite import bad_tensors
 from halfguard.investigation.held_process import HeldProcess
 from halfguard.investigation.incident_of_step import ModelCall, keep_incident
 from halfguard.investigation.leaving import leave
-from halfguard.investigation.passes import Ended, Event, PassPlan, PassResult
-from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
+from halfguard.investigation.passes import (
+    Ended,
+    Event,
+    PassPlan,
+    PassResult,
+    TrialPlan,
+    TrialResult,
+)
+from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop, describe_place
 from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
 from halfguard.tracing.origins import Origin
 
+_SECONDS = 120.0  # for all trials
 _SLACK = 2  # backward passes after the event in which it is still waited for
 _isfinite = torch.isfinite  # before a sensor replaces it
 
@@ -47,7 +55,9 @@ class Tracking(Approach):
         self._optimizer = ""
 
     def begin(self, first: nn.Module | None, args: Any) -> None:
-        held = HeldProcess.hold() if HeldProcess.is_possible() else None
+        # Where every step is tracked, the process would be held at the first one.
+        wanted = self.plan.start != "first module" and HeldProcess.is_possible()
+        held = HeldProcess.hold() if wanted else None
         if held is not None and held.trial is not None:  # a copy of this process, much later
             trying = Trying(self.plan, self.loop, self.event, held.trial, held.send)
             self.loop.observer = trying
@@ -152,15 +162,22 @@ class Tracking(Approach):
             kept = keep_incident(self.plan.incident, self._call, self.event, self._autocast)
             result = result.model_copy(update={"incident": kept})
         if self._held is not None:
-            trials = run_trials(result, self.event, self._held.run)
-            result = result.model_copy(update={"trials": tuple(trials)})
+            result = result.model_copy(update={"trials": tuple(self._trials(result, self._held))})
         self._leave(result)
 
+    def _trials(self, found: PassResult, held: HeldProcess) -> Iterator[TrialResult]:
+        """Run trials until their time is used up; from the script's first line only that of FP32."""
+        until = time.monotonic() + _SECONDS
+
+        def run(trial: TrialPlan) -> TrialResult | None:
+            late = time.monotonic() > until
+            skipped = late or (self.plan.start == "script" and trial.kind != "fp32")
+            return None if skipped else held.run(trial)
+
+        yield from run_trials(found, self.event, run)
+
     def _made(self, optimizer: torch.optim.Optimizer) -> str:
-        place = self.loop.made_at.get(id(optimizer))
-        if place is None:
-            return ""
-        return f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
+        return describe_place(self.loop.made_at.get(id(optimizer)))
 
     def _way(self, culprit: Culprit) -> tuple[str, ...]:
         """Return the modules that passed it on; those before the culprit hold intended infinities."""

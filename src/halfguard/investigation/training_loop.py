@@ -8,6 +8,7 @@ is answered with a message. Beside it stand the scaler (to know a loss before it
 
 from __future__ import annotations
 
+import linecache
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -82,6 +83,8 @@ class TrainingLoop:
     made_at: dict[int, Place | None] = field(default_factory=dict)  # lines that made optimizers
     _optimizers: list[weakref.ref[Any]] = field(default_factory=list)
     _scaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = field(default_factory=dict)
+    raw_step: str = ""  # the first line that stepped on gradients that were still scaled
+    _holds_scaled: bool = False  # a scaled backward pass, and the scaler has not unscaled since
     _busy: bool = False
 
     def install(self) -> None:
@@ -144,6 +147,7 @@ class TrainingLoop:
             grads = [p.grad for p in self.parameters] if call.accumulates else out
             self.observer.after_backward(call, [g for g in grads if isinstance(g, Tensor)])
             if call.accumulates:
+                self._holds_scaled = call.scaled
                 self.backward += 1
                 self.observer.between_steps()
             return out
@@ -173,6 +177,8 @@ class TrainingLoop:
 
         def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if not self._busy:
+                if self._holds_scaled and not self.raw_step:
+                    self.raw_step = describe_place(user_place())
                 self.observer.after_step(optimizer)
                 self.steps += 1
 
@@ -194,6 +200,17 @@ class TrainingLoop:
             return scaled
 
         setattr(torch.amp.GradScaler, scale.__name__, scale)
+        for name in ("step", "unscale_"):
+            self._watch_unscaling(name)
+
+    def _watch_unscaling(self, name: str) -> None:
+        original: Any = getattr(torch.amp.GradScaler, name)
+
+        def unscaling(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            self._holds_scaled = False
+            return original(scaler, *args, **kwargs)
+
+        setattr(torch.amp.GradScaler, name, unscaling)
 
     def _watch_looks(self, owner: Any, name: str) -> None:
         original: Callable[..., Any] = getattr(owner, name)
@@ -220,6 +237,11 @@ class TrainingLoop:
             finite = bool(_isfinite(tensor.detach()).all())
         if not finite:
             self.observer.looked(Look(tensor, how))
+
+
+def describe_place(place: Place | None) -> str:
+    """Return a line as ``file:line: code``, or an empty string."""
+    return "" if place is None else f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
 
 
 def raise_if_unsupported() -> None:

@@ -13,10 +13,13 @@ from pathlib import Path
 import torch
 
 from halfguard.investigation.passes import Event, PassResult, TrialPlan, TrialResult
+from halfguard.records.culprit import Culprit
 
 FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
 _HALF = ("float16", "bfloat16")
+_DOUBLINGS = 24
+_IN_FP32 = ("statement", "function")
 Run = Callable[[TrialPlan], TrialResult | None]
 
 
@@ -30,32 +33,35 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
     if culprit is None or culprit.kind != "op":
         return
     if found.autocast == "float16":
-        yield from _ran(run(BF16))
+        yield from (_judged(one, full, run) for one in _ran(run(BF16)))
     scales = _scale_to_try(event)
-    if culprit.file:
-        place = culprit.file, culprit.line
-        log = TrialPlan(
-            name="the logarithm computed from the logits", kind="log", place=place, scale=scales
-        )
-        tried = run(log)
-        if tried is not None and tried.rewrite:
-            yield _judged(tried, full)
-        if full.trial.good and culprit.dtype in _HALF:
-            line = TrialPlan(name="this line in FP32", kind="line", place=place, scale=scales)
-            yield from (_judged(one, full) for one in _ran(run(line)))
-        stable = TrialPlan(
-            name=f"stable operations for {culprit.op}", kind="stable", place=place, scale=scales
-        )
-        tried = run(stable)
-        if tried is not None and tried.stable:
-            yield _judged(tried, full)
+    for plan in _line_trials(culprit, scales, in_fp32=full.trial.good):
+        tried = run(plan)
+        if tried is not None and (plan.kind in _IN_FP32 or tried.stable or tried.rewrite):
+            yield _judged(tried, full, run)
+            if plan.kind == "statement" and tried.trial.good:
+                break
     if full.trial.good and culprit.module and found.autocast:
         island = TrialPlan(
             name=f"{culprit.module!r} in FP32", kind="island", module=culprit.module, scale=scales
         )
-        yield from _ran(run(island))
+        yield from (_judged(one, full, run) for one in _ran(run(island)))
     if event.kind == "scale" or culprit.phase == "backward":
         yield from _lower_scale(event, run)
+
+
+def _line_trials(culprit: Culprit, scale: float | None, *, in_fp32: bool) -> Iterator[TrialPlan]:
+    """Yield the changes of the culprit's line; the whole function comes last, if the line is not enough."""
+    if not culprit.file:
+        return
+    place = culprit.file, culprit.line
+    yield TrialPlan(name="the composition", kind="composition", place=place, scale=scale)
+    name = f"stable operations for {culprit.op}"
+    yield TrialPlan(name=name, kind="stable", place=place, scale=scale)
+    if in_fp32 and culprit.dtype in _HALF:
+        yield TrialPlan(name="this line in FP32", kind="statement", place=place, scale=scale)
+        name = "the function around this line in FP32"
+        yield TrialPlan(name=name, kind="function", place=place, scale=scale)
 
 
 def _ran(result: TrialResult | None) -> Iterator[TrialResult]:
@@ -87,15 +93,27 @@ def _lower_scale(event: Event, run: Run) -> Iterator[TrialResult]:
     yield from _ran(best)
 
 
-def _judged(tried: TrialResult, full: TrialResult) -> TrialResult:
-    """Note how far the gradients of a change are from those of FP32."""
-    error = _relative_error(tried.gradients, full.gradients)
-    if not tried.trial.good or error is None:
+def _judged(tried: TrialResult, full: TrialResult, run: Run) -> TrialResult:
+    """Note how far the gradients are from those of FP32, and the largest loss scale that works."""
+    if not tried.trial.good:
         return tried
-    notes = [tried.trial.note] if tried.trial.note else []
-    notes.append(f"gradients {error:.1%} from FP32 as written")
-    trial = tried.trial.model_copy(update={"note": "; ".join(notes)})
-    return tried.model_copy(update={"trial": trial, "error": error})
+    facts: dict[str, float | None] = {
+        "error_as_written": _relative_error(tried.gradients, full.gradients)
+    }
+    if tried.plan.scale is not None and tried.plan.kind != "scale":
+        facts["largest_scale"] = _largest_scale(tried.plan, run)
+    return tried.model_copy(update={"trial": tried.trial.model_copy(update=facts)})
+
+
+def _largest_scale(plan: TrialPlan, run: Run) -> float:
+    """Find the largest power of two, up to 2**24, at which the step is finite with a change."""
+    low, high = 0, _DOUBLINGS + 1  # exponents: finite at the first, not at the second
+    while high - low > 1:
+        middle = (low + high) // 2
+        result = run(plan.model_copy(update={"scale": 2.0**middle}))
+        finite = result is not None and result.trial.good
+        low, high = (middle, high) if finite else (low, middle)
+    return 2.0**low
 
 
 def _relative_error(one: str, other: str) -> float | None:

@@ -13,7 +13,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from halfguard.investigation.approach import Approach
 from halfguard.investigation.called_modules import CalledModules
 from halfguard.investigation.finite import bad_tensors, first_number
-from halfguard.investigation.full_precision import LineInFP32, force_bf16, force_fp32
+from halfguard.investigation.full_precision import force_bf16, force_fp32
+from halfguard.investigation.line_changes import line_change
 from halfguard.investigation.passes import (
     Ended,
     Event,
@@ -24,8 +25,6 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
 from halfguard.precision.islands import fp32_island
 from halfguard.records.autopsy import ReplayTrial
-from halfguard.replaying.compositions import LogOfProbability
-from halfguard.replaying.substitution import StableSubstitution
 
 _KEPT_ELEMENTS = 50_000_000  # of gradients that are compared with those of FP32
 Send = Callable[[TrialResult], NoReturn]
@@ -41,28 +40,22 @@ class Trying(Approach):
         self._trial, self._send = trial, send
         self._loss = self._norm = math.nan
         self._gradients = ""
-        self._stable: StableSubstitution | None = None
-        self._log: LogOfProbability | None = None
+        self._change = line_change(trial)
         self._judged = False  # the backward pass of the step was good
 
     def begin(self, first: nn.Module | None, args: Any) -> None:  # noqa: ARG002
         self.has_begun = True
         trial = self._trial
         if trial.kind == "fp32":
-            with self.loop.unobserved():
+            # Not unobserved: leaving that would restore the autocast that this switches off.
+            with torch.no_grad():
                 force_fp32(self.loop.parameters, self.loop.optimizers)
         elif trial.kind == "bf16":
             force_bf16()
-        elif trial.kind == "stable" and trial.place is not None:
-            self._stable = StableSubstitution([trial.place])
-            self._stable.__enter__()  # type: ignore[no-untyped-call]
-        elif trial.kind == "log" and trial.place is not None:
-            self._log = LogOfProbability(trial.place)
-            self._log.__enter__()  # type: ignore[no-untyped-call]
-        elif trial.kind == "line" and trial.place is not None:
-            LineInFP32(trial.place).__enter__()  # type: ignore[no-untyped-call]
         elif trial.kind == "island":
             self._make_island(first)
+        elif self._change is not None:
+            self._change.begin()
 
     def before_scaling(self, scaler: Any) -> None:
         """Set the scale of the trial; not before: the last step's gradients have the old one."""
@@ -114,8 +107,7 @@ class Trying(Approach):
             self._end(good=False, note=note)
         if call.accumulates:
             self._judged = True
-            if self._trial.kind in ("fp32", "stable", "log", "line"):
-                self._keep(gradients, scale)
+            self._keep(gradients, scale)
             if self.event.kind != "parameters":
                 self._end(good=True)
 
@@ -153,8 +145,6 @@ class Trying(Approach):
     def _end(self, *, good: bool, note: str = "") -> NoReturn:
         if good and self._norm == 0:
             note = "all gradients are 0: finite, but nothing is learnt"
-        used = set() if self._stable is None else set().union(*self._stable.used.values())
-        probability = None if self._log is None else self._log.used
         trial = ReplayTrial(
             name=self._trial.name,
             good=good,
@@ -162,13 +152,5 @@ class Trying(Approach):
             grad_norm=self._norm,
             note=" ".join(note.split())[:200],
         )
-        self._send(
-            TrialResult(
-                plan=self._trial,
-                trial=trial,
-                stable=tuple(sorted(form.name for form in used)),
-                limits=not all(form.exact for form in used),
-                rewrite="" if probability is None else probability.text,
-                gradients=self._gradients,
-            )
-        )
+        facts = {} if self._change is None else self._change.facts()
+        self._send(TrialResult(plan=self._trial, trial=trial, gradients=self._gradients, **facts))

@@ -8,8 +8,10 @@ copied in reasonable time is a link as a whole, and the user is told.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 _LARGE = 8 * 2**20  # bytes of a file that is linked
 _MOST_BYTES = 512 * 2**20  # copied in all; then files are linked
 _MOST_ENTRIES = 20_000  # files and folders; then folders are linked as a whole
+_FICLONE = 0x40049409  # of Linux
 # Folders that training scripts read, at most.
 _LINKED = frozenset({".git", ".venv", "venv", "node_modules", ".tox", ".mypy_cache", ".ruff_cache"})
 
@@ -58,6 +61,7 @@ class WorkingCopy:
     place: Path
     roots: tuple[Path, ...]
     shared: tuple[str, ...] = ()  # folders that are links as a whole
+    _linked: dict[Path, tuple[int, int]] = field(default_factory=dict)  # originals: size, time
 
     def make(self) -> None:
         """Make the copies, as they were before the first pass."""
@@ -68,6 +72,12 @@ class WorkingCopy:
             _copy_folder(root, self.inside(root), budget, links)
         self.shared = tuple(budget.shared)
         self.links.write_text("\n".join(links), "utf-8")
+        originals = [Path(link).resolve() for link in links]
+        self._linked = {path: _state(path) for path in originals} | self._linked
+
+    def changed(self) -> list[Path]:
+        """Return the originals of links that were changed: by a library that Python does not see."""
+        return [path for path, before in self._linked.items() if _state(path) != before]
 
     def remove(self) -> None:
         """Remove the copies. Links are removed, not what they point to."""
@@ -95,6 +105,14 @@ class WorkingCopy:
     def folders(self) -> tuple[str, ...]:
         """Return the folders of the copy."""
         return tuple(str(self.place / str(n)) for n in range(len(self.roots)))
+
+
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
 
 
 @dataclass
@@ -125,6 +143,19 @@ def _copy_folder(source: Path, target: Path, budget: _Budget, links: list[str]) 
                 _copy_file(entry, made, budget, links)
 
 
+def _clone(source: str, target: Path) -> bool:
+    """Copy a file by reference, if the file system can: the copy takes no space until it is written."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with open(source, "rb") as original, target.open("wb") as copy:  # noqa: PTH123
+            fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    return True
+
+
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
@@ -143,6 +174,8 @@ def _link_target(link: Path, root: Path) -> Path:
 
 def _copy_file(entry: os.DirEntry[str], made: Path, budget: _Budget, links: list[str]) -> None:
     size = entry.stat().st_size
+    if size > _LARGE and _clone(entry.path, made):
+        return
     try:
         if size <= _LARGE and budget.bytes + size <= _MOST_BYTES:
             shutil.copy2(entry.path, made)

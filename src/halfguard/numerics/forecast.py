@@ -1,13 +1,16 @@
 """The step at which a layer will overflow, from the trend of its largest magnitude; only on strong evidence.
 
 Growing activations grow by a factor per step: a straight line in log2. The slope is the median of the slopes
-between all pairs of points (Theil and Sen), which spikes do not change. Three things look like a trend and
+between all pairs of points (Theil and Sen), which spikes do not change. Four things look like a trend and
 are none. Each has its test:
 
 * correlated noise. Neighbouring steps resemble each other, so n steps are weaker evidence than n independent
   ones. The interval is widened by the residuals' autocorrelation, and by the slope that a random walk with
   the same steps would have by chance;
 * the start of training, steep and then flat: the latter half must rise too, at no less than half the pace;
+* growth that slows down. A magnitude that grows by the same amount per step is concave in log2, and so is
+  one that levels off. If the pace in log2 falls, the overflow is expected between the two extensions, that
+  of the factor and that of the amount (their geometric mean);
 * a slope that leads far beyond the data: no overflow is predicted further ahead than the steps so far.
 """
 
@@ -25,6 +28,7 @@ LIMIT = math.log2(FP16.largest)
 MAX_POINTS = 64  # more are reduced to this many medians: the cost is quadratic
 MIN_POINTS = 12
 CONFIDENCE = 0.999
+STEADY = 0.8  # of the whole slope: a latter half that rises as fast grows by a factor per step
 MAX_AHEAD = 1.0  # times the steps so far; further ahead a straight line is a guess
 
 
@@ -75,11 +79,23 @@ def forecast(
         return None
     pace = latter.slope
     distance = limit - latter.level - pace * (steps[-1] - points[-1][0])
-    if distance <= 0 or distance / pace > MAX_AHEAD * (steps[-1] - steps[0] + 1):
+    if distance <= 0:
+        return None
+    ahead = distance / pace
+    if pace < STEADY * whole.slope:
+        ahead = math.sqrt(ahead * _linear_ahead(points[len(points) // 2 :], limit))
+    if ahead > MAX_AHEAD * (steps[-1] - steps[0] + 1):
         return None
     slowest = min(whole.low_at(CONFIDENCE), pace)
     fastest = max(whole.high_at(CONFIDENCE), latter.high_at(0.9), pace)
-    return PredictedOverflow(distance / pace, distance / fastest, distance / slowest, 1 / pace)
+    high = max(distance / slowest, ahead)
+    return PredictedOverflow(ahead, distance / fastest, high, 1 / pace)
+
+
+def _linear_ahead(points: Sequence[tuple[float, float]], limit: float) -> float:
+    """Return the steps until the limit for a magnitude that grows by the same amount per step."""
+    level, slope = points[-1][1], fit_trend([(step, 2 ** (y - limit)) for step, y in points]).slope
+    return (1 - 2 ** (level - limit)) / slope if slope > 0 else math.inf
 
 
 def fit_trend(points: Sequence[tuple[float, float]]) -> Trend:

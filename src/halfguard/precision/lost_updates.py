@@ -15,13 +15,17 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from halfguard.numerics.lost_updates import LostUpdates, count_lost, joined
-from halfguard.numerics.tensor_rows import TensorRows, lay_out
+from halfguard.numerics.tensor_rows import TensorRows, lay_out, local_tensor
 from halfguard.precision.modes import HALF_DTYPES
 
 
 @torch.no_grad()
-def measure_lost_updates(optimizer: Optimizer) -> tuple[list[Tensor], LostUpdates] | None:
+def measure_lost_updates(
+    optimizer: Optimizer, *, sample: int | None = None
+) -> tuple[list[Tensor], LostUpdates] | None:
     """Measure the last update of every 16-bit weight; call it after ``step`` and before ``zero_grad``.
+
+    ``sample`` is the number of elements to measure in each tensor, at equal distances; None measures all.
 
     SGD, Adam, AdamW and others with the state of Adam are known; parameters of others are left out. Return
     the parameters with their counts on the device, or None if there are none. There is no host sync, and the
@@ -32,7 +36,7 @@ def measure_lost_updates(optimizer: Optimizer) -> tuple[list[Tensor], LostUpdate
     for group in optimizer.param_groups:
         for parameters in _by_kind(optimizer, group):
             states = [optimizer.state[p] for p in parameters]
-            for rows, update in _updates(optimizer, group, parameters, states):
+            for rows, update in _updates(optimizer, group, parameters, states, sample):
                 found += [parameters[i] for i in rows.positions]
                 parts.append(count_lost(rows, update, parameters[0].dtype))
     if not parts:
@@ -77,19 +81,30 @@ def _updates(
     group: dict[str, Any],
     parameters: list[Tensor],
     states: list[dict[str, Any]],
+    sample: int | None,
 ) -> Iterator[tuple[TensorRows, Tensor]]:
     """Yield the parameters in passes, with the update of each in the same layout."""
+
+    def rows_of(tensors: list[Tensor]) -> Iterator[TensorRows]:
+        return lay_out(tensors if sample is None else [_thinned(t, sample) for t in tensors])
+
     if isinstance(optimizer, SGD):
         kept = [None if group["nesterov"] else state.get("momentum_buffer") for state in states]
         directions = [p.grad if m is None else m for p, m in zip(parameters, kept, strict=True)]
         for rows, used in zip(
-            lay_out(parameters), lay_out([d for d in directions if d is not None]), strict=True
+            rows_of(parameters), rows_of([d for d in directions if d is not None]), strict=True
         ):
             yield rows, -group["lr"] * used.data
         return
     step, (beta1, beta2) = states[0]["step"], group["betas"]
     square = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
-    moments = (lay_out([state[name] for state in states]) for name in ("exp_avg", square))
-    for rows, mean, variance in zip(lay_out(parameters), *moments, strict=True):
+    moments = (rows_of([state[name] for state in states]) for name in ("exp_avg", square))
+    for rows, mean, variance in zip(rows_of(parameters), *moments, strict=True):
         size = (variance.data / (1 - beta2**step)).sqrt() + group["eps"]
         yield rows, -group["lr"] / (1 - beta1**step) * mean.data / size
+
+
+def _thinned(tensor: Tensor, count: int) -> Tensor:
+    """Return about ``count`` elements of a tensor, the same ones for every tensor of its shape."""
+    flat = local_tensor(tensor).detach().reshape(-1)
+    return flat[:: -(-flat.numel() // count)] if flat.numel() > count else flat

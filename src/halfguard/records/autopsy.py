@@ -60,6 +60,10 @@ class Cure(Record):
     sentence: str
     trial: str = Field(description="name of the trial that was good")
     patch: str = Field(default="", description="lines for a config, a plan or the source")
+    scale: float | None = Field(
+        default=None,
+        description="loss scale to start with, if the initial one is too high for this step",
+    )
 
 
 class Autopsy(Record):

@@ -83,7 +83,7 @@ def _autopsy(step: ReplayedStep, steps: int, watch: Callable[[str], None]) -> Au
         trials=tuple(trials.done),
         trained=tuple(trained),
         saturation=trials.judge.saturation,
-        cure=candidates[0].cure if candidates else None,
+        cure=candidates[0].cure(trials.judge) if candidates else None,
     )
 
 

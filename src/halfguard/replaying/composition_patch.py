@@ -68,7 +68,7 @@ class _Composition:
         if isinstance(node, ast.Call) and _name(node) == "log1p" and len(_arguments(node)) == 1:
             inner = self._follow(_arguments(node)[0])
             return self._of_exp(inner)
-        normalized = self._normalized(node)
+        normalized = self._normalized(node) or self._softmax(node)
         if normalized:
             return normalized
         root = self._root(node)
@@ -120,6 +120,13 @@ class _Composition:
                 if isinstance(one, ast.Constant) and one.value == 1:
                     return self._of_exp(self._follow(other))
         value, _ = self._without_eps(argument)
+        total = self._sum_of_exp(value)
+        if total is not None:
+            x, named = total
+            return f"torch.logsumexp({', '.join([x, *(f'{k}={v}' for k, v in named.items())])})"
+        softmax = self._softmax(value)
+        if softmax:
+            return softmax.replace("torch.softmax(", "torch.log_softmax(", 1)
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub):
             is_one = isinstance(value.left, ast.Constant) and value.left.value == 1
             value, _ = self._without_eps(value.right)
@@ -134,6 +141,25 @@ class _Composition:
         rest = [self.file.source(arg) for arg in _arguments(value)[1:]]
         rest += [f"{k.arg}={self.file.source(k.value)}" for k in value.keywords if k.arg == "dim"]
         return f"torch.log_softmax({', '.join([logits, *rest])})" if rest else ""
+
+    def _sum_of_exp(self, value: ast.expr) -> tuple[str, dict[str, str]] | None:
+        """Return x in float32 and the dimensions of a sum of exp(x)."""
+        value = self._follow(value)
+        if not isinstance(value, ast.Call) or _name(value) != "sum":
+            return None
+        x = self._argument_of(self._follow(_arguments(value)[0]), "exp")
+        named = dict(part.split("=", 1) for part in self._dimensions(_Squares("", value)))
+        return (x, named) if x and "dim" in named else None
+
+    def _softmax(self, node: ast.expr) -> str:
+        """Return exp(x) / sum(exp(x)) as one operation."""
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+            return ""
+        total = self._sum_of_exp(node.right)
+        x = "" if total is None else self._argument_of(self._follow(node.left), "exp")
+        if total is None or x != total[0] or total[1].get("keepdim") != "True":
+            return ""
+        return f"torch.softmax({x}, {total[1]['dim']})"
 
     def _of_exp(self, value: ast.expr) -> str:
         x = self._argument_of(value, "exp")

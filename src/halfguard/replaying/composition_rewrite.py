@@ -19,8 +19,10 @@ from halfguard.replaying.compositions import (
     Composition,
     LogSigmoid,
     LogSoftmax,
+    LogSumExp,
     RmsNorm,
     Root,
+    Softmax,
     Softplus,
     SumOfSquares,
     UnitVector,
@@ -37,6 +39,7 @@ class Part:
     x: Tensor
     lines: frozenset[Place]
     dim: Any = None
+    keepdim: bool = False
     squares: SumOfSquares | None = None
     power: float = 1.0  # of a sum of squares: 0.5 for a root, -0.5 for its reciprocal
     shift: float = 0.0  # epsilon that was added after a root
@@ -129,7 +132,7 @@ def _finish(name: str, args: Any, parts: list[Part | None]) -> Composition | Non
     if is_root and first is not None and first.squares is not None and first.power == 1:
         return Root(first.squares)
     if name in ("div", "truediv", "true_divide") and len(args) == 2:
-        return _normalized(args[0], parts[1], 0.5)
+        return _normalized(args[0], parts[1], 0.5) or _softmax(first, parts[1])
     if name in ("mul", "rmul") and len(args) == 2:
         return _normalized(args[0], parts[1], -0.5) or _normalized(args[1], parts[0], -0.5)
     return None
@@ -142,7 +145,17 @@ def _logarithm(name: str, part: Part) -> Composition | None:
         return LogSigmoid(part.x, is_complement=part.kind == "complement")
     if part.kind == "softmax":
         return LogSoftmax(part.x, part.dim)
+    if part.kind == "sum of exp":
+        return LogSumExp(part.x, part.dim, part.keepdim)
     return Softplus(part.x) if part.kind == "1 + exp" else None
+
+
+def _softmax(powers: Part | None, total: Part | None) -> Composition | None:
+    """Return a softmax that is written as a quotient."""
+    if powers is None or total is None or powers.kind != "exp" or total.kind != "sum of exp":
+        return None
+    same = powers.x is total.x and total.keepdim and isinstance(total.dim, int)
+    return Softmax(powers.x, total.dim) if same else None
 
 
 def _normalized(x: Any, root: Part | None, power: float) -> Composition | None:
@@ -182,6 +195,10 @@ def _follow(
         return None if first is None else _shifted(name, first, args[0], result, reversed_=True)
     if first is None:
         return None
+    if name in ("div", "truediv", "true_divide"):
+        softmax = _softmax(first, parts[1] if len(parts) > 1 else None)
+        dim = parts[1].dim if softmax is not None and parts[1] is not None else None
+        return None if softmax is None else replace(first, tensor=result, kind="softmax", dim=dim)
     if name in ("sum", "mean"):
         return _sum(name, first, args, kwargs, result)
     if name in ("sqrt", "rsqrt", "pow") and first.kind == "squares" and first.power == 1:
@@ -202,10 +219,12 @@ def _is_square(name: str, args: Any) -> bool:
 
 
 def _sum(name: str, part: Part, args: Any, kwargs: Any, result: Tensor) -> Part | None:
-    if part.kind != "square":
-        return None
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
+    if part.kind == "exp" and name == "sum" and dim is not None:
+        return replace(part, tensor=result, kind="sum of exp", dim=dim, keepdim=keepdim)
+    if part.kind != "square":
+        return None
     squares = SumOfSquares(part.x, dim, keepdim, is_mean=name == "mean")
     return replace(part, tensor=result, kind="squares", squares=squares)
 

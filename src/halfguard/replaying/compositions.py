@@ -87,6 +87,37 @@ class Softplus:
 
 
 @dataclass(frozen=True)
+class Softmax:
+    """exp(x) / sum(exp(x))."""
+
+    x: Tensor
+    dim: Any
+    text: str = "exp(x) / sum(exp(x)) as torch.softmax(x, dim) in float32"
+
+    def stable(self) -> Tensor:
+        """Compute it with the largest exponent subtracted."""
+        return torch.softmax(_wide(self.x), self.dim)
+
+    meaning = stable
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """log(sum(exp(x)))."""
+
+    x: Tensor
+    dim: Any
+    keepdim: bool = False
+    text: str = "log(sum(exp(x))) as torch.logsumexp(x, dim) in float32"
+
+    def stable(self) -> Tensor:
+        """Compute it with the largest exponent subtracted."""
+        return torch.logsumexp(_wide(self.x), self.dim, self.keepdim)
+
+    meaning = stable
+
+
+@dataclass(frozen=True)
 class SumOfSquares:
     """sum(x * x) or mean(x * x), with an epsilon or without; a part of roots and norms."""
 

@@ -47,10 +47,16 @@ class Candidate:
     patch: str = ""
     change: Change | None = None  # None if it cannot be trained with
 
-    @property
-    def cure(self) -> Cure:
-        """The candidate as a recommendation."""
-        return Cure(what=self.what, sentence=self.sentence, trial=self.trial.name, patch=self.patch)
+    def cure(self, judge: Judge) -> Cure:
+        """Return the candidate as a recommendation."""
+        scale = self.trial.largest_scale
+        return Cure(
+            what=self.what,
+            sentence=self.sentence,
+            trial=self.trial.name,
+            patch=self.patch,
+            scale=scale if scale and scale < judge.full_scale and self.what != "scale" else None,
+        )
 
 
 def find_candidates(
@@ -165,7 +171,7 @@ def _operation(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
         what="operation",
         sentence=f"Use {shown}.{limit}",
         trial=trial,
-        cost=1 if _exact(used) else 4,
+        cost=1 if _exact(used) else 6,
         patch=make_patch(names),
         change=change,
     )
@@ -196,7 +202,9 @@ def _island(step: ReplayedStep, trials: Trials, culprit: Culprit) -> Iterator[Ca
 
 
 def _statements(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
-    for cost, whole_function in ((3, False), (5, True)):
+    # A function outside the model is a loss: other lines of it fail in other batches. A module is larger.
+    is_loss = culprit.module is None
+    for cost, whole_function in ((4 if is_loss else 3, False), (3 if is_loss else 4, True)):
         found = trials.statements(culprit, whole_function=whole_function)
         if found is not None:
             trial, patch, change = found
@@ -221,7 +229,7 @@ def _scale(step: ReplayedStep, trials: Trials) -> Iterator[Candidate]:
         sentence=f"The gradients fit at a loss scale of {scale:g}, not at {step.record.scale:g}: allow "
         "the scale to decrease to that value.",
         trial=trial,
-        cost=6,
+        cost=7,
         patch=f"scale:\n  floor: {scale!r}\n  init: {scale!r}",
         change=Variation,
     )
@@ -235,7 +243,7 @@ def _precision(trial: ReplayTrial | None, precision: Precision, why: str) -> Ite
         sentence=f"Train in {precision}: {why}.",
         trial=trial,
         reach=Reach.WHOLE,
-        cost=8 if precision is Precision.FP32 else 7,
+        cost=9 if precision is Precision.FP32 else 8,
         patch=f"precision: {precision}",
         change=lambda: Variation(precision=precision),
     )

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -52,6 +53,7 @@ def statements_of_function(place: Place) -> list[Statement]:
 _LOWERED = frozenset(
     {"rmatmul"}.union(op for op, rule in RULES.items() if rule is AutocastRule.LOWER)
 )
+_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
 
 
@@ -64,6 +66,7 @@ class StatementsInFP32(TorchFunctionMode):
         self.half: dict[ast.stmt, set[ast.expr]] = {}
         self.needs_block: set[ast.stmt] = set()  # autocast would lower something in them
         self._calls_module: set[ast.stmt] = set()
+        self._tensors: dict[ast.stmt, ast.expr] = {}  # one tensor of each statement
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -71,7 +74,12 @@ class StatementsInFP32(TorchFunctionMode):
             with self:  # the backward pass may recompute checkpointed blocks
                 return run_backward(args[0])
         name = getattr(func, "__name__", "")
-        found = None if name in ("__get__", "__set__") else self._statement()
+        is_property = name in ("__get__", "__set__")
+        if is_property and func is not _DTYPE:
+            return func(*args, **kwargs)
+        found = self._statement()
+        if found is not None and is_property:  # x.float().dtype
+            return torch.float32 if args[0].dtype in HALF_DTYPES else args[0].dtype
         if found is None:
             return func(*args, **kwargs)
         frame, statement = found
@@ -87,6 +95,10 @@ class StatementsInFP32(TorchFunctionMode):
             return func(
                 *args[:kept], *tree_map(_wide, tuple(args[kept:])), **tree_map(_wide, kwargs)
             )
+
+    def tensor(self, statement: ast.stmt) -> ast.expr | None:
+        """Return an expression of a statement that is a tensor."""
+        return self._tensors.get(statement)
 
     def _statement(self) -> tuple[FrameType, ast.stmt] | None:
         frame = user_frame(_NO_FRAME)
@@ -109,9 +121,12 @@ class StatementsInFP32(TorchFunctionMode):
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and isinstance(_value(node.func, frame), nn.Module):
                 self._calls_module.add(statement)
-                seen.add(node)  # its result
+                if node is not getattr(statement, "value", None):
+                    seen.add(node)  # its result; one that is assigned is cast where it is used
             if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
                 value = _value(node, frame) if isinstance(node.ctx, ast.Load) else None
+                if isinstance(value, Tensor):
+                    self._tensors.setdefault(statement, node)
                 if isinstance(value, Tensor) and value.dtype in HALF_DTYPES:
                     seen.add(node)
 
@@ -124,10 +139,10 @@ def patch_statements(mode: StatementsInFP32, statements: list[Statement]) -> str
         for node in nodes:
             files[file.path].append(node, ".float()")
         if statement in mode.needs_block:
-            named = next(iter(nodes), None)
-            if named is None:
+            tensor = mode.tensor(statement)
+            if tensor is None:
                 return ""
-            device = f"{file.source(named)}.device.type"
+            device = f"{file.source(tensor)}.device.type"
             files[file.path].indent(statement, f"with torch.autocast({device}, enabled=False):")
     patches = [file.patch() for file in files.values() if file.edits]
     return "\n".join(patches) if all(patches) else ""

@@ -25,6 +25,7 @@ from halfguard.replaying.replayed_step import ReplayedStep, Result, Variation, r
 Change = Callable[[], Variation]  # a new variation for each run: contexts are used once
 
 _ROUNDING = 0.02  # errors up to this are rounding, and equal
+_LARGEST_SCALE = 2.0**24  # the guard's default ceiling; an incident may come from a stranger
 _HEALTHY_SCALE = 256.0  # below it, a run in FP16 loses small gradients
 _SCALE_STEP = (
     16.0  # loss scales within it are equal: a dynamic scale finds the difference in four steps
@@ -42,7 +43,9 @@ class Judge:
         """The loss scale that a healthy run would have: the initial one, or the step's own if larger."""
         scale = self.step.record.config.get("scale")
         init = scale.get("init") if isinstance(scale, dict) else None
-        return max(self.step.scale, float(init) if isinstance(init, int | float) else 0.0)
+        is_scale = isinstance(init, int | float) and 0 < init <= _LARGEST_SCALE
+        own = min(self.step.scale, _LARGEST_SCALE)
+        return max(own, float(init)) if is_scale and init is not None else own
 
     @cached_property
     def as_written(self) -> Result | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -30,7 +31,8 @@ from halfguard.workload.training import TrainingStep
 
 MOST_CANDIDATES = 3
 _EVALUATED = 8  # batches on which trained models are compared
-_AS_GOOD = 0.1  # share of FP32's progress that a candidate may lack
+_AS_GOOD = 0.2  # share of FP32's progress that a candidate may lack
+_LOST = 0.1  # share of steps that it may skip while the loss scale adapts
 
 
 def train_candidates(
@@ -40,20 +42,29 @@ def train_candidates(
     trained = [one for one in candidates if one.change is not None][:MOST_CANDIDATES]
     start = _train(step, "no steps", UNCHANGED, 0, watch)
     full = _train(step, "FP32", Variation(precision=Precision.FP32), steps, watch)
-    runs = [
-        _train(step, one.trial.name, one.change(), steps, watch) for one in trained if one.change
-    ]
+    runs = [_train_one(step, one, full, watch) for one in trained]
     allowed = _worst_loss(start.loss, full.loss)
     most = max((run.applied for run in runs), default=0)
 
     def order(item: tuple[Candidate, TrainedRun]) -> tuple[bool, float]:
-        run = item[1]
+        candidate, run = item
         loss = math.inf if run.loss is None or math.isnan(run.loss) else run.loss
-        healthy = loss <= allowed and run.applied >= most - max(1, steps // 50)
-        return not healthy, 0.0 if healthy else loss
+        healthy = loss <= allowed and run.applied >= most - max(1, int(_LOST * steps))
+        return not healthy, float(candidate.reach) if healthy else loss
 
     ranked = [one for one, _ in sorted(zip(trained, runs, strict=True), key=order)]
     return [full, *runs], [*ranked, *(one for one in candidates if one not in trained)]
+
+
+def _train_one(
+    step: ReplayedStep, candidate: Candidate, full: TrainedRun, watch: Callable[[str], None]
+) -> TrainedRun:
+    name, change = candidate.trial.name, candidate.change
+    if change is None or change().precision is Precision.FP32:
+        return full.model_copy(update={"name": name})
+    # From the scale that fits: how fast a dynamic scale finds it is not the question.
+    variation = replace(change(), scale=candidate.trial.largest_scale)
+    return _train(step, name, variation, full.steps, watch)
 
 
 def _worst_loss(start: float | None, full: float | None) -> float:

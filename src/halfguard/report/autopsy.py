@@ -215,6 +215,9 @@ def cure_blocks(cure: Cure) -> Iterator[Block]:
     """Yield a cure: its sentence, the trial that showed it, and its patch."""
     yield Text([cure.sentence], "good")
     yield Text(["Tested: ", cure.trial, "."])
+    if cure.scale is not None:
+        text = f"Start with a loss scale of {cure.scale:g}: "
+        yield Text([text, "the gradients of this step do not fit at the initial one."])
     if cure.patch:
         yield Code(cure.patch, _LANGUAGES.get(cure.what, "yaml"))
 

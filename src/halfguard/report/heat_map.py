@@ -49,13 +49,24 @@ def panels(
 
 
 def draw_heat_map(report: ProbeReport) -> str:
-    """Return the drawing as SVG, with its legend."""
+    """Return the drawing of a probe as SVG, with its legend."""
     layers = shown_layers(report)
-    names = [clean(layer.module or "(model)").replace("\n", " ") for layer in layers]
+    names = [layer.module or "(model)" for layer in layers]
+    return draw_panels(names, panels(report, layers), range(max(report.steps, 1) + 1))
+
+
+def draw_panels(
+    names: Sequence[str], halves: Sequence[tuple[str, list[list[float]]]], edges: Sequence[int]
+) -> str:
+    """Return two maps side by side, each with a title and the headroom by layer and column.
+
+    Column i reaches from step ``edges[i]`` to before step ``edges[i + 1]``.
+    """
+    names = [clean(name).replace("\n", " ") for name in names]
     shown = [shorten(name, _NAME) for name in names]
     left = 12 + LETTER * max(map(display_width, shown), default=0)
     width = (_WIDTH - left - _GAP) / 2
-    bottom = _TOP + _ROW * len(layers)
+    bottom = _TOP + _ROW * len(names)
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {bottom + 36}" role="img" aria-label="headroom of every layer">',
         *_legend(),
@@ -64,11 +75,12 @@ def draw_heat_map(report: ProbeReport) -> str:
         full = f"<title>{escape(name)}</title>" if short != name else ""
         place = f'x="{left - 8:.1f}" y="{_TOP + _ROW * row + 11}"'
         parts.append(f'<text class="mono end" {place}>{full}{escape(short)}</text>')
-    for index, (title, values) in enumerate(panels(report, layers)):
+    for index, (title, values) in enumerate(halves):
         start = left + index * (width + _GAP)
-        axis = Axis(0, max(report.steps, 1), start, start + width)
+        axis = Axis(edges[0], edges[-1], start, start + width)
         parts.append(f'<text class="strong" x="{start:.1f}" y="{_TOP - 8}">{title}</text>')
-        parts += [piece for row, bits in enumerate(values) for piece in _cells(bits, row, axis)]
+        for row, bits in enumerate(values):
+            parts += _cells(bits, row, axis, edges)
         parts += _steps(axis, bottom)
     return "".join([*parts, "</svg>"])
 
@@ -84,11 +96,12 @@ def _legend() -> Iterator[str]:
         place += 33 + 6.6 * len(label)
 
 
-def _cells(values: Sequence[float], row: int, axis: Axis) -> Iterator[str]:
+def _cells(values: Sequence[float], row: int, axis: Axis, edges: Sequence[int]) -> Iterator[str]:
     """Yield one rectangle for each series of steps of one colour, so that long runs stay small."""
     for fill, cells in groupby(enumerate(values), key=lambda cell: _fill(cell[1])):
         series = list(cells)
-        first, last, least = series[0][0], series[-1][0], min(bits for _, bits in series)
+        first, last = edges[series[0][0]], edges[series[-1][0] + 1] - 1
+        least = min(bits for _, bits in series)
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         found = "no values" if least == math.inf else f"at least {least:.1f} bits"
         x, width = axis.at(first), axis.at(last + 1) - axis.at(first)

@@ -22,6 +22,7 @@ from halfguard.report.blocks import (
 from halfguard.report.curves import Line, Mark, draw_curves, thin_columns
 from halfguard.report.run_curves import grad_norm_columns, loss_columns, loss_scale_columns
 from halfguard.report.run_report import RunReport
+from halfguard.report.watch import watch_blocks
 
 _SHOWN = 30  # unusual steps listed from the beginning, and as many from the end
 _MARKS = 200  # the same for marks in a drawing
@@ -33,6 +34,7 @@ def run_page(report: RunReport, folder: str = ".") -> Page:
     blocks: list[Block] = [
         *_summary(report, summary),
         *_curves(report),
+        *watch_blocks([row for _, row in sorted(report.timeline.watched.items())]),
         *_unusual_steps(report, folder),
         *_epochs(report.timeline.epochs.values()),
         *_environment(report.info),

@@ -7,6 +7,7 @@ is held out: tune on the rest only.
 from __future__ import annotations
 
 from tests.support.planted.base import Drift, Fault, Healthy, Periodic, is_held_out
+from tests.support.planted.catalogue_healthy import HEALTHY_RUNS
 from tests.support.planted.catalogue_layers import LAYER_FAULTS
 from tests.support.planted.catalogue_losses import LOSS_FAULTS
 from tests.support.planted.catalogue_periodic import PERIODIC
@@ -17,6 +18,7 @@ FAULTS: tuple[Fault, ...] = (*LOSS_FAULTS, *LAYER_FAULTS)
 __all__ = [
     "DRIFTING",
     "FAULTS",
+    "HEALTHY_RUNS",
     "PERIODIC",
     "STABLE",
     "Drift",

@@ -110,39 +110,6 @@ def denoiser_si_snr(seed: int) -> Workload:
     )
 
 
-class AlarmLSTM(nn.Module):
-    """Says from the last 24 hours of load if the next hour is above the limit."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.lstm, self.alarm = nn.LSTM(1, width, batch_first=True), nn.Linear(width, 1)
-
-    def forward(self, load: Tensor) -> Tensor:
-        hidden, _ = self.lstm(load[..., None])
-        logit: Tensor = self.alarm(hidden[:, -1]).squeeze(-1)
-        return logit
-
-
-def alarm_loss(model: nn.Module, batch: Batch) -> Tensor:
-    load, alarm = batch
-    p = torch.sigmoid(model(load))
-    quiet = torch.log(1 - p + 1e-8)
-    return -(alarm * torch.log(p + 1e-8) + (1 - alarm) * quiet).mean()
-
-
-def lstm_alarm(seed: int) -> Workload:
-    torch.manual_seed(seed)
-    model = AlarmLSTM()
-    batches = []
-    for _ in range(50):
-        alarm = (torch.rand(32) < 0.5).float()
-        trend = torch.linspace(0, 1, 24) * (2 * alarm[:, None] - 1)
-        batches.append((trend + 0.3 * torch.randn(32, 24), alarm))
-    return Workload(
-        model, alarm_loss, batches, torch.optim.Adam(model.parameters(), lr=1e-2), seed=seed
-    )
-
-
 class Integrator(nn.Module):
     """A recurrent network of ReLUs that starts as a running sum, as IRNN does."""
 

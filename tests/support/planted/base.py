@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ def source_of(job: Job) -> Path:
 class Fault:
     """A job that learns in FP32 and fails in FP16, and the line that is to blame.
 
-    ``line`` is the text of that line without its indentation, unique in the file of ``job``.
+    ``line`` is the text of that line without its indentation, unique in the file of ``job``. ``also`` are
+    other lines that one may blame with good reason, such as one that divides by what ``line`` rounds to 0.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Fault:
     job: Job
     line: str
     cure: str
+    also: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def line_number(self) -> int:
@@ -55,8 +57,8 @@ class Fault:
 class Periodic(Fault):
     """A fault that overflows in every ``every``-th batch only: those with ``(step + 1) % every == 0``."""
 
-    every: int
-    module: str
+    every: int = field(kw_only=True)
+    module: str = field(kw_only=True)
 
 
 @dataclass(frozen=True)

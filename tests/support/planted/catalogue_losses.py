@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.support.planted import audio, generative, metric, recommenders, segmentation
+from tests.support.planted import (
+    audio,
+    decisions,
+    detection,
+    generative,
+    language,
+    metric,
+    recommenders,
+    segmentation,
+)
 from tests.support.planted.base import Fault
 
 LOSS_FAULTS: tuple[Fault, ...] = (
@@ -59,6 +68,7 @@ LOSS_FAULTS: tuple[Fault, ...] = (
         audio.denoiser_si_snr,
         "target = shared / ((clean * clean).mean(-1, keepdim=True) + 1e-8) * clean",
         "Compute the energies in float32, or divide the samples by 32768 first.",
+        also=("shared = (guess * clean).mean(-1, keepdim=True)",),
     ),
     Fault(
         "triplet_raw_features",
@@ -104,5 +114,99 @@ LOSS_FAULTS: tuple[Fault, ...] = (
         generative.vae_raw_pixels,
         "log_prior = -0.5e-3 * (z * z).sum(-1)",
         "Square z in float32, or divide the pixels by 255.",
+    ),
+    Fault(
+        "detector_focal",
+        "detector head",
+        "focal",
+        True,
+        detection.detector_focal,
+        "negative = (1 - y) * p**2 * torch.log(1 - p + 1e-8)",
+        "Use F.logsigmoid(-logits), which has no eps to lose, in float32.",
+        also=(
+            "positive = y * (1 - p) ** 2 * torch.log(p + 1e-8)",
+            "p = torch.sigmoid(model(x))",
+        ),
+    ),
+    Fault(
+        "boxes_iou",
+        "box regression head",
+        "IoU",
+        True,
+        detection.boxes_iou,
+        "area = box[:, 2].abs() * box[:, 3].abs()",
+        "Compute areas in float32, or boxes in units of the picture.",
+    ),
+    Fault(
+        "landmarks_tukey",
+        "landmark regression",
+        "Tukey biweight",
+        True,
+        detection.landmarks_tukey,
+        "inner = 1 - u * u",
+        "Clamp u to [-1, 1] before squaring it, or compute the loss in float32.",
+        also=("core = 1 - inner * inner * inner",),
+    ),
+    Fault(
+        "reader_log_softmax",
+        "OCR head",
+        "cross entropy by hand",
+        True,
+        language.reader_log_softmax,
+        "return -torch.log(chosen + 1e-8).mean()",
+        "Use F.cross_entropy on the logits.",
+        also=("probability = F.softmax(logits, dim=-1).type_as(logits)",),
+    ),
+    Fault(
+        "distilled_kl",
+        "distillation",
+        "reverse KL",
+        True,
+        language.distilled_kl,
+        "surprise = torch.log(own) - F.log_softmax(teacher, dim=-1)",
+        "Use F.log_softmax(student), and keep the probabilities in float32.",
+        also=(
+            "own = torch.softmax(student, dim=-1).to(student.dtype)",
+            "return (own * surprise).sum(-1).mean()",
+        ),
+    ),
+    Fault(
+        "actor_entropy",
+        "policy network",
+        "policy gradient with entropy",
+        True,
+        decisions.actor_entropy,
+        "entropy = -(p * torch.log(p)).sum(-1)",
+        "Compute the entropy from log_softmax, and keep the probabilities in float32.",
+        also=("p = torch.softmax(logits, -1).to(logits.dtype)",),
+    ),
+    Fault(
+        "lstm_correlation",
+        "LSTM",
+        "correlation",
+        True,
+        decisions.lstm_correlation,
+        "spread = torch.sqrt((a * a).mean() * (b * b).mean() + 1e-8)",
+        "Compute the correlation in float32.",
+        also=("return 1 - (a * b).mean() / spread",),
+    ),
+    Fault(
+        "heteroscedastic_nll",
+        "heteroscedastic MLP",
+        "Gaussian NLL",
+        True,
+        decisions.heteroscedastic_nll,
+        "variance = std * std + 1e-8",
+        "Predict the logarithm of the variance, or square in float32.",
+        also=("return 0.5 * ((y - mean) ** 2 / variance + torch.log(variance)).mean()",),
+    ),
+    Fault(
+        "consumption_huber",
+        "MLP",
+        "pseudo-Huber",
+        True,
+        decisions.consumption_huber,
+        "return (torch.sqrt(1 + r * r) - 1).mean()",
+        "Compute the residual in float32, or watts in kilowatts.",
     ),
 )

@@ -57,7 +57,7 @@ class QNetwork(nn.Module):
 
 
 def q_learning(
-    seed: int, *, discount: float, lr: float, reward: float, steps: int = 600
+    seed: int, *, discount: float, lr: float, reward: float = 300.0, steps: int = 600
 ) -> Training:
     """Q-learning that bootstraps from itself, without a target network."""
     torch.manual_seed(seed)
@@ -98,9 +98,7 @@ class ResidualMLP(nn.Module):
         return out
 
 
-def residual_stream(
-    seed: int, *, lr: float, norm: bool = False, decay: float = 0.0, steps: int = 600
-) -> Training:
+def residual_stream(seed: int, *, lr: float, norm: bool = False, steps: int = 600) -> Training:
     """Residual blocks under a learning rate that is too high, on labels that are half noise."""
     torch.manual_seed(seed)
     model = ResidualMLP(norm=norm)
@@ -114,8 +112,7 @@ def residual_stream(
         x = torch.randn(32, 8, generator=g)
         return x, x[:, :2].sum(1, keepdim=True) + torch.randn(32, 1, generator=g)
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
-    return model, loss_fn, batch_fn, optimizer, steps
+    return model, loss_fn, batch_fn, torch.optim.Adam(model.parameters(), lr=lr), steps
 
 
 class Ranker(nn.Module):

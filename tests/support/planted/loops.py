@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfguard as hg
 from tests.support.planted.base import Drift, Job
 
+HERE = Path(__file__).parent
 CALIBRATION = 20  # steps in which the scale may fall from 65536 to nearly any value
 
 
@@ -72,9 +76,44 @@ def train(job: Job, seed: int, *, half: bool, steps: int = 200, probes: int = 20
     return Run(losses, skipped, scaler.get_scale() if half else 1.0, before, probe_loss())
 
 
+class _FirstNonfinite(TorchDispatchMode):
+    """Keeps the line of this package that made the first output that is not finite."""
+
+    line: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.line is None and isinstance(out, Tensor) and not bool(out.isfinite().all()):
+            frames = [f for f in traceback.extract_stack() if Path(f.filename).parent == HERE]
+            self.line = next((f.line for f in reversed(frames) if f.filename != __file__), "")
+        return out
+
+
+def nonfinite_lines(job: Job, seed: int, steps: int = 30) -> set[str]:
+    """Train in FP16 and return the lines where values of a forward pass first cease to be finite."""
+    work = job(seed)
+    scaler = torch.amp.GradScaler("cpu")
+    lines: set[str] = set()
+    for batch in work.take(steps):
+        work.optimizer.zero_grad(set_to_none=True)
+        with hg.emulate_autocast("cuda"), _FirstNonfinite() as first:
+            loss = work.loss_of(batch)
+        if first.line is not None:
+            lines.add(first.line)
+        scaler.scale(loss).backward()
+        scaler.step(work.optimizer)
+        scaler.update()
+    return lines
+
+
 def learns(run: Run) -> bool:
     """Say if an FP32 run applied every step and its loss fell by a fifth or more."""
     return not run.skipped and run.learnt > 0.2 * abs(run.before)
+
+
+def agrees(half: Run, single: Run) -> bool:
+    """Say if FP16 skips nothing once its scale is found, and learns what FP32 learns."""
+    return half.late_skips == 0 and half.learnt >= 0.9 * single.learnt
 
 
 def fails(half: Run, single: Run) -> bool:
@@ -89,9 +128,10 @@ def first_overflow(drift: Drift, seed: int) -> tuple[int, str] | None:
     bad: list[str] = []
     _name_nonfinite_outputs(model, bad)
     for step in range(steps):
+        batch = batch_fn(step)
         optimizer.zero_grad(set_to_none=True)
         with hg.emulate_autocast("cuda"):
-            loss = loss_fn(model, batch_fn(step))
+            loss = loss_fn(model, batch)
         if bad or not math.isfinite(loss.item()):
             return step, bad[0] if bad else "loss"
         scaler.scale(loss).backward()
@@ -111,22 +151,3 @@ def _name_nonfinite_outputs(model: nn.Module, bad: list[str]) -> None:
 
     for name, module in model.named_modules():
         module.register_forward_hook(watch(name or type(module).__name__))
-
-
-def largest_outputs(drift: Drift, seed: int) -> list[float]:
-    """Train in FP32 and return the largest absolute output of any module at each step."""
-    model, loss_fn, batch_fn, optimizer, steps = drift.make(seed)
-    peaks = [0.0] * steps
-    now = 0
-
-    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and output.is_floating_point():
-            peaks[now] = max(peaks[now], output.detach().abs().max().item())
-
-    for module in model.modules():
-        module.register_forward_hook(hook)
-    for now in range(steps):
-        optimizer.zero_grad(set_to_none=True)
-        loss_fn(model, batch_fn(now)).backward()
-        optimizer.step()
-    return peaks

@@ -107,11 +107,13 @@ def trade_network(seed: int) -> Workload:
     model = GraphNet()
     batches = []
     for index in range(200):
-        adjacency = (torch.rand(4, 30, 30) < 0.5).float()
-        x = torch.rand(4, 30, 4)
+        adjacency = (torch.rand(4, 60, 60) < 0.8).float()
+        x = torch.rand(4, 60, 4)
+        x[:2, :, 0] *= 0.5  # of the four countries, two sell less of the first good
+        x[2:, :, 1] *= 0.5
         total = adjacency @ x[..., :2]
         y = (total[..., 0] > total[..., 1]).long()
-        batches.append((x * (50000 if index % 10 == 9 else 10), adjacency, y))
+        batches.append((x * (22000 if index % 10 == 9 else 10), adjacency, y))
     return Workload(
         model, node_loss, batches, torch.optim.AdamW(model.parameters(), lr=3e-3), seed=seed
     )

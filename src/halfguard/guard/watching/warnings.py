@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
 from halfguard.guard.watching.swallowed import Alarm
 from halfguard.records.ranges import module_label
@@ -14,15 +15,21 @@ class WatchWarnings:
 
     def __init__(self) -> None:
         self._told: set[tuple[WatchWarningKind, str | None, str]] = set()
+        self._announced = inf  # the earliest step of an overflow that was announced
 
     def new(
         self,
         alarms: Iterable[Alarm],
-        forecasts: Iterable[OverflowAhead],
+        forecasts: Sequence[OverflowAhead],
         frozen: Iterable[LayerUpdates],
     ) -> tuple[WatchWarning, ...]:
-        """Return those that were not given before."""
-        found = [*map(_swallowed, alarms), *map(_overflow_ahead, forecasts), *map(_frozen, frozen)]
+        """Return those that were not given before; of the forecasts, which come in order, the next one.
+
+        One layer that drifts makes many lines drift. Another is announced only if it will overflow before.
+        """
+        ahead = [one for one in forecasts[:1] if one.step < self._announced]
+        self._announced = min([self._announced, *(one.earliest for one in ahead)])
+        found = [*map(_swallowed, alarms), *map(_overflow_ahead, ahead), *map(_frozen, frozen)]
         return tuple(self._first_time(found))
 
     def _first_time(self, warnings: Iterable[WatchWarning]) -> Iterator[WatchWarning]:

@@ -23,10 +23,10 @@ from halfguard.step.names import without_wrappers
 from halfguard.step.parameters import parameters_of
 
 AHEAD = 1000  # steps of the schedule to look at, or five intervals if these are more
-LARGE = (
-    0.01  # of all 16-bit weights: smaller layers (norms, biases) are shown, and not warned about
-)
-ENDING = 0.05  # of the highest rate: below it, a schedule that goes on falling is at its end
+SAMPLE = 4096  # elements of each weight
+LARGE = 0.01  # of all 16-bit weights: norms and biases are shown, and not warned about
+ENDED = 1e-3  # of the highest rate: there the schedule is at its end
+WASTED = 0.2  # of all steps to the end: as long may a layer be frozen
 
 
 @dataclass
@@ -37,7 +37,7 @@ class MeasuredUpdates:
 
     def measure(self, optimizer: Optimizer) -> None:
         """Measure the last step of an optimizer."""
-        found = measure_lost_updates(optimizer)
+        found = measure_lost_updates(optimizer, sample=SAMPLE)
         if found is not None:
             self.parts.append((optimizer, *found))
 
@@ -84,7 +84,7 @@ class WeightUpdates:
                     )
                     large = sum(p.numel() for p in own) >= LARGE * total
                     peak = self._rates[id(optimizer)].peak(index)
-                    if frozen is not None and large and _is_early(rates, frozen, peak):
+                    if frozen is not None and large and _is_early(rates, frozen, peak, step):
                         early.add(module)
         return tuple(layers), frozenset(early)
 
@@ -146,10 +146,13 @@ def _merged(margins: Sequence[UpdateMargins]) -> UpdateMargins:
     return UpdateMargins(sum(one.lost for one in margins), counts)
 
 
-def _is_early(rates: Sequence[float], frozen: int, peak: float) -> bool:
-    """Return whether a layer freezes while there is still something to learn.
+def _is_early(rates: Sequence[float], frozen: int, peak: float, step: int) -> bool:
+    """Return whether a layer freezes long before the schedule ends.
 
-    Every schedule that falls to 0 freezes 16-bit weights shortly before its end; that is no fault.
+    Every schedule that falls to 0 freezes 16-bit weights shortly before its end; that is no fault. Beyond
+    its end a schedule may go on in any way, as torch's cosine does, which rises again.
     """
-    at = rates[frozen]
-    return at >= ENDING * peak or (at > 0 and rates[-1] >= at / 2)
+    end = next((i for i, rate in enumerate(rates) if rate <= ENDED * peak), None)
+    if end is None:
+        return True
+    return (end - frozen) > WASTED * (step + end)

@@ -54,8 +54,8 @@ META = Meta(
     code="HG402",
     name="half-weights-trained",
     cure="Keep weights in float32 and use autocast, or add float32 copies: halfguard.MasterWeights.",
-    contains=("half(", "float16", "torch.half", "GradScaler"),
-    also_contains=("step(", "precision", "TrainingArguments", "SFTConfig"),
+    contains=("half(", "float16", "torch.half", '"amp"', "'amp'"),
+    also_contains=("step(", "TrainingArguments", "SFTConfig", '"amp"', "'amp'"),
     severity="error",
     fix="unsafe",
 )

@@ -1,0 +1,121 @@
+"""Changes of the user's own lines, made by function modes while the bad step runs.
+
+They are those of ``replay``: stable operations on the culprit's line, the stable form of a composition of
+operations, and statements in FP32. Each can tell what it did, and how to write it in the source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from halfguard.investigation.passes import TrialPlan
+from halfguard.replaying.composition_patch import patch_line
+from halfguard.replaying.composition_rewrite import CompositionRewrite, Found
+from halfguard.replaying.fp32_lines import (
+    Statement,
+    StatementsInFP32,
+    patch_statements,
+    statements_at,
+    statements_of_function,
+)
+from halfguard.replaying.source_edits import SourceFile
+from halfguard.replaying.substitution import Place, StableSubstitution
+
+
+@dataclass
+class LineChange:
+    """A change of lines that does nothing."""
+
+    place: Place
+
+    def begin(self) -> None:
+        """Change the calls that follow."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was changed, as fields of a ``TrialResult``."""
+        return {}
+
+
+class StableOperations(LineChange):
+    """Stable operations on one line."""
+
+    def begin(self) -> None:
+        self._mode = StableSubstitution([self.place])
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def facts(self) -> dict[str, Any]:
+        used = set().union(*self._mode.used.values())
+        return {
+            "stable": tuple(sorted(form.name for form in used)),
+            "limits": not all(form.exact for form in used),
+        }
+
+
+class StableComposition(LineChange):
+    """The stable forms of all compositions in the function around a line."""
+
+    def begin(self) -> None:
+        file = SourceFile.read(self.place[0])
+        function = None if file is None else file.function_at(self.place[1])
+        first, last = self.place[1], self.place[1]
+        if function is not None:
+            first, last = function.lineno, function.end_lineno or last
+        self._mode = CompositionRewrite(
+            lambda place: place[0] == self.place[0] and first <= place[1] <= last
+        )
+        self._mode.__enter__()
+
+    def facts(self) -> dict[str, Any]:
+        involved = [one for one in self._mode.found if self.place in one.lines]
+        if not involved or not self._mode.replaced:
+            return {}
+        inside = [one for one in self._mode.found if one.place[0] == self.place[0]]
+        texts = "; ".join(dict.fromkeys(one.composition.text for one in involved))
+        places = ", ".join(dict.fromkeys(f"{one.place[0]}:{one.place[1]}" for one in involved))
+        return {"rewrite": f"At {places} write {texts}.", "patch": _patch(involved, inside)}
+
+
+def _patch(involved: list[Found], inside: list[Found]) -> str:
+    file = SourceFile.read(involved[0].place[0])
+    if file is None:
+        return ""
+    lines = sorted({one.place[1] for one in inside})
+    certain = {line for line in lines if patch_line(file, line)}
+    return file.patch() if {one.place[1] for one in involved} <= certain else ""
+
+
+class InFP32(LineChange):
+    """Statements in FP32: that of the line."""
+
+    def begin(self) -> None:
+        self._list = self._statements()
+        self._mode = StatementsInFP32(self._list)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _statements(self) -> list[Statement]:
+        return statements_at([self.place])
+
+    def facts(self) -> dict[str, Any]:
+        return {"patch": patch_statements(self._mode, self._list) if self._mode.half else ""}
+
+
+class FunctionInFP32(InFP32):
+    """Statements in FP32: those of the function around the line."""
+
+    def _statements(self) -> list[Statement]:
+        return statements_of_function(self.place)
+
+
+CHANGES = {
+    "stable": StableOperations,
+    "composition": StableComposition,
+    "statement": InFP32,
+    "function": FunctionInFP32,
+}
+
+
+def line_change(trial: TrialPlan) -> LineChange | None:
+    """Return the change of a trial, or None if it changes no line."""
+    kind = CHANGES.get(trial.kind)
+    return None if kind is None or trial.place is None else kind(trial.place)

@@ -1,0 +1,141 @@
+"""The part of a run's page that shows its sampled steps: warnings, heat map, curves, the latest numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from halfguard.records.ranges import module_label
+from halfguard.records.watch import WatchedLayer, WatchRow
+from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text
+from halfguard.report.curves import Column, Line, draw_curves, single_value, thin_columns
+from halfguard.report.heat_map import draw_panels
+
+ROWS = 60  # layers in the heat map: those with the least headroom
+COLUMNS = 160  # of the heat map; more samples share a column, which shows the least of them
+_LINES = 5
+_LISTED = 20
+
+Bits = dict[str, list[float]]  # of each layer, one entry per sample
+
+
+def watch_blocks(rows: Sequence[WatchRow]) -> Iterator[Block]:
+    """Yield the blocks; ``rows`` are in the order of their steps."""
+    if not rows:
+        return
+    yield Heading("Inside the steps")
+    first, last = rows[0].step, rows[-1].step
+    yield Text([f"{len(rows)} sampled steps, {first} to {last}."])
+    told = [(row.step, warning) for row in rows for warning in row.warnings]
+    for step, warning in told:
+        yield Text([f"Warning at step {step}: {warning.text}"], "bad")
+    if not told:
+        yield Text(
+            ["No warning: no swallowed overflow, no overflow ahead, no lost updates."], "good"
+        )
+    forward, backward = _series(rows, "forward"), _series(rows, "backward")
+    names = _tightest(forward, backward, ROWS)
+    few = f" Of {len(forward)} layers, the {ROWS} with the least." if len(forward) > ROWS else ""
+    if names:
+        yield Figure(
+            _heat_map(rows, names, forward, backward),
+            "Headroom in bits: how often the largest magnitude can double before half overflows. Outputs: of "
+            "the layer's own operations. Gradients: at the loss scale of the step. Each column is one "
+            f"sampled step, or the least of several.{few}",
+        )
+    for series, what in ((forward, "outputs"), (backward, "gradients")):
+        lines = _lines(rows, series)
+        if lines:
+            label = f"headroom of {what}, bits"
+            yield Figure(
+                draw_curves(lines, label=label, log=False),
+                f"{label.capitalize()}: the layers with the least ({_names(lines)}). A triangle at the upper "
+                "edge is an overflow.",
+            )
+    yield _latest(rows[-1])
+
+
+def _series(rows: Sequence[WatchRow], phase: str) -> Bits:
+    """Return the headroom of every layer at each sample; infinite where a row does not have it."""
+    found: Bits = {}
+    for index, row in enumerate(rows):
+        for layer in row.layers:
+            values = found.setdefault(layer.label, [math.inf] * len(rows))
+            values[index] = getattr(layer, phase)
+    return found
+
+
+def _tightest(forward: Bits, backward: Bits, count: int) -> list[str]:
+    def least(name: str) -> float:
+        return min(*forward[name], *backward[name])
+
+    chosen = set(sorted(forward, key=least)[:count])
+    return [name for name in forward if name in chosen]
+
+
+def _heat_map(rows: Sequence[WatchRow], names: list[str], forward: Bits, backward: Bits) -> str:
+    size = math.ceil(len(rows) / COLUMNS)
+    starts = range(0, len(rows), size)
+    steps = [row.step for row in rows]
+    width = max(1, (steps[-1] - steps[0]) // max(1, len(rows) - 1))
+    edges = [*(steps[start] for start in starts), steps[-1] + width]
+
+    def columns(bits: list[float]) -> list[float]:
+        return [min(bits[start : start + size]) for start in starts]
+
+    halves = [
+        (title, [columns(series[name]) for name in names])
+        for title, series in (("outputs", forward), ("gradients", backward))
+    ]
+    return draw_panels(names, halves, edges)
+
+
+def _lines(rows: Sequence[WatchRow], series: Bits) -> list[Line]:
+    known = {name: bits for name, bits in series.items() if min(bits) < math.inf}
+    chosen = sorted(known, key=lambda name: min(known[name]))[:_LINES]
+    lines = []
+    for index, name in enumerate(chosen):
+        columns: list[Column] = [
+            single_value(row.step, bits)
+            for row, bits in zip(rows, known[name], strict=True)
+            if bits < math.inf
+        ]
+        lines.append(Line(name, thin_columns(columns), index + 1))
+    return lines
+
+
+def _names(lines: Sequence[Line]) -> str:
+    return ", ".join(line.name for line in lines)
+
+
+def _latest(row: WatchRow) -> Table:
+    """Return the numbers of the last sample: the layers with the least headroom, and those that freeze."""
+    updates = {one.module: one for one in row.updates}
+    known = {layer.module for layer in row.layers}
+    layers = sorted(row.layers, key=lambda layer: min(layer.forward, layer.backward))[:_LISTED]
+    layers += [WatchedLayer(module=name) for name in updates if name not in known][:_LISTED]
+    ahead = {one.module: one.step for one in reversed(row.forecasts)}
+    heads = (f"layer at step {row.step}", "outputs, bits", "gradients, bits", "gradients lost")
+    table = []
+    for layer in layers:
+        own = None if layer.module is None else updates.get(layer.module)
+        frozen = "" if own is None or own.frozen_at is None else str(own.frozen_at)
+        name = "outside the model" if layer.module is None else module_label(layer.module)
+        table.append(
+            [
+                Mono(name),
+                _bits(layer.forward),
+                _bits(layer.backward),
+                f"{layer.vanishing:.1%}",
+                "-" if own is None else f"{own.lost:.1%}",
+                frozen or "-",
+                str(ahead.get(layer.module, "-")),
+            ]
+        )
+    return Table((*heads, "updates lost", "frozen at step", "overflow at step"), table)
+
+
+def _bits(bits: float) -> str:
+    if bits == math.inf:
+        return "-"
+    return "overflow" if bits == -math.inf else f"{bits:.1f}"

@@ -1,0 +1,73 @@
+"""The choice of a cure is a pure function of what the trials showed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from halfguard.investigation.cures import advise, choose_cure, judge_fp32
+from halfguard.investigation.passes import Event, PassResult, TrialKind, TrialPlan, TrialResult
+from halfguard.records.autopsy import ReplayTrial
+from halfguard.records.culprit import Culprit
+
+LOSS = Event(kind="loss", backward=4, step=4, how="the loss")
+
+
+def culprit(**facts: Any) -> Culprit:
+    given: dict[str, Any] = {
+        "kind": "op", "op": "exp", "phase": "forward", "module": "block", "file": "train.py",
+        "line": 7, "code": "h = h.exp()", "dtype": "float16",
+    }  # fmt: skip
+    return Culprit(**(given | facts))
+
+
+def trial(kind: TrialKind, good: bool, **facts: Any) -> TrialResult:
+    plan = TrialPlan(name=f"trial of {kind}", kind=kind, module="block", scale=256.0)
+    error = facts.pop("error", None)
+    run = ReplayTrial(name=plan.name, good=good, loss=1.0, grad_norm=1.0, error_as_written=error)
+    return TrialResult(plan=plan, trial=run, **facts)
+
+
+def found(*trials: TrialResult, exact: float = math.nan, **facts: Any) -> PassResult:
+    return PassResult(culprit=culprit(**facts), exact=exact, trials=trials, autocast="float16")
+
+
+def test_an_operation_that_is_exact_comes_before_a_module_in_fp32() -> None:
+    exact = trial("stable", True, stable=("normalize",))
+    cure = choose_cure(found(trial("fp32", True), trial("island", True), exact), LOSS)
+    assert cure is not None
+    assert cure.what == "operation"
+    assert "halfguard.ops.normalize" in cure.sentence
+
+
+def test_a_limit_far_from_fp32_comes_after_another_format() -> None:
+    limit = trial("stable", True, stable=("exp",), limits=True, error=0.96)
+    cure = choose_cure(found(trial("fp32", True), trial("bf16", True), limit), LOSS)
+    assert cure is not None
+    assert cure.what == "precision"
+    close = trial("stable", True, stable=("exp",), limits=True, error=0.01)
+    cure = choose_cure(found(trial("fp32", True), trial("bf16", True), close), LOSS)
+    assert cure is not None
+    assert cure.what == "operation"
+
+
+def test_a_scale_is_blamed_if_the_gradients_fit_without_it() -> None:
+    event = Event(kind="scale", backward=9, step=3, how="20 in a row", scale=65536.0)
+    tried = (trial("fp32", True), trial("bf16", True), trial("scale", True))
+    cure = choose_cure(found(*tried, exact=70000.0, phase="backward"), event)
+    assert cure is not None
+    assert cure.what == "scale"
+    assert "init: 256.0" in cure.patch
+
+
+def test_without_a_good_trial_there_is_advice_and_no_cure() -> None:
+    result = found(trial("fp32", False), exact=math.inf)
+    assert judge_fp32(result.trials) == "fails"
+    assert choose_cure(result, LOSS) is None
+    assert "in any precision" in advise(result, LOSS, "fails")
+    assert "a lower precision made them 0" in advise(result, LOSS, "fine")
+    assert "the data" in advise(found(kind="input", name="x"), LOSS, "unknown")
+
+
+def test_fp32_is_unknown_without_its_trial() -> None:
+    assert judge_fp32(()) == "unknown"

@@ -8,7 +8,6 @@ copied in reasonable time is a link as a whole, and the user is told.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
@@ -147,6 +146,8 @@ def _clone(source: str, target: Path) -> bool:
     """Copy a file by reference, if the file system can: the copy takes no space until it is written."""
     if sys.platform != "linux":
         return False
+    import fcntl  # noqa: PLC0415 - not on every platform
+
     try:
         with open(source, "rb") as original, target.open("wb") as copy:  # noqa: PTH123
             fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())

@@ -1,8 +1,9 @@
-"""The user's line: the innermost frame that belongs neither to torch nor to halfguard."""
+"""The user's line: the innermost frame that is not of torch, halfguard, or a framework that runs the loop."""
 
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -19,6 +20,11 @@ _DYNAMO = str(Path(_TORCH, "_dynamo", "eval_frame.py"))
 _CHECKPOINT = str(Path(_TORCH, "utils", "checkpoint.py"))
 # Methods of modes and tensor subclasses, anybody's, that pass on every call: the line is that of the caller.
 _PASSING_ON = ("__torch_function__", "__torch_dispatch__")
+# Frameworks that run a loop, or wrap a model: their lines call the user's, or a layer that the user named.
+_LOOPS = tuple(
+    f"{sysconfig.get_paths()['purelib']}{os.sep}{name}{os.sep}"
+    for name in ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
+)
 
 # The autograd engine runs below this call; frames above it only started the backward pass.
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
@@ -76,6 +82,6 @@ def find_user_name(frame: FrameType | None, wanted: Callable[[object], bool]) ->
 
 def _is_machinery(code: CodeType) -> bool:
     file = code.co_filename
-    if code.co_name in _PASSING_ON or file.startswith((_TORCH, _HALFGUARD, "<frozen")):
+    if code.co_name in _PASSING_ON or file.startswith((_TORCH, _HALFGUARD, "<frozen", *_LOOPS)):
         return True
     return file.startswith(_STDLIB) and "-packages" not in file

@@ -2,8 +2,8 @@
 
     scripts/soak heal [SEEDS] [STEPS]
 
-A healed run passes if its forward passes overflow no more once the last island is made, and if its final loss
-differs from that of FP32 with the same seed by no more than FP32 runs with other seeds differ among themselves.
+A healed run passes if its forward passes overflow no more once the last island is made, and if its final
+loss differs from that of FP32 with the same seed by no more than FP32's seeds differ among themselves.
 """
 
 from __future__ import annotations

@@ -421,7 +421,13 @@ class Guard:
             return None
         schedulers = self._scheduler_and_ema.schedulers
         write = self._recorder.add_watched_step
-        return Watching(self.config.watch, self.model, self.optimizers, schedulers, write)
+        watching = Watching(self.config.watch, self.model, self.optimizers, schedulers, write)
+        healing = self._healing
+        if healing is not None:
+            watching.on_alarm = lambda alarms, batches: healing.alarm(
+                [alarm.finding for alarm in alarms], batches
+            )
+        return watching
 
     @property
     def _observing(self) -> AbstractContextManager[Any]:

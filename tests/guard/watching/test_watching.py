@@ -38,6 +38,11 @@ class RmsNorm(nn.Module):
         return half / torch.sqrt(mean + 1e-5)
 
 
+class CurableNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+
+
 class Classifier(nn.Module):
     def __init__(self, *, checkpointed: bool = False) -> None:
         super().__init__()
@@ -124,6 +129,19 @@ def test_an_alarm_comes_between_two_steps_with_its_batches(seed: object) -> None
     [(alarms, count, open_step)] = found
     assert alarms == tuple(guard.watching.alarms)
     assert (count, open_step) == (1, False)
+
+
+def test_a_guard_that_heals_cures_what_the_watch_found(seed: object, tmp_path: Path) -> None:
+    model = Classifier()
+    model.norm = CurableNorm()  # type: ignore[assignment]
+    guard = guarded(model, run_dir=tmp_path, heal={})
+    for step in range(20):
+        guard.step(classify, loud(step))
+    assert guard.watching is not None
+    assert guard.watching.alarms
+    assert (tmp_path / "plan.yaml").is_file()
+    rows = watched_rows(guard)
+    assert rows[0].infinite > 0 == rows[-1].infinite
 
 
 @pytest.mark.usefixtures("device")

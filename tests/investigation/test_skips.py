@@ -19,6 +19,8 @@ def test_a_scale_below_one_is_an_event() -> None:
 
 def test_twenty_in_a_row_are_an_event() -> None:
     rule = SkipRule()
+    assert not any(rule.overflow(2.0**40) for _ in range(30))  # it began there
+    rule.good()
     reasons = [rule.overflow(2.0**40) for _ in range(20)]
     assert reasons[:19] == [""] * 19
     assert "20 steps in a row" in reasons[19]

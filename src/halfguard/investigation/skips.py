@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_IN_A_ROW = 20
+USUAL_SCALE = (
+    2.0**16
+)  # torch's initial one; a script may begin with a far larger one, and skip its way down
 AT_THE_END = 3  # skips in a row, after a step that was applied
 NEVER_APPLIED = 10  # skips in a row, if no step was ever applied
 
@@ -32,7 +35,8 @@ class SkipRule:
         self.streak += 1
         if scale < 1:
             return f"the loss scale fell to {scale:g}, and the gradients still overflow"
-        if self.streak >= MOST_IN_A_ROW:
+        calibrates = not self.applied and scale > USUAL_SCALE
+        if self.streak >= MOST_IN_A_ROW and not calibrates:
             return f"{self.streak} steps in a row were skipped; the loss scale is {scale:g}"
         return ""
 

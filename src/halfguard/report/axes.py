@@ -50,7 +50,7 @@ def fit_axis(values: Sequence[float], start: float, end: float, *, log: bool = F
     low, high = min(kept), max(kept)
     if log:
         low = max(low, high * 1e-12)
-        if low == high:
+        if high / low < 1 + 1e-9:  # equal, or too close for their logarithms to differ
             low, high = low / 2, high * 2
         margin = (high / low) ** 0.05
         return Axis(max(low / margin, least), min(high * margin, most), start, end, log=True)

@@ -7,6 +7,7 @@ import pytest
 from tests.replaying.cure_study import chosen, study
 from tests.support.planted import FAULTS, is_held_out
 
+pytestmark = pytest.mark.usefixtures("seed")
 SAMPLE = ("unet_tversky_empty", "pointer_recall")
 
 

@@ -211,6 +211,14 @@ MISSED = {
 }  # fmt: skip
 
 RIGHT = {
+    "a loss that the caller has scaled": (
+        "class Trainer:\n"
+        "    def backward(self, loss):\n"
+        "        self.optimizer.zero_grad()\n"
+        "        loss.backward()\n"
+        "        self.scaler.step(self.optimizer)\n"
+        "        self.scaler.update()\n"
+    ),
     "conditional scaler, saved": loop(
         scaler=f"{NEW} if use_amp else None",
         after='torch.save({"o": optimizer.state_dict(), "s": scaler.state_dict()}, "p")',

@@ -27,6 +27,7 @@ SHOWN = {
         for n in (103, 104, 110, 111, 112, 203, 308, 401, 404)
     ),
     ("docs/how-to/choose-islands.md", "HG108"),
+    ("docs/how-to/watch-a-run.md", "HG108"),
     ("docs/how-to/doctor-a-model.md", "HG309"),
     ("docs/how-to/fp16-weights.md", "HG309"),
 }

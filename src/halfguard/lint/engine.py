@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,9 @@ def lint_bytes(
     except UnreadableError as error:
         return _unreadable(Source(""), path, str(error), 1, rules)
     except SyntaxError as error:
-        return _unreadable(source, path, f"{error.msg}", error.lineno or 1, rules)
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        reason = f"Python {version} cannot read it: {error.msg}"
+        return _unreadable(source, path, reason, error.lineno or 1, rules)
     except InvalidYamlError:
         return []  # a template or another dialect of YAML
     except (RecursionError, MemoryError):

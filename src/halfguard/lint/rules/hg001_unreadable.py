@@ -31,7 +31,7 @@ from halfguard.lint.rule import Meta
 META = Meta(
     code="HG001",
     name="unreadable",
-    cure="Correct the file, or exclude it in [tool.halfguard.lint].",
+    cure="Correct the file, run halfguard with the Python that it is written for, or exclude it.",
     contains=(),
     severity="error",
 )

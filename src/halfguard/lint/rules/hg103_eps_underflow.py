@@ -6,7 +6,8 @@ may be float16. HG113 finds lower bounds of `clamp`.
 
 ## Why is this bad?
 The smallest positive float16 value is about 6e-8. A constant of at most half of that rounds to zero, so
-`1e-8` becomes 0. `torch.log(x + 1e-8)` is still -inf at 0, and `x / (y + 1e-8)` is 0/0.
+`1e-8` becomes 0. `torch.log(x + 1e-8)` is still -inf at 0, and `x / (y + 1e-8)` is 0/0. In unseen public
+code one of five findings was in code that really runs in half, so the rule is in preview.
 
 ## Example
 ```py
@@ -54,6 +55,7 @@ META = Meta(
     contains=("e-8", "e-9", "e-0", "e-1", "e-2", "e-3"),
     pattern=SMALL_CONSTANTS,
     needs_half=True,
+    preview=True,
 )
 _TRAINING = re.compile(
     r"loss|prob|logit|score|softmax|sigmoid|entropy|attn|attention|kl_|div", re.I

@@ -54,6 +54,7 @@ from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
+from halfguard.lint.syntax_tree import parameter_names
 
 META = Meta(
     code="HG206",
@@ -74,6 +75,8 @@ def check(file: PythonFile) -> Iterator[Match]:
             if not before or any(event.kind != "backward" for event in before):
                 continue
             event = before[0]
+            if _is_parameter(file, event):
+                continue
             message = f"This loss is not scaled, but {scaler_step.owner}.step divides by the scale."
             yield match_at(event.node, message, _fix(file, event, scaler_step))
 
@@ -90,6 +93,15 @@ def _backwards_before(step: Step, scaler_step: Event) -> list[Event]:
         since = [e for e in found if step.events.index(e) > last]
         return since or found
     return found
+
+
+def _is_parameter(file: PythonFile, event: Event) -> bool:
+    """Return whether the function was given the loss: its caller may have scaled it."""
+    loss = receiver(event.node) if isinstance(event.node, ast.Call) else None
+    function = file.function_of(event.node)
+    if function is None or not isinstance(loss, ast.Name):
+        return False
+    return loss.id in parameter_names(function)
 
 
 def _fix(file: PythonFile, event: Event, scaler_step: Event) -> Fix | None:

@@ -5,8 +5,9 @@ Finds `GradScaler(...)` inside the training loop, inside the loop over epochs, o
 for every epoch.
 
 ## Why is this bad?
-Each new scaler starts at 65,536 again, and the scale that the last one had found is lost. A model that needs
-a smaller scale skips its first steps in every epoch, or all of them.
+Each new scaler starts at 65,536 again, and the scale that the last one had found is lost. A model that
+needs a smaller scale skips its first steps in every epoch, or all of them. In unseen public code it
+mattered in three of six places, so the rule is in preview.
 
 ## Example
 ```py
@@ -53,6 +54,7 @@ META = Meta(
     cure="Create the scaler once, before the loop.",
     contains=("GradScaler",),
     severity="error",
+    preview=True,
 )
 _EPOCHS = re.compile(r"epoch|(^|_)(ep|it|iter|iteration|step)s?($|_)", re.IGNORECASE)
 

@@ -133,6 +133,7 @@ class Guard:
         self._in_forward = False  # a forward pass was begun, and no backward pass since
         self._settled = True  # the scheduler has followed the last decision
         self._told_statistics = False
+        self._told_lines = False
         self._model_generators: list[Generator] | None = None
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
@@ -142,8 +143,8 @@ class Guard:
         self._healing = self._make_healing(plan, run_dir)
         self._recovery = self._make_recovery(run_dir)
         self.watching = self._make_watching()
-        if self.watching is not None and self._healing is not None:
-            self.watching.on_alarm = self._healing.on_watch_alarm
+        if self._hosted:
+            self._warn_about_lines()
 
     # -- the form with a loss function
 
@@ -179,7 +180,7 @@ class Guard:
         if not retries and self._recorder.incidents is None and not sampled:
             return MicroBatch(batch, about, loss_fn)
         rng = capture_random_state()
-        if not retries:
+        if not retries and not sampled:
             return MicroBatch(batch, about, loss_fn, rng)
         if self._model_generators is None:
             self._model_generators = generators_of_model(self.model)
@@ -198,7 +199,17 @@ class Guard:
 
         Entering it begins a step, unless the model is in eval mode.
         """
+        self._warn_about_lines()
         return ForwardPass(self._begin_forward, self._abandon)
+
+    def _warn_about_lines(self) -> None:
+        """Say once that lines of the plan need ``step``: nobody else runs the loss function."""
+        if self._lines and not self._told_lines:
+            self._told_lines = True
+            logger.warning(
+                "The plan keeps single lines in FP32, which only guard.step(loss_fn, batch) does: here they "
+                "stay in half. Keep their modules in FP32 instead, or cast with .float() in the code."
+            )
 
     def _begin_forward(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any]
@@ -330,6 +341,7 @@ class Guard:
             "held": self._scheduler_and_ema.early_steps,
             "recovery": None if self._recovery is None else self._recovery.state_dict(),
             "healing": None if self._healing is None else self._healing.state_dict(),
+            "watching": None if self.watching is None else self.watching.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -380,6 +392,8 @@ class Guard:
             self._recovery.load_state_dict(state["recovery"])
         if self._healing is not None and state.get("healing") is not None:
             self._healing.load_state_dict(state["healing"], self.step_index)
+        if self.watching is not None and state.get("watching") is not None:
+            self.watching.load_state_dict(state["watching"])
 
     def _make_healing(
         self, plan: PrecisionPlan, run_dir: str | os.PathLike[str] | None
@@ -422,11 +436,8 @@ class Guard:
         schedulers = self._scheduler_and_ema.schedulers
         write = self._recorder.add_watched_step
         watching = Watching(self.config.watch, self.model, self.optimizers, schedulers, write)
-        healing = self._healing
-        if healing is not None:
-            watching.on_alarm = lambda alarms, batches: healing.alarm(
-                [alarm.finding for alarm in alarms], batches
-            )
+        if self._healing is not None:
+            watching.on_alarm = self._healing.on_watch_alarm
         return watching
 
     @property

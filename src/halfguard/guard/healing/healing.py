@@ -118,7 +118,8 @@ class Healing:
         that there is an alarm.
         """
         found = [Producer.of(finding.culprit) for finding in findings]
-        self._alarms += [(one, batches) for one in found if one is not None and batches.repeatable]
+        if batches.repeatable and not batches.changed_in_place:
+            self._alarms += [(one, batches) for one in found if one is not None]
         if self._stepper.single_rank:
             self.follow_alarms(batches)
 
@@ -213,7 +214,7 @@ class Healing:
             found = search.run(step, producer, memory.islands, tried, left)
         if not found.islands:
             memory.given_up.append(producer.key)
-            self._log.not_found(index, producer, finite_in_fp32=finite)
+            self._log.not_found(index, producer, finite_in_fp32=finite, error=step.error)
             return
         for island, cause in found.islands:
             self._decide(island, cause, index, found.proof)

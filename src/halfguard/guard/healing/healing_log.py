@@ -42,13 +42,16 @@ class HealingLog:
         )
         self._add(step, "taken back", text, producer, island)
 
-    def not_found(self, step: int, producer: Producer, *, finite_in_fp32: bool) -> None:
+    def not_found(
+        self, step: int, producer: Producer, *, finite_in_fp32: bool, error: str = ""
+    ) -> None:
         """Say that no island helps; once for each producer."""
-        why = (
-            "no island that was tried makes the step finite and like FP32's"
-            if finite_in_fp32
-            else "the step is not finite in FP32 either, so no island helps"
-        )
+        if finite_in_fp32:
+            why = "no island that was tried makes the step finite and like FP32's"
+        elif error:
+            why = f"the step cannot be run in FP32 to compare with ({error})"
+        else:
+            why = "the step is not finite in FP32 either, so no island helps"
         text = f"{producer} failed: {why}. Such steps are still refused or retried."
         self._add(step, "not found", text, producer)
 

@@ -42,6 +42,9 @@ class LineIslands:
         found = [(island.file, _find_line(island)) for island in islands]
         self._places = frozenset((file, line) for file, line in found if line)
 
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
     def active(self) -> AbstractContextManager[Any]:
         """Return the context in which the lines run in FP32."""
         return _LineMode(self._places) if self._places else nullcontext()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from halfguard.dist.collectives import broadcast_object, rank
+from halfguard.dist.collectives import broadcast_object, rank, run_on_all
+from halfguard.errors import RecordError
 from halfguard.guard.healing.candidates import AnyIsland
 from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 
@@ -29,9 +30,9 @@ class PlanFile:
 
     def read(self) -> list[AnyIsland]:
         """Return the islands of an earlier run in this folder. Every rank must call this."""
-        found: PrecisionPlan | None = None
-        if self.path is not None and rank() == 0 and self.path.is_file():
-            found = PrecisionPlan.load(self.path)
+        found, errors = run_on_all(self._load, self._device)
+        if errors:  # on every rank: one that waits for the others' plan would wait forever
+            raise RecordError(f"The plan of an earlier run cannot be read: {errors[0]}")
         text = broadcast_object(0, None if found is None else found.to_yaml(), self._device)
         if text is None:
             return []
@@ -40,6 +41,11 @@ class PlanFile:
         modules = [island for island in plan.islands if island.module not in known]
         lines = [line for line in plan.lines if (line.file, line.line) not in known]
         return [*modules, *lines]
+
+    def _load(self) -> PrecisionPlan | None:
+        if self.path is None or rank() != 0 or not self.path.is_file():
+            return None
+        return PrecisionPlan.load(self.path)
 
     def write(self, healed: Sequence[AnyIsland]) -> None:
         """Write the file atomically. A disk that fails does not end the run."""

@@ -54,6 +54,7 @@ class BadStep:
         self._trials, self._batches, self._device = trials, batches, device
         self._scale = scale
         self._reference: TrialGradients | None = None
+        self.error = ""  # that FP32 raised
         self._sensitivity: float | None = (
             None  # of the gradients to weights that are rounded to half
         )
@@ -68,7 +69,8 @@ class BadStep:
     def is_finite_in_fp32(self) -> bool:
         """Return whether FP32 is finite on all ranks, and keep its gradients. Every rank must call this."""
         run = self._trials.in_fp32(self._batches)
-        self._reference = self._on_all(lambda: self._trials.gradients(run))
+        self._reference, errors = self._run_on_all(lambda: self._trials.gradients(run))
+        self.error = errors[0] if errors else ""
         found = self._reference is not None and self._reference.finite
         if not all_agree(found, self._device):
             return False
@@ -134,10 +136,12 @@ class BadStep:
 
     def _on_all(self, work: Callable[[], T]) -> T | None:
         """Return the result of ``work``; None if it raised on any rank."""
+        return self._run_on_all(work)[0]
 
+    def _run_on_all(self, work: Callable[[], T]) -> tuple[T | None, list[str]]:
         def preserved() -> T:
             with preserved_generators(self._batches):
                 return work()
 
         result, errors = run_on_all(preserved, self._device)
-        return None if errors else result
+        return (None if errors else result), errors

@@ -7,6 +7,7 @@ so that no island on trial is compiled.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -56,11 +57,14 @@ class TrialSteps:
         self._stepper, self._lines, self._around = stepper, lines, around
         self.model = unwrap_model(stepper.model)
 
-    def in_half(self, batches: StepBatches, scale: float) -> Callable[[], Tensor]:
-        """Return a function that runs forward and scaled backward passes in half; it returns the loss."""
+    def in_half(self, batches: StepBatches, scale: float) -> Callable[..., Tensor]:
+        """Return a function that runs forward and scaled backward passes in half; it returns the loss.
+
+        It calls ``collect`` while gradients have the dtype in which they were computed.
+        """
         config, kind = self._stepper.config, self._stepper.device.type
 
-        def run() -> Tensor:
+        def run(collect: Callable[[], None] = _nothing) -> Tensor:
             losses = []
             for micro in batches.micro_batches:
                 _set_generators(micro)
@@ -69,14 +73,15 @@ class TrialSteps:
                         loss = self._loss(micro)
                     (loss * scale).backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
+            collect()
             return sum(losses[1:], losses[0])
 
         return run
 
-    def in_fp32(self, batches: StepBatches) -> Callable[[], Tensor]:
+    def in_fp32(self, batches: StepBatches) -> Callable[..., Tensor]:
         """Return the same function for FP32, without a loss scale."""
 
-        def run() -> Tensor:
+        def run(collect: Callable[[], None] = _nothing) -> Tensor:
             with ExitStack() as stack:
                 stack.callback(disable_fsdp_mixed_precision(self._stepper.model))
                 stack.enter_context(_half_tensors_in_fp32(self.model))
@@ -89,18 +94,23 @@ class TrialSteps:
                     loss = self._loss(micro)
                     loss.backward()  # type: ignore[no-untyped-call]
                     losses.append(loss.detach())
+                collect()
             return sum(losses[1:], losses[0])
 
         return run
 
-    def gradients(self, run: Callable[[], Tensor], scale: float = 1.0) -> TrialGradients:
+    def gradients(self, run: Callable[..., Tensor], scale: float = 1.0) -> TrialGradients:
         """Run a step; return its gradients, divided by ``scale``. This reads the device."""
-        with self.unchanged():
-            loss = run()
-            found = [
+        found: list[Tensor | None] = []
+
+        def collect() -> None:
+            found.extend(
                 None if p.grad is None else local_tensor(p.grad).detach().float() / scale
                 for p in self.model.parameters()
-            ]
+            )
+
+        with self.unchanged():
+            loss = run(collect)
         checked = [loss.detach().isfinite().all()]
         checked += [grad.isfinite().all().to(loss.device) for grad in found if grad is not None]
         return TrialGradients(bool(torch.stack(checked).all()), tuple(found))
@@ -133,9 +143,14 @@ class TrialSteps:
 
     def _loss(self, micro: MicroBatch) -> Tensor:
         assert micro.loss_fn is not None  # noqa: S101 - only repeatable steps are tried
-        loss = trainable_loss(micro.loss_fn(self._stepper.model, micro.batch))
+        # A copy: the loss function may write to its batch, and every trial needs the same one.
+        loss = trainable_loss(micro.loss_fn(self._stepper.model, copy.deepcopy(micro.batch)))
         count = self._stepper.config.accumulate
         return loss if count == 1 else loss / count
+
+
+def _nothing() -> None:
+    pass
 
 
 def _set_generators(micro: MicroBatch) -> None:

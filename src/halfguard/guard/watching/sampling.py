@@ -22,13 +22,13 @@ class Sampling:
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self._interval = -1  # that has had its sample
+        self.interval = -1  # that has had its sample
 
     def is_due(self, step: int) -> bool:
         """Return whether to sample this step."""
         interval = step // self.every
-        return interval > self._interval and step >= sampled_step(interval, self.every)
+        return interval > self.interval and step >= sampled_step(interval, self.every)
 
     def done(self, step: int) -> None:
         """Note that a step was sampled, and is of use."""
-        self._interval = step // self.every
+        self.interval = step // self.every

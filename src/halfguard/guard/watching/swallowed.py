@@ -6,6 +6,7 @@ the second run changes (gradients, buffers, attributes of modules, generators) i
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ class Alarm:
 
 def can_audit(model: nn.Module, batches: StepBatches) -> bool:
     """Return whether this rank can run the step again by itself."""
-    return batches.repeatable and not is_sharded(model)
+    return batches.repeatable and not batches.changed_in_place and not is_sharded(model)
 
 
 def audit_step(
@@ -75,7 +76,8 @@ def _loss(model: nn.Module, micro: MicroBatch, precision: PrecisionName, scale: 
         set_generator_state(generator, state)
     device = next(model.parameters()).device
     with autocast(precision, device.type):
-        loss = trainable_loss(micro.loss_fn(model, micro.batch))
+        # A copy: the loss function may write to its batch, and the user's is not to be changed.
+        loss = trainable_loss(micro.loss_fn(model, copy.deepcopy(micro.batch)))
     return loss * scale
 
 

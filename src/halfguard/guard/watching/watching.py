@@ -12,7 +12,7 @@ a warning is logged by the rank that saw it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from math import isfinite
 from typing import Any
@@ -147,6 +147,20 @@ class Watching:
         if alarms and self.on_alarm is not None:
             self.on_alarm(alarms, batches)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the interval that has had its sample, and the lines that were looked at."""
+        known = sorted(self._known, key=str)
+        return {
+            "interval": self._sampling.interval,
+            "known": [[*place, place in self._harmless] for place in known],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of ``state_dict``; trends, and what was told, begin anew."""
+        self._sampling.interval = state["interval"]
+        self._known = {Place(*values[:-1]) for values in state["known"]}
+        self._harmless = {Place(*values[:-1]) for values in state["known"] if values[-1]}
+
     def _audit_new(
         self,
         step: int,
@@ -159,10 +173,10 @@ class Watching:
         new = {one.place for one in found if leaves_range(one)} - self._known
         if not new or not can_audit(self._model, batches):
             return ()
-        self._known |= new
         report = audit_step(self._model, batches, precision, scale)
         if report is None:
             return ()
+        self._known |= new
         told = {(alarm.finding.place, alarm.finding.op) for alarm in self.alarms}
         places = {(one.file, one.line) for one in report.findings}
         self._harmless |= {place for place in new if (place.file, place.line) not in places}

@@ -1,0 +1,143 @@
+"""Looking into a step changes nothing of the user's, and what is said of it is true."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import halfguard as hg
+from halfguard.guard.step_batches import StepBatches
+from halfguard.records.plan import LineIsland, PrecisionPlan
+
+pytestmark = pytest.mark.usefixtures("seed")
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, *, casts: bool = False) -> None:
+        super().__init__()
+        self.casts = casts
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.half() if self.casts else x
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+
+
+def in_place(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return cross_entropy(model(batch["x"].mul_(0.5)).float(), batch["y"])
+
+
+def popping(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return cross_entropy(model(batch.pop("x") * 0.5).float(), batch.pop("y"))
+
+
+def loud_batches(count: int) -> list[dict[str, Tensor]]:
+    noise = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(count):
+        x = torch.randn(16, 16, generator=noise)
+        x[::4] *= 1000
+        batches.append({"x": x, "y": torch.randint(4, (16,), generator=noise)})
+    return batches
+
+
+def train(loss_fn: Loss, config: dict[str, Any], *, casts: bool = False) -> tuple[hg.Guard, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), RmsNorm(casts=casts), nn.Linear(32, 4))
+    guard = hg.Guard(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), config | {"scale": {"init": 1024.0}}
+    )
+    batches = loud_batches(6)
+    for batch in batches:
+        guard.step(loss_fn, batch)
+    return guard, batches
+
+
+@pytest.mark.parametrize("loss_fn", [in_place, popping])
+def test_a_watched_run_is_bitwise_the_run_without_it(loss_fn: Loss) -> None:
+    bare, data = train(loss_fn, {})
+    watched, seen = train(loss_fn, {"watch": {"every": 5}})
+    for mine, other in zip(bare.model.parameters(), watched.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    for batch, same in zip(data, seen, strict=True):
+        assert batch.keys() == same.keys()
+        assert all(torch.equal(batch[key], same[key]) for key in batch)
+    assert watched.watching is not None
+    assert bool(watched.watching.alarms) == (loss_fn is popping)  # a changed batch shows nothing
+
+
+def test_no_island_is_proven_on_a_batch_that_the_loss_function_changed() -> None:
+    guard, batches = train(in_place, {"watch": {"every": 5}, "heal": {}})
+    given = loud_batches(6)
+    for batch, before in zip(batches, given, strict=True):
+        assert torch.equal(batch["x"], before["x"] * 0.5)
+    assert guard._healing is not None
+    assert guard._healing.state_dict()["healed"] == []
+
+
+def test_a_step_that_fp32_cannot_run_is_not_called_infinite(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        train(popping, {"watch": {"every": 5}, "heal": {}}, casts=True)
+    assert "must have the same dtype" in caplog.text
+    assert "not finite in FP32" not in caplog.text
+
+
+def test_a_resumed_run_samples_no_step_twice() -> None:
+    guard, _ = train(popping, {"watch": {"every": 5}})
+    state = guard.state_dict()
+    again, _ = train(popping, {"watch": {"every": 5}})
+    again.load_state_dict(state)
+    assert guard.watching is not None
+    assert again.watching is not None
+    assert again.watching.state_dict() == guard.watching.state_dict()
+    assert guard.watching.state_dict()["interval"] >= 0
+
+
+@pytest.mark.parametrize("factor", [1e-7, 1e6])
+def test_the_gradients_of_fp32_are_not_rounded_to_half(factor: float) -> None:
+    model = nn.Linear(8, 4).half()
+    optimizer = hg.MasterWeights(torch.optim.SGD(model.parameters()))
+    guard = hg.Guard(model, optimizer, {"precision": "fp16-weights", "heal": {}})
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = (model(batch).float().square() * factor).mean()
+        return loss
+
+    batches = StepBatches(micro_batches=[guard._micro_batch(loss_fn, torch.randn(4, 8), None)])
+    assert guard._healing is not None
+    trials = guard._healing._trials
+    found = trials.gradients(trials.in_fp32(batches))
+    assert found.finite
+    assert all(value is not None and (value != 0).any() for value in found.values)
+
+
+def squares(model: nn.Module, batch: Tensor) -> Tensor:
+    out: Tensor = model(batch)
+    return (out * out).sum().float()
+
+
+def test_lines_of_a_plan_are_not_ignored_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, first = inspect.getsourcelines(squares)
+    line = LineIsland(file=__file__, line=first + 2, code=source[2].strip())
+    PrecisionPlan(precision="fp16-mixed", lines=(line,)).save(tmp_path / "plan.yaml")
+    model = nn.Linear(4, 4)
+    config = {"plan": str(tmp_path / "plan.yaml")}
+    guard = hg.Guard(model, torch.optim.SGD(model.parameters()), config)
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        with guard.autocast():
+            loss = squares(model, torch.ones(2, 4))
+        guard.backward(loss)
+        guard.update()
+    assert caplog.text.count("only guard.step(loss_fn, batch) does") == 1

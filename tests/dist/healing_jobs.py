@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import halfguard as hg
+from halfguard.errors import HalfguardError
 from halfguard.precision.islands import is_island
 from halfguard.records.plan import PrecisionPlan
 from tests.dist.jobs import everything
@@ -187,3 +188,13 @@ def alarm(on: int) -> Any:
             found = len(guard.audit(loss_fn, batch(2, 1 if rank == on else 0)).findings)
         guard.step(loss_fn, batch(0, rank))
     return found, islands(model), {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def start_in(folder: str) -> str:
+    """Make a guard in a folder; return the error that it raised."""
+    model = nn.Linear(2, 2)
+    try:
+        hg.Guard(model, torch.optim.SGD(model.parameters()), CONFIG, run_dir=folder)
+    except HalfguardError as error:
+        return str(error)
+    return ""

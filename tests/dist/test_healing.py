@@ -56,3 +56,11 @@ def test_an_alarm_of_one_rank_heals_all(ranks: Callable[[int], Ranks], on: int) 
     assert [bool(found) for found, _, _ in answers] == [rank == on for rank in (0, 1)]
     assert [islands for _, islands, _ in answers] == [["norm"], ["norm"]]
     assert_equal(answers[0][2], answers[1][2])
+
+
+def test_a_plan_that_cannot_be_read_ends_all_ranks(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    (tmp_path / "plan.yaml").write_text("islands: [ {modul: x")
+    for error in ranks(2).run(healing_jobs.start_in, str(tmp_path)):
+        assert "The plan of an earlier run cannot be read" in error

@@ -32,7 +32,7 @@ def why(
 
 def ask(name: str, folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> ScriptAnswer:
     """Copy a script into a folder, run the command there, and return its answer."""
-    shutil.copy(SCRIPTS / name, folder / name)
+    shutil.copy2(SCRIPTS / name, folder / name)
     done = why(*options, "--json", name, *arguments, cwd=folder)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return ScriptAnswer.from_json(done.stdout)

@@ -110,7 +110,8 @@ def job(seed):
     net = Net()
     def loss(model, batch):
         return model(*batch["args"], **batch["kwargs"]).float().square().mean()
-    return hg.Workload(net, loss, [], torch.optim.SGD(net.parameters(), 0.01), seed=seed)
+    batches = [{"args": (torch.randn(8, 16),), "kwargs": {}}]
+    return hg.Workload(net, loss, batches, torch.optim.SGD(net.parameters(), 0.01), seed=seed)
 """
 
 
@@ -162,7 +163,7 @@ def _state(folder: Path) -> dict[Path, tuple[int, float, bytes]]:
 
 def test_files_of_the_user_are_byte_for_byte_as_before(tmp_path: Path) -> None:
     _make_files(tmp_path)
-    shutil.copy(SCRIPTS / "writes.py", tmp_path)
+    shutil.copy2(SCRIPTS / "writes.py", tmp_path)
     before = _state(tmp_path)
     answer = ask("writes.py", tmp_path)
     assert answer.outcome == "nothing bad", answer.log

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.guard.batch_checks import describe_batch
-from halfguard.step.generators import Generator
+from halfguard.step.generators import Generator, set_generator_state
 from halfguard.step.loss import LossFunction, scalar_loss
 from halfguard.step.nested import batch_leaves
+from halfguard.step.random_state import restore_random_state
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,13 @@ class MicroBatch:
     rng: dict[str, Any] | None = None
     own_generators: tuple[tuple[Generator, Any], ...] = ()  # of the user, with their states
     versions: tuple[tuple[Tensor, int], ...] = ()  # tensors of the batch as they were given
+
+    def restore_generators(self) -> None:
+        """Set all random generators to their states before the forward pass, to draw the same numbers."""
+        if self.rng is not None:
+            restore_random_state(self.rng)
+        for generator, state in self.own_generators:
+            set_generator_state(generator, state)
 
 
 @dataclass
@@ -40,6 +48,11 @@ class StepBatches:
         """Add one micro-batch with its part of the loss, detached from its graph."""
         self.loss = part if self.loss is None else self.loss + part
         self.micro_batches.append(micro_batch)
+
+    @property
+    def own_generators(self) -> list[Generator]:
+        """The generators of the user's own that the batches draw from."""
+        return [generator for micro in self.micro_batches for generator, _ in micro.own_generators]
 
     @property
     def repeatable(self) -> bool:

@@ -12,6 +12,7 @@ import functools
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +48,17 @@ def set_generator_state(generator: Generator, state: Any) -> None:
         generator.bit_generator.state = state
     else:
         generator.set_state(state)
+
+
+@contextmanager
+def preserved_generators(generators: Iterable[Generator]) -> Iterator[None]:
+    """Restore the generators' states after the block."""
+    states = [(generator, generator_state(generator)) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            set_generator_state(generator, state)
 
 
 def _select(held: Iterable[Any]) -> list[Generator]:

@@ -49,9 +49,11 @@ def _run(name: str, watch: dict[str, int] | None, steps: int) -> tuple[Any, list
         )
         for _ in range(steps):
             guard.step(loss, batch)
+        own_state = guard.state_dict()
+        own_state.pop("watching", None)  # what the watch itself remembers, for a resumed run
         state = {
             "model": model.state_dict(),
-            "guard": guard.state_dict(),
+            "guard": own_state,
             "python": random.random(),
         }
         rows = guard._recorder.journal.recent_rows(100)

@@ -21,9 +21,10 @@ import torch
 
 from halfguard.dist.collectives import all_agree, all_gather_numbers, run_on_all
 from halfguard.guard.healing.producer import Producer
-from halfguard.guard.healing.trial_steps import TrialGradients, TrialSteps, preserved_generators
+from halfguard.guard.healing.trial_steps import TrialGradients, TrialSteps
 from halfguard.guard.step_batches import StepBatches
 from halfguard.records.audit import AuditReport
+from halfguard.step.generators import preserved_generators
 from halfguard.tracing.auditing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 
@@ -63,7 +64,7 @@ class BadStep:
     def find_producer(self) -> Producer | None:
         """Return the operation to blame on this rank; None if there is none."""
         run = self._trials.in_half(self._batches, self._scale)
-        with preserved_generators(self._batches), self._trials.unchanged():
+        with preserved_generators(self._batches.own_generators), self._trials.unchanged():
             return Producer.of(find_first_nonfinite(run, self._trials.model))
 
     def is_finite_in_fp32(self) -> bool:
@@ -116,7 +117,7 @@ class BadStep:
     def audit(self) -> AuditReport:
         """Audit the step on this rank, as the model is at present."""
         run = self._trials.in_half(self._batches, self._scale)
-        with preserved_generators(self._batches), self._trials.unchanged():
+        with preserved_generators(self._batches.own_generators), self._trials.unchanged():
             return audit(run, self._trials.model)
 
     def _findings(self) -> frozenset[str]:
@@ -140,7 +141,7 @@ class BadStep:
 
     def _run_on_all(self, work: Callable[[], T]) -> tuple[T | None, list[str]]:
         def preserved() -> T:
-            with preserved_generators(self._batches):
+            with preserved_generators(self._batches.own_generators):
                 return work()
 
         result, errors = run_on_all(preserved, self._device)

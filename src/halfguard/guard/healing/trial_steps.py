@@ -33,8 +33,7 @@ from halfguard.precision.modes import (
     full_precision,
     without_autocast,
 )
-from halfguard.step.generators import generator_state, set_generator_state
-from halfguard.step.random_state import preserved_random_state, restore_random_state
+from halfguard.step.random_state import preserved_random_state
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class TrialSteps:
         def run(collect: Callable[[], None] = _nothing) -> Tensor:
             losses = []
             for micro in batches.micro_batches:
-                _set_generators(micro)
+                micro.restore_generators()
                 with self._lines.active():
                     with autocast(config.precision, kind):
                         loss = self._loss(micro)
@@ -90,7 +89,7 @@ class TrialSteps:
                 stack.enter_context(without_autocast())
                 losses = []
                 for micro in batches.micro_batches:
-                    _set_generators(micro)
+                    micro.restore_generators()
                     loss = self._loss(micro)
                     loss.backward()  # type: ignore[no-untyped-call]
                     losses.append(loss.detach())
@@ -151,25 +150,6 @@ class TrialSteps:
 
 def _nothing() -> None:
     pass
-
-
-def _set_generators(micro: MicroBatch) -> None:
-    if micro.rng is not None:
-        restore_random_state(micro.rng)
-    for generator, state in micro.own_generators:
-        set_generator_state(generator, state)
-
-
-@contextmanager
-def preserved_generators(batches: StepBatches) -> Iterator[None]:
-    """Restore after the block the generators of the user's own that its batches draw from."""
-    own = [generator for micro in batches.micro_batches for generator, _ in micro.own_generators]
-    states = [(generator, generator_state(generator)) for generator in own]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            set_generator_state(generator, state)
 
 
 @contextmanager

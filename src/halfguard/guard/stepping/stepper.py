@@ -42,9 +42,7 @@ from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import full_precision, without_autocast
 from halfguard.precision.upcast import frozen_half_weights_in_fp32
 from halfguard.precision_names import Precision
-from halfguard.step.generators import set_generator_state
 from halfguard.step.parameters import parameters_of
-from halfguard.step.random_state import restore_random_state
 
 
 class Stepper:
@@ -325,9 +323,7 @@ class Stepper:
     def _repeat(self, micro: MicroBatch, held_back: bool, count: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:
             raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
-        restore_random_state(micro.rng)
-        for generator, state in micro.own_generators:
-            set_generator_state(generator, state)
+        micro.restore_generators()
         self._sync_begun = count > 1 and not held_back
         syncing = self._wrappers.defer_gradient_sync(held_back)
         # The backward pass too: checkpointing computes its parts again there.

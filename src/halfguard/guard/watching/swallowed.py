@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,13 +20,7 @@ from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.precision.modes import autocast
 from halfguard.precision_names import PrecisionName
 from halfguard.records.audit import AuditFinding, AuditReport
-from halfguard.step.generators import (
-    generator_state,
-    generators_of_function,
-    generators_of_model,
-    set_generator_state,
-)
-from halfguard.step.random_state import restore_random_state
+from halfguard.step.generators import preserved_generators
 from halfguard.tracing import audit
 
 logger = logging.getLogger("halfguard")
@@ -59,7 +52,7 @@ def audit_step(
     report = None
     for micro in batches.micro_batches:
         try:
-            with _attributes_kept(own), _generators_kept(own, micro):
+            with _attributes_kept(own), preserved_generators(batches.own_generators):
                 report = audit(partial(_loss, own, micro, precision, scale), own)
         except Exception as error:  # noqa: BLE001 - out of memory, for example: training goes on
             logger.info("The audit of a sampled step failed: %s: %s", type(error).__name__, error)
@@ -70,10 +63,8 @@ def audit_step(
 
 
 def _loss(model: nn.Module, micro: MicroBatch, precision: PrecisionName, scale: float) -> Tensor:
-    assert micro.loss_fn is not None and micro.rng is not None  # noqa: S101, PT018 - can_audit
-    restore_random_state(micro.rng)
-    for generator, state in micro.own_generators:
-        set_generator_state(generator, state)
+    assert micro.loss_fn is not None  # noqa: S101 - can_audit
+    micro.restore_generators()
     device = next(model.parameters()).device
     with autocast(precision, device.type):
         # A copy: the loss function may write to its batch, and the user's is not to be changed.
@@ -93,14 +84,3 @@ def _attributes_kept(model: nn.Module) -> Iterator[None]:
             for name in [name for name in now if name not in attributes]:
                 del now[name]
             now.update(attributes)
-
-
-@contextmanager
-def _generators_kept(model: nn.Module, micro: MicroBatch) -> Iterator[None]:
-    held: list[Any] = [*generators_of_function(micro.loss_fn or _loss), *generators_of_model(model)]
-    states = [(generator, generator_state(generator)) for generator in held]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            set_generator_state(generator, state)

@@ -53,7 +53,7 @@ from halfguard.guard.stepping.stepper import Stepper
 from halfguard.guard.unsupported import raise_if_unsupported
 from halfguard.guard.watching.watching import Watching
 from halfguard.precision.modes import autocast
-from halfguard.precision.plans import apply_plan
+from halfguard.precision.plans import make_islands
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
 from halfguard.records.audit import AuditReport
@@ -121,7 +121,7 @@ class Guard:
         plan = PrecisionPlan()
         if self.config.plan is not None:
             plan = PrecisionPlan.load(self.config.plan)
-            apply_plan(model, plan)
+            make_islands(model, plan)
         self._stepper = Stepper(model, self.optimizers, self.config, hosted=self._hosted)
         self.scaler = self._stepper.scaler
         self.epoch = 0

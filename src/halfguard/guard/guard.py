@@ -363,8 +363,9 @@ class Guard:
         """Load the last good snapshot in ``run_dir``; return False if there is none.
 
         Call it before the first step. It restores model, optimizers, scheduler, EMA, scaler, counters and
-        random generators. ``epoch``, ``batch_index`` and ``step_index`` then tell where in the data to
-        continue. Every rank calls it.
+        random generators, and makes exactly the islands that the run had at that step, whatever ``plan.yaml``
+        says. ``epoch``, ``batch_index`` and ``step_index`` then tell where in the data to continue. Every
+        rank calls it.
         """
         rules = self.config.recovery
         if self._recovery is None or rules is None or rules.store != "disk":
@@ -372,7 +373,7 @@ class Guard:
                 "There are no snapshots to resume from: this guard keeps none on disk.",
                 cure="Set recovery.store to 'disk' and pass run_dir.",
             )
-        run = self._recovery.resume()
+        run = self._recovery.resume(self._load_islands)
         if run is not None:
             self._stepper.half_applied = False
             self._load_own_state(run)
@@ -390,10 +391,14 @@ class Guard:
         self._scheduler_and_ema.early_steps = state["held"]
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
-        if self._healing is not None and state.get("healing") is not None:
-            self._healing.load_state_dict(state["healing"], self.step_index)
+        self._load_islands(state)
         if self.watching is not None and state.get("watching") is not None:
             self.watching.load_state_dict(state["watching"])
+
+    def _load_islands(self, state: Mapping[str, Any]) -> None:
+        """Make the islands of a state: half weights are FP32 inside them, so this comes before weights."""
+        if self._healing is not None and state.get("healing") is not None:
+            self._healing.load_state_dict(state["healing"], state["counters"]["step"])
 
     def _make_healing(
         self, plan: PrecisionPlan, run_dir: str | os.PathLike[str] | None

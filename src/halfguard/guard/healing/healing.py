@@ -162,8 +162,16 @@ class Healing:
         return self._memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], next_step: int) -> None:
-        """Restore the state of ``state_dict``, and make exactly its islands."""
-        self._memory = HealingMemory.load(state)
+        """Restore the state of ``state_dict``, and make exactly its islands.
+
+        The run continues as it did from there. Islands that the plan file has since then are made again at
+        the same steps.
+        """
+        before, self._memory = self._memory.islands, HealingMemory.load(state)
+        kept = set(map(name_of, self._memory.islands))
+        later = [name for name in map(name_of, before) if name not in kept]
+        if later:
+            self._log.older_state(next_step, later)
         self._due = True
         self.apply_due(next_step)
 

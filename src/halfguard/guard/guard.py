@@ -664,7 +664,7 @@ class Guard:
             self.scaler.update(decision.scale)
         if self._healing is not None and not self._begun:
             if seen.alarm:
-                self._healing.follow_alarms(report.batches)
+                self._healing.follow_alarms(report.batches, report.step)
             self._healing.apply_due(self.step_index)
 
     def _config_to_decide(self, _report: StepReport) -> GuardConfig:

@@ -114,7 +114,7 @@ def test_a_trial_of_an_outer_island_does_not_round_the_inner_weights() -> None:
     made = applied(net)
     made.set(islands_of(["block.norm"]))
     with torch.no_grad():
-        net.block.norm.gain += 2.0**-20  # no half number
+        net.block.norm.gain.add_(2.0**-20)  # no half number
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with made.trial(islands_of(["block.norm", "block"])):
         assert dtypes(net)["block.up.weight"] is torch.float32

@@ -38,9 +38,9 @@ class ModelIslands:
             gather_as_before()
         modules = modules_by_name(self._model)
         for path in wanted:
-            module = modules.get(path)
-            if module is not None and path not in self._made and not is_island(module):
-                self._make(path, module)
+            found = modules.get(path)
+            if found is not None and path not in self._made and not is_island(found):
+                self._make(path, found)
         self._cast_weights()
 
     def _make(self, path: str, module: nn.Module) -> None:

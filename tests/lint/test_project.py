@@ -56,6 +56,7 @@ def test_the_project_decides(text: str, project: Project, wanted: list[str]) -> 
 
 def test_code_beside_the_model_is_not_trained() -> None:
     assert codes(ATTENTION, MIXED, "tests/test_attention.py") == []
+    assert codes(ATTENTION, MIXED, "examples/legacy/attention.py") == []
     assert codes(ATTENTION.replace("def forward", "def generate"), MIXED) == []
 
 

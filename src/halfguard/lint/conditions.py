@@ -45,6 +45,11 @@ def exclude_each_other(tree: SyntaxTree, first: ast.AST, second: ast.AST) -> boo
     return any(mine.get(text, truth) != truth for text, truth in _conditions_around(tree, second))
 
 
+def is_for_full_precision(tree: SyntaxTree, node: ast.AST) -> bool:
+    """Return whether a node is in the branch of a test that runs if float16 is off."""
+    return (AMP_IS_ON, False) in _conditions_around(tree, node)
+
+
 def _conditions_around(tree: SyntaxTree, node: ast.AST) -> Iterator[Condition]:
     """Yield the tests around a node, with the result that each must have."""
     child = node

@@ -154,10 +154,12 @@ def _diagnostic(source: Source, path: str, meta: Meta, match: Match) -> Diagnost
 def _not_parsed(
     source: Source, path: str, error: SyntaxError, rules: tuple[Rule, ...]
 ) -> list[Diagnostic]:
-    """Report a file that is not Python, unless a newer Python may read it.
+    """Report a file that is not Python, unless it is a template, or a newer Python may read it.
 
     Since 3.12 an f-string may hold its own quotes.
     """
+    if "{{" in path or "{%" in source.text:
+        return []
     if sys.version_info < (3, 12) and error.msg.startswith("f-string"):
         return []
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 from model import AudioConfig, AudioLanguageModel
 
+from halfguard import half_state_dict
+
 FOLDER = Path(__file__).parent / "data"
 WORDS = (
     ("open", "close", "find", "move"),
@@ -96,7 +98,8 @@ def load():
     rows = torch.load(speech, weights_only=True)
     if not base.exists():
         model = pretrain(rows["known"])
-        store(base, lambda part: model.half().save_pretrained(part))
+        state = half_state_dict(model)
+        store(base, lambda part: model.save_pretrained(part, state_dict=state))
     return rows, base
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import shutil
 import sys
 from collections.abc import Iterator
@@ -167,14 +166,13 @@ def test_loud_features_are_repeated_and_replay_finds_them(example: Any, tmp_path
     assert "base_model.model.features" in json.dumps(told["cure"])
 
 
-def test_a_guard_of_its_own_loop_heals_the_features(
-    example: Any, caplog: pytest.LogCaptureFixture
+def test_the_guarded_trainer_heals_the_features(
+    example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = example.workload.loud(0)
-    settings = {"skip": {"on_nonfinite": "retry_fp32"}, "heal": {"after": 2}}
-    with caplog.at_level(logging.INFO, "halfguard"):
-        guard = hg.Guard(job.model, job.optimizer, settings)
-        actions = [guard.step(job.loss, batch).action for batch in job.take(4)]
-        guard.close()
-    assert actions == ["retry_fp32", "retry_fp32", "apply", "apply"]
-    assert "module base_model.model.features runs in FP32" in caplog.text
+    guard = {"skip": {"on_nonfinite": "retry_fp32"}, "heal": {"after": 2}, "scale": {"init": 1024}}
+    changes: Any = {"variant": "loud", "steps": 4, "guard": guard, "run_dir": str(tmp_path)}
+    example.train.main(config(example, **changes))
+    told = capsys.readouterr().out
+    assert "4/4 steps applied (100.0%), 2 of them retried in FP32" in told
+    assert "nll nan" not in told  # evaluation has the island too
+    assert "- module: base_model.model.features" in (tmp_path / "plan.yaml").read_text()

@@ -279,6 +279,13 @@ class Guard:
         micro = self._micro_batch(loss_fn, batch, None)
         return self._healing.audit(StepBatches(micro_batches=[micro]))
 
+    def note(self, text: str) -> None:
+        """Write a sentence of your own to journal and log, such as a count that the guard cannot know.
+
+        Reports show it. With several ranks, rank 0 writes; every rank may call this, or rank 0 alone.
+        """
+        self._recorder.add_note(self.step_index, self.epoch, text)
+
     def end_epoch(self) -> Summary:
         """End an epoch: write its counts to log and journal, and return them."""
         self._process_due(everything=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
-from halfguard.records.step import Action, Cause, RunInfo, StepRow, Summary
+from halfguard.records.step import Action, Cause, NoteRow, RunInfo, StepRow, Summary
 from halfguard.report.blocks import (
     Block,
     Code,
@@ -25,6 +26,7 @@ from halfguard.report.run_curves import grad_norm_columns, loss_columns, loss_sc
 from halfguard.report.run_report import RunReport
 from halfguard.report.watch import watch_blocks
 
+Row = TypeVar("Row")
 _SHOWN = 30  # unusual steps listed from the beginning, and as many from the end
 _MARKS = 200  # the same for marks in a drawing
 
@@ -38,6 +40,7 @@ def run_page(report: RunReport, folder: str = ".") -> Page:
         *healing_blocks(report.timeline),
         *watch_blocks([row for _, row in sorted(report.timeline.watched.items())], changes),
         *_unusual_steps(report, folder),
+        *_notes(report.timeline.notes),
         *_epochs(report.timeline.epochs.values()),
         *_environment(report.info),
     ]
@@ -129,7 +132,16 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
         yield Code(f"halfguard replay {where}", "bash")
 
 
-def _both_ends(rows: Sequence[StepRow], count: int) -> list[StepRow]:
+def _notes(rows: Sequence[NoteRow]) -> Iterator[Block]:
+    if rows:
+        yield Heading("Notes of the training script")
+        shown = _both_ends(rows, _SHOWN)
+        yield Table(("step", "note"), [[str(row.step), row.text] for row in shown])
+        if len(shown) < len(rows):
+            yield Text([f"{len(rows) - len(shown)} in between are left out; steps.jsonl has them."])
+
+
+def _both_ends(rows: Sequence[Row], count: int) -> list[Row]:
     return list(rows) if len(rows) <= 2 * count else [*rows[:count], *rows[-count:]]
 
 

@@ -14,6 +14,7 @@ from halfguard.records.step import (
     HealthRow,
     HealthWarning,
     HealthyStepsRow,
+    NoteRow,
     StepRow,
     Summary,
 )
@@ -31,6 +32,7 @@ class Timeline:
     warnings: dict[HealthWarning, HealthRow] = field(default_factory=dict)  # the last of each
     watched: dict[int, WatchRow] = field(default_factory=dict)  # sampled steps
     healings: list[HealingRow] = field(default_factory=list)
+    notes: list[NoteRow] = field(default_factory=list)  # of the training script
     resumed: int = 0  # how often
     closed: bool = False  # the run has written its final summary
 
@@ -93,6 +95,9 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
             continue
         if isinstance(row, HealingRow):
             found.healings.append(row)
+            continue
+        if isinstance(row, NoteRow):
+            found.notes.append(row)
             continue
         if _first(row) <= written:
             found.resumed += 1

@@ -20,7 +20,8 @@ from halfguard.report.blocks import (
     Text,
     Tone,
 )
-from halfguard.report.curves import Line, Mark, draw_curves, thin_columns
+from halfguard.report.curves import Change, Line, Mark, draw_curves, thin_columns
+from halfguard.report.healings import healing_blocks, healing_changes
 from halfguard.report.run_curves import grad_norm_columns, loss_columns, loss_scale_columns
 from halfguard.report.run_report import RunReport
 from halfguard.report.watch import watch_blocks
@@ -32,11 +33,12 @@ _MARKS = 200  # the same for marks in a drawing
 
 def run_page(report: RunReport, folder: str = ".") -> Page:
     """Return the page of a run; ``folder`` is the path from the page to the run, for links."""
-    summary = report.timeline.summary()
+    summary, changes = report.timeline.summary(), healing_changes(report.timeline)
     blocks: list[Block] = [
         *_summary(report, summary),
-        *_curves(report),
-        *watch_blocks([row for _, row in sorted(report.timeline.watched.items())]),
+        *_curves(report, changes),
+        *healing_blocks(report.timeline),
+        *watch_blocks([row for _, row in sorted(report.timeline.watched.items())], changes),
         *_unusual_steps(report, folder),
         *_notes(report.timeline.notes),
         *_epochs(report.timeline.epochs.values()),
@@ -76,7 +78,7 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
         yield Text(["The journal is not closed: the run has not ended, or it was killed."])
 
 
-def _curves(report: RunReport) -> Iterator[Block]:
+def _curves(report: RunReport, changes: Sequence[Change]) -> Iterator[Block]:
     parts = report.timeline.parts
     if not parts:
         return
@@ -86,6 +88,7 @@ def _curves(report: RunReport) -> Iterator[Block]:
         text = f"step {row.step}: {_label(row.action)}, {_label(row.cause)}"
         marks.append(Mark(row.step, text, bad=not _is_harmless(row)))
     ticks = " Ticks at the lower edge are unusual steps." if marks else ""
+    ticks += " Numbered lines are healings." if changes else ""
     for label, columns, meaning in (
         ("loss", loss_columns(parts), "mean and highest of each group of healthy steps."),
         ("gradient norm", grad_norm_columns(parts), "lowest to highest of each group."),
@@ -93,7 +96,7 @@ def _curves(report: RunReport) -> Iterator[Block]:
     ):
         lines = [Line(label, thin_columns(columns), 1)]
         log = None if label == "loss" else True
-        drawing = draw_curves(lines, label=label, log=log, marks=marks)
+        drawing = draw_curves(lines, label=label, log=log, marks=marks, changes=changes)
         yield Figure(drawing, f"{label.capitalize()}: {meaning}{ticks}")
 
 

@@ -80,7 +80,7 @@ class Timeline:
 
 def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
     """Order rows by step; ``rows`` are in the order of writing and may hold a step more than once."""
-    found, written = Timeline(), -1
+    found, written, known = Timeline(), -1, 0  # known: healings before the last part
     for row in rows:
         found.closed = isinstance(row, Summary) and row.epoch is None
         if isinstance(row, Summary):
@@ -99,10 +99,17 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
         if isinstance(row, NoteRow):
             found.notes.append(row)
             continue
-        found.resumed += _first(row) <= written
-        written = _last(row)
+        if _first(row) <= written:
+            found.resumed += 1
+            found.healings = _without_undone(found.healings, known, _first(row))
+        written, known = _last(row), len(found.healings)
         _insert(row, found.parts)
     return found
+
+
+def _without_undone(rows: list[HealingRow], known: int, step: int) -> list[HealingRow]:
+    """Return healings without those that a run resumed at ``step`` has undone, and may have repeated."""
+    return [row for index, row in enumerate(rows) if index >= known or row.step < step]
 
 
 def _first(row: StepRow | HealthyStepsRow) -> int:

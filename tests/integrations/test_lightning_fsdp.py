@@ -58,6 +58,7 @@ def test_the_plugin_skips_a_nan_batch_and_never_repeats() -> None:
     plugin, model = GuardFSDPPrecision(RETRY), Classifier(dropout=0)
     fit(model, plugin, batches(12, nan_at(3)))
     assert model.dtypes == {torch.float32}
+    assert plugin.guard is not None
     summary = plugin.guard.summary()
     assert (summary.applied, summary.retried) == (11, 0)
     assert summary.skipped == {Cause.BAD_BATCH: 1}
@@ -71,7 +72,7 @@ def test_the_plugin_skips_a_nan_batch_and_never_repeats() -> None:
 def test_torch_itself_refuses_fsdp_on_a_cpu() -> None:
     """This is why nobody has trained with the plugin here; if it passes one day, train with it."""
     if not torch.distributed.is_initialized():
-        store = torch.distributed.HashStore()
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         with pytest.raises(RuntimeError, match="accelerator"):

@@ -24,6 +24,12 @@ with initialize_config_dir(os.path.abspath("conf"), version_base="1.3"):
         print("RESULT", json.dumps(train(compose("config", run))))
 """
 BARE = ["trainer=fp16", "variant=broken", "trainer.accumulate_grad_batches=1"]
+HEALED = [
+    "trainer=fp16_healed",
+    "variant=broken",
+    "exp_name=healed",
+    "trainer.accumulate_grad_batches=1",
+]
 SAFE = ["trainer=fp16_safe", "variant=broken", "exp_name=safe"]
 ADVICE = {
     "as it is": [],
@@ -55,8 +61,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(out: Path) -> list[dict[str, Any]]:
-    """Results of the advised runs, of those to compare, and of the guarded one."""
-    runs = [*([*BARE, *change] for change in ADVICE.values()), *LOGGED, SAFE]
+    """Results of the advised runs, of those to compare, of the healed and of the guarded one."""
+    runs = [*([*BARE, *change] for change in ADVICE.values()), *LOGGED, HEALED, SAFE]
     common = [f"out={out}", f"steps={STEPS}"]
     told = run_python("-c", RUNNER, json.dumps([common + run for run in runs]), cwd=FOLDER)
     lines = [line.removeprefix("RESULT ") for line in told.splitlines() if "RESULT " in line]
@@ -78,7 +84,7 @@ def test_what_circulated_does_not_help(results: list[dict[str, Any]]) -> None:
 
 
 def test_the_cured_loss_and_the_way_back_take_every_step(results: list[dict[str, Any]]) -> None:
-    applied = [result["applied"] for result in results[len(ADVICE) : -1]]
+    applied = [result["applied"] for result in results[len(ADVICE) : -2]]
     assert applied[:3] == [STEPS] * 3  # trainer=fp32
     assert min(applied[3:]) >= STEPS - 3  # but those that find the loss scale
 
@@ -89,6 +95,17 @@ def test_logged_runs_are_compared(results: list[dict[str, Any]], out: Path, metr
     options = ("--metric", metric, "--at", "tail", "--lower-is-better", "--json")
     told = json.loads(halfguard("compare", *sides, *options, fails=None))
     assert "setting seed (6 runs)" in json.dumps(told) or len(told["runs"]) == 6
+
+
+def test_heal_keeps_the_focal_loss_in_fp32(results: list[dict[str, Any]], out: Path) -> None:
+    assert results[-2]["applied"] == STEPS
+    plan = (out / "healed" / "halfguard" / "plan.yaml").read_text()
+    assert "module: focal" in plan
+    rows = (out / "healed" / "halfguard" / "steps.jsonl").read_text().splitlines()
+    healing = next(i for i, row in enumerate(rows) if json.loads(row).get("kind") == "healing")
+    assert not any(
+        "retry_fp32" in row for row in rows[healing + 2 :]
+    )  # after the step that led to it
 
 
 def test_replay_of_a_guarded_run_names_the_loss(results: list[dict[str, Any]], out: Path) -> None:

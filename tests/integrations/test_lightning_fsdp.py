@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,11 +70,11 @@ def test_the_plugin_skips_a_nan_batch_and_never_repeats() -> None:
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a device for FSDP")
-def test_torch_itself_refuses_fsdp_on_a_cpu() -> None:
+def test_torch_itself_refuses_fsdp_on_a_cpu(tmp_path: Path) -> None:
     """This is why nobody has trained with the plugin here; if it passes one day, train with it."""
-    if not torch.distributed.is_initialized():
-        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         with pytest.raises(RuntimeError, match="accelerator"):
             FullyShardedDataParallel(nn.Linear(2, 2))

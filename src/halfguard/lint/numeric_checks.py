@@ -185,8 +185,10 @@ def is_half(file: PythonFile, node: ast.AST) -> bool:
 
 def may_be_half(file: PythonFile, node: ast.AST) -> bool:
     """Return whether a value is float16, or may be so: the project is not known, or its weights are."""
-    if is_for_full_precision(file, node):
-        return False
+    return _may_be_half(file, node) and not is_for_full_precision(file, node)
+
+
+def _may_be_half(file: PythonFile, node: ast.AST) -> bool:
     known = file.precision(node)
     if known is not Precision.MAYBE:
         return known is Precision.HALF and not file.is_inference(node)
@@ -201,12 +203,11 @@ def may_be_half(file: PythonFile, node: ast.AST) -> bool:
 
 def is_certainly_half(file: PythonFile, node: ast.AST) -> bool:
     """Return whether a value is float16, or is in a float16 autocast block of this file."""
-    if is_for_full_precision(file, node):
-        return False
     known = file.precision(node)
     region = file.autocast.around(node)
     inside = region is not None and region.is_half and not file.is_inference(node)
-    return known is Precision.HALF or (known is Precision.MAYBE and inside)
+    half = known is Precision.HALF or (known is Precision.MAYBE and inside)
+    return half and not is_for_full_precision(file, node)
 
 
 def is_model_value(file: PythonFile, node: ast.AST) -> bool:

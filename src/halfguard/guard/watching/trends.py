@@ -1,25 +1,31 @@
-"""Which line will overflow next: the trend of each line's largest magnitude over the sampled steps. Pure.
+"""Which line will overflow next: the growth of each line's largest magnitude over the sampled steps. Pure.
 
-The test of a trend (``numerics.forecast``) is quadratic in the number of points. So lines of code whose past,
-extended straight, leads to no overflow soon are left out first.
+A run that levels off at half of the range looks, until then, like one that does not. So nothing is announced
+early: a forecast is made when the overflow is ``HORIZON`` samples away or less. Growth is fitted to windows
+of several lengths (``growth``), and all of them must say so. The longest does not follow noise, the shortest
+sees first that growth slows down.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, log2
 from statistics import median
 
 from halfguard.formats import for_dtype
+from halfguard.guard.watching.growth import Growth, fit_growth, smooth
 from halfguard.guard.watching.layers import leaves_range
 from halfguard.guard.watching.operation_maxima import Maximum, Place
-from halfguard.numerics.forecast import MAX_AHEAD, MIN_POINTS, PredictedOverflow, forecast
 from halfguard.records.watch import OverflowAhead
 
-# Sampled steps to look back: a drift may begin late in a run. The first number is also how many are kept.
-WINDOWS = (64, 32, 16)
-NEW_HEIGHT = 2.0
+# All in sampled steps.
+WINDOWS = (12, 20, 32)
+LEAST = 16  # fewer are no evidence
+HORIZON = 18
+# A magnitude that has grown by a factor f in the longest window may be extended by f ** 1.5.
+STRETCH = 1.5
+_KEPT = 64  # sampled steps: magnitudes that come and go with the data rise to where they have been before
 _TESTED = 8  # lines per step: those that would overflow first
 
 
@@ -29,7 +35,7 @@ class Trends:
     def __init__(self) -> None:
         self._steps: dict[Place, deque[int]] = {}
         self._values: dict[Place, deque[float]] = {}
-        self._limits: dict[Place, float] = {}
+        self._largest: dict[Place, float] = {}  # of the format
 
     def add(self, step: int, by_place: Mapping[Place, Maximum]) -> None:
         """Add a sampled step. A line that left the range has nothing more to forecast."""
@@ -40,62 +46,71 @@ class Trends:
                 self._steps.pop(place, None)
                 self._values.pop(place, None)
                 continue
-            self._steps.setdefault(place, deque(maxlen=WINDOWS[0])).append(step)
-            self._values.setdefault(place, deque(maxlen=WINDOWS[0])).append(one.absmax)
-            self._limits[place] = log2(for_dtype(one.dtype).largest)
+            self._steps.setdefault(place, deque(maxlen=_KEPT)).append(step)
+            self._values.setdefault(place, deque(maxlen=_KEPT)).append(one.absmax)
+            self._largest[place] = for_dtype(one.dtype).largest
 
     def forecasts(self) -> list[OverflowAhead]:
         """Return the lines that will overflow, the next one first."""
-        rough = {}
-        for place, values in self._values.items():
-            series = list(self._steps[place]), list(values)
-            limit = self._limits[place]
-            ahead = min(_rough_ahead(steps, some, limit) for steps, some in _windows(*series))
-            if ahead < inf:
-                rough[place] = ahead, series
+        rough = {
+            place: ahead
+            for place, values in self._values.items()
+            if (ahead := _rough_ahead(values, self._largest[place])) < 3 * HORIZON
+        }
         found = []
-        for place in sorted(rough, key=lambda place: rough[place][0])[:_TESTED]:
-            series = rough[place][1]
-            for steps, some in _windows(*series):
-                overflow = forecast(some, steps=steps, limit=self._limits[place])
-                if overflow is not None:
-                    found.append(_describe(place, steps[-1], overflow))
-                    break
+        for place in sorted(rough, key=rough.__getitem__)[:_TESTED]:
+            steps = list(self._steps[place])
+            shares = [value / self._largest[place] for value in self._values[place]]
+            growth = growth_to_limit(steps, shares)
+            if growth is not None:
+                found.append(_describe(place, steps[-1], growth))
         return sorted(found, key=lambda one: one.step)
 
 
-def _windows(steps: list[int], values: list[float]) -> Iterator[tuple[list[int], list[float]]]:
-    """Yield the whole series, and its latest parts where these rise above all that was before.
+def growth_to_limit(steps: Sequence[int], shares: Sequence[float]) -> Growth | None:
+    """Return the growth of shares of the limit to the limit, if it is near; the slowest of the windows."""
+    shortest = WINDOWS[0]
+    if len(steps) < LEAST:
+        return None
+    shares = smooth(shares)
+    latest, first = shares[-1], shares[-WINDOWS[-1] :][0]
+    is_new_height = median(shares[-3:]) > max(shares[:-shortest])
+    if not is_new_height or latest * (latest / first) ** STRETCH < 1:
+        return None
+    near = HORIZON * (steps[-1] - steps[-shortest]) / (shortest - 1)
+    found: list[Growth] = []
+    for size in WINDOWS:
+        growth = fit_growth(steps[-size:], shares[-size:])
+        if growth is None or growth.ahead > near:
+            return None
+        found.append(growth)
+    slowest = max(found, key=lambda one: one.ahead)
+    return Growth(
+        slowest.ahead,
+        min(one.earliest for one in found),
+        max(one.latest for one in found),
+        found[0].doubling,
+    )
 
-    Magnitudes that come and go with the data rise in parts of a series too, to where they have been before.
-    """
-    yield steps, values
-    for size in WINDOWS[1:]:
-        if len(steps) > size and median(values[-3:]) > NEW_HEIGHT * max(values[:-size]):
-            yield steps[-size:], values[-size:]
 
-
-def _rough_ahead(steps: list[int], values: list[float], limit: float) -> float:
-    """Return the steps until the limit by a line through first and last third; infinite if far away."""
-    count = len(values)
-    if count < MIN_POINTS:
+def _rough_ahead(values: Sequence[float], largest: float) -> float:
+    """Return the samples until the limit by a line in log2 through the latest; infinite if it falls."""
+    shortest = WINDOWS[0]
+    if len(values) < shortest:
         return inf
-    third, length = count // 3, steps[-1] - steps[0]
-    begin, end = log2(median(values[:third])), log2(median(values[-third:]))
-    if end <= begin:
-        return inf
-    ahead = (limit - end) / (end - begin) * length * (1 - third / count)
-    return ahead if ahead < 2 * MAX_AHEAD * length else inf
+    recent = list(values)[-shortest:]
+    begin, end = median(recent[:4]), median(recent[-4:])
+    return log2(largest / end) / log2(end / begin) * (shortest - 4) if end > begin else inf
 
 
-def _describe(place: Place, step: int, ahead: PredictedOverflow) -> OverflowAhead:
+def _describe(place: Place, step: int, ahead: Growth) -> OverflowAhead:
     return OverflowAhead(
         module=place.module,
         op=place.op,
         file=place.file,
         line=place.line,
-        step=step + round(ahead.steps),
-        earliest=step + round(ahead.low),
-        latest=step + ahead.high,
+        step=step + round(ahead.ahead),
+        earliest=step + round(ahead.earliest),
+        latest=step + ahead.latest,
         doubling=ahead.doubling,
     )

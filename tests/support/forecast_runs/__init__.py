@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from halfguard.formats import FP16
 from tests.support.forecast_runs import language, science, vision
 from tests.support.forecast_runs.base import drops, largest_outputs, warmup, warmup_cosine
 from tests.support.planted.base import Drift
@@ -112,4 +113,14 @@ STABLE: tuple[Drift, ...] = (
     Drift("damped echo", partial(science.self_training, gain=0.5, start=1000.0, lr=0.05)),
 )
 
-__all__ = ["BEYOND", "DRIFTING", "STABLE", "largest_outputs"]
+
+def drifts(run: Drift, seed: int = 0) -> bool:
+    """Train in FP32; return whether the run leaves the range of FP16, neither early nor late."""
+    peaks = largest_outputs(run.make(seed))
+    return 150 <= len(peaks) <= 1000 and not peaks[-1] <= FP16.largest
+
+
+def stays(run: Drift, seed: int = 0) -> bool:
+    """Train in FP32; return whether the run stays in the range of FP16, also after its end."""
+    training = run.make(seed)
+    return largest_outputs(training, training[4] + BEYOND)[-1] <= FP16.largest

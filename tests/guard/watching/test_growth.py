@@ -7,8 +7,8 @@ from math import exp
 
 import pytest
 
-from halfguard.guard.watching.growth import fit_growth, smooth
-from halfguard.guard.watching.trends import HORIZON, LEAST, growth_to_limit
+from halfguard.guard.watching.growth import Growth, fit_growth, smooth
+from halfguard.guard.watching.trends import HORIZON, LEAST, Sample, growth_to_limit
 
 STEPS = range(0, 160, 5)
 LAWS = {
@@ -24,12 +24,19 @@ def level_off(step: float, end: float, pace: float) -> float:
     return end * (1 - exp(-(step + 5) / pace))
 
 
-def announced(values: list[float], every: int = 5) -> int | None:
+def forecast(values: list[float], losses: list[float] | None = None) -> Growth | None:
+    """Forecast from samples at every fifth step; without ``losses``, the loss stays as it is."""
+    losses = [1.0] * len(values) if losses is None else losses
+    series = zip(range(0, 5 * len(values), 5), values, losses, strict=True)
+    return growth_to_limit([Sample(*one) for one in series][-64:])
+
+
+def announced(values: list[float], losses: list[float] | None = None) -> int | None:
     """Return the first step at which a series is announced."""
     for count in range(1, len(values) + 1):
-        steps = list(range(0, count * every, every))[-64:]
-        if growth_to_limit(steps, values[:count][-64:]) is not None:
-            return steps[-1]
+        some = None if losses is None else losses[:count]
+        if forecast(values[:count], some) is not None:
+            return 5 * (count - 1)
     return None
 
 
@@ -80,15 +87,28 @@ def test_a_single_spike_is_not_announced() -> None:
 
 def test_a_few_samples_are_no_evidence() -> None:
     growth = [0.1 * 2 ** (step / 8) for step in range(LEAST)]
-    assert growth_to_limit(range(LEAST - 1), growth[:-1]) is None
-    assert growth_to_limit(range(LEAST), growth) is not None
+    assert forecast(growth[:-1]) is None
+    assert forecast(growth) is not None
 
 
-def test_a_large_factor_is_not_inferred_from_a_small_one() -> None:
-    growth = [
-        2**-12 / (1 - step / 40) for step in range(20)
-    ]  # twice as large, and faster and faster
-    assert growth_to_limit(range(20), growth) is None
+def test_a_magnitude_is_not_extended_by_a_large_factor() -> None:
+    assert forecast([2 ** (step - 50) for step in range(40)]) is None
+    assert forecast([2 ** (step - 42) for step in range(40)]) is not None
+
+
+@pytest.mark.parametrize(("goal", "power"), [(0.5, 1), (0.5, 2), (0.7, 2)])
+def test_growth_that_ends_with_the_loss_is_not_announced(goal: float, power: int) -> None:
+    values = [0.001 * 1.15**step for step in range(100) if 0.001 * 1.15**step < goal]
+    losses = [(goal - value) ** power for value in values]
+    assert announced(values) is not None
+    assert announced(values, losses) is None
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_goal_beyond_the_limit_is(power: int) -> None:
+    values = [0.01 * step for step in range(1, 100)]
+    assert announced(values, [(3 - value) ** power for value in values]) is not None
+    assert announced(values, [0.5 - value for value in values]) is not None  # falls below 0
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def _lines(steps: Sequence[int], logs: Sequence[float]) -> Iterator[_Line]:
         ends = [mean + slope * offset for offset in offsets]
         square = fmean([(value - end) ** 2 for value, end in zip(values, ends, strict=True)])
         error = sqrt(square * count / (count - 2) / spread)
-        rest = max(_transform(-level, power) - ends[-1], 0.0)
+        # The first to cross is a sample above the line.
+        rest = max(_transform(-level, power) - ends[-1] - sqrt(square), 0.0)
         yield _Line(
             likelihood=-count / 2 * log(square + NOISE**2),
             ahead=rest / slope if slope > 0 else inf,

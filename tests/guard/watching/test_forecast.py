@@ -47,6 +47,7 @@ def test_a_stable_run_is_not(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize("drift", UNSEEN_DRIFTING, ids=lambda one: one.name)
 def test_an_unseen_drifting_run_is_announced(drift: Drift) -> None:
     run = Watched(drift.make(0))
@@ -56,6 +57,7 @@ def test_an_unseen_drifting_run_is_announced(drift: Drift) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize("drift", UNSEEN_STABLE, ids=lambda one: one.name)
 def test_an_unseen_stable_run_is_not(drift: Drift) -> None:
     *rest, _ = drift.make(0)
@@ -65,6 +67,7 @@ def test_an_unseen_stable_run_is_not(drift: Drift) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("seed")
 def test_unseen_runs_are_what_they_say_in_fp32() -> None:
     assert all(map(forecast_runs.drifts, UNSEEN_DRIFTING))
     assert all(map(forecast_runs.stays, UNSEEN_STABLE[1:]))

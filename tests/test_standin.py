@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from halfguard.step.random_state import preserved_random_state
 from tests.support import devices, standin
 from tests.support.models import MODELS, OPTIMIZERS, bare_step, batches, differences, make
 from tests.support.programs import run_python
@@ -32,7 +33,7 @@ def device(accelerator: Any) -> torch.device:
 def test_training_is_bitwise_that_of_the_cpu(name: str, optimizer: str, device: Any) -> None:
     ends = []
     for place in ("cpu", standin.NAME):
-        with devices.choosing(place) as chosen, torch.random.fork_rng(devices=range(2)):
+        with devices.choosing(place) as chosen, preserved_random_state():
             model = make(name)
             for part in model.modules():
                 if isinstance(part, nn.Dropout):

@@ -14,9 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import halfguard as hg
+from halfguard.dist.wrapping import local_tensor, unwrap_model
 from halfguard.errors import HalfguardError
+from halfguard.guard.healing.applied_islands import AppliedIslands
+from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.precision.islands import is_island
-from halfguard.records.plan import PrecisionPlan
+from halfguard.records.plan import Island, PrecisionPlan
 from tests.dist.jobs import everything
 
 Engine = Literal["ddp", "fsdp2"]
@@ -145,6 +148,22 @@ def _copy(state: Any) -> Any:
     if isinstance(state, list):
         return [_copy(value) for value in state]
     return state.detach().clone() if isinstance(state, Tensor) else state
+
+
+def nest(engine: Engine) -> tuple[Any, Any]:
+    """Return a step's gradients with an island whose inner one was taken back, and with one made at once."""
+    ends = []
+    for history in ([["block.square"], ["block.square", ""], [""]], [[""]]):
+        model = make(engine)
+        made = AppliedIslands(unwrap_model(model), (), LineIslands())
+        for paths in history:
+            made.set([Island(module=path) for path in paths])
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_fn(model, batch(2, dist.get_rank()))
+        loss.backward()
+        grads = {n: local_tensor(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+        ends.append({"loss": loss.detach(), **grads})
+    return ends[0], ends[1]
 
 
 def refuse_half_weights() -> str:

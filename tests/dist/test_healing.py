@@ -44,6 +44,15 @@ def test_stop_and_resume_is_bitwise(
         assert_equal(whole, resumed)
 
 
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_an_outer_island_stays_right_when_the_inner_one_is_taken_back(
+    ranks: Callable[[int], Ranks], engine: healing_jobs.Engine
+) -> None:
+    for nested, at_once in ranks(2).run(healing_jobs.nest, engine):
+        assert nested["loss"].isfinite()
+        assert_equal(nested, at_once)
+
+
 def test_half_weights_under_ddp_are_refused(ranks: Callable[[int], Ranks]) -> None:
     for error in ranks(2).run(healing_jobs.refuse_half_weights):
         assert "heal cannot be used here" in error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -106,3 +107,27 @@ def test_the_form_without_a_callable_says_that_it_cannot_retry() -> None:
     )
     with pytest.raises(UsageError, match="must repeat the forward pass"):
         guard.backward(loss_fn(model, batches(1)[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_half_batch_is_repeated_in_fp32_as_well(
+    dtype: torch.dtype, seed: Callable[[int], None]
+) -> None:
+    ends = []
+    for given in (dtype, torch.float32):
+        seed(0)
+        model = make("mlp-batchnorm")
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        skip = {"on_nonfinite": "retry_fp32"}
+        guard = Guard(model, optimizer, {"skip": skip, "scale": {"init": 64.0}})
+        x, y = batches(1)[0]
+        x[0, :4] = 60_000.0
+        batch: dict[str, Any] = {"inputs": [x.to(dtype).to(given)], "y": y}
+
+        def loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+            return loss_fn(model, (batch["inputs"][0] * 4, batch["y"]))
+
+        assert guard.step(loss, batch).action is Action.RETRY
+        assert batch["inputs"][0].dtype is given
+        ends.append(model.state_dict())
+    assert differences(*ends) == []

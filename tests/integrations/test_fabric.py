@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,10 @@ class Run:
         self.plugin = plugin
         if isinstance(plugin, GuardFabricPrecision):
             plugin.bind(self.model, self.optimizer, clip=lambda _: self.clip())
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a checkpoint of this run holds."""
+        return {"model": self.model, "optimizer": self.optimizer, "precision": self.plugin}
 
     def loss(self, model: Any, batch: Batch) -> Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1]) / self.accumulate
@@ -125,6 +130,22 @@ def test_state_goes_both_ways() -> None:
     again = Run(stock())
     again.plugin.load_state_dict(guarded.plugin.state_dict())
     assert again.plugin.scaler.get_scale() == 128.0
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_stopped_run_resumes_bitwise(tmp_path: Path, accumulate: int) -> None:
+    """The plugin is saved by ``fabric.save`` with the model, and loaded by ``fabric.load``."""
+    data = batches(12, nan_at(3))
+    whole, first, second = (
+        Run(GuardFabricPrecision(RETRY), accumulate=accumulate) for _ in range(3)
+    )
+    expected = whole.fit(data, clip=True, retry=True)
+    first.fit(data[:6], clip=True, retry=True)
+    first.fabric.save(tmp_path / "half.ckpt", first.parts())
+    assert not second.fabric.load(tmp_path / "half.ckpt", second.parts())
+    assert not differences(expected, second.fit(data[6:], clip=True, retry=True))
+    assert not differences(whole.plugin.guard.state_dict(), second.plugin.guard.state_dict())
+    assert second.plugin.guard.summary().skipped == {Cause.BAD_BATCH: 1}
 
 
 def test_without_bind_the_error_says_what_to_call() -> None:

@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.integrations.lightning import GuardPrecision
 from halfguard.integrations.lightning_fsdp import GuardFSDPPrecision
+from halfguard.records import Cause
+from tests.integrations.lightning_runs import RETRY, Classifier, batches, fit, nan_at
+from tests.support.models import differences
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.filterwarnings("ignore")]
 
 
 def test_the_strategy_accepts_this_plugin_and_no_other() -> None:
@@ -42,3 +48,34 @@ def test_the_state_of_a_stock_scaler_waits_for_the_guard() -> None:
     plugin.load_state_dict(stock.state_dict())
     assert plugin.state_dict() == stock.state_dict()
     assert not plugin._can_repeat
+
+
+def test_the_plugin_skips_a_nan_batch_and_never_repeats() -> None:
+    """A real fit on one device: the guard's hooks of the plugin, without FSDP's sharding and casts.
+
+    Lightning's own FSDP plugin lowers on CUDA only, so the numbers are FP32.
+    """
+    plugin, model = GuardFSDPPrecision(RETRY), Classifier(dropout=0)
+    fit(model, plugin, batches(12, nan_at(3)))
+    assert model.dtypes == {torch.float32}
+    assert plugin.guard is not None
+    summary = plugin.guard.summary()
+    assert (summary.applied, summary.retried) == (11, 0)
+    assert summary.skipped == {Cause.BAD_BATCH: 1}
+    expected = Classifier(dropout=0)
+    without = [batch for index, batch in enumerate(batches()) if index != 3]
+    fit(expected, None, without)
+    assert not differences(expected.state_dict(), model.state_dict())
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a device for FSDP")
+def test_torch_itself_refuses_fsdp_on_a_cpu() -> None:
+    """This is why nobody has trained with the plugin here; if it passes one day, train with it."""
+    if not torch.distributed.is_initialized():
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="accelerator"):
+            FullyShardedDataParallel(nn.Linear(2, 2))
+    finally:
+        torch.distributed.destroy_process_group()

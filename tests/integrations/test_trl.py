@@ -75,6 +75,21 @@ def test_after_a_nan_batch_the_run_is_trls_own_without_it(
     assert guarded.accelerator.scaler.get_scale() == INIT_SCALE
 
 
+def test_sft_stopped_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
+    data = [*rows("sft", 3), *rows("sft", 8, bad=3)[3:]]
+    how: dict[str, Any] = {"guard": RETRY, "save_strategy": "steps", "save_steps": 4}
+    whole = train("sft", tmp_path / "whole", data, **how)
+    assert sum(whole.guard.counts.skipped.values()) == 1
+    stopped = make("sft", tmp_path / "parts", data, **how, max_steps=4)
+    stopped.train()
+    resumed = make("sft", tmp_path / "parts", data, **how)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "parts/checkpoint-4"))
+    expected = state(whole)
+    expected["rates"] = expected["rates"][4:]
+    assert not differences(expected, state(resumed))
+    assert not differences(whole.guard.state_dict(), resumed.guard.state_dict())
+
+
 def tokens_seen(trainer: Any) -> list[float]:
     return [line["num_tokens"] for line in trainer.state.log_history if "num_tokens" in line]
 

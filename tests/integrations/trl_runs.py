@@ -172,10 +172,11 @@ def make(
         learning_rate=0.01,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=3,
-        **{"fp16": True, "bf16": False, "gradient_checkpointing": False} | own | changed,
+        **{"fp16": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
+        | own
+        | changed,
         use_cpu=True,
         report_to=[],
-        save_strategy="no",
         logging_steps=1,
         disable_tqdm=True,
         dataloader_pin_memory=False,

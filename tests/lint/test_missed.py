@@ -170,9 +170,6 @@ MISSED = {
         ("from apex import amp\ndef train(model, optimizer, loader):\n    for x, y in loader:\n"
          "        with amp.scale_loss(model(x), optimizer) as loss:\n            loss.backward()\n"
          f"        optimizer.step()\n    {SAVE}\n"), "HG309"),
-    "an own loss scale not saved": (
-        ("class T:\n    def grow(self):\n        self.lg_loss_scale += 0.001\n"
-         "    def save(self):\n        torch.save(self.opt.state_dict(), 'opt.pt')\n"), "HG309"),
     "the optimizer added to a checkpoint later": (
         loop(after="state = {'m': model.state_dict()}; state['o'] = optimizer.state_dict(); "
              "torch.save(state, 'p')".replace("; ", "\n        ")), "HG309"),

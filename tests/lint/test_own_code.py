@@ -16,6 +16,7 @@ SNIPPET = re.compile(r"```(py|python|yaml)\n(.*?)```", re.DOTALL)
 # Code that fails on purpose, so that a page or an example can show what happens.
 SHOWN = {
     ("examples/accuracy_conditioning/model.py", "HG111"),
+    ("examples/audio_lora/unpatched.py", "HG401"),
     *(("examples/mmgcn/model.py", f"HG{n}") for n in (103, 104, 404)),
     ("examples/studies/recommender.py", "HG103"),
     ("examples/studies/recommender.py", "HG104"),

@@ -56,6 +56,7 @@ def test_the_project_decides(text: str, project: Project, wanted: list[str]) -> 
 
 def test_code_beside_the_model_is_not_trained() -> None:
     assert codes(ATTENTION, MIXED, "tests/test_attention.py") == []
+    assert codes(ATTENTION, MIXED, "examples/legacy/attention.py") == []
     assert codes(ATTENTION.replace("def forward", "def generate"), MIXED) == []
 
 
@@ -64,13 +65,13 @@ def test_code_beside_the_model_is_not_trained() -> None:
     [
         (b"loss.backward()", {"known"}),
         (b"scaler = GradScaler()", {"mixed", "scales_losses"}),
-        (b'Trainer(precision="16-mixed")', {"known", "mixed", "scales_losses"}),
+        (b'Trainer(precision="16-mixed")', {"known", "mixed", "scales_losses", "can_lower"}),
         (b"trainer:\n  precision: 16\n", {"mixed", "scales_losses"}),
-        (b"fp16: true", {"mixed"}),
-        (b"use_amp = cfg.amp", {"mixed"}),
-        (b"torch.autocast('cuda', dtype=torch.bfloat16)", set()),
-        (b"model.convert_to_fp16()", {"half_weights"}),
-        (b"convert_weights_to_fp16(model)", {"half_weights"}),
+        (b"fp16: true", {"half_option"}),
+        (b"use_amp = cfg.amp", {"half_option"}),
+        (b"torch.autocast('cuda', dtype=torch.bfloat16)", {"can_lower"}),
+        (b"model.convert_to_fp16()", {"half_weights", "can_lower"}),
+        (b"convert_weights_to_fp16(model)", {"half_weights", "can_lower"}),
         (b"optimizer.load_state_dict(state)", {"resumes"}),
         (b"self.optimizers[i].load_state_dict(s)", {"resumes"}),
         (b"model.load_state_dict(state)", set()),
@@ -97,10 +98,18 @@ def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
     inner = tmp_path / "pkg"
     inner.mkdir()
     (inner / "a.py").write_text("loss.backward()")
-    (inner / "b.py").write_text("use_amp = True")
+    (inner / "b.py").write_text("scaler = GradScaler()")
     assert find_root(inner / "a.py") == tmp_path
-    assert read_project([p.read_bytes() for p in inner.iterdir()]) == MIXED
+    found = read_project([p.read_bytes() for p in inner.iterdir()])
+    assert found == Project(known=True, mixed=True, scales_losses=True)
     assert read_project([]) == Project()
+
+
+def test_an_option_for_float16_needs_code_that_casts() -> None:
+    """An option that nothing reads does not make a project train in float16."""
+    option, loop = b"parser.add_argument('--fp16')", b"loss.backward()"
+    assert not read_project([option, loop]).may_train_in_half
+    assert read_project([option, loop, b"with torch.autocast('cuda', enabled=fp16):"]).mixed
 
 
 YAML = (
@@ -134,7 +143,12 @@ LOSS = HEAD + (
 
 
 def test_a_checkpoint_that_nothing_loads_is_not_resumed_from() -> None:
-    assert codes(SAVES, Project(known=True, mixed=True, resumes=True)) == ["HG309", "HG311"]
+    resumes = Project(known=True, mixed=True, resumes=True)
+    loads = "def load(optimizer):\n    optimizer.load_state_dict(torch.load('last.pt')['o'])\n"
+    helped = "utils.load_checkpoint('last.pt', model, optimizer)\n"
+    assert codes(SAVES + loads, resumes) == ["HG309", "HG311"]
+    assert codes(SAVES + helped, resumes) == ["HG309", "HG311"]
+    assert codes(SAVES, resumes) == ["HG311"]
     assert codes(SAVES, MIXED) == []
 
 

@@ -136,25 +136,25 @@ def test_what_is_refused(text: str, says: str) -> None:
 @settings(deadline=None)
 @given(st.text("0123456789.e+-*/() sqrtexplogtanh", max_size=60))
 def test_any_text_is_answered_or_refused(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         node = parse(text)
         evaluate_exactly(node)
         evaluate_in(node, FP16)
     except UsageError:
         pass
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize(
     "text", ["*".join(["9e999**9"] * 5 + ["1"]), "1.0000001**1000000", "exp(9999)"]
 )
 def test_heavy_work_is_bounded(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         node = parse(text)
         evaluate_exactly(node)
         evaluate_in(node, FP32)
     except UsageError:
         pass
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1

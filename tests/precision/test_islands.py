@@ -225,6 +225,19 @@ def test_an_island_in_a_model_that_is_half_by_itself(
         assert net.first.weight.dtype is torch.float16
 
 
+@pytest.mark.parametrize("order", [("block", ""), ("", "block")])
+def test_islands_inside_each_other_return_half(order: tuple[str, ...], seed: object) -> None:
+    """The weights of the inner island are FP32 already: the outer one is in a half model all the same."""
+    net = nn.Sequential(OrderedDict(inner=HalfNet(RmsNorm()), last=nn.Linear(2, 2))).half()
+    x = (torch.randn(3, 4) * 1000).half()
+    exact = with_gradients(copy.deepcopy(net).double(), x.double())
+    for name in order:
+        fp32_island(net.get_submodule("inner").get_submodule(name))
+    found = with_gradients(net, x)
+    error = {n: ((found[n] - exact[n]).norm() / exact[n].norm()).item() for n in exact}
+    assert max(error.values()) < 20 * torch.finfo(torch.float16).eps, error
+
+
 def test_a_half_model_under_autocast_keeps_the_outputs_of_islands(seed: object) -> None:
     net = HalfNet(RmsNorm()).half()
     fp32_island(net.block)

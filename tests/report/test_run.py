@@ -20,6 +20,7 @@ from halfguard.records import (
     HealthWarning,
     HealthyStepsRow,
     JournalRow,
+    NoteRow,
     RunInfo,
     StepRow,
     Summary,
@@ -119,6 +120,17 @@ def test_a_warning_is_shown_once_and_covers_no_step() -> None:
     assert report.timeline.summary().warnings == (HealthWarning.LOW_SCALE,)
     [told] = json.loads(report.to_json())["warnings"]
     assert told["text"] == text
+
+
+def test_notes_of_the_script_are_shown_and_cover_no_step() -> None:
+    notes = [NoteRow(step=step, text=f"{step} batches without a teacher") for step in range(100)]
+    report = make_report([*ROWS, *notes])
+    page = to_markdown(run_page(report))
+    assert "| 29 | 29 batches without a teacher |" in page
+    assert "40 in between are left out" in page
+    assert "| 30 | 30 batches" not in page
+    assert len(json.loads(report.to_json())["notes"]) == 100
+    assert report.timeline.parts == make_report().timeline.parts
 
 
 def test_nothing_yet() -> None:

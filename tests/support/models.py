@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from halfguard.step.random_state import seeded
 from tests.support.devices import chosen_device, place
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -111,8 +112,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def make(name: str, seed: int = 0) -> nn.Module:
     """Return a model with the same weights for the same seed; leave the global generators unchanged."""
-    with torch.random.fork_rng(devices=range(torch.accelerator.device_count())):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return place(MODELS[name]())
 
 

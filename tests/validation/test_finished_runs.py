@@ -135,7 +135,6 @@ def test_speed_is_measured_against_the_baseline(tmp_path: Path) -> None:
     (speed,) = study.speeds
     assert (speed.candidate, speed.pairs) == ("twin", 30)
     assert speed.low <= speed.ratio <= speed.high
-    assert 0.5 < speed.ratio < 2  # it is the same thing twice
 
 
 def test_keys_are_file_names_whatever_the_candidate_is_called(tmp_path: Path) -> None:

@@ -69,8 +69,10 @@ def test_the_parts_of_an_mlp_are_those_computed_by_hand(
 
     count = inside * wide + wide + wide * outside + outside
     assert parts.weights == parts.gradients == 4 * count
-    # Two moments, and a step count a tensor, which torch keeps on the host.
-    assert parts.optimizer == 2 * 4 * count + (4 * 4 if chosen_device().type == "cpu" else 0)
+    # Two moments, and a step count a tensor, which newer versions of torch keep on the host.
+    counts = [state["step"] for state in optimizer.state.values()]
+    on_device = sum(each.device.type == chosen_device().type for each in counts)
+    assert parts.optimizer == 2 * 4 * count + 4 * on_device
     # The first layer keeps its input, the second the output of ReLU, the square the output as float32.
     inner = rows * inside + rows * wide
     assert parts.activations == (2 if half else 4) * inner + 4 * rows * outside
@@ -125,6 +127,7 @@ def test_checkpointing_keeps_the_input_of_a_segment_only() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "bf16-mixed"])
 @pytest.mark.host_only
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11
 def test_the_peak_is_that_of_torchs_own_profiler(precision: str) -> None:
     model, batch = mlp(64, 256, 32), torch.randn(512, 64)
     optimizer = AdamW(model.parameters())

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from halfguard.diagnosis.machine.reading import GIGABYTE
+from halfguard.hardware.reading import GIGABYTE
 from halfguard.records.machine import Machine
 
 

@@ -34,8 +34,8 @@ from halfguard.acceptance.device_facts import (
     read_versions,
 )
 from halfguard.acceptance.setting import FULL, SMALL, Cases, NotRunError, Setting
-from halfguard.diagnosis.machine.reading import read_machine
 from halfguard.errors import UsageError
+from halfguard.hardware.reading import read_machine
 from halfguard.records.acceptance import (
     AcceptanceCase,
     AcceptanceCheck,

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from halfguard.diagnosis.machine.measured import FORMATS
+from halfguard.hardware.measured import FORMATS
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.cost import Cost
 from halfguard.records.diagnosis import Diagnosis

@@ -7,13 +7,14 @@ The error for an unknown key or a value out of range names the key, the value an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from halfguard.errors import ConfigError
+from halfguard.hardware.auto import choose_precision
 from halfguard.precision_names import PrecisionName
 from halfguard.records.config_file import parse_yaml, read_yaml, validate_config
 
@@ -138,7 +139,7 @@ class GuardConfig(_Section):
     OTHER_NAMES: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("use_amp", "use_mixed_precision", "mixed_precision", "amp", "fp16"),
-            "precision: fp16-mixed (fp32 switches it off)",
+            "precision: fp16-mixed (fp32 switches it off, auto chooses by the device)",
         ),
         "bf16": "precision: bf16-mixed",
         **dict.fromkeys(
@@ -155,7 +156,9 @@ class GuardConfig(_Section):
         ),
     }
 
-    precision: PrecisionName = "fp16-mixed"
+    precision: PrecisionName = Field(
+        default="fp16-mixed", description="or 'auto': chosen by the device when this is read"
+    )
     scale: ScaleConfig = ScaleConfig()
     clip: ClipConfig | None = None
     skip: SkipConfig = SkipConfig()
@@ -177,6 +180,12 @@ class GuardConfig(_Section):
         default=False,
         description="keep what batches hold, and their descriptions, out of files, logs and errors",
     )
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _choose(cls, value: object) -> object:
+        # torch only here: a configuration is read without it.
+        return choose_precision(import_module("torch")) if value == "auto" else value
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

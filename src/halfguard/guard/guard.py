@@ -53,7 +53,7 @@ from halfguard.guard.stepping.stepper import Stepper
 from halfguard.guard.unsupported import raise_if_unsupported
 from halfguard.guard.watching.watching import Watching
 from halfguard.precision.modes import autocast
-from halfguard.precision.plans import apply_plan
+from halfguard.precision.plans import make_islands
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
 from halfguard.records.audit import AuditReport
@@ -121,7 +121,7 @@ class Guard:
         plan = PrecisionPlan()
         if self.config.plan is not None:
             plan = PrecisionPlan.load(self.config.plan)
-            apply_plan(model, plan)
+            make_islands(model, plan)
         self._stepper = Stepper(model, self.optimizers, self.config, hosted=self._hosted)
         self.scaler = self._stepper.scaler
         self.epoch = 0
@@ -279,6 +279,13 @@ class Guard:
         micro = self._micro_batch(loss_fn, batch, None)
         return self._healing.audit(StepBatches(micro_batches=[micro]))
 
+    def note(self, text: str) -> None:
+        """Write a sentence of your own to journal and log, such as a count that the guard cannot know.
+
+        Reports show it. With several ranks, rank 0 writes; every rank may call this, or rank 0 alone.
+        """
+        self._recorder.add_note(self.step_index, self.epoch, text)
+
     def end_epoch(self) -> Summary:
         """End an epoch: write its counts to log and journal, and return them."""
         self._process_due(everything=True)
@@ -363,8 +370,9 @@ class Guard:
         """Load the last good snapshot in ``run_dir``; return False if there is none.
 
         Call it before the first step. It restores model, optimizers, scheduler, EMA, scaler, counters and
-        random generators. ``epoch``, ``batch_index`` and ``step_index`` then tell where in the data to
-        continue. Every rank calls it.
+        random generators, and makes exactly the islands that the run had at that step, whatever ``plan.yaml``
+        says. ``epoch``, ``batch_index`` and ``step_index`` then tell where in the data to continue. Every
+        rank calls it.
         """
         rules = self.config.recovery
         if self._recovery is None or rules is None or rules.store != "disk":
@@ -372,7 +380,7 @@ class Guard:
                 "There are no snapshots to resume from: this guard keeps none on disk.",
                 cure="Set recovery.store to 'disk' and pass run_dir.",
             )
-        run = self._recovery.resume()
+        run = self._recovery.resume(self._load_islands)
         if run is not None:
             self._stepper.half_applied = False
             self._load_own_state(run)
@@ -390,10 +398,14 @@ class Guard:
         self._scheduler_and_ema.early_steps = state["held"]
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
-        if self._healing is not None and state.get("healing") is not None:
-            self._healing.load_state_dict(state["healing"], self.step_index)
+        self._load_islands(state)
         if self.watching is not None and state.get("watching") is not None:
             self.watching.load_state_dict(state["watching"])
+
+    def _load_islands(self, state: Mapping[str, Any]) -> None:
+        """Make the islands of a state: half weights are FP32 inside them, so this comes before weights."""
+        if self._healing is not None and state.get("healing") is not None:
+            self._healing.load_state_dict(state["healing"], state["counters"]["step"])
 
     def _make_healing(
         self, plan: PrecisionPlan, run_dir: str | os.PathLike[str] | None
@@ -659,7 +671,7 @@ class Guard:
             self.scaler.update(decision.scale)
         if self._healing is not None and not self._begun:
             if seen.alarm:
-                self._healing.follow_alarms(report.batches)
+                self._healing.follow_alarms(report.batches, report.step)
             self._healing.apply_due(self.step_index)
 
     def _config_to_decide(self, _report: StepReport) -> GuardConfig:

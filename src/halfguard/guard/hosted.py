@@ -52,6 +52,11 @@ from halfguard.step.random_state import capture_random_state
 logger = logging.getLogger("halfguard")
 
 Repeat = Callable[[Any], "Tensor | Mapping[str, Any]"]
+_WATCH_IS_OFF = (
+    "watch is off in this run: it measures the operations of forward and backward passes, and here a "
+    "framework runs them. Everything else is guarded. To look inside a step, call halfguard.audit(fn, model) "
+    "on a batch; to watch a whole run, train with halfguard.Guard and guard.step(loss_fn, batch)."
+)
 _OWN_STATE = "halfguard"  # in a state_dict, beside the entries of torch's scaler
 
 
@@ -118,7 +123,7 @@ class HostedGuard(Guard):
                 given.clip.max_norm,
             )
         if given.watch is not None:
-            logger.info("watch of the configuration is not used: the framework runs the passes.")
+            logger.warning(_WATCH_IS_OFF)
 
     # -- the five verbs
 
@@ -384,16 +389,24 @@ class HostedGuard(Guard):
         return self._micro_batch(lambda _, given: repeat(given), batch, about, source=repeat)
 
     def _config_to_decide(self, report: StepReport) -> GuardConfig:
-        if self.config.skip.on_nonfinite != "retry_fp32" or report.batches.repeatable:
+        if report.batches.repeatable:
             return self.config
-        if not self._told_unrepeatable:
-            logger.warning(
-                "step %d is not repeated in FP32 but skipped: no repeat was given for its forward pass, its "
-                "loss was changed after it or made of several, or the guard has several optimizers. This is "
-                "told once.",
-                report.step,
+        retries = self.config.skip.on_nonfinite == "retry_fp32"
+        if (retries or self.config.heal is not None) and not self._told_unrepeatable:
+            self._told_unrepeatable = True
+            lost = (
+                "repeated in FP32 but skipped"
+                if retries
+                else "looked into, so that heal can do nothing"
             )
-        self._told_unrepeatable = True
+            logger.warning(
+                "step %d is not %s: no repeat was given for its forward pass, its loss was changed after it "
+                "or made of several, or the guard has several optimizers. This is told once.",
+                report.step,
+                lost + (", nor healed" if retries and self.config.heal is not None else ""),
+            )
+        if not retries:
+            return self.config
         skip = self.config.skip.model_copy(update={"on_nonfinite": "skip"})
         return self.config.model_copy(update={"skip": skip})
 

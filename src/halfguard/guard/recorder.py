@@ -22,7 +22,7 @@ from halfguard.guard.stepping.module_tensors import Reference
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.journal import Journal, StepCounter, collect_environment, make_run_info
-from halfguard.records import Action, HealthRow, HealthWarning, StepRow, Summary, WatchRow
+from halfguard.records import Action, HealthRow, HealthWarning, NoteRow, StepRow, Summary, WatchRow
 from halfguard.step.random_state import portable_random_state
 
 logger = logging.getLogger("halfguard")
@@ -146,6 +146,12 @@ class Recorder:
         self.journal.add_watched_step(row)
         if self._metrics_log is not None:
             self._metrics_log.add_watched_step(row)
+
+    def add_note(self, step: int, epoch: int, text: str) -> None:
+        """Write a sentence of the training script to journal and log."""
+        self.journal.add_warning(NoteRow(step=step, epoch=epoch, text=text))
+        if not rank():
+            logger.info("step %d: %s", step, text)
 
     def _log_metrics(self, decision: Decision, seen: Signals, report: StepReport) -> None:
         if self._metrics_log is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.guard.batch_checks import describe_batch
+from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.generators import Generator, set_generator_state
 from halfguard.step.loss import LossFunction, scalar_loss
 from halfguard.step.nested import batch_leaves
@@ -90,6 +91,22 @@ def copy_containers(batch: Any) -> Any:
             return batch
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return [copy_containers(item) for item in batch] if type(batch) is list else batch
+
+
+def batch_in_fp32(batch: Any) -> Any:
+    """Return the batch with its 16-bit tensors in float32, for a pass in FP32, whose layers reject others.
+
+    It is a deep copy: the user's batch keeps its dtypes. A batch without 16-bit tensors is returned as it is.
+    """
+    tensors = [leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor)]
+    wide = {id(t): t.float() for t in tensors if t.dtype in HALF_DTYPES}
+    if not wide:
+        return batch
+    try:
+        # What deepcopy finds in its memo takes the place of the original, in any kind of object.
+        return copy.deepcopy(batch, dict(wide))
+    except Exception:  # noqa: BLE001 - a lock in it, for example; the loss function may cast by itself
+        return batch
 
 
 def tensor_versions(batch: Any) -> tuple[tuple[Tensor, int], ...]:

@@ -21,6 +21,7 @@ from halfguard.records import (
     HealingRow,
     HealthRow,
     JournalRow,
+    NoteRow,
     RunInfo,
     StepRow,
     Summary,
@@ -96,8 +97,8 @@ class Journal:
         self._close_group()
         self._write(row)
 
-    def add_warning(self, row: HealthRow | HealingRow) -> None:
-        """Write a warning or a healing; the open group of healthy steps stays open."""
+    def add_warning(self, row: HealthRow | HealingRow | NoteRow) -> None:
+        """Write a warning, a healing or a note; the open group of healthy steps stays open."""
         self._write(row)
 
     def add_watched_step(self, row: WatchRow) -> None:

@@ -76,6 +76,11 @@ class AutocastRegions:
             return "float16"
         return "bfloat16" if name == "torch.bfloat16" else "unknown"
 
+    @cached_property
+    def is_bfloat16(self) -> bool:
+        """True if there are regions and all cast to bfloat16, which needs no loss scale."""
+        return bool(self.by_node) and all(a.dtype == "bfloat16" for a in self.by_node.values())
+
     def is_on(self, node: ast.AST) -> bool:
         """Return whether autocast is on at a node, in this file or because of how the project trains."""
         region = self.around(node)

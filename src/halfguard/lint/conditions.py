@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 from halfguard.lint.syntax_tree import SyntaxTree
 
@@ -36,6 +37,28 @@ def condition_of(test: ast.expr) -> Condition:
     if _AMP.search(text) and not _NOT_AMP.search(text):
         text = AMP_IS_ON
     return text, truth
+
+
+def exclude_each_other(tree: SyntaxTree, first: ast.AST, second: ast.AST) -> bool:
+    """Return whether two nodes are in opposite branches of a test, such as the one for float16."""
+    mine = dict(_conditions_around(tree, first))
+    return any(mine.get(text, truth) != truth for text, truth in _conditions_around(tree, second))
+
+
+def is_for_full_precision(tree: SyntaxTree, node: ast.AST) -> bool:
+    """Return whether a node is in the branch of a test that runs if float16 is off."""
+    return (AMP_IS_ON, False) in _conditions_around(tree, node)
+
+
+def _conditions_around(tree: SyntaxTree, node: ast.AST) -> Iterator[Condition]:
+    """Yield the tests around a node, with the result that each must have."""
+    child = node
+    for parent in tree.ancestors(node):
+        if isinstance(parent, ast.If | ast.IfExp) and child is not parent.test:
+            text, truth = condition_of(parent.test)
+            body = parent.body if isinstance(parent, ast.If) else [parent.body]
+            yield text, truth if child in body else not truth
+        child = parent
 
 
 def is_health_check(tree: SyntaxTree, test: ast.expr) -> bool:

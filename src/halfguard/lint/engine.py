@@ -69,9 +69,7 @@ def lint_bytes(
     except UnreadableError as error:
         return _unreadable(Source(""), path, str(error), 1, rules)
     except SyntaxError as error:
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        reason = f"Python {version} cannot read it: {error.msg}"
-        return _unreadable(source, path, reason, error.lineno or 1, rules)
+        return _not_parsed(source, path, error, rules)
     except InvalidYamlError:
         return []  # a template or another dialect of YAML
     except (RecursionError, MemoryError):
@@ -151,6 +149,22 @@ def _diagnostic(source: Source, path: str, meta: Meta, match: Match) -> Diagnost
         snippet=snippet,
         fix=match.fix,
     )
+
+
+def _not_parsed(
+    source: Source, path: str, error: SyntaxError, rules: tuple[Rule, ...]
+) -> list[Diagnostic]:
+    """Report a file that is not Python, unless it is a template, or a newer Python may read it.
+
+    Since 3.12 an f-string may hold its own quotes.
+    """
+    if "{{" in path or "{%" in source.text:
+        return []
+    if sys.version_info < (3, 12) and error.msg.startswith("f-string"):
+        return []
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    reason = f"Python {version} cannot read it: {error.msg}"
+    return _unreadable(source, path, reason, error.lineno or 1, rules)
 
 
 def _unreadable(

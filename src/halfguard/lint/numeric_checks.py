@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from halfguard.formats import FP16
+from halfguard.lint.conditions import is_for_full_precision
 from halfguard.lint.expressions import argument, called_name, name_of, number, receiver
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
@@ -184,6 +185,8 @@ def is_half(file: PythonFile, node: ast.AST) -> bool:
 
 def may_be_half(file: PythonFile, node: ast.AST) -> bool:
     """Return whether a value is float16, or may be so: the project is not known, or its weights are."""
+    if is_for_full_precision(file, node):
+        return False
     known = file.precision(node)
     if known is not Precision.MAYBE:
         return known is Precision.HALF and not file.is_inference(node)
@@ -198,6 +201,8 @@ def may_be_half(file: PythonFile, node: ast.AST) -> bool:
 
 def is_certainly_half(file: PythonFile, node: ast.AST) -> bool:
     """Return whether a value is float16, or is in a float16 autocast block of this file."""
+    if is_for_full_precision(file, node):
+        return False
     known = file.precision(node)
     region = file.autocast.around(node)
     inside = region is not None and region.is_half and not file.is_inference(node)

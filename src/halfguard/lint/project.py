@@ -29,9 +29,32 @@ _SEARCHES: dict[str, tuple[tuple[bytes, ...], bytes]] = {
         (b"16", b"amp", b"caler", b"mixed_precision"),
         (
             rb"GradScaler|cuda\.amp|amp\.initialize|[\"']16-mixed[\"']|precision\s*[=:]\s*[\"']?16\b"
-            rb"|mixed_precision\s*[=:(,]+\s*[\"']?fp16|[\"']fp16[\"']|\bfp16\s*[=:]\s*[Tt]rue|--fp16"
-            rb"|--amp\b|use_(amp|fp16|mixed_precision)\b"
+            rb"|mixed_precision\s*[=:(,]+\s*[\"']?fp16"
             rb"|autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"
+        ),
+    ),
+    # An option for float16 proves it only if something of the project can read it.
+    "half_option": (
+        (b"fp16", b"--amp", b"use_amp", b"use_mixed_precision"),
+        (
+            rb"[\"']fp16[\"']|\bfp16\s*[=:]\s*[Tt]rue|--fp16|--amp\b"
+            rb"|use_(amp|fp16|mixed_precision)\b"
+        ),
+    ),
+    "can_lower": (
+        (
+            b"autocast",
+            b"amp",
+            b"half",
+            b"float16",
+            b"fp16",
+            b"Trainer",
+            b"Accelerator",
+            b"deepspeed",
+        ),
+        (
+            rb"autocast|\bamp\.|\.half\(|torch\.(half|float16)|Half|FP16|to_fp16"
+            rb"|\bTrainer\b|TrainingArguments|Accelerator|deepspeed"
         ),
     ),
     # Proof in a training loop, and not only in the settings of some model.
@@ -87,6 +110,8 @@ class Project:
     known: bool = False  # a training loop was seen
     mixed: bool = False  # float16 autocast
     scales_losses: bool = False  # a loss scale, of torch, apex or Lightning
+    half_option: bool = False  # an option for float16
+    can_lower: bool = False  # code that casts, or a framework that does
     half_weights: bool = False
     distributed: bool = False
     resumes: bool = False  # the state of an optimizer is loaded
@@ -129,7 +154,10 @@ def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
 
 def make_project(facts: Iterable[str]) -> Project:
     """Return the project of which these facts are known."""
-    return Project(**dict.fromkeys(facts, True))
+    found = set(facts)
+    if {"half_option", "can_lower"} <= found:
+        found.add("mixed")
+    return Project(**dict.fromkeys(found, True))
 
 
 def read_project(files: Iterable[bytes]) -> Project:

@@ -23,6 +23,8 @@ _BESIDE = re.compile(
     r"tests?|visuali[sz](e|ation|er)|plot(ting)?|draw|demo|export|onnx|tools?|deploy(ment)?|convert\w*|"
     r"serve|benchmarks?|predictors?|infer(ence|er)?|webui|gradio|app)([/_.]|$)"
 )
+# Examples and foreign code: how the rest of the project trains proves nothing about them.
+_ELSEWHERE = re.compile(r"(^|/)(examples?|legacy|third_?party|vendor(ed)?|research_projects)/")
 _INFERENCE = re.compile(
     r"^_?(generate|sample|infer(ence)?|predict|eval(uate)?|test|valid(ate|ation)?|demo|export|decode|"
     r"p_sample|ddim_sample|forward_test|simple_test|post_?process|nms)(_|$)"
@@ -63,6 +65,8 @@ class PythonFile(SyntaxTree):
     def is_model_code(self, node: ast.AST) -> bool:
         """Return whether a node may run in a training step: in a module, or in a plain function."""
         if self.is_beside_the_model or self.is_inference(node):
+            return False
+        if self.project.known and _ELSEWHERE.search(self.path.lower()):
             return False
         owner = self.class_of(node)
         return owner is None or self.roles.is_in_nn_module(node)

@@ -37,8 +37,12 @@ def fp32_island(module: Module) -> Module:
     Under autocast, outputs are FP32. Without autocast, in a model whose weights are half, outputs have the
     dtype of the 16-bit inputs; a module without any, such as an embedding, returns FP32.
     """
+    return make_island(module, in_half_model=_is_half_by_itself(module))
+
+
+def make_island(module: Module, *, in_half_model: bool) -> Module:
+    """Make an island of ``module``; ``in_half_model`` says whether its neighbours need half outputs."""
     if not is_island(module):
-        in_half_model = all(p.dtype in HALF_DTYPES for p in module.parameters())
         _convert_to_fp32(module)
         # A partial over a bound method, not a closure: then a copy of the model copies the island too.
         run = _run_gathered_in_fp32 if is_sharded(module) else _run_in_fp32
@@ -61,6 +65,19 @@ def is_island(module: nn.Module) -> bool:
     """Return whether ``fp32_island`` was called on this module itself."""
     wrapper = vars(module).get("forward")
     return isinstance(wrapper, functools.partial) and wrapper.func in _RUNS
+
+
+def _is_half_by_itself(module: nn.Module) -> bool:
+    """Return whether all weights are half, or were so before a module inside became an island."""
+    inner = [m for m in module.modules() if m is not module and is_island(m)]
+    widened = {id(p) for m in inner for p in m.parameters()}
+    own = [p for p in module.parameters() if id(p) not in widened]
+    return all(p.dtype in HALF_DTYPES for p in own) and all(_in_half_model(m) for m in inner)
+
+
+def _in_half_model(island: nn.Module) -> bool:
+    wrapper: Any = vars(island)["forward"]
+    return bool(wrapper.args[1])
 
 
 def _accelerator_type() -> str:

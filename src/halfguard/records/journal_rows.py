@@ -7,13 +7,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from halfguard.errors import RecordError
-from halfguard.records.step import HealingRow, HealthRow, HealthyStepsRow, StepRow, Summary
+from halfguard.records.step import (
+    HealingRow,
+    HealthRow,
+    HealthyStepsRow,
+    NoteRow,
+    StepRow,
+    Summary,
+)
 from halfguard.records.watch import WatchRow
 
-JournalRow = StepRow | HealthyStepsRow | HealthRow | WatchRow | HealingRow | Summary
+JournalRow = StepRow | HealthyStepsRow | HealthRow | WatchRow | HealingRow | NoteRow | Summary
 
 _ROW_TYPES: Mapping[str, type[JournalRow]] = MappingProxyType(
-    {row.kind: row for row in (StepRow, HealthyStepsRow, HealthRow, WatchRow, HealingRow, Summary)}
+    {
+        row.kind: row
+        for row in (StepRow, HealthyStepsRow, HealthRow, WatchRow, HealingRow, NoteRow, Summary)
+    }
 )
 
 

@@ -136,6 +136,16 @@ class HealthRow(Record):
     text: str
 
 
+class NoteRow(Record):
+    """A sentence of the training script, put into the journal by ``guard.note``."""
+
+    kind: ClassVar[str] = "note"
+
+    step: int = Field(ge=0, description="update attempts before it")
+    epoch: int = Field(default=0, ge=0)
+    text: str
+
+
 class HealingRow(Record):
     """A change that the guard made to the model's precision by itself, or why it made none."""
 

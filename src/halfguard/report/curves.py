@@ -54,6 +54,16 @@ class Mark:
     bad: bool = True
 
 
+@dataclass(frozen=True)
+class Change:
+    """A change of the run at a step: a line over the whole height, with a short ``label`` at its top."""
+
+    step: float
+    label: str
+    text: str
+    undone: bool = False  # something was taken back: the line is dashed
+
+
 def gather_columns(runs: Sequence[Series], count: int = COLUMNS) -> list[Column]:
     """Gather several runs, each with ascending steps, into at most ``count`` columns.
 
@@ -140,8 +150,13 @@ def draw_curves(
     label: str,
     log: bool | None = None,
     marks: Sequence[Mark] = (),
+    changes: Sequence[Change] = (),
+    whole: bool = False,
 ) -> str:
-    """Return the drawing; with ``log=None`` the values decide whether the axis is logarithmic."""
+    """Return the drawing; with ``log=None`` the values decide whether the axis is logarithmic.
+
+    ``whole`` is for counts: the axis has whole numbers only.
+    """
     numbers = [value for line in lines for c in line.columns for value in (c.low, c.high, c.mean)]
     x = fit_axis([c.step for line in lines for c in line.columns], _LEFT, _RIGHT)
     logarithmic = suits_log_axis(numbers) if log is None else log
@@ -149,7 +164,8 @@ def draw_curves(
     shown = [line for line in lines if line.columns]
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(clean(label))}">',
-        *_frame(x, y, label),
+        *_frame(x, y, label, whole=whole),
+        *(_change(change, x) for change in changes),
         *(piece for line in shown for piece in _band(line, x, y)),
         # The first line, the baseline, is dashed and on top: a line that equals it stays visible in the gaps.
         *(piece for line in (*shown[1:], *shown[:1]) for piece in _line(line, x, y)),
@@ -160,8 +176,8 @@ def draw_curves(
     return "".join(parts)
 
 
-def _frame(x: Axis, y: Axis, label: str) -> Iterator[str]:
-    for value in y.ticks():
+def _frame(x: Axis, y: Axis, label: str, *, whole: bool) -> Iterator[str]:
+    for value in [value for value in y.ticks() if not whole or value == int(value)]:
         place = y.at(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>'
         yield f'<text class="soft end" x="{_LEFT - 7}" y="{place + 4:.1f}">{number_label(value)}</text>'
@@ -219,6 +235,15 @@ def _mark(mark: Mark, x: Axis) -> str:
     return (
         f'<path class="mark {kind}" d="M{place:.1f} {_BOTTOM}v-9">'
         f"<title>{escape(clean(mark.text))}</title></path>"
+    )
+
+
+def _change(change: Change, x: Axis) -> str:
+    place, kind = x.at(change.step), " undone" if change.undone else ""
+    return (
+        f'<line class="change{kind}" x1="{place:.1f}" x2="{place:.1f}" y1="{_TOP - 8}" y2="{_BOTTOM}">'
+        f"<title>{escape(clean(change.text))}</title></line>"
+        f'<text class="strong" x="{place + 5:.1f}" y="{_TOP + 2}">{escape(clean(change.label))}</text>'
     )
 
 

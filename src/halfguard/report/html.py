@@ -33,8 +33,10 @@ svg .mono{font:12px ui-monospace,monospace}svg .soft{fill:var(--soft)}svg .end{t
 svg .mid{text-anchor:middle}svg .zero{fill:var(--zero)}svg .sub{fill:var(--sub)}
 svg .normal{fill:var(--normal)}svg .over{fill:var(--over)}svg .in{fill:var(--in)}svg .out{fill:var(--out)}
 svg line{stroke:var(--soft);stroke-width:1}svg line.limit{stroke:var(--bad);stroke-dasharray:4 3}
-svg line.grid{stroke:var(--line)}svg .strong{font-weight:600}svg .curve{fill:none;stroke-width:1.6;
-stroke-linejoin:round}svg .band{opacity:.18}svg .bar{stroke:var(--ink)}svg .point{fill:var(--ink)}
+svg line.grid{stroke:var(--line)}svg line.change{stroke:var(--good);stroke-width:1.6}
+svg line.undone{stroke:var(--bad);stroke-dasharray:4 3}svg .strong{font-weight:600}
+svg .curve{fill:none;stroke-width:1.6;stroke-linejoin:round}
+svg .band{opacity:.18}svg .bar{stroke:var(--ink)}svg .point{fill:var(--ink)}
 svg .seed{fill:var(--soft)}svg .mark{stroke-width:2}svg .mark.bad{stroke:var(--bad)}
 svg .mark.mild{stroke:var(--mild)}svg .curve.c0{stroke-dasharray:5 3}a{color:var(--in)}
 """

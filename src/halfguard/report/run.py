@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
-from halfguard.records.step import Action, Cause, RunInfo, StepRow, Summary
+from halfguard.records.step import Action, Cause, NoteRow, RunInfo, StepRow, Summary
 from halfguard.report.blocks import (
     Block,
     Code,
@@ -19,23 +20,27 @@ from halfguard.report.blocks import (
     Text,
     Tone,
 )
-from halfguard.report.curves import Line, Mark, draw_curves, thin_columns
+from halfguard.report.curves import Change, Line, Mark, draw_curves, thin_columns
+from halfguard.report.healings import healing_blocks, healing_changes
 from halfguard.report.run_curves import grad_norm_columns, loss_columns, loss_scale_columns
 from halfguard.report.run_report import RunReport
 from halfguard.report.watch import watch_blocks
 
+Row = TypeVar("Row")
 _SHOWN = 30  # unusual steps listed from the beginning, and as many from the end
 _MARKS = 200  # the same for marks in a drawing
 
 
 def run_page(report: RunReport, folder: str = ".") -> Page:
     """Return the page of a run; ``folder`` is the path from the page to the run, for links."""
-    summary = report.timeline.summary()
+    summary, changes = report.timeline.summary(), healing_changes(report.timeline)
     blocks: list[Block] = [
         *_summary(report, summary),
-        *_curves(report),
-        *watch_blocks([row for _, row in sorted(report.timeline.watched.items())]),
+        *_curves(report, changes),
+        *healing_blocks(report.timeline),
+        *watch_blocks([row for _, row in sorted(report.timeline.watched.items())], changes),
         *_unusual_steps(report, folder),
+        *_notes(report.timeline.notes),
         *_epochs(report.timeline.epochs.values()),
         *_environment(report.info),
     ]
@@ -73,7 +78,7 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
         yield Text(["The journal is not closed: the run has not ended, or it was killed."])
 
 
-def _curves(report: RunReport) -> Iterator[Block]:
+def _curves(report: RunReport, changes: Sequence[Change]) -> Iterator[Block]:
     parts = report.timeline.parts
     if not parts:
         return
@@ -83,6 +88,7 @@ def _curves(report: RunReport) -> Iterator[Block]:
         text = f"step {row.step}: {_label(row.action)}, {_label(row.cause)}"
         marks.append(Mark(row.step, text, bad=not _is_harmless(row)))
     ticks = " Ticks at the lower edge are unusual steps." if marks else ""
+    ticks += " Numbered lines are healings." if changes else ""
     for label, columns, meaning in (
         ("loss", loss_columns(parts), "mean and highest of each group of healthy steps."),
         ("gradient norm", grad_norm_columns(parts), "lowest to highest of each group."),
@@ -90,7 +96,7 @@ def _curves(report: RunReport) -> Iterator[Block]:
     ):
         lines = [Line(label, thin_columns(columns), 1)]
         log = None if label == "loss" else True
-        drawing = draw_curves(lines, label=label, log=log, marks=marks)
+        drawing = draw_curves(lines, label=label, log=log, marks=marks, changes=changes)
         yield Figure(drawing, f"{label.capitalize()}: {meaning}{ticks}")
 
 
@@ -126,7 +132,16 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
         yield Code(f"halfguard replay {where}", "bash")
 
 
-def _both_ends(rows: Sequence[StepRow], count: int) -> list[StepRow]:
+def _notes(rows: Sequence[NoteRow]) -> Iterator[Block]:
+    if rows:
+        yield Heading("Notes of the training script")
+        shown = _both_ends(rows, _SHOWN)
+        yield Table(("step", "note"), [[str(row.step), row.text] for row in shown])
+        if len(shown) < len(rows):
+            yield Text([f"{len(rows) - len(shown)} in between are left out; steps.jsonl has them."])
+
+
+def _both_ends(rows: Sequence[Row], count: int) -> list[Row]:
     return list(rows) if len(rows) <= 2 * count else [*rows[:count], *rows[-count:]]
 
 

@@ -52,6 +52,8 @@ class RunReport:
             "epochs": [json.loads(row.to_json()) for row in self.timeline.epochs.values()],
             "warnings": [json.loads(r.to_json()) for r in self.timeline.warnings.values()],
             "watched": [json.loads(r.to_json()) for r in self.timeline.watched.values()],
+            "healings": [json.loads(row.to_json()) for row in self.timeline.healings],
+            "notes": [json.loads(row.to_json()) for row in self.timeline.notes],
             "incidents": [name for names in self.incidents.values() for name in names],
             "problems": list(self.problems),
         }

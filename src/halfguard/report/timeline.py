@@ -14,6 +14,7 @@ from halfguard.records.step import (
     HealthRow,
     HealthWarning,
     HealthyStepsRow,
+    NoteRow,
     StepRow,
     Summary,
 )
@@ -31,6 +32,7 @@ class Timeline:
     warnings: dict[HealthWarning, HealthRow] = field(default_factory=dict)  # the last of each
     watched: dict[int, WatchRow] = field(default_factory=dict)  # sampled steps
     healings: list[HealingRow] = field(default_factory=list)
+    notes: list[NoteRow] = field(default_factory=list)  # of the training script
     resumed: int = 0  # how often
     closed: bool = False  # the run has written its final summary
 
@@ -78,7 +80,7 @@ class Timeline:
 
 def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
     """Order rows by step; ``rows`` are in the order of writing and may hold a step more than once."""
-    found, written = Timeline(), -1
+    found, written, known = Timeline(), -1, 0  # known: healings before the last part
     for row in rows:
         found.closed = isinstance(row, Summary) and row.epoch is None
         if isinstance(row, Summary):
@@ -94,10 +96,20 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
         if isinstance(row, HealingRow):
             found.healings.append(row)
             continue
-        found.resumed += _first(row) <= written
-        written = _last(row)
+        if isinstance(row, NoteRow):
+            found.notes.append(row)
+            continue
+        if _first(row) <= written:
+            found.resumed += 1
+            found.healings = _without_undone(found.healings, known, _first(row))
+        written, known = _last(row), len(found.healings)
         _insert(row, found.parts)
     return found
+
+
+def _without_undone(rows: list[HealingRow], known: int, step: int) -> list[HealingRow]:
+    """Return healings without those that a run resumed at ``step`` has undone, and may have repeated."""
+    return [row for index, row in enumerate(rows) if index >= known or row.step < step]
 
 
 def _first(row: StepRow | HealthyStepsRow) -> int:

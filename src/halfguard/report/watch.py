@@ -8,19 +8,22 @@ from collections.abc import Iterator, Sequence
 from halfguard.records.ranges import module_label
 from halfguard.records.watch import WatchedLayer, WatchRow
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text
-from halfguard.report.curves import Column, Line, draw_curves, single_value, thin_columns
+from halfguard.report.curves import Change, Column, Line, draw_curves, single_value, thin_columns
 from halfguard.report.heat_map import draw_panels
 
 ROWS = 60  # layers in the heat map: those with the least headroom
 COLUMNS = 160  # of the heat map; more samples share a column, which shows the least of them
 _LINES = 5
+_ENDS = (
+    " Numbered lines are healings; a layer in FP32 has no headroom to show, so that its curve ends."
+)
 _LISTED = 20
 
 Bits = dict[str, list[float]]  # of each layer, one entry per sample
 
 
-def watch_blocks(rows: Sequence[WatchRow]) -> Iterator[Block]:
-    """Yield the blocks; ``rows`` are in the order of their steps."""
+def watch_blocks(rows: Sequence[WatchRow], changes: Sequence[Change] = ()) -> Iterator[Block]:
+    """Yield the blocks; ``rows`` are in the order of their steps, ``changes`` are drawn in the curves."""
     if not rows:
         return
     yield Heading("Inside the steps")
@@ -48,9 +51,9 @@ def watch_blocks(rows: Sequence[WatchRow]) -> Iterator[Block]:
         if lines:
             label = f"headroom of {what}, bits"
             yield Figure(
-                draw_curves(lines, label=label, log=False),
+                draw_curves(lines, label=label, log=False, changes=changes),
                 f"{label.capitalize()}: the layers with the least ({_names(lines)}). A triangle at the upper "
-                "edge is an overflow.",
+                f"edge is an overflow.{_ENDS if changes else ''}",
             )
     yield _latest(rows[-1])
 

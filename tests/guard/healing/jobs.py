@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import halfguard as hg
+from halfguard.step.random_state import seeded
 from tests.support.devices import place
 
 FEATURES, CLASSES, ROWS = 8, 4, 16
@@ -28,8 +29,7 @@ class Job:
     loss: Callable[[nn.Module, Batch], Tensor]
 
     def job(self, seed: int) -> hg.Workload:
-        with torch.random.fork_rng(devices=range(torch.accelerator.device_count())):
-            torch.manual_seed(seed)
+        with seeded(seed):
             model = place(self.model())
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-6)
         return hg.Workload(model, self.loss, self.batches, optimizer)

@@ -270,6 +270,69 @@ def test_resume_from_a_snapshot_is_bitwise(tmp_path: Path) -> None:
     assert same(state(guard), state(whole))
 
 
+def test_resume_from_a_snapshot_older_than_the_plan_repeats_the_healing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = HEAL | {"recovery": {"store": "disk", "every": 3, "prove": 2}}
+    job = BY_NAME["conv"]
+    whole, _ = train(job, config, 16, run_dir=tmp_path / "whole")
+    whole.close()
+    stopped, _ = train(job, config, 7, run_dir=tmp_path / "stopped")
+    stopped.close()
+    assert PrecisionPlan.load(tmp_path / "stopped" / "plan.yaml").modules == ("scale",)
+    work = job.job(1)
+    guard = Guard(work.model, work.optimizer, config, run_dir=tmp_path / "stopped")
+    assert islands(guard.model) == ["scale"]
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        assert guard.resume()
+    begin = guard.step_index
+    assert begin < 5  # the island was made after step 5
+    assert not islands(guard.model)
+    assert "module scale: in half again" in caplog.text
+    for index, batch in enumerate(work.take(16)):
+        if index >= begin:
+            guard.step(work.loss, batch)
+    assert same(state(guard), state(whole))
+    assert same(guard.state_dict()["healing"], whole.state_dict()["healing"])
+    guard.close()
+    plans = [(tmp_path / name / "plan.yaml").read_text() for name in ("whole", "stopped")]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("has_plan", [True, False])
+def test_resume_does_not_round_the_weights_of_an_island(tmp_path: Path, has_plan: bool) -> None:
+    config = {
+        "precision": "fp16-weights", "heal": {}, "watch": {"every": 4}, "scale": {"init": 64.0},
+        "recovery": {"store": "disk", "every": 3, "prove": 1},
+    }  # fmt: skip
+
+    def make(seed: int, name: str) -> tuple[hg.Workload, Guard]:
+        work = SCALED.job(seed)
+        work.model.half()
+        optimizer = hg.MasterWeights(torch.optim.AdamW(work.model.parameters(), lr=2e-3, eps=1e-6))
+        return work, Guard(work.model, optimizer, config, run_dir=tmp_path / name)
+
+    data = [(x.half(), y) for x, y in SCALED.batches(14)]
+    ends = []
+    for stop in (14, 9):
+        work, guard = make(0, str(stop))
+        for batch in data[:stop]:
+            guard.step(work.loss, batch)
+        guard.close()
+        ends.append((work.model.state_dict(), islands(work.model)))
+    assert ends[1][1] == ["norm"]
+    if not has_plan:
+        (tmp_path / "9" / "plan.yaml").unlink()
+    work, guard = make(1, "9")
+    assert guard.resume()
+    begin = guard.step_index
+    assert 3 <= begin < 9
+    for batch in data[begin:]:
+        guard.step(work.loss, batch)
+    assert islands(work.model) == ["norm"]
+    assert same(work.model.state_dict(), ends[0][0])
+
+
 # -- what belongs to the model
 
 
@@ -322,6 +385,26 @@ class Normed(nn.Module):
 
 
 SWALLOWS = Job("rms", Normed, 1, 900.0, loss_fn)
+
+
+class ScaledNorm(RMSNorm):
+    """With weights of its own, which an island keeps in FP32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.gain
+
+
+def scaled() -> Normed:
+    model = Normed()
+    model.norm = ScaledNorm()
+    return model
+
+
+SCALED = Job("scaled", scaled, 1, 900.0, loss_fn)
 
 
 def test_an_alarm_of_an_audit_heals() -> None:

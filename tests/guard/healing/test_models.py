@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -161,6 +162,27 @@ def test_a_hosted_guard_heals_too(device: torch.device) -> None:
         work.optimizer.zero_grad()
     assert actions.count(Action.RETRY) == 3
     assert islands(work.model) == ["scale"]
+
+
+@pytest.mark.parametrize("retries", [True, False])
+def test_a_hosted_guard_says_what_it_does_not_do(
+    retries: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = BY_NAME["conv"].job(0)
+    config = HEAL if retries else {"heal": {}}
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        guard = HostedGuard(work.model, work.optimizer, config | {"watch": {}})
+        assert "watch is off in this run" in caplog.text
+        for batch in work.take(6):  # without a way to repeat them
+            guard.begin(batch)
+            with guard.autocast():
+                loss = work.loss(work.model, batch)
+            guard.scale(loss).backward()  # type: ignore[arg-type]
+            guard.apply(work.optimizer)
+            work.optimizer.zero_grad()
+    said = "but skipped, nor healed" if retries else "so that heal can do nothing"
+    assert caplog.text.count(said) == 1
+    assert not islands(work.model)
 
 
 def test_a_hosted_guard_chooses_no_line() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.nn.functional import cross_entropy
 
 import halfguard as hg
 from halfguard.guard.step_batches import StepBatches
-from halfguard.records.plan import LineIsland, PrecisionPlan
+from halfguard.precision.islands import is_island
+from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 
 pytestmark = pytest.mark.usefixtures("seed")
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -141,3 +143,51 @@ def test_lines_of_a_plan_are_not_ignored_in_silence(
         guard.backward(loss)
         guard.update()
     assert caplog.text.count("only guard.step(loss_fn, batch) does") == 1
+
+
+@dataclass
+class Sample:
+    """A batch that is neither a mapping nor a sequence."""
+
+    x: Tensor
+    y: Tensor
+
+
+def of_sample(model: nn.Module, batch: Sample) -> Tensor:
+    return cross_entropy(model(batch.x).float(), batch.y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_half_batch_is_healed_and_stays_half(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), RmsNorm(), nn.Linear(32, 4))
+    config = {"watch": {"every": 5}, "heal": {}, "scale": {"init": 1024.0}}
+    guard = hg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    batches = [Sample(batch["x"].to(dtype), batch["y"]) for batch in loud_batches(6)]
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        for batch in batches:
+            guard.step(of_sample, batch)
+    assert is_island(model[1])
+    assert "cannot be run in FP32" not in caplog.text
+    assert all(batch.x.dtype is dtype for batch in batches)
+
+
+def test_a_plan_with_lines_says_what_apply_plan_leaves_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    lines = tuple(LineIsland(file="train.py", line=n, code="x = y / z") for n in range(1, 6))
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        assert hg.apply_plan(model, PrecisionPlan(islands=(Island(module="1"),))) == ["1"]
+        assert not caplog.messages
+        assert hg.apply_plan(model, PrecisionPlan(lines=lines)) == []
+    [text] = caplog.messages
+    for part in (
+        "5 lines train.py:1 (x = y / z)",
+        "and 2 more",
+        "they stay in half",
+        "'plan'",
+        "step(",
+    ):
+        assert part in text

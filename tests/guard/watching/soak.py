@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tests.guard.watching import drifts, half_weights, healthy
+from tests.guard import healthy_runs
+from tests.guard.watching import drifts, half_weights
 from tests.guard.watching.drifts import Training, Watched
 from tests.support import forecast_runs, planted
 from tests.support.planted import Drift
@@ -23,8 +24,11 @@ Runs = tuple[dict[str, Make], dict[str, Make]]  # drifting, stable
 
 
 def check_healthy() -> int:
-    wrong = [text for name in healthy.NAMES if (text := healthy.faults(name))]
-    print(f"healthy: {len(healthy.NAMES) - len(wrong)} of {len(healthy.NAMES)} bitwise and silent")
+    names, both = healthy_runs.NAMES, healthy_runs.BOTH
+    wrong = [text for name in names if (text := healthy_runs.faults(name, both))]
+    print(
+        f"healthy, watch and heal: {len(names) - len(wrong)} of {len(names)} bitwise, silent, no island"
+    )
     print("\n".join(wrong), end="\n" if wrong else "")
     return len(wrong)
 

@@ -19,9 +19,9 @@ from halfguard.diagnosis.cost.repeated_step import RepeatedStep, make_repeated_s
 from halfguard.diagnosis.cost.savings import list_savings
 from halfguard.diagnosis.cost.shapes import find_unaligned_dimensions
 from halfguard.diagnosis.cost.single_step import measure_step
-from halfguard.diagnosis.machine.measured import Speeds
 from halfguard.diagnosis.machine.speed import DTYPES, measure_rate, measure_speeds
 from halfguard.errors import UsageError
+from halfguard.hardware.measured import Speeds
 from halfguard.precision.modes import autocast_dtype
 from halfguard.precision_names import Precision
 from halfguard.records.cost import Cost, PrecisionCost, TimeRatio

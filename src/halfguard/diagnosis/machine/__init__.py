@@ -1,1 +1,1 @@
-"""A machine or a card: its facts, the behaviour of each precision there, and the one to choose."""
+"""A report on a machine or a card: the behaviour of each precision there, measured, and problems."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from halfguard.diagnosis.machine.choice import matrix_units
-from halfguard.diagnosis.machine.measured import Speeds
+from halfguard.hardware.choice import matrix_units
+from halfguard.hardware.measured import Speeds
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import Ability, Hardware
 

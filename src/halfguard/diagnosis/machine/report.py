@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from halfguard.diagnosis.machine.abilities import list_abilities
-from halfguard.diagnosis.machine.choice import choose
 from halfguard.diagnosis.machine.findings import check_hardware, check_machine, check_parity
-from halfguard.diagnosis.machine.hardware import find_card, look_up_device, look_up_processor
-from halfguard.diagnosis.machine.measured import Speeds
-from halfguard.diagnosis.machine.reading import read_machine
+from halfguard.hardware.choice import choose
+from halfguard.hardware.lookup import find_card, look_up_device, look_up_processor
+from halfguard.hardware.measured import Speeds
+from halfguard.hardware.reading import read_machine
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import Hardware, Machine, MachineReport, ParityRow
 

@@ -121,32 +121,35 @@ class Healing:
         if batches.repeatable and not batches.changed_in_place:
             self._alarms += [(one, batches) for one in found if one is not None]
         if self._stepper.single_rank:
-            self.follow_alarms(batches)
+            self.follow_alarms(batches, max(self._next_step - 1, 0))
 
     def on_watch_alarm(self, alarms: Sequence[Alarm], batches: StepBatches) -> None:
         """Take the alarms of a step that ``watch`` sampled on this rank."""
         self.alarm([alarm.finding for alarm in alarms], batches)
 
-    def follow_alarms(self, batches: StepBatches) -> None:
-        """Heal what audits found on any rank. Every rank must call this, with a batch to try islands on."""
+    def follow_alarms(self, batches: StepBatches, index: int) -> None:
+        """Heal what audits found on any rank, after step ``index``.
+
+        Every rank must call this, with a batch to try islands on.
+        """
         alarms, self._alarms = self._alarms, []
         mine = [producer.to_dict() for producer, _ in alarms]
         tried_on = alarms[0][1] if alarms else batches
         for values in [one for found in all_gather_object(mine) for one in found]:
             if self._memory.stopped:
                 return
-            self._follow_alarm(Producer.load(values), tried_on)
+            self._follow_alarm(Producer.load(values), tried_on, index)
 
-    def _follow_alarm(self, producer: Producer, batches: StepBatches) -> None:
+    def _follow_alarm(self, producer: Producer, batches: StepBatches, index: int) -> None:
         fault = self._memory.of(producer.key)
         if fault is not None:
             if fault.since < 0:
                 return  # it is not in force yet
-            self._take_back(fault, producer, self._next_step)
+            self._take_back(fault, producer, index)
         self._memory.count(producer.key)
         scale = self._stepper.scaler.get_scale()
         step = BadStep(self._trials, batches, scale, self._device)
-        self._heal(step, producer, self._next_step)
+        self._heal(step, producer, index)
 
     def apply_due(self, next_step: int) -> None:
         """Make the islands that were decided; call it between two steps only."""
@@ -162,8 +165,16 @@ class Healing:
         return self._memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], next_step: int) -> None:
-        """Restore the state of ``state_dict``, and make exactly its islands."""
-        self._memory = HealingMemory.load(state)
+        """Restore the state of ``state_dict``, and make exactly its islands.
+
+        The run continues as it did from there. Islands that the plan file has since then are made again at
+        the same steps.
+        """
+        before, self._memory = self._memory.islands, HealingMemory.load(state)
+        kept = set(map(name_of, self._memory.islands))
+        later = [name for name in map(name_of, before) if name not in kept]
+        if later:
+            self._log.older_state(next_step, later)
         self._due = True
         self.apply_due(next_step)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Literal
 
 from halfguard.dist.collectives import rank
@@ -59,6 +60,18 @@ class HealingLog:
         """Say that no more islands are made."""
         text = f"Healing ends: {why}. Bad steps are still refused or retried."
         self._add(step, "stopped", text)
+
+    def older_state(self, step: int, islands: Sequence[str]) -> None:
+        """Say which islands are not in force, because the state that was loaded is older than they are."""
+        if not rank():
+            logger.warning(
+                "step %d: %s: in half again. The state that was loaded is older than this part of %s, and "
+                "the run continues as it did from there: an operation that fails again gets its island "
+                "again. To start with these islands instead, copy the file and set plan: in the config.",
+                step,
+                ", ".join(islands),
+                self._plan,
+            )
 
     def _add(
         self,

@@ -97,7 +97,8 @@ class BadStep:
             return Proof(False, error)
         found = self._on_all(self._findings)
         clean = found is not None and producer.place not in found and found <= self._known
-        return Proof(all_agree(clean, self._device), error, self._sensitivity or 0.0)
+        sensitivity = 0.0 if error <= TOLERANCE else self._sensitivity or 0.0
+        return Proof(all_agree(clean, self._device), error, sensitivity)
 
     def _own_sensitivity(self, reference: TrialGradients) -> float:
         """Return how far the gradients move in FP32 if the weights are rounded to half."""

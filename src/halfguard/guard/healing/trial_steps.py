@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from halfguard.dist.wrapping import (
     unwrap_model,
 )
 from halfguard.guard.healing.line_islands import LineIslands
-from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
+from halfguard.guard.step_batches import MicroBatch, StepBatches, batch_in_fp32, trainable_loss
 from halfguard.guard.stepping.module_tensors import find_state, tensors_of
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import (
@@ -69,7 +70,7 @@ class TrialSteps:
                 micro.restore_generators()
                 with self._lines.active():
                     with autocast(config.precision, kind):
-                        loss = self._loss(micro)
+                        loss = self._loss(micro, micro.batch)
                     (loss * scale).backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
             collect()
@@ -90,7 +91,7 @@ class TrialSteps:
                 losses = []
                 for micro in batches.micro_batches:
                     micro.restore_generators()
-                    loss = self._loss(micro)
+                    loss = self._loss(micro, batch_in_fp32(micro.batch))
                     loss.backward()  # type: ignore[no-untyped-call]
                     losses.append(loss.detach())
                 collect()
@@ -140,10 +141,10 @@ class TrialSteps:
             for weight, copy in zip(weights, copies, strict=True):
                 weight.copy_(copy)
 
-    def _loss(self, micro: MicroBatch) -> Tensor:
+    def _loss(self, micro: MicroBatch, batch: Any) -> Tensor:
         assert micro.loss_fn is not None  # noqa: S101 - only repeatable steps are tried
         # A copy: the loss function may write to its batch, and every trial needs the same one.
-        loss = trainable_loss(micro.loss_fn(self._stepper.model, copy.deepcopy(micro.batch)))
+        loss = trainable_loss(micro.loss_fn(self._stepper.model, copy.deepcopy(batch)))
         count = self._stepper.config.accumulate
         return loss if count == 1 else loss / count
 

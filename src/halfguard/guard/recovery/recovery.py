@@ -68,11 +68,14 @@ class Recovery:
         self._oldest = 0  # first step whose snapshots fit the present parameters
         self.restart()
 
-    def resume(self) -> dict[str, Any] | None:
-        """Load the last good snapshot in ``run_dir``; return the guard's state in it, or None."""
+    def resume(self, prepare: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
+        """Load the last good snapshot in ``run_dir``; return the guard's state in it, or None.
+
+        ``prepare`` gets that state before weights are loaded.
+        """
         if not self._snapshots.adopt():
             return None
-        kept = self._snapshots.restore()
+        kept = self._snapshots.restore(lambda extra: prepare(extra["run"]))
         self._begun = True
         run: dict[str, Any] = kept["run"]
         return run

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -83,11 +83,16 @@ class Snapshots:
             self._store.discard(held)
             self._free_space()
 
-    def restore(self) -> dict[str, Any]:
-        """Load the good snapshot into model and parts; return its extra data."""
+    def restore(self, prepare: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """Load the good snapshot into model and parts; return its extra data.
+
+        ``prepare`` gets these data before weights are loaded, for what they depend on, such as dtypes.
+        """
         assert self._good  # noqa: S101 - callers check good_step first
         self.drop_candidate()
         state = self._newest_undamaged()
+        if prepare is not None:
+            prepare(state.shared["extra"])
         model: Any = {**state.shared["model"], **state.own["model"]}
         self._model.load_state_dict(restore_types(model, self._model.state_dict()))
         restore_buffers(self._model, state.own.get("buffers", {}))

@@ -5,7 +5,8 @@ Reports a file that cannot be decoded or parsed, or that is nested too deeply.
 
 ## Why is this bad?
 No other rule has checked the file. Files without any text that a rule looks for are not parsed, so this rule
-does not replace a syntax check.
+does not replace a syntax check. Before Python 3.12, a file with an f-string that only newer versions read is
+skipped without a report, as are templates: run halfguard with the Python that the file is written for.
 
 ## Example
 ```py

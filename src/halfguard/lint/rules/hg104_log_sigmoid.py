@@ -80,14 +80,12 @@ def check(file: PythonFile) -> Iterator[Match]:
 def _can_be_infinite(file: PythonFile, log: Logarithm) -> bool:
     """Return whether usual scores make the logarithm infinite.
 
-    One minus a sigmoid rounds to 0 from 17 on, even in float32. A sigmoid is 0 below -17 in float16, but only
-    below -88 in float32.
+    One minus a sigmoid rounds to 0 from 8 on in float16, and from 17 on in float32, which few scores
+    reach. A sigmoid is 0 below -17 in float16, but only below -88 in float32.
     """
     if file.is_inference(log.call):
         return False
-    if log.has_eps:
-        return may_be_half(file, log.origin)
-    if log.complement or not file.project.known:
+    if not log.has_eps and not file.project.known:
         return True
     return may_be_half(file, log.origin)
 

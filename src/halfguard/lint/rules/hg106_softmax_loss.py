@@ -44,6 +44,7 @@ META = Meta(
     cure="Give logits to cross_entropy, or log_softmax(logits) to nll_loss.",
     contains=("softmax",),
     also_contains=("nll_loss(", "cross_entropy(", "CrossEntropyLoss", "NLLLoss"),
+    pattern=r"(?<!log_)softmax\(",
     severity="error",
 )
 _LOSSES = {

@@ -8,14 +8,15 @@ block, or where autocast is turned off, without a cast to float32. The loss is t
 Inside the block autocast computes losses in float32. Outside of it they are computed in the dtype of their
 inputs: squares and sums overflow at 65504, small terms are lost, and the gradient of a float16 loss is the
 loss scale itself, which is infinite from 65,536 on. The first step is skipped, and the scale can never grow
-above 32,768.
+above 32,768. A float32 target makes losses such as `mse_loss` float32, so these are reported only if both
+arguments are float16.
 
 ## Example
 ```py
 import torch
 from torch import nn
 
-criterion = nn.MSELoss()
+criterion = nn.CrossEntropyLoss()
 
 def train(model, optimizer, loader, scaler):
     for x, y in loader:
@@ -32,7 +33,7 @@ def train(model, optimizer, loader, scaler):
 import torch
 from torch import nn
 
-criterion = nn.MSELoss()
+criterion = nn.CrossEntropyLoss()
 
 def train(model, optimizer, loader, scaler):
     for x, y in loader:
@@ -56,6 +57,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.expressions import called_name, name_of
 from halfguard.lint.match import Match, match_at
+from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
 
@@ -66,6 +68,10 @@ META = Meta(
     contains=("autocast",),
     also_contains=("caler",),
     needs_half=True,
+)
+# Losses of torch that are float32 if one of their arguments is.
+_PROMOTING = re.compile(
+    r"^(mse|l1|smooth_?l1|bce_?with_?logits|binary_cross_entropy|kl_?div)", re.I
 )
 _LOSS = re.compile(r"loss|criteri(on|a)|objective", re.I)
 _MODEL = re.compile(
@@ -89,6 +95,8 @@ def check(file: PythonFile) -> Iterator[Match]:
         region = file.autocast.directly_around(call)
         if (region is not None and region.enabled is not False) or file.is_inference(call):
             continue
+        if _promotes(file, call):
+            continue
         output = next((a for a in call.args if _is_half_output(file, a)), None)
         if output is not None and _is_kept(file, call):
             trained.discard(function)
@@ -108,12 +116,26 @@ def _is_of_torch(file: PythonFile, call: ast.Call) -> bool:
     return isinstance(made, ast.Call) and file.is_torch_call(made)
 
 
-def _is_half_output(file: PythonFile, node: ast.expr) -> bool:
-    """Return whether a value is the output of a model that ran under float16 autocast."""
+def _promotes(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether a float32 argument makes the loss float32; targets from a loader are float32."""
+    if any(file.precision(a) is Precision.FULL for a in call.args):
+        return True
+    assigned = file.last_assignment(call.func)
+    made = assigned.value if assigned and isinstance(assigned.value, ast.Call) else call
+    if not (file.is_torch_call(made) and _PROMOTING.search(called_name(made))):
+        return False
+    return not all(_is_half_output(file, a, single=True) for a in call.args[:2])
+
+
+def _is_half_output(file: PythonFile, node: ast.expr, *, single: bool = False) -> bool:
+    """Return whether a value is the output of a model that ran under float16 autocast.
+
+    A single output is all that the model returns; one of several may be float32.
+    """
     if isinstance(node, ast.Subscript):
         node = node.value
     assigned = file.last_assignment(node) if isinstance(node, ast.Name) else None
-    made = (assigned.value or assigned.container) if assigned else None
+    made = (assigned.value or (None if single else assigned.container)) if assigned else None
     if not isinstance(made, ast.Call) or not _MODEL.search(name_of(made.func)):
         return False
     region = file.autocast.directly_around(made)

@@ -46,6 +46,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfguard.lint.conditions import AMP_IS_ON
 from halfguard.lint.edits import make_fix, remove, replace
 from halfguard.lint.event import Event
 from halfguard.lint.match import Edit, Fix, Match, match_at
@@ -68,6 +69,8 @@ def check(file: PythonFile) -> Iterator[Match]:
     """Find raw steps after scaled backward passes."""
     for step in file.steps:
         for raw in step.find("optimizer_step"):
+            if (AMP_IS_ON, False) in raw.conditions:
+                continue
             scaled = step.before(raw, "scaled_backward")
             # Only the last backward pass counts: in a GAN, one of the two losses may not be scaled.
             latest = step.before(raw, "scaled_backward", "backward")

@@ -2,13 +2,13 @@
 
 ## What it does
 Finds `torch.save` of the state of the optimizer but not of the loss scale, in a file that constructs a
-scaler, trains with apex's `amp`, or keeps a loss scale of its own. A project that never loads the state of an
-optimizer does not resume, and is not reported.
+scaler or trains with apex's `amp`. In a project with a training loop, the file must also load the state of an
+optimizer, or pass an optimizer to a helper that loads: otherwise nothing is resumed. Training in bfloat16
+needs no loss scale, and is not reported.
 
 ## Why is this bad?
 After a resume the scale starts at 65,536 again. A run that had settled at 512 overflows and skips its first
-steps, or shows an unexplained spike. In unseen public code it mattered in 23 of 35 places; the others load
-weights only, or run in bfloat16. So the rule is in preview.
+steps, or shows an unexplained spike.
 
 ## Example
 ```py
@@ -67,23 +67,23 @@ META = Meta(
     code="HG309",
     name="state-without-scaler",
     cure='Add "scaler": scaler.state_dict() to the checkpoint, and load it on resume.',
-    contains=("GradScaler", "apex", "loss_scale", "MixedPrecisionTrainer"),
+    contains=("GradScaler", "apex"),
     also_contains=("state_dict", "save"),
     fix="unsafe",
-    preview=True,
 )
 _CHECKPOINT = re.compile(r"save_?(\w+_)?(checkpoint|ckpt|state|training)", re.IGNORECASE)
 _APEX = re.compile(r"\bamp\.(initialize|scale_loss|state_dict)\b")
-_OWN_SCALE = re.compile(r"(^|[._])(lg_|log_)?(loss|grad)_scale$")
+_LOADS = re.compile(r"load|resume|restore", re.IGNORECASE)
+_BFLOAT16_ONLY = re.compile(r"^(?!.*(?<!b)float16).*==\s*\(?\S*bfloat16")
 _BFLOAT16_BY_DEFAULT = re.compile(r"""(default|dtype)\s*=\s*["'](torch\.)?(bfloat16|bf16)["']""")
 
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find checkpoints without the scaler, each once."""
     scalers = sorted(file.roles.assigned_scalers)
-    if file.project.known and not file.project.resumes:
+    if file.project.known and not _resumes(file):
         return
-    if _is_saved(file) or not (scalers or _has_other_scale(file)) or _is_rarely_on(file):
+    if _is_saved(file) or not (scalers or _has_apex_scale(file)) or _is_rarely_on(file):
         return
     seen: set[ast.AST] = set()
     for call in find_saves(file):
@@ -110,18 +110,40 @@ def _is_saved(file: PythonFile) -> bool:
     )
 
 
-def _has_other_scale(file: PythonFile) -> bool:
-    """Return whether this file trains with apex's loss scale, or with one that it changes itself."""
-    if file.imports("apex") and _APEX.search(file.source.text):
+def _resumes(file: PythonFile) -> bool:
+    """Return whether this file loads the state of an optimizer, or has a helper load it."""
+    if any(_is_optimizer_of_any_kind(file, receiver(c)) for c in file.calls("load_state_dict")):
         return True
-    changed = (name_of(node.target) for node in file.nodes(ast.AugAssign))
-    return any(map(_OWN_SCALE.search, changed)) or any(file.calls("MixedPrecisionTrainer"))
+    return any(
+        _LOADS.search(called_name(call))
+        and any(_is_optimizer_of_any_kind(file, a) for a in _given(call))
+        for call in file.nodes(ast.Call)
+    )
+
+
+def _is_optimizer_of_any_kind(file: PythonFile, node: ast.expr | None) -> bool:
+    """Return whether a value is an optimizer, or one of several: ``optimizers["generator"]``."""
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    return file.roles.is_optimizer(node)
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(k.value for k in call.keywords)]
+
+
+def _has_apex_scale(file: PythonFile) -> bool:
+    return file.imports("apex") and bool(_APEX.search(file.source.text))
 
 
 def _is_rarely_on(file: PythonFile) -> bool:
-    """Return whether every scaler is on for float16 only, and the default is bfloat16."""
+    """Return whether the scaler is for float16 only, and bfloat16 is the default or the only one."""
+    if file.autocast.is_bfloat16:
+        return True
     enabled = [argument(call, -1, "enabled") for call in file.roles.constructed_scalers]
     for_half = [e for e in enabled if e is not None and re.search("float16|fp16", ast.unparse(e))]
+    if enabled and all(e is not None and _BFLOAT16_ONLY.search(ast.unparse(e)) for e in enabled):
+        return True
     return bool(
         enabled and len(for_half) == len(enabled) and _BFLOAT16_BY_DEFAULT.search(file.source.text)
     )
@@ -131,11 +153,12 @@ def _passes_optimizer(file: PythonFile, call: ast.Call) -> bool:
     """Return whether a helper of another file gets the optimizer to save, and not the scaler."""
     if not _CHECKPOINT.search(called_name(call)) or file.local_function(call) is not None:
         return False
-    given = [*call.args, *(k.value for k in call.keywords)]
-    names = [name_of(a).lower() for a in given]
-    if any("scaler" in n or "amp" in n for n in names) or has_keyword(call, "scaler"):
+    if has_keyword(call, "scaler"):
         return False
-    return any(file.roles.is_optimizer(a) for a in given)
+    names = [name_of(part).lower() for a in _given(call) for part in ast.walk(a)]
+    if any("scaler" in n or "amp" in n for n in names):
+        return False
+    return any(file.roles.is_optimizer(a) for a in _given(call))
 
 
 def _is_available(file: PythonFile, name: str, call: ast.Call) -> bool:

@@ -34,6 +34,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from halfguard.lint.conditions import exclude_each_other
 from halfguard.lint.expressions import argument, boolean, has_keyword, name_of, receiver
 from halfguard.lint.half_weights import find_half_models
 from halfguard.lint.match import Match, match_at
@@ -56,21 +57,24 @@ def check(file: PythonFile) -> Iterator[Match]:
     # A scaler refuses float16 parameters (HG401); adapters are trained in float32.
     if file.roles.has_scaler or file.imports("peft"):
         return
-    half_models = {name_of(receiver(call) or call) for call in find_half_models(file)}
-    half_models |= {name_of(t) for call in find_half_models(file) for t in _targets(file, call)}
+    half_models = [(name, call) for call in find_half_models(file) for name in _names(file, call)]
     for call in file.calls("Adam", "AdamW", "NAdam", "RAdam", "Adamax"):
         if not file.full_name(call.func).startswith("torch.optim") or not call.args:
             continue
         eps = argument(call, -1, "eps")
         is_zero = underflows_half(file.constant(eps)) if eps else not has_keyword(call, "eps")
         fused = boolean(argument(call, -1, "fused")) is True
-        if is_zero and not fused and _model_of(call.args[0]) in half_models - {""}:
+        model = _model_of(call.args[0])
+        made_half = [half for name, half in half_models if name and name == model]
+        if is_zero and not fused and not all(exclude_each_other(file, h, call) for h in made_half):
             yield match_at(call, "The eps of this Adam is 0 in float16: its first step is NaN.")
 
 
-def _targets(file: PythonFile, call: ast.Call) -> list[ast.expr]:
+def _names(file: PythonFile, call: ast.Call) -> set[str]:
+    """Return the names of a model that a call makes float16."""
     parent = file.parents.get(call)
-    return parent.targets if isinstance(parent, ast.Assign) else []
+    targets = parent.targets if isinstance(parent, ast.Assign) else []
+    return {name_of(receiver(call) or call), *map(name_of, targets)}
 
 
 def _model_of(node: ast.expr) -> str:

@@ -44,11 +44,14 @@ META = Meta(
     language="yaml",
     severity="error",
 )
+_ADAPTERS = ("lora_", "peft", "adapter_")
 _DTYPES = {"16-true": "float16", "bf16-true": "bfloat16"}
 
 
 def check(file: YamlFile) -> Iterator[Match]:
-    """Find trainers with 16-bit weights."""
+    """Find trainers with 16-bit weights, unless only small adapters are trained."""
+    if any(key.startswith(_ADAPTERS) for mapping in file.mappings for key in mapping):
+        return
     for mapping in file.mappings:
         entry = mapping.get("precision")
         dtype = _DTYPES.get(entry.value or "") if entry is not None else None

@@ -38,9 +38,13 @@ _MEMORY_STEP = 2  # memory is measured here: by then an optimizer has created it
 def run(task: Task, attempt: int = 1) -> RunResult:
     """Run ``task``; ``attempt`` is recorded in the result."""
     assert task.job.entry is not None  # noqa: S101
+    return run_workload(task, load(task.job.entry, task.seed), attempt)
+
+
+def run_workload(task: Task, workload: Workload, attempt: int = 1) -> RunResult:
+    """Train and evaluate a workload, which was made with the task's seed, as ``task`` says."""
     assert task.job.steps is not None  # noqa: S101
     started = time.perf_counter()
-    workload = load(task.job.entry, task.seed)
     initial_weights = digest_of(dict(workload.model.state_dict()))
     training = _Training(workload, make_step(workload, task.setting))
     stream = SeededBatches(workload.take(task.job.steps), task.seed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from halfguard.diagnosis.machine.abilities import list_abilities
-from halfguard.diagnosis.machine.choice import choose
-from halfguard.diagnosis.machine.hardware import find_card, look_up_device, look_up_processor
-from halfguard.diagnosis.machine.hardware_table import load_table
+from halfguard.hardware.choice import choose
+from halfguard.hardware.lookup import find_card, look_up_device, look_up_processor
+from halfguard.hardware.table import load_table
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import Choice, Device, ParityRow, Processor
 

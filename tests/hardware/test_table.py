@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfguard.diagnosis.machine.hardware import find_card, look_up_device, look_up_processor
-from halfguard.diagnosis.machine.hardware_table import (
+from halfguard.errors import UsageError
+from halfguard.hardware.lookup import find_card, look_up_device, look_up_processor
+from halfguard.hardware.names import canonical_name, parse_name
+from halfguard.hardware.table import (
     FIGURES,
     Card,
     FigureName,
@@ -24,8 +26,6 @@ from halfguard.diagnosis.machine.hardware_table import (
     Table,
     load_table,
 )
-from halfguard.diagnosis.machine.names import canonical_name, parse_name
-from halfguard.errors import UsageError
 from halfguard.records.machine import Device, Processor
 
 # Which compute capabilities belong to a name, from NVIDIA's list of CUDA GPUs.

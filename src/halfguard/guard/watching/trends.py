@@ -1,101 +1,141 @@
-"""Which line will overflow next: the trend of each line's largest magnitude over the sampled steps. Pure.
+"""Which line will overflow next: the growth of each line's largest magnitude over the sampled steps. Pure.
 
-The test of a trend (``numerics.forecast``) is quadratic in the number of points. So lines of code whose past,
-extended straight, leads to no overflow soon are left out first.
+A run that levels off at half of the range looks, until then, like one that does not. So nothing is announced
+early: a forecast is made when the overflow is ``HORIZON`` samples away or less. Growth is fitted to windows
+of several lengths (``growth``), and all of them must say so. The longest does not follow noise, the shortest
+sees first that growth slows down. A model that learns numbers of a certain size grows until its loss is 0; if
+that is before the limit, there is no forecast either.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from math import inf, log2
-from statistics import median
+from collections.abc import Mapping, Sequence
+from math import inf, log2, sqrt
+from statistics import fmean, linear_regression, median, pstdev
+from typing import NamedTuple
 
 from halfguard.formats import for_dtype
+from halfguard.guard.watching.growth import Growth, fit_growth, smooth
 from halfguard.guard.watching.layers import leaves_range
 from halfguard.guard.watching.operation_maxima import Maximum, Place
-from halfguard.numerics.forecast import MAX_AHEAD, MIN_POINTS, PredictedOverflow, forecast
 from halfguard.records.watch import OverflowAhead
 
-# Sampled steps to look back: a drift may begin late in a run. The first number is also how many are kept.
-WINDOWS = (64, 32, 16)
-NEW_HEIGHT = 2.0
+# In sampled steps:
+WINDOWS = (12, 20, 28)
+LEAST = 16  # fewer are no evidence
+HORIZON = 20
+PAST = 0.75  # of the samples so far: not further ahead than that
+# A share of the limit: a magnitude is not extended by a larger factor than 40.
+NEAR = 1 / 40
+SURE = 3.0  # standard errors by which the loss must fall
+_KEPT = 64  # sampled steps: magnitudes that come and go with the data rise to where they have been before
 _TESTED = 8  # lines per step: those that would overflow first
+
+
+class Sample(NamedTuple):
+    """The largest magnitude of a line in a sampled step, as a share of the limit, and the step's loss."""
+
+    step: int
+    share: float
+    loss: float
 
 
 class Trends:
     """The largest magnitudes of every line in the forward pass."""
 
     def __init__(self) -> None:
-        self._steps: dict[Place, deque[int]] = {}
-        self._values: dict[Place, deque[float]] = {}
-        self._limits: dict[Place, float] = {}
+        self._samples: dict[Place, deque[Sample]] = {}
 
-    def add(self, step: int, by_place: Mapping[Place, Maximum]) -> None:
+    def add(self, step: int, by_place: Mapping[Place, Maximum], loss: float) -> None:
         """Add a sampled step. A line that left the range has nothing more to forecast."""
         for place, one in by_place.items():
             if place.phase != "forward":
                 continue
             if leaves_range(one) or one.absmax == 0:
-                self._steps.pop(place, None)
-                self._values.pop(place, None)
+                self._samples.pop(place, None)
                 continue
-            self._steps.setdefault(place, deque(maxlen=WINDOWS[0])).append(step)
-            self._values.setdefault(place, deque(maxlen=WINDOWS[0])).append(one.absmax)
-            self._limits[place] = log2(for_dtype(one.dtype).largest)
+            sample = Sample(step, one.absmax / for_dtype(one.dtype).largest, loss)
+            self._samples.setdefault(place, deque(maxlen=_KEPT)).append(sample)
 
     def forecasts(self) -> list[OverflowAhead]:
         """Return the lines that will overflow, the next one first."""
-        rough = {}
-        for place, values in self._values.items():
-            series = list(self._steps[place]), list(values)
-            limit = self._limits[place]
-            ahead = min(_rough_ahead(steps, some, limit) for steps, some in _windows(*series))
-            if ahead < inf:
-                rough[place] = ahead, series
+        rough = {
+            place: ahead
+            for place, samples in self._samples.items()
+            if (ahead := _rough_ahead(samples)) < 3 * HORIZON
+        }
         found = []
-        for place in sorted(rough, key=lambda place: rough[place][0])[:_TESTED]:
-            series = rough[place][1]
-            for steps, some in _windows(*series):
-                overflow = forecast(some, steps=steps, limit=self._limits[place])
-                if overflow is not None:
-                    found.append(_describe(place, steps[-1], overflow))
-                    break
+        for place in sorted(rough, key=rough.__getitem__)[:_TESTED]:
+            samples = list(self._samples[place])
+            growth = growth_to_limit(samples)
+            if growth is not None:
+                found.append(_describe(place, samples[-1].step, growth))
         return sorted(found, key=lambda one: one.step)
 
 
-def _windows(steps: list[int], values: list[float]) -> Iterator[tuple[list[int], list[float]]]:
-    """Yield the whole series, and its latest parts where these rise above all that was before.
+def growth_to_limit(samples: Sequence[Sample]) -> Growth | None:
+    """Return the growth of a line to the limit, if that is near; the slowest of the windows."""
+    if len(samples) < LEAST:
+        return None
+    shortest = WINDOWS[0]
+    steps, shares = [one.step for one in samples], smooth([one.share for one in samples])
+    is_new_height = median(shares[-3:]) > max(shares[:-shortest])
+    if shares[-1] < NEAR or not is_new_height:
+        return None
+    every = (steps[-1] - steps[-shortest]) / (shortest - 1)
+    near = min(HORIZON, PAST * len(steps)) * every
+    found: list[Growth] = []
+    for size in WINDOWS:
+        growth = fit_growth(steps[-size:], shares[-size:])
+        if growth is None or growth.ahead > near:
+            return None
+        found.append(growth)
+    if has_goal(shares[-shortest:], [one.loss for one in samples[-shortest:]]):
+        return None
+    slowest = max(found, key=lambda one: one.ahead)
+    return Growth(
+        slowest.ahead,
+        min(one.earliest for one in found),
+        max(one.latest for one in found),
+        found[0].doubling,
+    )
 
-    Magnitudes that come and go with the data rise in parts of a series too, to where they have been before.
+
+def has_goal(shares: Sequence[float], losses: Sequence[float]) -> bool:
+    """Return whether the loss will be 0 before the limit is reached, so that growth ends there.
+
+    Its root is extended, which is a line over the magnitude for a squared error, and falls more and more
+    steeply for an absolute one.
     """
-    yield steps, values
-    for size in WINDOWS[1:]:
-        if len(steps) > size and median(values[-3:]) > NEW_HEIGHT * max(values[:-size]):
-            yield steps[-size:], values[-size:]
+    if min(losses) <= 0:
+        return False
+    roots = [sqrt(loss) for loss in losses]
+    line = linear_regression(shares, roots)
+    ends = [line.intercept + line.slope * share for share in shares]
+    square = fmean([(root - end) ** 2 for root, end in zip(roots, ends, strict=True)])
+    error = sqrt(square * len(roots) / (len(roots) - 2)) / (pstdev(shares) * sqrt(len(roots)))
+    return line.slope < -SURE * error and line.intercept + line.slope < 0
 
 
-def _rough_ahead(steps: list[int], values: list[float], limit: float) -> float:
-    """Return the steps until the limit by a line through first and last third; infinite if far away."""
-    count = len(values)
-    if count < MIN_POINTS:
+def _rough_ahead(samples: Sequence[Sample]) -> float:
+    """Return the samples until the limit by a line in log2 through the latest; infinite if it falls."""
+    size = WINDOWS[0]
+    if len(samples) < LEAST:
         return inf
-    third, length = count // 3, steps[-1] - steps[0]
-    begin, end = log2(median(values[:third])), log2(median(values[-third:]))
-    if end <= begin:
-        return inf
-    ahead = (limit - end) / (end - begin) * length * (1 - third / count)
-    return ahead if ahead < 2 * MAX_AHEAD * length else inf
+    recent = [one.share for one in list(samples)[-size:]]
+    begin, end = median(recent[:4]), median(recent[-4:])
+    return -log2(end) / log2(end / begin) * (size - 4) if end > begin else inf
 
 
-def _describe(place: Place, step: int, ahead: PredictedOverflow) -> OverflowAhead:
+def _describe(place: Place, step: int, ahead: Growth) -> OverflowAhead:
     return OverflowAhead(
         module=place.module,
         op=place.op,
         file=place.file,
         line=place.line,
-        step=step + round(ahead.steps),
-        earliest=step + round(ahead.low),
-        latest=step + ahead.high,
+        step=step + round(ahead.ahead),
+        earliest=step + round(ahead.earliest),
+        latest=step + ahead.latest,
         doubling=ahead.doubling,
     )

@@ -1,0 +1,124 @@
+"""The law of a growth is found from samples, and only what leads to the limit soon is announced."""
+
+from __future__ import annotations
+
+import random
+from math import exp
+
+import pytest
+
+from halfguard.guard.watching.growth import Growth, fit_growth, smooth
+from halfguard.guard.watching.trends import HORIZON, LEAST, Sample, growth_to_limit
+
+STEPS = range(0, 160, 5)
+LAWS = {
+    "by a factor": lambda step: 0.001 * 2 ** (step / 20),
+    "by an amount": lambda step: 0.05 + 0.004 * step,
+    "by a square": lambda step: (0.05 + 0.004 * step) ** 2,
+    "faster and faster": lambda step: (40 - 0.15 * step) ** -2,
+}
+
+
+def level_off(step: float, end: float, pace: float) -> float:
+    """Grow to ``end``, by a part of the rest in each step."""
+    return end * (1 - exp(-(step + 5) / pace))
+
+
+def forecast(values: list[float], losses: list[float] | None = None) -> Growth | None:
+    """Forecast from samples at every fifth step; without ``losses``, the loss stays as it is."""
+    losses = [1.0] * len(values) if losses is None else losses
+    series = zip(range(0, 5 * len(values), 5), values, losses, strict=True)
+    return growth_to_limit([Sample(*one) for one in series][-64:])
+
+
+def announced(values: list[float], losses: list[float] | None = None) -> int | None:
+    """Return the first step at which a series is announced."""
+    for count in range(1, len(values) + 1):
+        some = None if losses is None else losses[:count]
+        if forecast(values[:count], some) is not None:
+            return 5 * (count - 1)
+    return None
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_clean_law_is_extended_to_the_limit(name: str) -> None:
+    law = LAWS[name]
+    steps = [step for step in STEPS if law(step) < 0.5]
+    crossing = next(step for step in range(10_000) if law(step) >= 1)
+    growth = fit_growth(steps, [law(step) for step in steps])
+    assert growth is not None
+    assert steps[-1] + growth.ahead == pytest.approx(crossing, rel=0.05)
+    assert growth.earliest <= growth.ahead <= growth.latest
+
+
+def test_the_doubling_is_that_of_the_last_sample() -> None:
+    growth = fit_growth(STEPS, [LAWS["by an amount"](step) for step in STEPS])
+    assert growth is not None
+    assert growth.doubling == pytest.approx(LAWS["by an amount"](155) / 0.004 * 0.693, rel=0.01)
+
+
+@pytest.mark.parametrize("end", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("pace", [50, 100, 300])
+def test_growth_that_levels_off_is_not_announced(end: float, pace: float) -> None:
+    assert announced([level_off(step, end, pace) for step in range(0, 2000, 5)]) is None
+
+
+@pytest.mark.parametrize("name", ["by a factor", "by an amount", "by a square"])
+def test_an_overflow_is_announced_within_the_horizon(name: str) -> None:
+    law = LAWS[name]
+    values = [law(step) for step in range(0, 260, 5) if law(step) < 1]
+    step = announced(values)
+    assert step is not None
+    assert 50 <= len(values) * 5 - step <= 5 * (HORIZON + 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_near_the_limit_is_not_announced(seed: int) -> None:
+    numbers = random.Random(seed)
+    assert announced([0.3 * exp(numbers.gauss(0, 0.3)) for _ in range(400)]) is None
+
+
+def test_a_single_spike_is_not_announced() -> None:
+    values = [0.1] * 100
+    for at in (40, 60, 61, 99):
+        values[at] = 0.9
+    assert announced(values) is None
+
+
+def test_a_few_samples_are_no_evidence() -> None:
+    growth = [0.1 * 2 ** (step / 8) for step in range(LEAST)]
+    assert forecast(growth[:-1]) is None
+    assert forecast(growth) is not None
+
+
+def test_a_magnitude_is_not_extended_by_a_large_factor() -> None:
+    assert forecast([2 ** (step - 50) for step in range(40)]) is None
+    assert forecast([2 ** (step - 42) for step in range(40)]) is not None
+
+
+@pytest.mark.parametrize(("goal", "power"), [(0.5, 1), (0.5, 2), (0.7, 2)])
+def test_growth_that_ends_with_the_loss_is_not_announced(goal: float, power: int) -> None:
+    values = [0.001 * 1.15**step for step in range(100) if 0.001 * 1.15**step < goal]
+    losses = [(goal - value) ** power for value in values]
+    assert announced(values) is not None
+    assert announced(values, losses) is None
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_goal_beyond_the_limit_is(power: int) -> None:
+    values = [0.01 * step for step in range(1, 100)]
+    assert announced(values, [(3 - value) ** power for value in values]) is not None
+    assert announced(values, [0.5 - value for value in values]) is not None  # falls below 0
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.0]),
+        ([1.0, 9.0, 1.0], [1.0, 1.0, 1.0]),
+        ([1.0, 2.0, 9.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0, 8.0]),
+        ([1.0, 1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_running_medians(values: list[float], expected: list[float]) -> None:
+    assert smooth(values) == expected

@@ -10,6 +10,7 @@ from torch import nn
 
 from halfguard import Workload
 from halfguard.diagnosis.cost import measure_cost
+from halfguard.diagnosis.cost.gain import MIN_IMPROVEMENT
 from halfguard.records.cost import Cost
 from halfguard.records.sizes import format_bytes
 from tests.diagnosis.cost.jobs import HALF, Net, codes, job, loss
@@ -68,10 +69,15 @@ class TestTime:
         model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         cost = measure_cost(Workload(model, loss, [torch.randn(8, 16)], optimizer), HALF, rounds=15)
-        assert cost.costs[1].seconds is not None
-        assert cost.costs[1].matmul_ratio is not None
-        found = next(found for found in cost.findings if found.code == "HD201")
-        assert "too small" in found.why
+        half = cost.costs[1]
+        assert half.seconds is not None
+        assert half.ratio is not None
+        assert half.matmul_ratio is not None
+        found = [found for found in cost.findings if found.code == "HD201"]
+        assert bool(found) == (
+            half.ratio.median > 1 / (1 + MIN_IMPROVEMENT)
+        )  # a busy machine may err
+        assert all("too small" in one.why for one in found)
 
     @pytest.mark.slow
     def test_the_table_has_what_was_asked_for(self) -> None:

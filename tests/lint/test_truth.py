@@ -39,7 +39,7 @@ def test_the_page_has_the_table_of_the_judgements() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("name", ["working", "heldout", "heldout2", "heldout3"])
+@pytest.mark.parametrize("name", ["working", "heldout", "heldout2", "heldout3", "heldout3-fresh"])
 def test_judgements_have_a_verdict_and_a_reason_and_no_source(truth: Any, name: str) -> None:
     rows = truth.judgements(name)
     assert rows

@@ -42,3 +42,13 @@ def test_without_a_folder_it_is_only_logged(caplog: pytest.LogCaptureFixture) ->
     model = nn.Linear(12, 4)
     Guard(model, SGD(model.parameters(), lr=0.1)).note("started")
     assert "step 0: started" in caplog.text
+
+
+@pytest.mark.parametrize(("given", "written"), [("caf\udce9.png", "caf?.png"), (3, "3")])
+def test_any_text_can_be_written(given: object, written: str, tmp_path: Path) -> None:
+    model = nn.Linear(12, 4)
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), run_dir=tmp_path)
+    guard.note(given)  # type: ignore[arg-type]
+    guard.close()
+    rows = list(read_rows(tmp_path / "steps.jsonl"))
+    assert [row.text for row in rows if isinstance(row, NoteRow)] == [written]

@@ -18,6 +18,7 @@ from tests.support.models import OPTIMIZERS, Batch, bare_step, batches, differen
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
 BATCHES, OVERFLOWING = 1000, 50
+RETRY = {"skip": {"on_nonfinite": "retry_fp32"}, "scale": {"init": 1024.0}}
 
 
 def data_with_overflows() -> list[Batch]:
@@ -131,3 +132,37 @@ def test_a_half_batch_is_repeated_in_fp32_as_well(
         assert batch["inputs"][0].dtype is given
         ends.append(model.state_dict())
     assert differences(*ends) == []
+
+
+def test_a_half_network_beside_the_model_gets_the_half_batch() -> None:
+    torch.manual_seed(0)
+    teacher = nn.Linear(8, 8).half().requires_grad_(False)
+    model = nn.Linear(8, 8)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        with torch.no_grad(), torch.autocast(chosen_device().type, enabled=False):
+            target: Tensor = teacher(batch["x"]).float()
+        out: Tensor = model(batch["x"].float())
+        loud: Tensor = (out * batch["gain"]).square().mean()
+        return loud + (out - target).square().mean()
+
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), RETRY)
+    given = {"x": torch.randn(4, 8).half(), "gain": 1e4}
+    assert guard.step(loss, given).action is Action.RETRY
+
+
+def test_a_parameter_in_a_half_batch_is_trained_by_a_repeated_step() -> None:
+    torch.manual_seed(0)
+    model, rows = nn.Linear(8, 8), nn.Parameter(torch.randn(4, 8))
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        hidden: Tensor = model(batch["rows"]) + model(
+            batch["half"]
+        )  # FP32 layers reject half tensors
+        return (hidden.square() * 1e6).mean() / 1e6
+
+    guard = Guard(model, torch.optim.SGD([*model.parameters(), rows], lr=1e-2), RETRY)
+    before = rows.detach().clone()
+    given = {"rows": rows, "half": torch.rand(4, 8).half()}
+    assert guard.step(loss, given).action is Action.RETRY
+    assert not torch.equal(before, rows)

@@ -76,3 +76,14 @@ def test_a_scale_that_keeps_falling_fails() -> None:
 def test_no_steps_are_refused() -> None:
     with pytest.raises(UsageError, match="at least one step"):
         assert_half_safe(workload(), steps=0)
+
+
+def test_sparse_gradients_are_looked_at() -> None:
+    model = torch.nn.Embedding(8, 4, sparse=True)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        found: Tensor = model(batch).square().mean()
+        return found
+
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    assert_half_safe(hg.Workload(model, loss, [torch.arange(4)], optimizer), steps=2)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import halfguard as hg
+from halfguard.errors import UsageError
 from halfguard.testing import assert_matches_fp32
 from tests.support.models import batches, loss_fn, make
 
@@ -40,3 +41,11 @@ def test_a_run_that_breaks_fails() -> None:
 def test_too_few_seeds_claim_nothing() -> None:
     with pytest.raises(AssertionError, match="INCONCLUSIVE"):
         assert_matches_fp32(job, steps=3, seeds=range(2))
+
+
+def test_runs_that_are_no_pairs_are_refused() -> None:
+    one = job(0)
+    with pytest.raises(UsageError, match="not a pair"):
+        assert_matches_fp32(lambda _seed: one, steps=3, seeds=range(3))
+    with pytest.raises(UsageError, match="each seed once"):
+        assert_matches_fp32(job, steps=3, seeds=[0, 0, 0])

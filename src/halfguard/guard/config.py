@@ -184,8 +184,13 @@ class GuardConfig(_Section):
     @field_validator("precision", mode="before")
     @classmethod
     def _choose(cls, value: object) -> object:
-        # torch only here: a configuration is read without it.
-        return choose_precision(import_module("torch")) if value == "auto" else value
+        if value != "auto":
+            return value
+        try:
+            torch = import_module("torch")  # only here: a configuration is read without it
+        except ModuleNotFoundError as error:
+            raise ValueError("'auto' needs torch, to see the device; name a precision") from error
+        return choose_precision(torch)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

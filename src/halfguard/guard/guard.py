@@ -332,13 +332,13 @@ class Guard:
                 cure="Save after a call whose outcome.action is not 'accumulate'.",
             )
         return self._own_state() | {
-            "precision": self._initial_config.precision,  # a remedy keeps the scale for later
             "scaler": self.scaler.state_dict(),
             "rng": portable_random_state(capture_random_state()),
         }
 
     def _own_state(self) -> dict[str, Any]:
         return {
+            "precision": self._initial_config.precision,  # a remedy keeps the scale for later
             "policy": asdict(self._policy),
             "tally": self._recorder.state_dict(),
             "counters": {"epoch": self.epoch, "step": self.step_index, "batch": self.batch_index},
@@ -380,14 +380,18 @@ class Guard:
                 "There are no snapshots to resume from: this guard keeps none on disk.",
                 cure="Set recovery.store to 'disk' and pass run_dir.",
             )
+        scale = self.scaler.state_dict()
         run = self._recovery.resume(self._load_islands)
         if run is not None:
+            if not self._takes_over_scale(run.get("precision")):
+                self.scaler.load_state_dict(scale)
             self._stepper.half_applied = False
             self._load_own_state(run)
             self._stepper.replicas.restart()
         return run is not None
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        state = self._in_this_precision(state)
         self._policy = policy.PolicyState.load(state["policy"])
         self._recorder.tally.load_state_dict(state["tally"])
         counters = state["counters"]
@@ -399,13 +403,33 @@ class Guard:
         if self._recovery is not None and state["recovery"] is not None:
             self._recovery.load_state_dict(state["recovery"])
         self._load_islands(state)
+        self._warn_of_lost_islands(state)
         if self.watching is not None and state.get("watching") is not None:
             self.watching.load_state_dict(state["watching"])
+
+    def _in_this_precision(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state whose configurations have the precision of this run, if it was taken in another."""
+        saved, mine = state.get("precision"), self._initial_config.precision
+        if saved in (None, mine):
+            return state
+        remedy, recovery = state["remedy"], state["recovery"]
+        if remedy is not None and remedy["precision"] == saved:
+            remedy = {**remedy, "precision": mine}
+        if recovery is not None and recovery["base"]["precision"] == saved:
+            recovery = {**recovery, "base": {**recovery["base"], "precision": mine}}
+        return {**state, "remedy": remedy, "recovery": recovery}
 
     def _load_islands(self, state: Mapping[str, Any]) -> None:
         """Make the islands of a state: half weights are FP32 inside them, so this comes before weights."""
         if self._healing is not None and state.get("healing") is not None:
             self._healing.load_state_dict(state["healing"], state["counters"]["step"])
+
+    def _warn_of_lost_islands(self, state: Mapping[str, Any]) -> None:
+        if self._healing is None and (state.get("healing") or {}).get("healed"):
+            logger.warning(
+                "The run had made FP32 islands by itself, and heal is off now: they are in half again. "
+                "To keep them, set plan: to the plan.yaml in its run_dir, or switch heal on."
+            )
 
     def _make_healing(
         self, plan: PrecisionPlan, run_dir: str | os.PathLike[str] | None

@@ -260,7 +260,7 @@ class HostedGuard(Guard):
         self._process_due(everything=True)
         if self._spent:
             self._end_round()
-        own = self._own_state() | {"precision": self._initial_config.precision}
+        own = self._own_state()
         return self.scaler.state_dict() | {_OWN_STATE: own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -149,6 +149,7 @@ class Recorder:
 
     def add_note(self, step: int, epoch: int, text: str) -> None:
         """Write a sentence of the training script to journal and log."""
+        text = str(text).encode("utf-8", "replace").decode()  # a file name may hold lone surrogates
         self.journal.add_warning(NoteRow(step=step, epoch=epoch, text=text))
         if not rank():
             logger.info("step %d: %s", step, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from halfguard.guard.batch_checks import describe_batch
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.generators import Generator, set_generator_state
 from halfguard.step.loss import LossFunction, scalar_loss
-from halfguard.step.nested import batch_leaves
+from halfguard.step.nested import PlainValues, batch_leaves, named_batch_leaves
 from halfguard.step.random_state import restore_random_state
 
 
@@ -93,19 +93,36 @@ def copy_containers(batch: Any) -> Any:
     return [copy_containers(item) for item in batch] if type(batch) is list else batch
 
 
-def batch_in_fp32(batch: Any) -> Any:
-    """Return the batch with its 16-bit tensors in float32, for a pass in FP32, whose layers reject others.
+def loss_in_fp32(micro: MicroBatch, loss_of: Callable[[Any], Tensor]) -> Tensor:
+    """Return the loss of a micro-batch for a pass in FP32, whose layers reject 16-bit tensors.
 
-    It is a deep copy: the user's batch keeps its dtypes. A batch without 16-bit tensors is returned as it is.
+    The batch as it was given comes first: the loss function may cast by itself, or have a half network beside
+    the model. Where that raises, its 16-bit tensors are float32.
     """
-    tensors = [leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor)]
-    wide = {id(t): t.float() for t in tensors if t.dtype in HALF_DTYPES}
+    try:
+        return loss_of(micro.batch)
+    except RuntimeError:
+        wide = batch_in_fp32(micro.batch)
+        if wide is micro.batch:
+            raise
+    micro.restore_generators()
+    return loss_of(wide)
+
+
+def batch_in_fp32(batch: Any) -> Any:
+    """Return a copy of the batch with its 16-bit tensors in float32; all else in it stays the same object.
+
+    A batch without 16-bit tensors is returned as it is.
+    """
+    leaves = [leaf for _, leaf in named_batch_leaves(batch, max_nodes=1_000_000)]
+    wide = {id(t): t.float() for t in leaves if isinstance(t, Tensor) and t.dtype in HALF_DTYPES}
     if not wide:
         return batch
+    # What deepcopy finds in its memo takes the place of the original, in any kind of object.
+    same = {id(leaf): leaf for leaf in leaves if type(leaf) is not PlainValues}
     try:
-        # What deepcopy finds in its memo takes the place of the original, in any kind of object.
-        return copy.deepcopy(batch, dict(wide))
-    except Exception:  # noqa: BLE001 - a lock in it, for example; the loss function may cast by itself
+        return copy.deepcopy(batch, same | wide)
+    except Exception:  # noqa: BLE001 - an object that cannot be copied
         return batch
 
 

@@ -148,9 +148,12 @@ class Journal:
             self._write(row)
 
     def _write(self, row: JournalRow) -> None:
+        text = (
+            row.to_json() if self._file is not None else ""
+        )  # before anything changes: it may raise
         self._recent.append(row)
         if self._file is not None:
-            self._file.append(row.to_json())
+            self._file.append(text)
 
 
 def _finish(group: HealthySteps, file: JsonlWriter | None, owner: int) -> None:

@@ -15,6 +15,9 @@ _AMP = re.compile(
     r"(?<![a-z])(amp|fp16|float16|scaler|half|mixed|precision|autocast)(?![a-z])", re.I
 )
 _NOT_AMP = re.compile(r"isnan|isinf|isfinite|accum|%|norm|sync|step", re.I)
+_FULL = re.compile(
+    r"fp32|float32|[\"'](32|full|no|none)\b|==\s*32\b", re.I
+)  # asks for full precision
 _CHECKS = re.compile(r"isnan|isinf|isfinite|is_finite|is_nan|\bnan\b")
 _FLAGS = re.compile(
     r"(nan|inf|overflow|finite|bad_|skip|unstable|invalid|grad_?norm|total_norm)", re.I
@@ -35,8 +38,14 @@ def condition_of(test: ast.expr) -> Condition:
             test = test.left
     text = ast.unparse(test)
     if _AMP.search(text) and not _NOT_AMP.search(text):
+        asks_for_full = _FULL.search(text) is not None
+        truth = truth == (asks_for_full == _is_negated(test))
         text = AMP_IS_ON
     return text, truth
+
+
+def _is_negated(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq | ast.IsNot)
 
 
 def exclude_each_other(tree: SyntaxTree, first: ast.AST, second: ast.AST) -> bool:

@@ -104,6 +104,11 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
             found.healings = _without_undone(found.healings, known, _first(row))
         written, known = _last(row), len(found.healings)
         _insert(row, found.parts)
+    # A run that was killed and resumed may have written them again, without the steps in between.
+    found.healings = list(
+        {(r.step, r.action, r.island, r.text): r for r in found.healings}.values()
+    )
+    found.notes = list({(r.step, r.epoch, r.text): r for r in found.notes}.values())
     return found
 
 

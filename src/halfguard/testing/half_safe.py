@@ -73,4 +73,5 @@ def _raise_if_wrong(step: TrainingStep, batch: Any, where: str, *, finite: bool)
 
 
 def _is_finite(*tensors: Tensor) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+    dense = (one.coalesce().values() if one.is_sparse else one for one in tensors)
+    return all(bool(one.isfinite().all()) for one in dense)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
-from halfguard.errors import MissingExtraError
+from halfguard.errors import MissingExtraError, UsageError
 from halfguard.precision_names import PrecisionName
 from halfguard.records.study import RunResult, Study
 from halfguard.records.verdict import VerdictLabel
 from halfguard.step.random_state import seeded
+from halfguard.validation.runs.pairing import raise_if_unpaired
 from halfguard.validation.runs.running import run_workload
 from halfguard.validation.runs.task import Job, Setting, Task
 from halfguard.validation.sections import Metric
@@ -19,7 +20,7 @@ def assert_matches_fp32(
     job: Callable[[int], Workload],
     *,
     steps: int,
-    seeds: Sequence[int] = range(5),
+    seeds: Iterable[int] = range(5),
     precision: PrecisionName = "fp16-mixed",
     metric: str = "loss",
     higher_is_better: bool = False,
@@ -35,13 +36,19 @@ def assert_matches_fp32(
         from halfguard.validation.judgement.verdict import judge  # noqa: PLC0415 - it needs scipy
     except ModuleNotFoundError as error:
         raise MissingExtraError("assert_matches_fp32", "validate") from error
+    seeds = list(seeds)
+    if steps < 1 or len(set(seeds)) < len(seeds):
+        raise UsageError(
+            f"assert_matches_fp32(steps={steps}, seeds={seeds}): at least one step, and each seed once."
+        )
     runs = [_run(job, name, seed, steps, metric) for seed in seeds for name in ("fp32", precision)]
+    raise_if_unpaired(runs, "fp32")
     study = Study(
         name="assert_matches_fp32",
         spec={
             "baseline": {"name": "fp32", "precision": "fp32"},
             "candidates": [{"name": precision, "precision": precision}],
-            "seeds": list(seeds),
+            "seeds": seeds,
             "metric": Metric(name=metric, higher_is_better=higher_is_better).model_dump(),
             "thresholds": {"pass": within, "marginal": 2 * within},
         },

@@ -83,7 +83,7 @@ def test_only_the_next_overflow_is_announced_and_only_once() -> None:
     for step in range(0, 400, 5):
         maxima = [result(at("mul"), 2 ** (4 + step / 40)), result(at("add"), 2 ** (3 + step / 40))]
         trends.add(step, merge_calls(maxima), 1.0)
-        told += warnings.new((), trends.forecasts(), ())
+        told += warnings.new(step, (), trends.forecasts(), ())
     assert [one.place for one in told] == ["model.py:3"]
     assert "mul" in told[0].text
 
@@ -95,3 +95,17 @@ def test_a_line_that_has_left_the_range_is_not_forecast() -> None:
     assert trends.forecasts()
     trends.add(205, merge_calls([result(at(), inf)]), 1.0)
     assert trends.forecasts() == []
+
+
+def test_a_line_that_no_longer_runs_is_not_forecast_and_hides_no_other() -> None:
+    trends, warnings = Trends(), WatchWarnings()
+    told: list[WatchWarning] = []
+    for step in range(0, 2000, 5):
+        maxima = [result(at("mul"), 2 ** (4 + step / 40))] if step < 440 else []
+        if step >= 1500:
+            maxima.append(result(at("add", "b"), 2 ** (4 + (step - 1500) / 40)))
+        trends.add(step, merge_calls(maxima), 1.0)
+        told += warnings.new(step, (), trends.forecasts(), ())
+        if 440 <= step < 1500:
+            assert trends.forecasts() == []
+    assert ["mul" in one.text for one in told] == [True, False]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from halfguard.dist.wrapping import (
     unwrap_model,
 )
 from halfguard.guard.healing.line_islands import LineIslands
-from halfguard.guard.step_batches import MicroBatch, StepBatches, batch_in_fp32, trainable_loss
+from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
 from halfguard.guard.stepping.module_tensors import find_state, tensors_of
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import (
@@ -91,7 +92,7 @@ class TrialSteps:
                 losses = []
                 for micro in batches.micro_batches:
                     micro.restore_generators()
-                    loss = self._loss(micro, batch_in_fp32(micro.batch))
+                    loss = loss_in_fp32(micro, partial(self._loss, micro))
                     loss.backward()  # type: ignore[no-untyped-call]
                     losses.append(loss.detach())
                 collect()

@@ -33,7 +33,7 @@ from halfguard.guard.agreement.consensus import Consensus
 from halfguard.guard.agreement.desync import Replicas
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.gradients import Gradients, measure
-from halfguard.guard.step_batches import MicroBatch, StepBatches, batch_in_fp32, trainable_loss
+from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
 from halfguard.guard.stepping.module_tensors import ModuleTensors, Reference
@@ -328,7 +328,8 @@ class Stepper:
         syncing = self._wrappers.defer_gradient_sync(held_back)
         # The backward pass too: checkpointing computes its parts again there.
         with syncing, full_precision(self.device.type), without_autocast():
-            part = trainable_loss(micro.loss_fn(self.model, batch_in_fp32(micro.batch)))
+            loss_fn = partial(micro.loss_fn, self.model)
+            part = loss_in_fp32(micro, lambda batch: trainable_loss(loss_fn(batch)))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
             self._run_backward(part)
         return part.detach()

@@ -19,6 +19,7 @@ NOISE = 0.03  # relative; batches differ by more, and a fit to less would be one
 CLEAR = 5.0  # standard errors by which the line must rise
 # Powers whose log-likelihood is this near the best one's are possible as well: 95% for one parameter.
 POSSIBLE = 2.0
+MAX_RISE = 100.0  # of the logarithm; powers of more are beyond a float
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class _Line:
 def fit_growth(steps: Sequence[int], shares: Sequence[float]) -> Growth | None:
     """Fit shares of the limit, each above 0 and below 1; None if they do not clearly rise."""
     logs = [log(share) for share in shares]
+    if max(logs) - min(logs) > MAX_RISE:
+        return None
     lines = list(_lines(steps, logs))
     best = max(lines, key=lambda line: line.likelihood)
     if not best.is_clear:

@@ -46,9 +46,11 @@ class Trends:
 
     def __init__(self) -> None:
         self._samples: dict[Place, deque[Sample]] = {}
+        self._last = -1  # the last sampled step
 
     def add(self, step: int, by_place: Mapping[Place, Maximum], loss: float) -> None:
         """Add a sampled step. A line that left the range has nothing more to forecast."""
+        self._last = step
         for place, one in by_place.items():
             if place.phase != "forward":
                 continue
@@ -63,7 +65,8 @@ class Trends:
         rough = {
             place: ahead
             for place, samples in self._samples.items()
-            if (ahead := _rough_ahead(samples)) < 3 * HORIZON
+            if samples[-1].step == self._last  # others no longer run in half
+            and (ahead := _rough_ahead(samples)) < 3 * HORIZON
         }
         found = []
         for place in sorted(rough, key=rough.__getitem__)[:_TESTED]:

@@ -19,6 +19,7 @@ class WatchWarnings:
 
     def new(
         self,
+        step: int,
         alarms: Iterable[Alarm],
         forecasts: Sequence[OverflowAhead],
         frozen: Iterable[LayerUpdates],
@@ -27,6 +28,8 @@ class WatchWarnings:
 
         One layer that drifts makes many lines drift. Another is announced only if it will overflow before.
         """
+        if self._announced < step:  # that overflow is over, or was healed
+            self._announced = inf
         ahead = [one for one in forecasts[:1] if one.step < self._announced]
         self._announced = min([self._announced, *(one.earliest for one in ahead)])
         found = [*map(_swallowed, alarms), *map(_overflow_ahead, ahead), *map(_frozen, frozen)]

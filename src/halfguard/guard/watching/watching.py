@@ -130,7 +130,7 @@ class Watching:
         updates, early = self._weights.read(measured, step, self._ahead)
         forecasts = self._trends.forecasts()
         frozen = [one for one in updates if one.module in early]
-        warnings = self._warnings.new(alarms, forecasts, frozen)
+        warnings = self._warnings.new(step, alarms, forecasts, frozen)
         for one in warnings:
             who = f" (rank {rank()})" if rank() else ""
             logger.warning("step %d%s: %s", step, who, one.text)

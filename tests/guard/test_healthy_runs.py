@@ -21,7 +21,7 @@ EVERY = 16  # its first sample is step 2
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("name", healthy_runs.NAMES[::3])
+@pytest.mark.parametrize("name", healthy_runs.NAMES[::4])
 def test_watch_and_heal_leave_a_healthy_run_alone(name: str) -> None:
     assert healthy_runs.faults(name, BOTH) == ""
 
@@ -35,7 +35,7 @@ def test_each_alone_leaves_a_healthy_run_alone(name: str, config: str) -> None:
 
 
 def test_the_tests_above_run_at_least_20_models() -> None:
-    assert len(healthy_runs.NAMES[::3]) >= 20
+    assert len(healthy_runs.NAMES[::4]) >= 20
 
 
 def _guarded(extra: dict[str, Any]) -> Guard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ import torch
 import torch.distributed
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
-from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.integrations.lightning import GuardPrecision
@@ -67,19 +64,3 @@ def test_the_plugin_skips_a_nan_batch_and_never_repeats() -> None:
     without = [batch for index, batch in enumerate(batches()) if index != 3]
     fit(expected, None, without)
     assert not differences(expected.state_dict(), model.state_dict())
-
-
-@pytest.mark.skipif(
-    torch.accelerator.current_accelerator() is not None,
-    reason="a build for a device refuses later, with or without the device",
-)
-def test_torch_itself_refuses_fsdp_on_a_cpu(tmp_path: Path) -> None:
-    """This is why nobody has trained with the plugin here; if it passes one day, train with it."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        with pytest.raises(RuntimeError, match="accelerator"):
-            FullyShardedDataParallel(nn.Linear(2, 2))
-    finally:
-        torch.distributed.destroy_process_group()

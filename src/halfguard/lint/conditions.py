@@ -15,9 +15,8 @@ _AMP = re.compile(
     r"(?<![a-z])(amp|fp16|float16|scaler|half|mixed|precision|autocast)(?![a-z])", re.I
 )
 _NOT_AMP = re.compile(r"isnan|isinf|isfinite|accum|%|norm|sync|step", re.I)
-_FULL = re.compile(
-    r"fp32|float32|[\"'](32|full|no|none)\b|==\s*32\b", re.I
-)  # asks for full precision
+# A test that asks for full precision.
+_FULL = re.compile(r"fp32|float32|[\"'](32|full|no|none)\b|==\s*32\b", re.I)
 _CHECKS = re.compile(r"isnan|isinf|isfinite|is_finite|is_nan|\bnan\b")
 _FLAGS = re.compile(
     r"(nan|inf|overflow|finite|bad_|skip|unstable|invalid|grad_?norm|total_norm)", re.I

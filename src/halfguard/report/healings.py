@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from halfguard.records.ranges import module_label
-from halfguard.records.step import Action, HealingRow, HealthyStepsRow, StepRow
+from halfguard.records.step import Action, HealingRow, StepRow
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text, Tone
 from halfguard.report.curves import Change, Column, Line, draw_curves, single_value, thin_columns
-from halfguard.report.timeline import Timeline
+from halfguard.report.timeline import Timeline, first_step_of, last_step_of
 
 _CHANGES = ("applied", "taken back")
 
@@ -70,8 +70,11 @@ def _changes(timeline: Timeline) -> list[HealingRow]:
 
 
 def _describe(row: HealingRow, number: int) -> str:
-    what = "in FP32" if row.action == "applied" else "taken back"
-    return f"{number}: {row.island} {what}, after step {row.step}"
+    return f"{number}: {row.island} {_change(row)}, after step {row.step}"
+
+
+def _change(row: HealingRow) -> str:
+    return "in FP32" if row.action == "applied" else "taken back"
 
 
 def _times(count: int) -> str:
@@ -93,7 +96,7 @@ def _table(timeline: Timeline, changes: Sequence[HealingRow]) -> Table:
             [
                 str(number),
                 str(row.step),
-                "in FP32" if row.action == "applied" else "taken back",
+                _change(row),
                 Mono(row.island),
                 Mono(f"{place}{module}".strip()),
                 str(before),
@@ -118,8 +121,7 @@ def _stretches(timeline: Timeline, cuts: Sequence[int]) -> list[Stretch]:
 def _stretch(timeline: Timeline, low: float, high: float) -> Stretch:
     steps, bad, scale = 0, 0, None
     for part in timeline.parts:
-        first, last = _range(part)
-        inside = min(last, high) - max(first, low + 1) + 1
+        inside = min(last_step_of(part), high) - max(first_step_of(part), low + 1) + 1
         if inside > 0:
             steps, scale = steps + int(inside), part.scale
             bad += isinstance(part, StepRow) and _is_bad(part)
@@ -130,14 +132,10 @@ def _bad_steps_so_far(timeline: Timeline) -> list[Column]:
     columns, count = [], 0
     for part in timeline.parts:
         count += isinstance(part, StepRow) and _is_bad(part)
-        columns += [single_value(step, count) for step in sorted(set(_range(part)))]
+        columns += [
+            single_value(step, count) for step in sorted({first_step_of(part), last_step_of(part)})
+        ]
     return columns
-
-
-def _range(part: StepRow | HealthyStepsRow) -> tuple[int, int]:
-    if isinstance(part, StepRow):
-        return part.step, part.step
-    return part.first_step, part.last_step
 
 
 def _is_bad(row: StepRow) -> bool:

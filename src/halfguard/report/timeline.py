@@ -48,7 +48,7 @@ class Timeline:
         scale: float | None = None
         norms: list[float] = []
         for part in self.parts:
-            number = _last(part) - _first(part) + 1
+            number = last_step_of(part) - first_step_of(part) + 1
             counts["steps"] += number
             counts["fell"] += scale is not None and part.scale < scale
             scale = part.scale
@@ -99,10 +99,10 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
         if isinstance(row, NoteRow):
             found.notes.append(row)
             continue
-        if _first(row) <= written:
+        if first_step_of(row) <= written:
             found.resumed += 1
-            found.healings = _without_undone(found.healings, known, _first(row))
-        written, known = _last(row), len(found.healings)
+            found.healings = _without_undone(found.healings, known, first_step_of(row))
+        written, known = last_step_of(row), len(found.healings)
         _insert(row, found.parts)
     # A run that was killed and resumed may have written them again, without the steps in between.
     found.healings = list(
@@ -117,26 +117,28 @@ def _without_undone(rows: list[HealingRow], known: int, step: int) -> list[Heali
     return [row for index, row in enumerate(rows) if index >= known or row.step < step]
 
 
-def _first(row: StepRow | HealthyStepsRow) -> int:
+def first_step_of(row: StepRow | HealthyStepsRow) -> int:
+    """Return the step of a row, or the first of a group of healthy steps."""
     return row.step if isinstance(row, StepRow) else row.first_step
 
 
-def _last(row: StepRow | HealthyStepsRow) -> int:
+def last_step_of(row: StepRow | HealthyStepsRow) -> int:
+    """Return the step of a row, or the last of a group of healthy steps."""
     return row.step if isinstance(row, StepRow) else row.last_step
 
 
 def _insert(row: StepRow | HealthyStepsRow, parts: list[StepRow | HealthyStepsRow]) -> None:
-    if not parts or _first(row) > _last(parts[-1]):
+    if not parts or first_step_of(row) > last_step_of(parts[-1]):
         parts.append(row)
         return
-    start = bisect_left(parts, _first(row), key=_last)
+    start = bisect_left(parts, first_step_of(row), key=last_step_of)
     end = start
-    while end < len(parts) and _first(parts[end]) <= _last(row):
+    while end < len(parts) and first_step_of(parts[end]) <= last_step_of(row):
         end += 1
     kept: list[StepRow | HealthyStepsRow] = []
     for part in parts[start:end]:  # a group that the new row covers in part keeps the rest
-        if isinstance(part, HealthyStepsRow) and part.first_step < _first(row):
-            kept.append(part.model_copy(update={"last_step": _first(row) - 1}))
-        if isinstance(part, HealthyStepsRow) and part.last_step > _last(row):
-            kept.append(part.model_copy(update={"first_step": _last(row) + 1}))
-    parts[start:end] = sorted([*kept, row], key=_first)
+        if isinstance(part, HealthyStepsRow) and part.first_step < first_step_of(row):
+            kept.append(part.model_copy(update={"last_step": first_step_of(row) - 1}))
+        if isinstance(part, HealthyStepsRow) and part.last_step > last_step_of(row):
+            kept.append(part.model_copy(update={"first_step": last_step_of(row) + 1}))
+    parts[start:end] = sorted([*kept, row], key=first_step_of)

@@ -83,6 +83,7 @@ DRIFTING: tuple[Drift, ...] = (
 )
 
 STABLE: tuple[Drift, ...] = (
+    # at most 293
     Drift(
         "attention with norms, one cycle",
         partial(
@@ -95,6 +96,7 @@ STABLE: tuple[Drift, ...] = (
             factor=warmup_cosine(200, 600),
         ),
     ),
+    # at most 2,737
     Drift(
         "attention without norms, cosine",
         partial(sequences.copying, lr=3e-2, steps=600, factor=warmup_cosine(50, 600)),

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from halfguard.investigation.cures import (
-    advise,
-    advise_on_mask,
-    advise_on_raw_step,
-    choose_cure,
-    judge_fp32,
-)
+from halfguard.investigation.advice import advise, advise_on_mask, advise_on_raw_step
+from halfguard.investigation.cures import judge_fp32
 from halfguard.investigation.passes import Event, Headroom, PassResult, ScalerFacts, Target
+from halfguard.investigation.proving import Proven
 from halfguard.lint.run import Linter
 from halfguard.lint.settings import Settings
 from halfguard.records.finding import Finding
@@ -26,6 +22,7 @@ def answer_bad_number(
     first: PassResult,
     event: Event,
     second: PassResult,
+    proven: Proven,
     *,
     note: str,
     shared: tuple[str, ...],
@@ -43,13 +40,14 @@ def answer_bad_number(
             notes=_notes(first, shared),
         )
     in_fp32 = judge_fp32(second.trials)
-    cure = choose_cure(second, event)
+    cure = proven.cure
     advice = "" if cure is not None else advise(second, event, in_fp32)
     if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
-        cure, advice = None, advise_on_mask(second.mask, second.culprit)
+        advice = "" if cure is not None else advise_on_mask(second.mask, second.culprit)
         second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
-    if first.raw_step:
-        cure, advice = None, advise_on_raw_step(first.raw_step)
+    raw = second.made.raw_step or first.raw_step
+    if raw is not None and cure is None:
+        advice = advise_on_raw_step(raw)
     notes = list(_notes(first, shared))
     if second.ended == "interrupted":
         notes.append("It was interrupted while the bad step was tracked.")
@@ -70,7 +68,7 @@ def answer_bad_number(
         way=second.way,
         repeated=note or _repeated(second, event),
         in_fp32=in_fp32,
-        trials=tuple(result.trial for result in second.trials),
+        trials=(*(result.trial for result in second.trials), *proven.trials),
         cure=cure,
         advice=advice,
         incident=second.incident,
@@ -137,9 +135,9 @@ def answer_good_run(
 def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:
     if inspected is None or not inspected.inspected:
         return ""
-    steps = f"the first {inspected.inspected} backward passes"
+    steps = f"{inspected.inspected} backward passes, spread over the run,"
     if found is None:
-        return f"No tensor was in half in {steps}: the script trains in FP32 on this machine."
+        return f"No tensor was in half in {steps.rstrip(',')}: the script trains in FP32 on this machine."
     place = f"{found.file}:{found.line}" if found.file else "an unknown place"
     bits = math.log2(found.limit / found.largest) if found.largest else math.inf
     return (

@@ -15,6 +15,7 @@ from halfguard.records.finding import Finding
 from halfguard.records.script_answer import ScriptAnswer
 
 _MOST_FINDINGS = 10
+_MOST_FOLDERS = 5  # that are named
 
 
 def answer_bad_number(
@@ -173,7 +174,7 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
 
 def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
     notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
-    notes += [f"{path} is too large to copy: what the script wrote there stays." for path in shared]
+    notes += _not_copied(shared)
     if first.autocast_off:
         device = first.autocast_off
         notes.append(
@@ -181,3 +182,16 @@ def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
             "script ran in FP32. With --emulate it runs by CUDA's rules on this CPU."
         )
     return tuple(notes)
+
+
+def _not_copied(shared: tuple[str, ...]) -> list[str]:
+    """Tell which folders were not copied: each, or their number and the first if they are many."""
+    if len(shared) <= _MOST_FOLDERS:
+        return [
+            f"{path} is too large to copy: what the script wrote there stays." for path in shared
+        ]
+    told = (
+        f"The working folder is too large to copy: {len(shared)} folders in it, {shared[0]} among them, are "
+        "links, and what the script wrote there stays. Start the script in a folder of its own."
+    )
+    return [told]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from halfguard.incident import open_incident
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.replaying import replay
+from halfguard.replaying import read_kept_answer, replay
 from halfguard.workload import load
 from tests.investigation.command import SCRIPTS, ask, culprit_line, why
 from tests.support.docs import ROOT
@@ -117,6 +118,10 @@ def job(seed):
 def test_the_bad_step_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
     answer = ask("plain_loop.py", tmp_path, options=("--incidents", "kept"))
     assert answer.incident == str(tmp_path / "kept" / "000007-r0")
+    kept = read_kept_answer(open_incident(answer.incident))
+    assert kept is not None
+    assert (kept.culprit, kept.cure) == (answer.culprit, answer.cure)
+    assert any("the batch all tensors are finite" in note for note in kept.notes)
     (tmp_path / "entry.py").write_text(ENTRY)
     autopsy = replay(answer.incident, load(f"{tmp_path}/entry.py:job"))
     assert autopsy.culprit is not None
@@ -128,7 +133,9 @@ def test_a_step_without_the_scaler_is_named(tmp_path: Path) -> None:
     answer = ask("raw_step.py", tmp_path)
     assert answer.outcome == "bad number"
     assert answer.in_fp32 == "fine"
-    assert "opt.step(). Step it by scaler.step(optimizer)" in answer.advice
+    assert answer.cure is not None
+    assert "opt.step(). Step it by scaler.step(optimizer)" in answer.cure.sentence
+    assert "+    scaler.step(opt)" in answer.cure.patch
 
 
 def test_calibration_of_a_loss_scale_is_no_event(tmp_path: Path) -> None:

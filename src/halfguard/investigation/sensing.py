@@ -152,6 +152,7 @@ class Sensing(LoopObserver):
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
             raw_step=self._loop.raw_step,
+            workers=self._loop.workers,
             autocast_off=self._surroundings.autocast_off,
             outside=self._surroundings.effects,
         )

@@ -126,6 +126,12 @@ class SourceFile:
             start = self._offset(line, 0)
             self._add((start, start), "    ")
 
+    def insert_after(self, statement: ast.stmt, line: str) -> None:
+        """Write a line after the last one of a statement."""
+        end = self._offset((statement.end_lineno or statement.lineno) + 1, 0)
+        at_end = self.text.endswith("\n") or end < len(self.text.encode())
+        self._add((end, end), f"{line}\n" if at_end else f"\n{line}")
+
     def patch(self) -> str:
         """Return all edits as a unified diff; empty if there is none, or if they do not fit together."""
         ranges = sorted(self.edits)

@@ -1,4 +1,4 @@
-"""The first 19 drifting and 20 stable runs: unseen when they were measured, tuned on since."""
+"""The first 19 drifting and 20 stable runs."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -176,6 +177,20 @@ def test_files_of_the_user_are_byte_for_byte_as_before(tmp_path: Path) -> None:
     assert answer.steps == 5
     assert not answer.notes
     assert _state(tmp_path) == before
+
+
+def test_twenty_scripts_that_write_leave_the_folder_as_it_was(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.investigation.writing_scripts", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 20
+    assert found == {name: ["finished", []] for name in found}
 
 
 def test_in_place_runs_in_the_folder_itself(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from halfguard.formats import FP16
 from halfguard.investigation import scaler_patches, value_patches
 from halfguard.investigation import source_patches as patches
 from halfguard.investigation.advice import advise_on_mask, advise_on_raw_step, describe_place
-from halfguard.investigation.passes import Event, PassResult, TrialResult
+from halfguard.investigation.passes import Event, PassResult, TrialKind, TrialResult
 from halfguard.records.autopsy import Cure
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
@@ -132,8 +132,7 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
     # A limit keeps numbers finite, not right: far from FP32 another format is better.
     if stable is not None and learns and not (stable.trial.error_as_written or 0) > _FAR:
         yield _operation(stable, culprit)
-    if "function" in good:
-        yield _line(good["function"], f"Compute the function around {culprit.place} in FP32")
+    yield from _lines(good, culprit)
     if "scale" in good:
         yield _scale(good["scale"], event, culprit, found)
     if "bf16" in good:
@@ -145,6 +144,17 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
         yield _precision(good["fp32"], "fp32", "nothing smaller helped", patch)
     if stable is not None and learns:
         yield _operation(stable, culprit)
+    elif stable is not None and "fp32" not in good:  # this step has no gradient: an empty batch
+        yield _operation(stable, culprit).model_copy(update={"trial": ""})
+
+
+def _lines(good: dict[TrialKind, TrialResult], culprit: Culprit) -> Iterator[Cure]:
+    """Yield several statements in FP32: those that lead to the line, or all of its function."""
+    if "slice" in good:
+        what = f"Compute the statement at {culprit.place}, and those that lead to it, in FP32"
+        yield _line(good["slice"], what)
+    if "function" in good:
+        yield _line(good["function"], f"Compute the function around {culprit.place} in FP32")
 
 
 def _is_scale_alone(found: PassResult, culprit: Culprit, event: Event) -> bool:

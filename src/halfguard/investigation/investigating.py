@@ -19,11 +19,20 @@ from halfguard.investigation.answering import answer_bad_number, answer_good_run
 from halfguard.investigation.cures import list_cures
 from halfguard.investigation.inspecting import choose_passes
 from halfguard.investigation.launching import can_fork, launch
-from halfguard.investigation.passes import Event, PassKind, PassPlan, PassResult, Start, Target
+from halfguard.investigation.passes import (
+    Event,
+    PassKind,
+    PassPlan,
+    PassResult,
+    Start,
+    Target,
+    TrialPlan,
+    TrialResult,
+)
 from halfguard.investigation.patching import apply_patch
 from halfguard.investigation.proving import Proven, best_tried, is_worth_it, prove
 from halfguard.investigation.ranks import Ranks
-from halfguard.investigation.trial_choice import FP32
+from halfguard.investigation.trial_choice import CALIBRATED, run_trials
 from halfguard.investigation.working_copy import WorkingCopy
 from halfguard.records import write_atomically
 from halfguard.records.script_answer import ScriptAnswer
@@ -72,6 +81,7 @@ class Investigation:
         event: Event | None = None,
         start: Start = "event",
         alone: bool = False,
+        change: TrialPlan | None = None,
         trial: Patched | None = None,
     ) -> PassResult:
         """Run one pass, and return its result with the user's own paths."""
@@ -92,7 +102,7 @@ class Investigation:
             event=event,
             start=start,
             alone=alone,
-            trial=FP32 if kind == "judge" else None,
+            trial=change,
             inspect=self.inspect,
             emulate=self.emulate,
             isolated=() if copy is None else copy.folders(),
@@ -196,7 +206,7 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         one.bad_rank = first.rank
     second, note = _track(one, first, first.event)
     if not second.trials and second.culprit is not None and not note:
-        second = _judge_in_fp32(one, first.event, second)
+        second = _try_in_passes(one, first, first.event, second)
     proven = _cure(one, first, first.event, second)
     answer = answer_bad_number(
         one.target, first, first.event, second, proven, note=note, shared=shared
@@ -249,10 +259,18 @@ def _cure(one: Investigation, first: PassResult, event: Event, second: PassResul
     return prove(cures, first, event, run)
 
 
-def _judge_in_fp32(one: Investigation, event: Event, second: PassResult) -> PassResult:
+def _try_in_passes(
+    one: Investigation, first: PassResult, event: Event, second: PassResult
+) -> PassResult:
+    """Run trials as passes of their own, where they cannot be forked; only FP32, if they take long."""
     if second.differs_at is not None:
         return second
-    third = one.run("judge", f"running step {event.step} in FP32", event=event)
-    if third.differs_at is not None:
-        return second
-    return second.model_copy(update={"trials": third.trials})
+
+    def run(plan: TrialPlan) -> TrialResult | None:
+        cheap = one.ranks is None and is_worth_it(first, event)
+        if plan.kind != "fp32" and not (cheap and plan.scale in (None, CALIBRATED)):
+            return None
+        found = one.run("judge", f"trying {plan.name}", event=event, change=plan)
+        return found.trials[0] if found.trials and found.differs_at is None else None
+
+    return second.model_copy(update={"trials": tuple(run_trials(second, event, run))})

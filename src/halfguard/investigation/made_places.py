@@ -27,7 +27,8 @@ class MadePlaces:
 
     def __init__(self, plan: PassPlan) -> None:
         self._folders = plan.isolated or plan.originals
-        self._modules: weakref.WeakKeyDictionary[nn.Module, Place] = weakref.WeakKeyDictionary()
+        # By identity: a module may have a hash of its own, which fails before it is complete.
+        self._modules: dict[int, tuple[weakref.ref[nn.Module], Place]] = {}
         self._half: dict[int, Place] = {}  # parameters by identity
         self._optimizers: dict[int, Place] = {}
         self._by_scaler: set[int] = set()  # optimizers that a scaler has stepped
@@ -54,6 +55,8 @@ class MadePlaces:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         half = [p for p in parameters if p.dtype in HALF_DTYPES]
         cast = next((found for p in half if (found := self._half.get(id(p))) is not None), None)
+        if cast is None and half:
+            cast = self._owner(half[0])
         return made.model_copy(
             update={
                 "optimizer": self._optimizers.get(id(optimizer)),
@@ -62,6 +65,15 @@ class MadePlaces:
                 "stepped_by_scaler": id(optimizer) in self._by_scaler,
             }
         )
+
+    def _owner(self, parameter: torch.Tensor) -> Place | None:
+        """Return the line that made the module of a parameter which was made in half."""
+        for reference, place in self._modules.values():
+            module = reference()
+            owned = () if module is None else module.parameters(recurse=False)
+            if any(one is parameter for one in owned):
+                return place
+        return None
 
     def submodule(self, model: nn.Module | None, path: str) -> tuple[SubmodulePlace, ...]:
         """Return the lines that made a module, or one that holds it, outermost first."""
@@ -74,8 +86,8 @@ class MadePlaces:
                 holder = model.get_submodule(".".join(names[:depth]))
             except AttributeError:  # a path that leads through a wrapper
                 return ()
-            place = self._modules.get(holder)
-            if place is not None:
+            reference, place = self._modules.get(id(holder), (None, None))
+            if place is not None and reference is not None and reference() is holder:
                 found.append(SubmodulePlace(place=place, path=".".join(names[depth:])))
         return tuple(found)
 
@@ -105,7 +117,7 @@ class MadePlaces:
             original(module, *args, **kwargs)
             place = self.place(without=module)
             if place is not None:
-                self._modules[module] = place
+                self._modules[id(module)] = weakref.ref(module), place
 
         setattr(nn.Module, __init__.__name__, __init__)
 

@@ -24,7 +24,7 @@ EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "excep
 # Where tracking begins: at the end of the backward pass before the event, at the first call of a module,
 # or with the first line of the script.
 TrialKind = Literal[
-    "fp32", "bf16", "composition", "stable", "statement", "function", "island", "scale"
+    "fp32", "bf16", "composition", "stable", "statement", "slice", "function", "island", "scale"
 ]
 Start = Literal["event", "first module", "script"]
 Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "died"]

@@ -59,7 +59,10 @@ def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatche
         if good:
             shown = f"{cure.trial}; {PROOF}" if cure.trial else PROOF
             return Proven(cure.model_copy(update={"trial": shown}), tuple(trials))
-    return Proven(best_tried(cures), tuple(trials))
+    best = best_tried(cures)
+    if best is not None and is_diff(best.patch):  # it was run in vain, or there was no time for it
+        best = best.model_copy(update={"patch": ""})
+    return Proven(best, tuple(trials))
 
 
 def best_tried(cures: Sequence[Cure]) -> Cure | None:

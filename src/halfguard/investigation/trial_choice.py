@@ -19,8 +19,8 @@ FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
 _HALF = ("float16", "bfloat16")
 _DOUBLINGS = 24
-_CALIBRATED = 1.0  # a scale that a scaler would reach, for changes of the computation
-_IN_FP32 = ("statement", "function")
+CALIBRATED = 1.0  # a scale that a scaler would reach, for changes of the computation
+_IN_FP32 = ("statement", "slice", "function")
 Run = Callable[[TrialPlan], TrialResult | None]
 
 
@@ -35,18 +35,18 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
         return
     if found.autocast == "float16":
         yield from (_judged(one, full, run) for one in _ran(run(BF16)))
-    for plan in _line_trials(culprit, _CALIBRATED, in_fp32=full.trial.good):
+    for plan in _line_trials(culprit, CALIBRATED, in_fp32=full.trial.good):
         tried = run(plan)
         if tried is not None and (plan.kind in _IN_FP32 or tried.stable or tried.rewrite):
             yield _judged(tried, full, run)
-            if plan.kind == "statement" and tried.trial.good:
+            if plan.kind in ("statement", "slice") and tried.trial.good:
                 break
     if full.trial.good and culprit.module and culprit.dtype in _HALF:
         island = TrialPlan(
             name=f"{culprit.module!r} in FP32",
             kind="island",
             module=culprit.module,
-            scale=_CALIBRATED,
+            scale=CALIBRATED,
         )
         yield from (_judged(one, full, run) for one in _ran(run(island)))
     if event.kind == "scale" or culprit.phase == "backward":
@@ -63,6 +63,8 @@ def _line_trials(culprit: Culprit, scale: float, *, in_fp32: bool) -> Iterator[T
     yield TrialPlan(name=name, kind="stable", place=place, scale=scale)
     if in_fp32 and culprit.dtype in _HALF:
         yield TrialPlan(name="this line in FP32", kind="statement", place=place, scale=scale)
+        name = "this line and those that lead to it, in FP32"
+        yield TrialPlan(name=name, kind="slice", place=place, scale=scale)
         name = "the function around this line in FP32"
         yield TrialPlan(name=name, kind="function", place=place, scale=scale)
 

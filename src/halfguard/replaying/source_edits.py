@@ -111,6 +111,12 @@ class SourceFile:
         start = self._offset(node.lineno, node.col_offset)
         self._add((start, self._offset(node.end_lineno, node.end_col_offset)), new)
 
+    def replace_attribute(self, node: ast.Attribute, name: str) -> None:
+        """Replace the name of an attribute, not what it belongs to."""
+        assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
+        end = self._offset(node.end_lineno, node.end_col_offset)
+        self._add((end - len(node.attr.encode()), end), name)
+
     def append(self, node: ast.expr, text: str) -> None:
         """Write text directly after an expression."""
         assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018

@@ -29,7 +29,7 @@ class VAE(L.LightningModule):
 if __name__ == "__main__":
     L.seed_everything(7)
     x = torch.randn(256, 30)
-    x[90] *= 40  # one recording was not normalised
+    x[90] *= 150  # one recording was not normalised
     loader = DataLoader(TensorDataset(x), batch_size=32)
     precision = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
     trainer = L.Trainer(

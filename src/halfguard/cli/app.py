@@ -7,6 +7,7 @@ a ``HalfguardError`` is printed as what happened and what to do next.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import Any
 
@@ -15,10 +16,12 @@ import typer.core
 import typer.main
 
 from halfguard import __version__
+from halfguard.cli.options import Argument, Command, read_parameters, typer_annotation
 from halfguard.errors import HalfguardError
 
 # One file per command, imported when the command or the list of commands is shown. Each file has an ``app``,
-# a Typer application, and imports large packages inside its functions.
+# a Typer application, or a function of its own name that ``halfguard.cli.options`` declares. It imports
+# large packages inside its functions.
 COMMANDS = (
     "explain",
     "doctor",
@@ -43,11 +46,45 @@ class _LazyGroup(typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         if cmd_name not in COMMANDS:
+            # typer looks here for a command that may be meant.
+            self.commands = dict.fromkeys(COMMANDS, typer.core.TyperCommand(""))
             return None
         module = importlib.import_module(f"halfguard.cli.{cmd_name}")
-        command = typer.main.get_command(module.app)
+        known = getattr(module, "app", None) or make_app(getattr(module, cmd_name))
+        command = typer.main.get_command(known)
         command.name = cmd_name
         return command
+
+
+def make_app(command: Command) -> typer.Typer:
+    """Return the Typer application of a command that is declared without typer."""
+
+    def run(**arguments: object) -> None:
+        raise typer.Exit(command(**arguments))
+
+    parameters = []
+    for found in read_parameters(command):
+        text, metavar = found.declared.help, found.declared.metavar
+        declared = (
+            typer.Argument(help=text, metavar=metavar)
+            if isinstance(found.declared, Argument)
+            else typer.Option(found.flag, help=text, metavar=metavar)
+        )
+        annotation = typer_annotation(command, found.name, declared)
+        parameters.append(
+            inspect.Parameter(
+                found.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=found.default,
+                annotation=annotation,
+            )
+        )
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    made = typer.Typer(add_completion=False)
+    made.command()(run)
+    return made
 
 
 app = typer.Typer(
@@ -75,11 +112,16 @@ def halfguard(
 
 
 def main() -> None:
-    """Run the program; called by the ``halfguard`` script."""
+    """Run the program with the arguments of this process."""
     try:
         app()
     except HalfguardError as error:
-        typer.secho(f"halfguard: {error.message}", fg="red", err=True)
-        if error.cure:
-            typer.echo(error.cure, err=True)
+        show_error(error)
         sys.exit(2)
+
+
+def show_error(error: HalfguardError) -> None:
+    """Print what happened, and what to do next."""
+    typer.secho(f"halfguard: {error.message}", fg="red", err=True)
+    if error.cure:
+        typer.echo(error.cure, err=True)

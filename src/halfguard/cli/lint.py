@@ -10,8 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from halfguard.cli.options import Argument, Option
 from halfguard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from halfguard.lint.run import FileResult, Linter
     from halfguard.lint.settings import Settings
 
-app = typer.Typer(add_completion=False)
 _MIN_FILES_FOR_CACHE = 20
 
 
@@ -32,43 +30,31 @@ class Format(StrEnum):
     GITHUB = "github"
 
 
-@app.command()
 def lint(
     paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATH...", help="Files and folders; - reads stdin."),
+        list[Path] | None, Argument("Files and folders; - reads stdin.", metavar="PATH...")
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Apply the safe fixes.")] = False,
-    unsafe_fixes: Annotated[
-        bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: apply unsafe fixes too.")
-    ] = False,
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Show what --fix would change, without changing it.")
-    ] = False,
+    fix: Annotated[bool, Option("Apply the safe fixes.")] = False,
+    unsafe_fixes: Annotated[bool, Option("With --fix or --diff: apply unsafe fixes too.")] = False,
+    diff: Annotated[bool, Option("Show what --fix would change, without changing it.")] = False,
     select: Annotated[
-        str, typer.Option(metavar="CODES", help="Run only these codes or prefixes: HG1,HG203.")
+        str, Option("Run only these codes or prefixes: HG1,HG203.", metavar="CODES")
     ] = "",
-    ignore: Annotated[
-        str, typer.Option(metavar="CODES", help="Skip these codes or prefixes.")
-    ] = "",
-    preview: Annotated[bool, typer.Option("--preview", help="Also run preview rules.")] = False,
-    output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    ignore: Annotated[str, Option("Skip these codes or prefixes.", metavar="CODES")] = "",
+    preview: Annotated[bool, Option("Also run preview rules.")] = False,
+    output: Annotated[Format, Option("Output format.", flag="--format")] = Format.TEXT,
+    as_json: Annotated[bool, Option("Same as --format json.", flag="--json")] = False,
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Report only findings that FILE does not list."),
+        Path | None, Option("Report only findings that FILE does not list.", metavar="FILE")
     ] = None,
     write_baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all findings to FILE, as a baseline.")
+        Path | None, Option("Write all findings to FILE, as a baseline.", metavar="FILE")
     ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Check every file, and write no cache.")
-    ] = False,
+    no_cache: Annotated[bool, Option("Check every file, and write no cache.")] = False,
     lsp: Annotated[
-        bool,
-        typer.Option("--lsp", help="Run as a language server for an editor, on stdin and stdout."),
+        bool, Option("Run as a language server for an editor, on stdin and stdout.")
     ] = False,
-) -> None:
+) -> int:
     """Find code and settings that fail in float16 training, and fix them.
 
     Exit code 0: nothing found; 1: findings, or changes that --diff shows; 2: wrong arguments or settings.
@@ -78,9 +64,9 @@ def lint(
 
     if lsp:
         _serve(preview=preview)
-        return
+        return 0
     if not paths:
-        raise typer.BadParameter("Give files or folders to check; '.' is this folder.")
+        raise UsageError("Give files or folders to check; '.' is this folder.")
     settings = _settings(paths, select, ignore, preview=preview)
     kinds: tuple[FixKind, ...] = ("safe", "unsafe") if unsafe_fixes else ("safe",)
     linter = Linter(settings, kinds if fix or diff else ())
@@ -91,22 +77,22 @@ def lint(
     if write_baseline is not None:
         from halfguard.lint.baseline import write_baseline as write  # noqa: PLC0415
 
-        typer.echo(f"Wrote {write(write_baseline, results)} findings to {write_baseline}.")
-        return
+        count = write(write_baseline, results)
+        sys.stdout.write(f"Wrote {count} findings to {write_baseline}.\n")
+        return 0
     if baseline is not None:
         from halfguard.lint.baseline import without_baseline  # noqa: PLC0415
 
         results = without_baseline(baseline, results)
     if diff:
-        changed = _print_diff(results)
-        raise typer.Exit(1 if changed else 0)
+        return int(_print_diff(results))
     if fix:
         _write(results)
         if paths == [Path("-")]:
             sys.stdout.buffer.write(results[0].after)
-            raise typer.Exit(1 if results[0].diagnostics else 0)
-    typer.echo(FORMATS["json" if as_json else output.value](results), nl=False)
-    raise typer.Exit(1 if any(result.diagnostics for result in results) else 0)
+            return int(bool(results[0].diagnostics))
+    sys.stdout.write(FORMATS["json" if as_json else output.value](results))
+    return int(any(result.diagnostics for result in results))
 
 
 def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> Settings:
@@ -181,9 +167,7 @@ def _print_diff(results: list[FileResult]) -> bool:
             for data in (result.before, result.after)
         )
         lines = difflib.unified_diff(before, after, result.path, result.path)
-        typer.echo(
-            "".join(line if line.endswith("\n") else f"{line}\n" for line in lines), nl=False
-        )
+        sys.stdout.writelines(line if line.endswith("\n") else f"{line}\n" for line in lines)
     return bool(changed)
 
 

@@ -8,27 +8,23 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class SimCLR(L.LightningModule):
-    def __init__(self, dim=32, out=16, temperature=0.08):
+    def __init__(self, dim=32, out=16, temperature=0.085):
         super().__init__()
         self.temperature = temperature
-        self.encoder = nn.Sequential(nn.Linear(dim, 64), nn.ReLU(), nn.Linear(64, out))
+        self.encoder = nn.Sequential(nn.Linear(dim, 64), nn.Tanh(), nn.Linear(64, out))
 
     def augment(self, x):
-        return x + 0.8 * torch.randn_like(x)
+        return x + 0.6 * torch.randn_like(x)
 
-    def nt_xent(self, z1, z2):
-        z = F.normalize(torch.cat([z1, z2]), dim=1)
-        n = len(z1)
-        sim = z @ z.t()
+    def info_nce(self, z1, z2):
+        sim = F.normalize(z1, dim=1) @ F.normalize(z2, dim=1).t()
         exp_sim = torch.exp(sim / self.temperature)
-        self_mask = torch.eye(2 * n, dtype=torch.bool)
-        denominator = (exp_sim * ~self_mask).sum(dim=1)
-        positives = torch.cat([exp_sim.diagonal(n), exp_sim.diagonal(-n)])
-        return -torch.log(positives / denominator).mean()
+        positives = exp_sim.diagonal()
+        return -torch.log(positives / exp_sim.sum(dim=1)).mean()
 
     def training_step(self, batch, batch_idx):
         (x,) = batch
-        loss = self.nt_xent(self.encoder(self.augment(x)), self.encoder(self.augment(x)))
+        loss = self.info_nce(self.encoder(self.augment(x)), self.encoder(self.augment(x)))
         if self.global_step % 5 == 0 or not loss.isfinite():
             print(f"step {self.global_step} loss {loss.item():.4f}")
         return loss
@@ -49,7 +45,7 @@ class LossIsNan(L.Callback):
 
 def main():
     L.seed_everything(33)
-    centers = torch.randn(8, 32) * 1.0
+    centers = torch.randn(8, 32) * 0.5
     x = centers.repeat_interleave(40, dim=0) + 0.3 * torch.randn(320, 32)
     amp = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
     trainer = L.Trainer(accelerator="cpu", plugins=[amp], max_epochs=10, logger=False, callbacks=[LossIsNan()],

@@ -8,13 +8,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class SimCLR(L.LightningModule):
-    def __init__(self, dim=32, out=16, temperature=0.085):
+    def __init__(self, dim=32, out=16, final_temperature=0.07):
         super().__init__()
-        self.temperature = temperature
+        self.final_temperature = final_temperature
         self.encoder = nn.Sequential(nn.Linear(dim, 64), nn.Tanh(), nn.Linear(64, out))
 
+    @property
+    def temperature(self):
+        return max(self.final_temperature, 0.5 * 0.97 ** self.global_step)
+
     def augment(self, x):
-        return x + 0.6 * torch.randn_like(x)
+        return x + 0.8 * torch.randn_like(x)
 
     def info_nce(self, z1, z2):
         sim = F.normalize(z1, dim=1) @ F.normalize(z2, dim=1).t()
@@ -47,7 +51,7 @@ def main():
     L.seed_everything(33)
     centers = torch.randn(8, 32) * 0.5
     x = centers.repeat_interleave(40, dim=0) + 0.3 * torch.randn(320, 32)
-    amp = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+    amp = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1.0))
     trainer = L.Trainer(accelerator="cpu", plugins=[amp], max_epochs=10, logger=False, callbacks=[LossIsNan()],
                         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(SimCLR(), DataLoader(TensorDataset(x), batch_size=16, shuffle=True, drop_last=True))

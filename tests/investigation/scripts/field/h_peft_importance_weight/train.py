@@ -21,12 +21,13 @@ def self_normalised_loss(model, ids):
         base = sequence_logp(model, ids)
     policy = sequence_logp(model, ids)
     weight = torch.exp(policy.detach() - base)
-    return -(weight * policy).sum() / weight.sum()
+    weight = weight / weight.sum()
+    return -(weight * policy).sum()
 
 
 def build_model():
     config = GPT2Config(vocab_size=40, n_positions=32, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.0,
-                        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+                        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, initializer_range=0.15)
     base = GPT2LMHeadModel(config)
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True,
                       task_type="CAUSAL_LM")
@@ -40,7 +41,7 @@ def main(epochs=8):
     # rollouts use few of the tokens
     ids = torch.randint(0, 6, (64, 24))
     loader = DataLoader(TensorDataset(ids), batch_size=8, shuffle=True)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=4e-3)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     step = 0
     for epoch in range(epochs):
@@ -54,7 +55,7 @@ def main(epochs=8):
             scaler.step(optimizer)
             scaler.update()
             step += 1
-            if step % 2 == 0:
+            if step % 4 == 0:
                 log.info("step %d loss %.3f norm %.3f scale %g", step, loss.item(), norm.item(), scaler.get_scale())
 
 

@@ -5,7 +5,7 @@ import tempfile
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 
@@ -28,12 +28,6 @@ class UnlikelihoodTrainer(SFTTrainer):
             if self.state.global_step >= self.begin:
                 loss = loss + self.alpha * self.repetition_penalty(outputs.logits, ids)
         return (loss, outputs) if return_outputs else loss
-
-
-class ShowLoss(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step > args.max_steps:
-            control.should_training_stop = True
 
 
 def make_tokenizer(letters):
@@ -61,4 +55,4 @@ if __name__ == "__main__":
                      save_strategy="no", report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
                      disable_tqdm=True, max_length=16)
     UnlikelihoodTrainer(model=GPT2LMHeadModel(config), args=args, processing_class=tokenizer,
-                        train_dataset=Dataset.from_dict({"text": texts}), callbacks=[ShowLoss()]).train()
+                        train_dataset=Dataset.from_dict({"text": texts})).train()

@@ -78,7 +78,7 @@ def test_code_beside_the_model_is_not_trained() -> None:
         (b"def kl_loss(p, q):\n    p = p.float()\n", {"casting_losses"}),
         (b"def kl_loss(p, q):\n    y = labels.float()\n", set()),
         (b"from flash_attn import flash_attn_func", {"needs_ampere"}),
-        (b"from transformers import TrainingArguments", {"transformers"}),
+        (b"from transformers import TrainingArguments", {"transformers", "can_lower"}),
         (b"import pytorch_lightning as pl", {"lightning"}),
         (b"x = 16", set()),
         (b"torch==1.13.1\n", {"pins_old_torch"}),

@@ -16,10 +16,11 @@ from halfguard.lint.python_file import PythonFile
 OVERFLOW = FP16.overflow_threshold  # the smallest magnitude that rounds to infinity
 UNDERFLOW = FP16.underflow_threshold  # the largest magnitude that rounds to zero
 
-# Spellings of constants that float16 cannot hold. A file without any of them is not parsed.
+# Spellings of constants that float16 cannot hold. A file without any of them is not parsed. All of them begin
+# with one class of characters, because re skips the others quickly.
 LARGE_CONSTANTS = (
-    r"e\+?(?:[5-9]|[1-3]\d)\b|0000\b|65[_5]|[6-9]\d_\d{3}|\d{3}_\d{3}"
-    r"|finfo\(torch\.float|2 ?\*\* ?\d\d"
+    r"[\d.f](?:(?<!f)e\+?(?:[5-9]|[1-3]\d)\b|\d0000\b|(?<=[7-9])0000\b|(?<=6)5_?5|(?<=[6-9])\d_\d{3}"
+    r"|\d\d_\d{3}|(?<=2) ?\*\* ?(?:1[6-9]|[2-9]\d)|(?<=f)info\(torch\.float(?:32)?\b)"
 )
 SMALL_CONSTANTS = r"e-(?:0?[89]|[1-3]\d)\b"
 

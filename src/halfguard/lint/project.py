@@ -17,90 +17,100 @@ _REQUIREMENTS = re.compile(r".*requirements.*\.txt|pyproject\.toml|setup\.cfg|Pi
 _MAX_FILES = 20_000
 _MAX_BYTES = 2_000_000
 
-# For each fact: words of which a file must contain one, and the pattern that proves it. The words are
-# searched first, because a pattern with alternatives is many times slower.
-_SEARCHES: dict[str, tuple[tuple[bytes, ...], bytes]] = {
-    "known": (
-        (b"backward", b"Trainer", b"training_step"),
-        rb"\.backward\(|Trainer\(|def training_step",
-    ),
+# For each fact: texts that a file may contain, each with the pattern that then proves the fact; an empty one
+# means that the text is proof. A text is searched much faster than a pattern with alternatives, and a pattern
+# begins with its text where it can, because re then searches for that.
+_SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
+    "known": ((b".backward(", b""), (b"Trainer(", b""), (b"def training_step", b"")),
     # Autocast to float16, by torch or by a framework. A scaler proves it: bfloat16 needs none.
     "mixed": (
-        (b"16", b"amp", b"caler", b"mixed_precision"),
-        (
-            rb"GradScaler|cuda\.amp|amp\.initialize|[\"']16-mixed[\"']|precision\s*[=:]\s*[\"']?16\b"
-            rb"|mixed_precision\s*[=:(,]+\s*[\"']?fp16"
-            rb"|autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"
-        ),
+        (b"GradScaler", b""),
+        (b"cuda.amp", b""),
+        (b"amp.initialize", b""),
+        (b"16-mixed", rb"16-mixed[\"'](?<=[\"']16-mixed.)"),
+        (b"precision", rb"precision\s*[=:]\s*[\"']?16\b"),
+        (b"mixed_precision", rb"mixed_precision\s*[=:(,]+\s*[\"']?fp16"),
+        (b"autocast(", rb"autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"),
     ),
     # An option for float16 proves it only if something of the project can read it.
     "half_option": (
-        (b"fp16", b"--amp", b"use_amp", b"use_mixed_precision"),
-        (
-            rb"[\"']fp16[\"']|\bfp16\s*[=:]\s*[Tt]rue|--fp16|--amp\b"
-            rb"|use_(amp|fp16|mixed_precision)\b"
-        ),
+        (b"fp16", rb"fp16(?:[\"'](?<=[\"']fp16.)|(?<=\bfp16)\s*[=:]\s*[Tt]rue|(?<=--fp16))"),
+        (b"--amp", rb"--amp\b"),
+        (b"use_amp", rb"use_amp\b"),
+        (b"use_fp16", rb"use_fp16\b"),
+        (b"use_mixed_precision", rb"use_mixed_precision\b"),
     ),
     "can_lower": (
-        (
-            b"autocast",
-            b"amp",
-            b"half",
-            b"float16",
-            b"fp16",
-            b"Trainer",
-            b"Accelerator",
-            b"deepspeed",
-        ),
-        (
-            rb"autocast|\bamp\.|\.half\(|torch\.(half|float16)|Half|FP16|to_fp16"
-            rb"|\bTrainer\b|TrainingArguments|Accelerator|deepspeed"
-        ),
+        (b"autocast", b""),
+        (b"amp.", rb"\bamp\."),
+        (b".half(", b""),
+        (b"torch.half", b""),
+        (b"torch.float16", b""),
+        (b"Half", b""),
+        (b"FP16", b""),
+        (b"to_fp16", b""),
+        (b"Trainer", rb"\bTrainer\b"),
+        (b"TrainingArguments", b""),
+        (b"Accelerator", b""),
+        (b"deepspeed", b""),
     ),
     # Proof in a training loop, and not only in the settings of some model.
     "scales_losses": (
-        (b"GradScaler", b"scale_loss", b"16-mixed", b"precision"),
-        rb"GradScaler\(|\.scale_loss\(|[\"']16-mixed[\"']|precision\s*[=:]\s*16\b",
+        (b"GradScaler(", b""),
+        (b".scale_loss(", b""),
+        (b"16-mixed", rb"16-mixed[\"'](?<=[\"']16-mixed.)"),
+        (b"precision", rb"precision\s*[=:]\s*16\b"),
     ),
     "half_weights": (
-        (b"to_f", b"to_half", b"to_lp", b"FP16_Optimizer", b"opt_level"),
-        rb"convert_(module_|weights_)?to_(f(p)?16|lp)|network_to_half|FP16_Optimizer|opt_level\s*=\s*[\"']O[23]",
+        (b"convert_", rb"convert_(?:module_|weights_)?to_(?:f(?:p)?16|lp)"),
+        (b"network_to_half", b""),
+        (b"FP16_Optimizer", b""),
+        (b"opt_level", rb"opt_level\s*=\s*[\"']O[23]"),
     ),
     "distributed": (
-        (b"istributed", b"DDP", b"init_process_group"),
-        rb"DistributedDataParallel|init_process_group|FullyShardedDataParallel|fully_shard|\bDDP\(",
+        (b"DistributedDataParallel", b""),
+        (b"init_process_group", b""),
+        (b"FullyShardedDataParallel", b""),
+        (b"fully_shard", b""),
+        (b"DDP(", rb"\bDDP\("),
     ),
     # A checkpoint of the optimizer is loaded again, by this project's own code or by a framework's.
     "resumes": (
-        (b"load_state_dict",),
-        rb"opt\w*(\[[^\]\n]*\]|\.optimizer)?\.load_state_dict\(",
+        (b".load_state_dict(", rb"opt\w*(?:\[[^\]\n]*\]|\.optimizer)?\.load_state_dict\("),
     ),
     # A loss function or a criterion begins by casting its inputs to float32.
     "casting_losses": (
-        (b".float()",),
         (
-            rb"(?:def|class) \w*(?:[Ll]oss|[Cc]riterion)\w*\([^\n]*\n(?:[^\n]*\n){0,20}?[^\n]*?"
-            rb"(?:\b(\w+) = \1|\b(?:inputs?|outputs?|preds?|predictions?|logits|x))\.float\(\)"
+            b".float()",
+            (
+                rb"(?:def|class) \w*(?:[Ll]oss|[Cc]riterion)\w*\([^\n]*\n(?:[^\n]*\n){0,20}?[^\n]*?"
+                rb"(?:\b(\w+) = \1|\b(?:inputs?|outputs?|preds?|predictions?|logits|x))\.float\(\)"
+            ),
         ),
     ),
-    "needs_ampere": ((b"flash_attn",), rb"(import|from) flash_attn"),
+    "needs_ampere": ((b"import flash_attn", b""), (b"from flash_attn", b"")),
     "transformers": (
-        (b"TrainingArguments", b"HfArgumentParser", b"SFTConfig", b"DPOConfig"),
-        rb"TrainingArguments|HfArgumentParser|SFTConfig|DPOConfig",
+        (b"TrainingArguments", b""),
+        (b"HfArgumentParser", b""),
+        (b"SFTConfig", b""),
+        (b"DPOConfig", b""),
     ),
-    "pins_old_torch": (
-        (b"torch==", b"torch <", b"torch<", b"torch~=", b"torch =="),
-        rb"torch\s?(?:===?|~=|<=?)\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))",
+    "pins_old_torch": tuple(
+        (b"torch" + sign, b"torch" + sign + rb"=*\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))")
+        for sign in (b"==", b" ==", b"~=", b" ~=", b"<", b" <")
     ),
-    "allows_old_torch": (
-        (b"torch>", b"torch >"),
-        rb"torch\s?>=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))",
+    "allows_old_torch": tuple(
+        (b"torch" + sign, b"torch" + sign + rb"=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))")
+        for sign in (b">", b" >")
     ),
-    "lightning": (
-        (b"ightning", b"Trainer("),
-        rb"import (pytorch_)?lightning|from (pytorch_)?lightning|LightningCLI",
+    "lightning": tuple(
+        (text, b"")
+        for text in (
+            b"import lightning", b"import pytorch_lightning", b"from lightning",
+            b"from pytorch_lightning", b"LightningCLI",
+        )
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -147,8 +157,11 @@ def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
         return set()
     return {
         name
-        for name, (words, pattern) in _SEARCHES.items()
-        if name not in known and any(word in data for word in words) and re.search(pattern, data)
+        for name, searches in _SEARCHES.items()
+        if name not in known
+        and any(
+            text in data and (not pattern or re.search(pattern, data)) for text, pattern in searches
+        )
     }
 
 

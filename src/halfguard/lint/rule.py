@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from halfguard.lint.diagnostic import Severity
@@ -29,6 +30,8 @@ class Meta:
     also_contains: tuple[str, ...] = ()
     # A regular expression that must match as well; it is searched last, because it is slower.
     pattern: str = ""
+    # All of these must be in one top-level function or class, or at the module level.
+    in_one_definition: bool = False
     severity: Severity = "warning"
     fix: FixKind | None = None
     preview: bool = False
@@ -37,11 +40,20 @@ class Meta:
     language: Language = "python"
 
 
-class ByteSearch:
-    """Searches the bytes of a file; rules share many texts, and each is searched once."""
+# A line of module-level code; closing brackets, comments and the ends of strings do not begin one.
+_TOP_LEVEL = re.compile(rb"\n(?=[^\s)\]}#\"'])")
+_DEFINITION = re.compile(rb"(?:class|(?:async )?def) \w+\s*[(:\[]")
 
-    def __init__(self, data: bytes) -> None:
+
+class ByteSearch:
+    """Searches the bytes of a file; rules share many texts, and each is searched once.
+
+    ``top`` searches code that counts as part of this one: module-level code beside a function.
+    """
+
+    def __init__(self, data: bytes, top: ByteSearch | None = None) -> None:
         self._data = data
+        self._top = top
         self._results: dict[bytes, bool] = {}
         self._matches: dict[bytes, bool] = {}
 
@@ -49,15 +61,27 @@ class ByteSearch:
         if pattern not in self._matches:
             # re keeps the compiled patterns; they are not compiled at start-up.
             self._matches[pattern] = re.search(pattern, self._data) is not None
-        return self._matches[pattern]
+        return self._matches[pattern] or (self._top is not None and self._top.matches(pattern))
 
     def contains_any(self, texts: tuple[bytes, ...]) -> bool:
-        return any(self._contains(text) for text in texts)
+        results, data = self._results, self._data
+        for text in texts:
+            found = results.get(text)
+            if found is None:
+                found = results[text] = text in data
+            if found:
+                return True
+        return self._top is not None and self._top.contains_any(texts)
 
-    def _contains(self, text: bytes) -> bool:
-        if text not in self._results:
-            self._results[text] = text in self._data
-        return self._results[text]
+    @cached_property
+    def definitions(self) -> list[ByteSearch]:
+        """Each top-level function and class, together with all module-level code."""
+        parts: list[bytes] = []
+        found: list[bytes] = []
+        for part in _TOP_LEVEL.split(self._data):
+            (found if _DEFINITION.match(part) else parts).append(part)
+        top = ByteSearch(b"\n".join(parts))
+        return [ByteSearch(part, top) for part in found] or [top]
 
 
 PythonCheck = Callable[[PythonFile], Iterator[Match]]
@@ -85,8 +109,16 @@ class Rule:
 
     def could_match(self, search: ByteSearch) -> bool:
         """Return whether a file contains the texts that this rule needs."""
-        return (
-            search.contains_any(self.contains)
-            and (not self.also_contains or search.contains_any(self.also_contains))
-            and (not self.pattern or search.matches(self.pattern))
+        if not self._finds_texts(search):
+            return False
+        if not self.meta.in_one_definition:
+            return not self.pattern or search.matches(self.pattern)
+        return any(
+            self._finds_texts(part) and (not self.pattern or part.matches(self.pattern))
+            for part in search.definitions
+        )
+
+    def _finds_texts(self, search: ByteSearch) -> bool:
+        return search.contains_any(self.contains) and (
+            not self.also_contains or search.contains_any(self.also_contains)
         )

@@ -58,6 +58,7 @@ META = Meta(
     cure="Use torch.nn.functional.logsigmoid(x).",
     contains=("sigmoid", "Sigmoid"),
     also_contains=("torch.log(", ".log()"),
+    in_one_definition=True,
     severity="error",
     fix="safe",
 )

@@ -43,8 +43,9 @@ META = Meta(
     name="softmax-loss",
     cure="Give logits to cross_entropy, or log_softmax(logits) to nll_loss.",
     contains=("softmax",),
-    also_contains=("nll_loss(", "cross_entropy(", "CrossEntropyLoss", "NLLLoss"),
-    pattern=r"(?<!log_)softmax\(",
+    also_contains=("nll_loss(", "cross_entropy(", "CrossEntropyLoss(", "NLLLoss("),
+    pattern=r"softmax\((?<!log_softmax\()",
+    in_one_definition=True,
     severity="error",
 )
 _LOSSES = {

@@ -47,7 +47,8 @@ META = Meta(
     cure="Cast to float32 before squaring: x.float().",
     contains=("sqrt(",),
     also_contains=("mean(", "sum("),
-    pattern=r"pow\(|\*\* ?2|square|\b((?>\w+)) ?\* ?\1\b",
+    pattern=r"sqrt\((?<!math\.sqrt\()(?<!np\.sqrt\()",
+    in_one_definition=True,
     needs_half=True,
 )
 

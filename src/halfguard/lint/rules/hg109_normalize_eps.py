@@ -42,7 +42,7 @@ META = Meta(
     code="HG109",
     name="normalize-eps",
     cure="Normalize in float32, or pass an eps that float16 can represent, such as 1e-6.",
-    contains=("normalize", "cosine_similarity"),
+    contains=("normalize(", "cosine_similarity("),
     also_contains=(".half()", "float16", "torch.half"),
     needs_half=True,
 )

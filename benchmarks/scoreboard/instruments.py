@@ -48,7 +48,7 @@ class Instrument:
             return "the program starts its ranks itself, and the instrument is in the first process only"
         if self.name == "anomaly" and "lightning" in case.packages:
             return "Lightning's Trainer switches it off; its own option is the row below"
-        text = "".join(path.read_text("utf-8") for path in case.programs)
+        text = case.programs[0].read_text("utf-8")
         if self.name == "lightning_anomaly" and "lightning" not in case.packages:
             return "no Lightning Trainer"
         if self.name == "guard" and "GradScaler" not in text:

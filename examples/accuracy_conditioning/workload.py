@@ -30,6 +30,7 @@ def job(seed, variant="cured", width=64, layers=2, learning_rate=2e-3):
         lambda: make_batches(seed),
         torch.optim.AdamW(model.parameters(), lr=learning_rate),
         lambda model: evaluate(model, make_rows(1024, seed=1)),
+        clip_norm=1.0,
     )
 
 

@@ -73,6 +73,7 @@ def job(seed, variant="cured", dtype=torch.float32, learning_rate=1e-4):
         lambda: make_batches(rows["train"], seed),
         torch.optim.AdamW(trainable(model), lr=learning_rate),
         lambda model: evaluate(model, rows["test"]),
+        clip_norm=1.0,
     )
 
 

@@ -11,6 +11,7 @@ from polygons import h_mean
 import halfguard as hg
 
 TRAIN, TEST, BATCH, STEPS, RATE = 160, 100, 8, 100, 1e-2
+CLIP_NORM = 5.0  # the gradient_clip_val of every trainer in conf/trainer
 
 
 def cuda_rules():
@@ -38,14 +39,25 @@ def evaluate(model, count=TEST):
     return h_mean(torch.sigmoid(logits)[:, 0].float().numpy(), outlines)
 
 
-def job(seed, variant="cured", steps=STEPS):
+def job(seed, variant="cured", steps=STEPS, test=TEST):
     model = DBNet(variant=variant)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, steps)
     optimizer.register_step_post_hook(lambda *_: schedule.step())  # not for steps that are skipped
-    return hg.Workload(model, loss_fn, make_batches(seed), optimizer, evaluate)
+    batches = make_batches(seed)
+    return hg.Workload(
+        model,
+        loss_fn,
+        batches,
+        optimizer,
+        lambda model: evaluate(model, test),
+        clip_norm=CLIP_NORM,
+    )
 
 
 cured = job
 broken = partial(job, variant="broken")
 island = partial(job, variant="island")
+# For studies: longer, and on more pages, so that single words decide less.
+study_broken = partial(job, variant="broken", steps=150, test=300)
+study_cured = partial(job, steps=150, test=300)

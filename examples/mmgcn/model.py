@@ -2,6 +2,7 @@
 
 ``broken``   as it was written first: tensors that are not parameters, log(sigmoid(score))
 ``epsilon``  the change that circulated, its first half: log(sigmoid(score) + 1e-8)
+``trained``  the same loss, with parameters that start as the tensors did
 ``patched``  the whole of it: parameters with a smaller start as well
 ``cured``    parameters, and logsigmoid
 """
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.functional import leaky_relu, logsigmoid
 from torch_geometric.nn import MessagePassing
 
-VARIANTS = ("broken", "epsilon", "patched", "cured")
+VARIANTS = ("broken", "epsilon", "trained", "patched", "cured")
 
 
 class MeanConv(MessagePassing):
@@ -53,6 +54,8 @@ class MMGCN(nn.Module):
         self.register_buffer("ones", torch.ones(count, 1))
         if variant in ("broken", "epsilon"):
             self.identities = torch.rand((count, width), requires_grad=True)
+        elif variant == "trained":
+            self.identities = nn.Parameter(torch.rand(count, width))
         else:
             self.identities = nn.Parameter(nn.init.xavier_normal_(torch.empty(count, width)))
         sizes = self.people.shape[1], self.genres.shape[1]
@@ -73,6 +76,6 @@ class MMGCN(nn.Module):
         score = scores @ self.difference  # a matrix product: half under autocast
         if self.variant == "broken":
             return -torch.mean(torch.log(torch.sigmoid(score)))
-        if self.variant in ("epsilon", "patched"):
+        if self.variant in ("epsilon", "trained", "patched"):
             return -torch.mean(torch.log(torch.sigmoid(score) + 1e-8))
         return -logsigmoid(score).mean()

@@ -60,6 +60,7 @@ def job(seed, variant="cured", mode=None, batch_size=8):
         lambda: make_batches(data["rows"], seed, batch_size),
         make_optimizer(model.student, mode),
         lambda model: evaluate(model, data["rows"]["student"][:HELD_OUT]),
+        clip_norm=mode["max_norm"],
     )
 
 

@@ -200,6 +200,21 @@ def test_without_torch_the_pip_command_is_named(entry: tuple[str, ...], code: in
 
 
 @pytest.mark.slow
+def test_a_model_in_half_is_examined_in_half(doctor: Run, tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(
+        "import torch, halfguard as hg\n"
+        "def job(seed):\n"
+        "    model = torch.nn.Linear(8, 8).half()\n"
+        "    loss = lambda model, batch: model(batch).float().square().mean()\n"
+        "    batches = [torch.ones(4, 8).half()]\n"
+        "    return hg.Workload(model, loss, batches, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+    )
+    done = doctor(f"{tmp_path / 'half.py'}:job")
+    assert "requested fp16-mixed" in done.words  # not BF16, which a CPU would choose
+    assert "HD102 error: 2 trainable parameters are float16" in done.words
+
+
+@pytest.mark.slow
 def test_a_workload_and_its_cost(doctor: Run) -> None:
     done = doctor("examples/overflowing.py:t5", "--cost", "--batch-size", "1")
     assert "requested " in done.stdout

@@ -10,4 +10,4 @@ from tests.dist import kills
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_restarted_job_ends_bitwise_where_the_undisturbed_one_does() -> None:
-    kills.main(3, seed=5)
+    kills.main(2, seed=5)

@@ -14,14 +14,14 @@ SCRIPT = ROOT / "examples" / "quickstart.py"
 
 
 @pytest.fixture(scope="module")
-def table() -> dict[str, tuple[float, float, float]]:
-    """Batches learnt, loss scale and validation loss of each run."""
+def table() -> dict[str, list[float]]:
+    """Batches learnt, repeated in FP32, loss scale and validation loss of each run."""
     result = subprocess.run(
         [sys.executable, "-W", "error", str(SCRIPT)],
         capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
-    rows = [line.rsplit(maxsplit=3) for line in result.stdout.splitlines()[1:]]
-    return {name: (float(a), float(b), float(c)) for name, a, b, c in rows}
+    rows = [line.rsplit(maxsplit=4) for line in result.stdout.splitlines()[1:]]
+    return {name: [float(number) for number in numbers] for name, *numbers in rows}
 
 
 def test_it_is_short() -> None:
@@ -29,17 +29,26 @@ def test_it_is_short() -> None:
 
 
 @pytest.mark.slow
-def test_the_bare_run_breaks(table: dict[str, tuple[float, float, float]]) -> None:
-    learnt, scale, loss = table["FP16, torch.amp"]
+def test_the_bare_run_breaks(table: dict[str, list[float]]) -> None:
+    learnt, _, scale, loss = table["FP16, torch.amp"]
     assert learnt < 600
     assert scale == 0
     assert math.isnan(loss)
 
 
 @pytest.mark.slow
-def test_the_guarded_run_equals_fp32(table: dict[str, tuple[float, float, float]]) -> None:
-    learnt, scale, loss = table["FP16, halfguard"]
-    fp32_learnt, _, fp32_loss = table["FP32 without the bad batch"]
+def test_the_guarded_run_equals_fp32(table: dict[str, list[float]]) -> None:
+    learnt, repeated, scale, loss = table["FP16, halfguard"]
+    fp32_learnt, _, _, fp32_loss = table["FP32 without the bad batch"]
     assert learnt == fp32_learnt == 800
+    assert 200 <= repeated < 220  # every fourth batch overflows
     assert scale >= 1024
     assert loss == pytest.approx(fp32_loss, rel=0.05)
+
+
+@pytest.mark.slow
+def test_the_healed_run_repeats_next_to_nothing(table: dict[str, list[float]]) -> None:
+    learnt, repeated, _, loss = table["FP16, halfguard, healed"]
+    assert learnt == 800
+    assert repeated < 20
+    assert loss < 1.1 * table["FP32 without the bad batch"][-1]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from halfguard.investigation.cures import advise, choose_cure, judge_fp32
+from halfguard.investigation.advice import advise
+from halfguard.investigation.cures import choose_cure, judge_fp32
 from halfguard.investigation.passes import Event, PassResult, TrialKind, TrialPlan, TrialResult
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.culprit import Culprit

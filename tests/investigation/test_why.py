@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from halfguard.incident import open_incident
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.replaying import replay
+from halfguard.replaying import read_kept_answer, replay
 from halfguard.workload import load
 from tests.investigation.command import SCRIPTS, ask, culprit_line, why
 from tests.support.docs import ROOT
@@ -117,6 +119,10 @@ def job(seed):
 def test_the_bad_step_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
     answer = ask("plain_loop.py", tmp_path, options=("--incidents", "kept"))
     assert answer.incident == str(tmp_path / "kept" / "000007-r0")
+    kept = read_kept_answer(open_incident(answer.incident))
+    assert kept is not None
+    assert (kept.culprit, kept.cure) == (answer.culprit, answer.cure)
+    assert any("the batch all tensors are finite" in note for note in kept.notes)
     (tmp_path / "entry.py").write_text(ENTRY)
     autopsy = replay(answer.incident, load(f"{tmp_path}/entry.py:job"))
     assert autopsy.culprit is not None
@@ -128,7 +134,9 @@ def test_a_step_without_the_scaler_is_named(tmp_path: Path) -> None:
     answer = ask("raw_step.py", tmp_path)
     assert answer.outcome == "bad number"
     assert answer.in_fp32 == "fine"
-    assert "opt.step(). Step it by scaler.step(optimizer)" in answer.advice
+    assert answer.cure is not None
+    assert "opt.step(). Step it by scaler.step(optimizer)" in answer.cure.sentence
+    assert "+    scaler.step(opt)" in answer.cure.patch
 
 
 def test_calibration_of_a_loss_scale_is_no_event(tmp_path: Path) -> None:
@@ -169,6 +177,20 @@ def test_files_of_the_user_are_byte_for_byte_as_before(tmp_path: Path) -> None:
     assert answer.steps == 5
     assert not answer.notes
     assert _state(tmp_path) == before
+
+
+def test_twenty_scripts_that_write_leave_the_folder_as_it_was(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.investigation.writing_scripts", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 20
+    assert found == {name: ["finished", []] for name in found}
 
 
 def test_in_place_runs_in_the_folder_itself(tmp_path: Path) -> None:

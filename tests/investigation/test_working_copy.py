@@ -56,3 +56,12 @@ def test_too_many_files_are_linked_as_a_whole_and_told(
     assert copy.shared == (str(folder / "data"),)
     copy.remove()
     assert (folder / "data" / "large.bin").exists()
+
+
+def test_the_folder_of_the_copies_is_not_copied_into_itself(folder: Path) -> None:
+    copy = WorkingCopy(folder / "halfguard-why-1" / "copy", (folder,))
+    copy.place.parent.mkdir()
+    copy.make()
+    inside = copy.inside(folder)
+    assert (inside / "train.py").exists()
+    assert not (inside / "halfguard-why-1").exists()

@@ -35,3 +35,14 @@ def test_a_repeated_step_draws_the_same_numbers_from_every_generator(seed: objec
         "one set of numbers per step, however often it is repeated"
     )
     assert model[1].num_batches_tracked.item() == 3  # type: ignore[operator, union-attr]
+
+
+def test_a_job_that_clips_is_clipped(seed: object) -> None:
+    model = nn.Linear(4, 1, bias=False)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    workload = Workload(
+        model, lambda m, x: 100 * m(x).sum(), [torch.ones(2, 4)], optimizer, clip_norm=0.5
+    )
+    assert train(workload, RunSetting(Precision.FP16_MIXED, scale=16.0), 1).failure is None
+    assert (model.weight - before).norm().item() == pytest.approx(0.5, rel=1e-3)

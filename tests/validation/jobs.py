@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -52,6 +53,10 @@ def healthy(seed: int) -> Workload:
 
     model = network()
     return Workload(model, loss, batches, torch.optim.AdamW(model.parameters(), lr=0.01), accuracy)
+
+
+def clipped(seed: int) -> Workload:
+    return replace(healthy(seed), clip_norm=0.1)
 
 
 def slow(seed: int) -> Workload:

@@ -68,6 +68,19 @@ def test_a_step_that_overflows_is_skipped_and_lowers_the_scale(seed: object) -> 
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16_MIXED])
+def test_gradients_are_clipped_after_they_are_unscaled(precision: Precision, seed: object) -> None:
+    workload = job(precision)
+    workload.clip_norm = 0.01
+    workload.optimizer = torch.optim.SGD(workload.model.parameters(), lr=1.0)
+    before = [p.clone() for p in workload.model.parameters()]
+    TrainingStep(workload, precision, init_scale=2.0**12)(workload.batches[0])  # type: ignore[index]
+    after = workload.model.parameters()
+    moved = torch.stack([(old - new).norm() for old, new in zip(before, after, strict=True)])
+    assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert workload.fresh().clip_norm == 0.01
+
+
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [

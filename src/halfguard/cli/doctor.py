@@ -87,7 +87,8 @@ def doctor(
     diagnosis = costs = None
     if workload is not None:
         report = _drop_scaler_finding(report)
-        diagnosis = _examine(workload, precision or report.choice.precision)
+        asked = precision or _stored_precision(workload) or report.choice.precision
+        diagnosis = _examine(workload, asked)
         costs = _measure(workload, precision, budget_bytes) if cost else None
     if as_json:
         typer.echo(_as_json(report, diagnosis, costs))
@@ -202,6 +203,13 @@ def _load(entry: str, seed: int) -> Workload:
     with torch_needed("halfguard doctor ENTRY"):
         from halfguard.workload import load  # noqa: PLC0415
     return load(entry, seed)
+
+
+def _stored_precision(workload: Workload) -> str | None:
+    """Return the precision of the 16 bits that the model's weights have; None for FP32 weights."""
+    names = {str(p.dtype) for p in workload.model.parameters() if p.requires_grad}
+    stored = {"torch.float16": "fp16-mixed", "torch.bfloat16": "bf16-mixed"}
+    return next((precision for name, precision in stored.items() if name in names), None)
 
 
 def _examine(workload: Workload, precision: str) -> Diagnosis:

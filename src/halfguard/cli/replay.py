@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from halfguard.records.autopsy import Autopsy
+    from halfguard.records.script_answer import ScriptAnswer
 
 app = typer.Typer(add_completion=False)
 
@@ -37,26 +38,44 @@ def replay(
 ) -> None:
     """Repeat a bad step, find where it began, and try changes that could have prevented it.
 
+    A step that halfguard why kept has no ENTRY: its answer is shown, with the ranges of batch and weights.
+
     Exit code 0: a change makes the step good; 1: none does, or the step did not break again; 2: usage error.
     """
     for path, option in ((markdown, "--markdown"), (html, "--html")):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
-    autopsy = _run(incident, entry, steps)
+    found = (None if entry else _kept(incident)) or _run(incident, entry, steps)
     from halfguard.cli.pages import print_page  # noqa: PLC0415
     from halfguard.records import write_atomically  # noqa: PLC0415
-    from halfguard.report import autopsy_page, to_html, to_markdown  # noqa: PLC0415
+    from halfguard.records.autopsy import Autopsy  # noqa: PLC0415
+    from halfguard.report import (  # noqa: PLC0415
+        autopsy_page,
+        script_answer_page,
+        to_html,
+        to_markdown,
+    )
 
-    page = autopsy_page(autopsy)
+    page = autopsy_page(found) if isinstance(found, Autopsy) else script_answer_page(found)
     if markdown is not None:
         write_atomically(markdown, to_markdown(page))
     if html is not None:
         write_atomically(html, to_html(page))
     if as_json:
-        typer.echo(autopsy.to_json())
+        typer.echo(found.to_json())
     else:
         print_page(page)
-    raise typer.Exit(0 if autopsy.cure is not None else 1)
+    raise typer.Exit(0 if found.cure is not None else 1)
+
+
+def _kept(incident: Path) -> ScriptAnswer | None:
+    """Return the answer of ``halfguard why`` that lies in an incident without an ENTRY."""
+    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+
+    with torch_needed("halfguard replay"):
+        from halfguard.incident import open_incident  # noqa: PLC0415
+        from halfguard.replaying import read_kept_answer  # noqa: PLC0415
+    return read_kept_answer(open_incident(incident))
 
 
 def _run(incident: Path, entry: str | None, steps: int) -> Autopsy:

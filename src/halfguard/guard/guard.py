@@ -42,6 +42,7 @@ from halfguard.guard.step_batches import (
     MicroBatch,
     StepBatches,
     copy_containers,
+    loss_in_fp32,
     tensor_versions,
     trainable_loss,
 )
@@ -160,11 +161,19 @@ class Guard:
             with self._stepper.micro_batch(self._batches), self._lines.active():
                 device = self._stepper.device.type
                 with autocast(self.config.precision, device), self._observing:
-                    loss = trainable_loss(loss_fn(self.model, batch))
+                    loss = self._loss(micro, batch)
                 self._backward(loss, micro)
             if len(self._batches.micro_batches) < self.config.accumulate:
                 return StepOutcome(micro_loss=loss.detach())
             return self._update(self.optimizers)
+
+    def _loss(self, micro: MicroBatch, batch: Any) -> Tensor:
+        loss_fn = micro.loss_fn
+        assert loss_fn is not None  # noqa: S101 - step() gave it
+        if self.config.precision == self._initial_config.precision:
+            return trainable_loss(loss_fn(self.model, batch))
+        # A remedy has put the run into FP32; its batches may be 16-bit as before.
+        return loss_in_fp32(micro, lambda given: trainable_loss(loss_fn(self.model, given)))
 
     def _micro_batch(
         self,

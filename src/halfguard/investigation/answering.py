@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from halfguard.investigation.cures import (
-    advise,
-    advise_on_mask,
-    advise_on_raw_step,
-    choose_cure,
-    judge_fp32,
-)
+from halfguard.investigation.advice import advise, advise_on_mask, advise_on_raw_step
+from halfguard.investigation.cures import judge_fp32
 from halfguard.investigation.passes import Event, Headroom, PassResult, ScalerFacts, Target
+from halfguard.investigation.proving import Proven
 from halfguard.lint.run import Linter
 from halfguard.lint.settings import Settings
 from halfguard.records.finding import Finding
 from halfguard.records.script_answer import ScriptAnswer
 
 _MOST_FINDINGS = 10
+_MOST_FOLDERS = 5  # that are named
 
 
 def answer_bad_number(
@@ -26,6 +23,7 @@ def answer_bad_number(
     first: PassResult,
     event: Event,
     second: PassResult,
+    proven: Proven,
     *,
     note: str,
     shared: tuple[str, ...],
@@ -43,13 +41,14 @@ def answer_bad_number(
             notes=_notes(first, shared),
         )
     in_fp32 = judge_fp32(second.trials)
-    cure = choose_cure(second, event)
+    cure = proven.cure
     advice = "" if cure is not None else advise(second, event, in_fp32)
     if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
-        cure, advice = None, advise_on_mask(second.mask, second.culprit)
+        advice = "" if cure is not None else advise_on_mask(second.mask, second.culprit)
         second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
-    if first.raw_step:
-        cure, advice = None, advise_on_raw_step(first.raw_step)
+    raw = second.made.raw_step or first.raw_step
+    if raw is not None and cure is None:
+        advice = advise_on_raw_step(raw)
     notes = list(_notes(first, shared))
     if second.ended == "interrupted":
         notes.append("It was interrupted while the bad step was tracked.")
@@ -70,7 +69,7 @@ def answer_bad_number(
         way=second.way,
         repeated=note or _repeated(second, event),
         in_fp32=in_fp32,
-        trials=tuple(result.trial for result in second.trials),
+        trials=(*(result.trial for result in second.trials), *proven.trials),
         cure=cure,
         advice=advice,
         incident=second.incident,
@@ -137,9 +136,9 @@ def answer_good_run(
 def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:
     if inspected is None or not inspected.inspected:
         return ""
-    steps = f"the first {inspected.inspected} backward passes"
+    steps = f"{inspected.inspected} backward passes, spread over the run,"
     if found is None:
-        return f"No tensor was in half in {steps}: the script trains in FP32 on this machine."
+        return f"No tensor was in half in {steps.rstrip(',')}: the script trains in FP32 on this machine."
     place = f"{found.file}:{found.line}" if found.file else "an unknown place"
     bits = math.log2(found.limit / found.largest) if found.largest else math.inf
     return (
@@ -175,7 +174,7 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
 
 def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
     notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
-    notes += [f"{path} is too large to copy: what the script wrote there stays." for path in shared]
+    notes += _not_copied(shared)
     if first.autocast_off:
         device = first.autocast_off
         notes.append(
@@ -183,3 +182,16 @@ def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
             "script ran in FP32. With --emulate it runs by CUDA's rules on this CPU."
         )
     return tuple(notes)
+
+
+def _not_copied(shared: tuple[str, ...]) -> list[str]:
+    """Tell which folders were not copied: each, or their number and the first if they are many."""
+    if len(shared) <= _MOST_FOLDERS:
+        return [
+            f"{path} is too large to copy: what the script wrote there stays." for path in shared
+        ]
+    told = (
+        f"The working folder is too large to copy: {len(shared)} folders in it, {shared[0]} among them, are "
+        "links, and what the script wrote there stays. Start the script in a folder of its own."
+    )
+    return [told]

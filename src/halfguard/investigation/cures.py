@@ -1,9 +1,8 @@
 """From trials to a cure: the smallest change that worked in a trial and keeps the mathematics.
 
-A pure function of what was found. The order is that of ``replay``: a logarithm computed from logits, an
-operation that computes the same in float32, a module in FP32, an operation that limits its result, a lower
-loss scale, BF16, FP32 everywhere. Where no trial can show it (bad data, a division by zero in any precision),
-there is advice, which is called untested.
+The order is that of ``replay``: a logarithm computed from logits, an operation that computes the same in
+float32, a module in FP32, an operation that limits its result, a lower loss scale, BF16, FP32 everywhere. A
+cure whose ``trial`` is empty was not tried on the step; it is worth nothing until the patched script has run.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from halfguard.formats import FP16, FP32
-from halfguard.investigation.passes import Event, PassResult, TrialResult
+from halfguard.formats import FP16
+from halfguard.investigation import scaler_patches, value_patches
+from halfguard.investigation import source_patches as patches
+from halfguard.investigation.advice import advise_on_mask, advise_on_raw_step, describe_place
+from halfguard.investigation.passes import Event, PassResult, TrialKind, TrialResult
 from halfguard.records.autopsy import Cure
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
@@ -20,6 +22,7 @@ from halfguard.records.script_answer import InFP32
 from halfguard.replaying.rewrite import make_patch
 
 _HALF = ("float16", "bfloat16")
+_NOT_UPDATED = 8  # scaled backward passes; more than most loops accumulate
 _FAR = 0.2  # relative error of gradients
 
 
@@ -33,46 +36,125 @@ def judge_fp32(trials: tuple[TrialResult, ...]) -> InFP32:
 
 def choose_cure(found: PassResult, event: Event) -> Cure | None:
     """Return the best cure that a trial has shown, or None."""
-    if found.culprit is None or found.culprit.kind != "op":
-        return None
-    return next(_cures(found, found.culprit, event), None)
+    return next((cure for cure in list_cures(found, event) if cure.trial), None)
 
 
-def _cures(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
+def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
+    """Return all cures, the best first; those without a trial only if their patch is certain."""
+    culprit = found.culprit
+    if culprit is None:
+        return []
+    raw = found.made.raw_step
+    if raw is not None:
+        text = advise_on_raw_step(raw)
+        return [_untried(text, patch) for patch in scaler_patches.step_by_scaler(found.made)]
+    if culprit.kind != "op":
+        return []
+    before = [*_mask(found, culprit), *_added_masks(culprit), *_misuse(found, culprit, event)]
+    return [*before, *_cures(found, culprit, event, script), *_last_resorts(found, culprit)]
+
+
+def _untried(sentence: str, patch: str) -> Cure:
+    return Cure(what="operation", sentence=sentence, trial="", patch=patch)
+
+
+def _mask(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
+    if found.mask is not None and judge_fp32(found.trials) == "fine":
+        place = found.mask.file, found.mask.line
+        patch = value_patches.write_smallest_number(place, found.mask.dtype or "float16")
+        if patch:
+            yield _untried(advise_on_mask(found.mask, culprit), patch)
+
+
+def _added_masks(culprit: Culprit) -> Iterator[Cure]:
+    """Yield smaller masks, if two of them were added."""
+    low = min((one.low for one in culprit.inputs if math.isfinite(one.low)), default=0.0)
+    if culprit.op not in ("add", "sub") or culprit.dtype != "float16" or low > -FP16.largest / 4:
+        return
+    patch, lines = value_patches.divide_smallest_numbers((culprit.file, culprit.line))
+    if patch:
+        places = "; ".join(describe_place((culprit.file, line)) for line in lines)
+        yield _untried(
+            f"Two masks are added at {culprit.place}: the smallest number of half is in one of them, so the "
+            f"sum is infinite. Divide it by 4: {places}",
+            patch,
+        )
+
+
+def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
+    if event.kind == "scale" and found.made.not_updated > _NOT_UPDATED:
+        way = scaler_patches.update_before_continue(found.made)
+        if way is not None:
+            yield _untried(
+                f"The loop goes on without scaler.update() at {describe_place(way[1])}: the loss scale never "
+                "falls. Step and update the scaler in every iteration; it skips bad steps by itself.",
+                way[0],
+            )
+    if culprit.op.startswith("nll_loss") and culprit.file:
+        patch = value_patches.divide_by_labels((culprit.file, culprit.line))
+        if patch:
+            text = (
+                "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
+            )
+            yield _untried(text, patch)
+
+
+def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
+    """Yield weights in FP32 for a model that is half by itself, with the range of bfloat16."""
+    half = found.made.half_weights
+    patch = patches.keep_weights_in_fp32(half, "bfloat16")
+    if patch and culprit.dtype == "float16" and judge_fp32(found.trials) == "fine":
+        yield _untried(
+            f"Keep the weights in FP32, and run the model under autocast in bfloat16: {culprit.op} at "
+            f"{culprit.place} leaves the range of float16. They became half at {describe_place(half)}",
+            patch,
+        )
+
+
+def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> Iterator[Cure]:
     good = {result.plan.kind: result for result in found.trials if result.trial.good}
     composition = good.get("composition")
     if composition is not None and composition.trial.grad_norm:
         yield _rewritten(composition)
     if _is_scale_alone(found, culprit, event) and "scale" in good:
-        yield _scale(good["scale"], event, culprit)
+        yield _scale(good["scale"], event, culprit, found)
     stable = good.get("stable")
     learns = stable is not None and bool(stable.trial.grad_norm)
     if stable is not None and learns and not stable.limits:
         yield _operation(stable, culprit)
     if _is_optimizer(culprit, event) and "fp32" in good:
-        yield _fp32_weights(good["fp32"], culprit, found.optimizer)
+        yield from _fp32_weights(good["fp32"], culprit, found)
     line = good.get("statement")
     if line is not None and (line.patch or "island" not in good):
         yield _line(line, f"Compute the statement at {culprit.place} in FP32")
     if "island" in good:
-        yield _island(good["island"], culprit, found.autocast)
+        yield _island(good["island"], culprit, found)
     # A limit keeps numbers finite, not right: far from FP32 another format is better.
     if stable is not None and learns and not (stable.trial.error_as_written or 0) > _FAR:
         yield _operation(stable, culprit)
-    if "function" in good:
-        yield _line(good["function"], f"Compute the function around {culprit.place} in FP32")
+    yield from _lines(good, culprit)
     if "scale" in good:
-        yield _scale(good["scale"], event, culprit)
+        yield _scale(good["scale"], event, culprit, found)
     if "bf16" in good:
-        yield _precision(
-            good["bf16"],
-            "bf16-mixed",
-            "BF16 has the range of FP32, but 8 significant bits where FP16 has 11",
-        )
+        why = "BF16 has the range of FP32, but 8 significant bits where FP16 has 11"
+        patch = patches.use_bfloat16(found.made.autocast, script)
+        yield _precision(good["bf16"], "bf16-mixed", why, patch)
     if "fp32" in good:
-        yield _precision(good["fp32"], "fp32", "nothing smaller helped")
+        patch = patches.switch_autocast_off(found.made.autocast)
+        yield _precision(good["fp32"], "fp32", "nothing smaller helped", patch)
     if stable is not None and learns:
         yield _operation(stable, culprit)
+    elif stable is not None and "fp32" not in good:  # this step has no gradient: an empty batch
+        yield _operation(stable, culprit).model_copy(update={"trial": ""})
+
+
+def _lines(good: dict[TrialKind, TrialResult], culprit: Culprit) -> Iterator[Cure]:
+    """Yield several statements in FP32: those that lead to the line, or all of its function."""
+    if "slice" in good:
+        what = f"Compute the statement at {culprit.place}, and those that lead to it, in FP32"
+        yield _line(good["slice"], what)
+    if "function" in good:
+        yield _line(good["function"], f"Compute the function around {culprit.place} in FP32")
 
 
 def _is_scale_alone(found: PassResult, culprit: Culprit, event: Event) -> bool:
@@ -112,15 +194,26 @@ def _operation(result: TrialResult, culprit: Culprit) -> Cure:
     )
 
 
-def _fp32_weights(result: TrialResult, culprit: Culprit, optimizer: str) -> Cure:
-    made = f" The optimizer was made at {optimizer}" if optimizer else ""
-    return Cure(
-        what="precision",
-        sentence="Keep the weights in FP32, and run the model under torch.autocast instead of .half(): the "
+def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> Iterator[Cure]:
+    """Yield weights in FP32, as peft does it or under autocast; then an eps that is not 0 in half."""
+    made = found.made
+    half = describe_place(made.half_weights)
+    optimizer = describe_place(made.optimizer)
+    sentence = (
+        "Keep the weights in FP32, and run the model under torch.autocast instead of .half(): the "
         f"optimizer's own arithmetic ({culprit.op}) does not fit {culprit.dtype}, where a small eps is 0."
-        f"{made}",
-        trial=result.trial.name,
+        + (f" The weights became half at {half}" if half else "")
+        + (f" The optimizer was made at {optimizer}" if optimizer else "")
     )
+    trial = result.trial.name
+    kept = patches.keep_weights_in_fp32(made.half_weights, culprit.dtype)
+    adapters = patches.keep_adapters_in_fp32(made.half_weights)
+    for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
+        yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch)
+    patch = patches.give_eps(made)
+    if patch:
+        eps = "Give the optimizer an eps that is not 0 in half, such as 1e-4; better, "
+        yield _untried(eps + sentence[0].lower() + sentence[1:], patch)
 
 
 def _line(result: TrialResult, what: str) -> Cure:
@@ -132,104 +225,38 @@ def _line(result: TrialResult, what: str) -> Cure:
     )
 
 
-def _island(result: TrialResult, culprit: Culprit, autocast: str) -> Cure:
+def _island(result: TrialResult, culprit: Culprit, found: PassResult) -> Cure:
     reason = f"{culprit.op} at {culprit.place} leaves the range of {culprit.dtype or 'half'}"
-    precision = "bf16-mixed" if autocast == "bfloat16" else "fp16-mixed"
+    patch, made = patches.make_island(found.made), found.made.modules
+    precision = "bf16-mixed" if found.autocast == "bfloat16" else "fp16-mixed"
     plan = PrecisionPlan(
         precision=precision, islands=(Island(module=result.plan.module, reason=reason),)
     )
     return Cure(
         what="island",
-        sentence=f"Keep {result.plan.module!r} in FP32, by halfguard.fp32_island or by this plan.",
+        sentence=f"Keep {result.plan.module!r} in FP32, by halfguard.fp32_island"
+        + ("." if patch else " or by this plan.")
+        + (f" It was made at {describe_place(made[0].place)}" if made else ""),
         trial=result.trial.name,
-        patch=plan.to_yaml().rstrip("\n"),
+        patch=patch or plan.to_yaml().rstrip("\n"),
     )
 
 
-def _scale(result: TrialResult, event: Event, culprit: Culprit) -> Cure:
+def _scale(result: TrialResult, event: Event, culprit: Culprit, found: PassResult) -> Cure:
     scale = result.plan.scale or 1.0
     return Cure(
         what="scale",
         sentence=f"The gradients of {culprit.op} fit at a loss scale of {scale:g}, not at {event.scale:g}: "
         "begin there, and let the scale fall further if it must.",
         trial=result.trial.name,
-        patch=f"scale:\n  init: {scale!r}",
+        patch=patches.begin_with_scale(found.made.scaler, scale) or f"scale:\n  init: {scale!r}",
     )
 
 
-def _precision(result: TrialResult, name: str, why: str) -> Cure:
+def _precision(result: TrialResult, name: str, why: str, patch: str) -> Cure:
     return Cure(
         what="precision",
         sentence=f"Train in {name}: {why}.",
         trial=result.trial.name,
-        patch=f"precision: {name}",
-    )
-
-
-def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
-    """Return what to do where no trial has shown a cure; nothing of it was tested."""
-    culprit = found.culprit
-    if culprit is None:
-        return ""
-    if culprit.kind == "input":
-        return (
-            f"{culprit.name} was not finite before it was used here: look at the data that it was made of, "
-            "and repair or drop such samples there."
-        )
-    if culprit.kind in ("parameter", "buffer"):
-        return (
-            f"The {culprit.kind} {culprit.name} was not finite before this step: an earlier step, or a "
-            "checkpoint that was loaded, has to be repaired."
-        )
-    if event.kind == "parameters" and culprit.phase == "backward" and event.scale > 1:
-        return (
-            "The optimizer applied gradients that had overflowed: only scaler.step(optimizer) may step it, "
-            "never optimizer.step() as well."
-        )
-    return _advise_on_operation(culprit, found.exact, in_fp32)
-
-
-def _advise_on_operation(culprit: Culprit, exact: float, in_fp32: InFP32) -> str:
-    if culprit.op.startswith("nll_loss"):
-        return (
-            "No label is left in this batch (all are ignored): skip it, or divide by max(count, 1)."
-        )
-    if math.isinf(exact) and in_fp32 == "fine":
-        return (
-            f"{culprit.op} has no finite value at these inputs, but the step is fine in FP32: a lower "
-            "precision made them 0 or infinite before. Compute the operations before it in FP32, and choose "
-            "an epsilon that is not 0 in half."
-        )
-    if math.isinf(exact):
-        return (
-            f"{culprit.op} has no finite value at these inputs in any precision: guard its input (an "
-            "epsilon, clamp, torch.where on the input, no empty rows)."
-        )
-    if math.isfinite(exact) and culprit.dtype in _HALF and exact < FP32.largest:
-        return (
-            f"The result, up to {exact:.3g}, does not fit {culprit.dtype}: compute {culprit.op} in FP32 "
-            "(.float(), with autocast off), or make its input smaller."
-        )
-    if math.isfinite(exact):
-        return (
-            f"The result, up to {exact:.3g}, does not fit FP32 either: the run diverged before this step, "
-            "or its inputs are far too large. Lower the learning rate, warm it up, or clip gradients."
-        )
-    return "Change the computation where it began. The ranges above show what does not fit."
-
-
-def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
-    """Return what to do about a constant that is infinite in half only."""
-    return (
-        f"The constant that {mask.op} writes at {mask.place} is infinite in {mask.dtype or 'half'}, but not "
-        f"in FP32, and {culprit.op} at {culprit.place} makes NaN of it. Write torch.finfo(x.dtype).min "
-        "instead, and leave out rows that are masked as a whole."
-    )
-
-
-def advise_on_raw_step(place: str) -> str:
-    """Return what to do about an optimizer that was stepped without the scaler."""
-    return (
-        "The optimizer was stepped on gradients that were still multiplied by the loss scale, or that the "
-        f"scaler had rejected, at {place}. Step it by scaler.step(optimizer) alone."
+        patch=patch or f"precision: {name}",
     )

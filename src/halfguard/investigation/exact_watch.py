@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from halfguard.records.culprit import Culprit
+from halfguard.replaying.substitution import user_place
 from halfguard.tracing.auditing.fp32_call import Call, undispatched
 from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.module_stack import ModuleStack
@@ -23,6 +24,7 @@ from halfguard.tracing.operation_watch import OperationWatch
 _MOST = 50  # origins that are run again
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _UNKNOWN = math.nan
+_HIDES = ("nan_to_num", "nan_to_num_")
 
 
 class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
@@ -32,6 +34,7 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         super().__init__(modules, outermost)
         self.exact: dict[int, float] = {}
         self.masks: dict[int, Culprit] = {}  # the infinity on purpose that an origin made into NaN
+        self.hides: tuple[str, int] | None = None  # a line that made bad numbers finite
         self._newest = 0
 
     def __torch_dispatch__(
@@ -41,6 +44,8 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if self.last is not None and func.overloadpacket.__name__ in _HIDES:
+            self._note_hiding(args[0])
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.last is not None and self.last.index > self._newest:
             self._newest = self.last.index
@@ -49,6 +54,10 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
                 self.exact[self._newest] = _in_fp64(call, args, kwargs or {})
                 self._note_mask(call)
         return out
+
+    def _note_hiding(self, tensor: Any) -> None:
+        if isinstance(tensor, Tensor) and self.origins.get(tensor) is not None:
+            self.hides = self.hides or user_place()
 
     def _note_mask(self, call: Call) -> None:
         for one in call.tensors:

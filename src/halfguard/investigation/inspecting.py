@@ -1,7 +1,7 @@
 """A look at a few steps of a run without a bad number: the lowest headroom, and overflow that was swallowed.
 
-The steps are tracked like those of ``audit``. So that the run does not take twice as long, only its first
-steps are looked at.
+The steps are tracked like those of ``audit``. They are spread over the run, which goes on at full speed
+between them: numbers often grow while a model is trained.
 """
 
 from __future__ import annotations
@@ -28,8 +28,16 @@ from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.operation_places import OperationPlaces
 from halfguard.tracing.source import user_frame
 
-_STEPS = 3
-_SECONDS = 60.0
+_SECONDS = 120.0  # of the inspected part of a run
+
+
+def choose_passes(first: PassResult) -> tuple[int, ...]:
+    """Return the backward passes to look at, of those that a run has in two minutes."""
+    count = first.backward
+    if first.seconds > _SECONDS:
+        count = max(1, int(count * _SECONDS / first.seconds))
+    spread = (0, 1, count // 4, count // 2, 3 * count // 4, count - 2, count - 1)
+    return tuple(sorted({one for one in spread if 0 <= one < count}))
 
 
 class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
@@ -76,7 +84,7 @@ class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
 
 
 class Inspecting(LoopObserver):
-    """Tracks the first steps, and answers."""
+    """Tracks the steps of its plan, and answers."""
 
     def __init__(self, plan: PassPlan, loop: TrainingLoop, outermost: CodeType) -> None:
         self._plan, self._loop, self._code = plan, loop, outermost
@@ -85,16 +93,16 @@ class Inspecting(LoopObserver):
         self._headroom: Headroom | None = None
         self._found: dict[tuple[str, int, str], AuditFinding] = {}
         self._steps = 0
-        self._until = time.monotonic() + _SECONDS
-        handle = register_module_forward_pre_hook(self._first_call)
-        self._handle: Any = handle
+        self._until = time.monotonic() + 2 * _SECONDS
+        self._handle: Any = register_module_forward_pre_hook(self._first_call)
 
     def _first_call(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
             self._handle.remove()
             self._modules.watch(lambda _: True, lambda *_: None)
             self._modules.enter(module, args)
-            self._begin()
+            if 0 in self._plan.inspect:
+                self._begin()
 
     def _begin(self) -> None:
         self._watch = HeadroomWatch(self._modules, self._code)
@@ -104,6 +112,7 @@ class Inspecting(LoopObserver):
         watch = self._watch
         if watch is None or not call.accumulates:
             return
+        self._watch = None
         watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         with self._loop.unobserved():
             parameters = nn.ParameterList(self._loop.parameters)
@@ -113,9 +122,12 @@ class Inspecting(LoopObserver):
         seen = [found for found in (self._headroom, watch.headroom) if found is not None]
         self._headroom = max(seen, key=lambda found: found.largest / found.limit, default=None)
         self._steps += 1
-        if self._steps >= _STEPS or time.monotonic() > self._until:
+
+    def between_steps(self) -> None:
+        if self._loop.backward in self._plan.inspect:
+            self._begin()
+        elif self._loop.backward > max(self._plan.inspect) or time.monotonic() > self._until:
             self.finish("", "steps")
-        self._begin()
 
     def finish(self, error: str, ended: Ended) -> NoReturn:
         """Answer with what was seen."""

@@ -7,23 +7,49 @@ trials cannot be forked from the second pass, a third one runs the bad step in F
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from halfguard.errors import UsageError
 from halfguard.investigation.answering import answer_bad_number, answer_good_run
+from halfguard.investigation.cures import list_cures
+from halfguard.investigation.inspecting import choose_passes
 from halfguard.investigation.launching import can_fork, launch
-from halfguard.investigation.passes import Event, PassKind, PassPlan, PassResult, Start, Target
+from halfguard.investigation.passes import (
+    Event,
+    PassKind,
+    PassPlan,
+    PassResult,
+    Start,
+    Target,
+    TrialPlan,
+    TrialResult,
+)
+from halfguard.investigation.patching import apply_patch
+from halfguard.investigation.proving import Proven, best_tried, is_worth_it, prove
 from halfguard.investigation.ranks import Ranks
-from halfguard.investigation.trial_choice import FP32
+from halfguard.investigation.trial_choice import CALIBRATED, run_trials
 from halfguard.investigation.working_copy import WorkingCopy
+from halfguard.records import write_atomically
 from halfguard.records.script_answer import ScriptAnswer
+from halfguard.replaying import ANSWER_FILE
 
 Watch = Callable[[str, PassResult, float], None]
 _LOG_LINES = 12
 _BEFORE_THE_STEP = (None, "input", "parameter", "buffer")
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A change of the script for one pass, and how long that may run."""
+
+    patch: str
+    steps: int
+    seconds: float
 
 
 @dataclass
@@ -40,6 +66,7 @@ class Investigation:
     incident: str = ""
     ranks: Ranks | None = None
     bad_rank: int | None = None
+    inspect: tuple[int, ...] = ()  # backward passes of a good run
 
     @property
     def log(self) -> Path:
@@ -53,11 +80,16 @@ class Investigation:
         *,
         event: Event | None = None,
         start: Start = "event",
+        alone: bool = False,
+        change: TrialPlan | None = None,
+        trial: Patched | None = None,
     ) -> PassResult:
         """Run one pass, and return its result with the user's own paths."""
         copy, ranks = self.copy, self.ranks
         if copy is not None and (ranks is None or ranks.rank == 0):
             copy.make()
+        if trial is not None and copy is not None:
+            apply_patch(trial.patch, copy.inside(self.folder))
         variables = {} if ranks is None else ranks.begin_pass()
         self.log.write_bytes(b"")
         plan = PassPlan(
@@ -65,11 +97,13 @@ class Investigation:
             target=self._inside(),
             folder=str(self.folder if copy is None else copy.inside(self.folder)),
             answer=str(self.place / f"{kind}.json"),
-            losses=str(self.place / "losses.bin"),
-            steps=self.steps if kind == "sense" else None,
+            losses=str(self.place / ("losses.bin" if trial is None else "patched.bin")),
+            steps=trial.steps if trial else self.steps if kind == "sense" else None,
             event=event,
             start=start,
-            trial=FP32 if kind == "judge" else None,
+            alone=alone,
+            trial=change,
+            inspect=self.inspect,
             emulate=self.emulate,
             isolated=() if copy is None else copy.folders(),
             originals=(str(self.folder),) if copy is None else tuple(map(str, copy.roots)),
@@ -77,13 +111,19 @@ class Investigation:
             incident=self.incident if kind == "track" else "",
         )
         source = None if self.target.is_module else self.folder / self.target.name
+        until = math.inf if trial is None else time.monotonic() + trial.seconds
+
+        def is_over() -> bool:
+            late = time.monotonic() > until
+            return late or (ranks is not None and ranks.others_have_ended())
+
         result = launch(
             plan,
             self.log,
             lambda seen, seconds: self.watch(doing, seen, seconds),
             fork=can_fork(source),
             variables=variables,
-            is_over=lambda: ranks is not None and ranks.others_have_ended(),
+            is_over=is_over,
         )
         if ranks is not None:
             result = ranks.agree(result, self.bad_rank)
@@ -159,20 +199,33 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     if first.event is None:
         inspected = None
         if first.backward and first.ended != "interrupted":
+            one.inspect = choose_passes(first)
             inspected = one.run("inspect", "auditing a few steps")
         return answer_good_run(one.target, first, inspected, log=log, shared=shared)
     if one.ranks is not None:
         one.bad_rank = first.rank
-    second, note = _track(one, first.event)
+    second, note = _track(one, first, first.event)
     if not second.trials and second.culprit is not None and not note:
-        second = _judge_in_fp32(one, first.event, second)
-    answer = answer_bad_number(one.target, first, first.event, second, note=note, shared=shared)
-    return answer.model_copy(update={"log": log, "rank": one.bad_rank})
+        second = _try_in_passes(one, first, first.event, second)
+    proven = _cure(one, first, first.event, second)
+    answer = answer_bad_number(
+        one.target, first, first.event, second, proven, note=note, shared=shared
+    )
+    answer = answer.model_copy(update={"log": log, "rank": one.bad_rank})
+    if answer.incident:
+        write_atomically(Path(answer.incident) / ANSWER_FILE, answer.to_json())
+    return answer
 
 
-def _track(one: Investigation, event: Event) -> tuple[PassResult, str]:
+def _track(one: Investigation, first: PassResult, event: Event) -> tuple[PassResult, str]:
     """Track the bad step; return the result, and how it was found if not in the usual way."""
     doing = f"tracking step {event.step}"
+    if first.workers and one.ranks is None:
+        # What a loader computes is seen only in this process; it may draw other random numbers here.
+        start: Start = "event" if event.backward else "script"
+        found = one.run("track", doing, event=event, start=start, alone=True)
+        if found.culprit is not None and found.differs_at is None:
+            return found, ""
     found = one.run("track", doing, event=event)
     kind = None if found.culprit is None else found.culprit.kind
     if found.ended == "interrupted":
@@ -192,10 +245,32 @@ def _track(one: Investigation, event: Event) -> tuple[PassResult, str]:
     return found, ""
 
 
-def _judge_in_fp32(one: Investigation, event: Event, second: PassResult) -> PassResult:
+def _cure(one: Investigation, first: PassResult, event: Event, second: PassResult) -> Proven:
+    """Choose a cure: the first one whose patch carries the script beyond the bad step."""
+    script = "" if one.target.is_module else str(one.folder / one.target.name)
+    cures = list_cures(second, event, script)
+    can_patch = one.copy is not None and one.ranks is None and second.ended != "interrupted"
+    if not can_patch or not is_worth_it(first, event):
+        return Proven(best_tried(cures))
+
+    def run(patch: str, steps: int, seconds: float) -> PassResult:
+        return one.run("sense", "running the patched script", trial=Patched(patch, steps, seconds))
+
+    return prove(cures, first, event, run)
+
+
+def _try_in_passes(
+    one: Investigation, first: PassResult, event: Event, second: PassResult
+) -> PassResult:
+    """Run trials as passes of their own, where they cannot be forked; only FP32, if they take long."""
     if second.differs_at is not None:
         return second
-    third = one.run("judge", f"running step {event.step} in FP32", event=event)
-    if third.differs_at is not None:
-        return second
-    return second.model_copy(update={"trials": third.trials})
+
+    def run(plan: TrialPlan) -> TrialResult | None:
+        cheap = one.ranks is None and is_worth_it(first, event)
+        if plan.kind != "fp32" and not (cheap and plan.scale in (None, CALIBRATED)):
+            return None
+        found = one.run("judge", f"trying {plan.name}", event=event, change=plan)
+        return found.trials[0] if found.trials and found.differs_at is None else None
+
+    return second.model_copy(update={"trials": tuple(run_trials(second, event, run))})

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from halfguard.investigation.fp32_statements import UncastStatements, patch_uncast
 from halfguard.investigation.passes import TrialPlan
 from halfguard.replaying.composition_patch import patch_line
 from halfguard.replaying.composition_rewrite import CompositionRewrite, Found
 from halfguard.replaying.fp32_lines import (
     Statement,
-    StatementsInFP32,
-    patch_statements,
     statements_at,
+    statements_before,
     statements_of_function,
 )
 from halfguard.replaying.source_edits import SourceFile
@@ -90,14 +90,22 @@ class InFP32(LineChange):
 
     def begin(self) -> None:
         self._list = self._statements()
-        self._mode = StatementsInFP32(self._list)
+        self._mode = UncastStatements(self._list)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _statements(self) -> list[Statement]:
         return statements_at([self.place])
 
     def facts(self) -> dict[str, Any]:
-        return {"patch": patch_statements(self._mode, self._list) if self._mode.half else ""}
+        return {"patch": patch_uncast(self._mode, self._list) if self._mode.half else ""}
+
+
+class SliceInFP32(InFP32):
+    """Statements in FP32: that of the line, and those before it that lead to it."""
+
+    def _statements(self) -> list[Statement]:
+        found = statements_at([self.place])
+        return [*statements_before(*found[0]), *found] if found else []
 
 
 class FunctionInFP32(InFP32):
@@ -111,6 +119,7 @@ CHANGES = {
     "stable": StableOperations,
     "composition": StableComposition,
     "statement": InFP32,
+    "slice": SliceInFP32,
     "function": FunctionInFP32,
 }
 

@@ -22,7 +22,7 @@ from halfguard.investigation.trying import Trying
 def run_pass(plan: PassPlan) -> NoReturn:
     """Run one pass in this process, which ends with it."""
     sys.dont_write_bytecode = True
-    loop, surroundings = TrainingLoop(), Surroundings(plan)
+    loop, surroundings = TrainingLoop(alone=plan.alone), Surroundings(plan)
     try:
         loop.install()
         surroundings.watch()

@@ -18,12 +18,13 @@ from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.base import FloatRecordPart, RecordPart
 from halfguard.records.culprit import Culprit
 
+Place = tuple[str, int]  # file and line
 PassKind = Literal["sense", "track", "judge", "inspect"]
 EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "exception"]
 # Where tracking begins: at the end of the backward pass before the event, at the first call of a module,
 # or with the first line of the script.
 TrialKind = Literal[
-    "fp32", "bf16", "composition", "stable", "statement", "function", "island", "scale"
+    "fp32", "bf16", "composition", "stable", "statement", "slice", "function", "island", "scale"
 ]
 Start = Literal["event", "first module", "script"]
 Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "died"]
@@ -56,7 +57,7 @@ class TrialPlan(RecordPart):
 
     name: str
     kind: TrialKind
-    place: tuple[str, int] | None = None
+    place: Place | None = None
     module: str = ""
     scale: float | None = None
 
@@ -73,6 +74,8 @@ class PassPlan(FloatRecordPart):
     event: Event | None = None
     trial: TrialPlan | None = Field(default=None, description="of a pass that runs one trial")
     start: Start = "event"
+    alone: bool = Field(default=False, description="loaders have no worker processes")
+    inspect: tuple[int, ...] = Field(default=(), description="backward passes to look at")
     emulate: bool = False
     isolated: tuple[str, ...] = Field(default=(), description="folders that may be written to")
     originals: tuple[str, ...] = Field(default=(), description="the folders that were copied")
@@ -102,12 +105,38 @@ class Headroom(FloatRecordPart):
     code: str
 
 
+class SubmodulePlace(RecordPart):
+    """A line that made a module, and the path from there to another one inside of it."""
+
+    place: Place
+    path: str
+
+
+class Made(RecordPart):
+    """Lines of the user's own files that made what a cure may have to change; None if unknown."""
+
+    optimizer: Place | None = None
+    has_eps: bool = Field(default=False, description="of the optimizer that stepped")
+    stepped_by_scaler: bool = Field(default=False, description="of the same optimizer, before")
+    half_weights: Place | None = Field(default=None, description="its weights became half here")
+    scaler: Place | None = None
+    scaling: Place | None = Field(default=None, description="a call of scaler.scale")
+    autocast: Place | None = Field(default=None, description="an FP16 region")
+    raw_step: Place | None = Field(default=None, description="a step on scaled gradients")
+    not_updated: int = Field(default=0, description="scaled backward passes since scaler.update()")
+    hides: Place | None = Field(default=None, description="it made bad numbers finite")
+    modules: tuple[SubmodulePlace, ...] = Field(
+        default=(), description="of the culprit's module, and those around it"
+    )
+
+
 class TrialResult(FloatRecordPart):
     """The bad step under one change; ``stable`` has the operations of ``halfguard.ops`` that ran."""
 
     plan: TrialPlan
     trial: ReplayTrial
     stable: tuple[str, ...] = ()
+    scaled: bool = Field(default=False, description="a scaler scaled the loss")
     limits: bool = Field(default=False, description="a stable operation limits its result")
     rewrite: str = Field(default="", description="what to write for a composition, and where")
     patch: str = Field(default="", description="the change as a unified diff, if it is certain")
@@ -125,14 +154,17 @@ class PassResult(FloatRecordPart):
     seconds: float = 0.0
     loss: float = math.nan
     scaler: ScalerFacts = ScalerFacts()
-    raw_step: str = Field(default="", description="a line that stepped on scaled gradients")
+    raw_step: Place | None = Field(
+        default=None, description="a line that stepped on scaled gradients"
+    )
+    workers: bool = Field(default=False, description="a loader has worker processes")
     autocast_off: str = Field(default="", description="a device whose autocast torch switched off")
     outside: tuple[str, ...] = Field(default=(), description="effects outside the copied folder")
     files: tuple[str, ...] = Field(default=(), description="source files of the user that ran")
     # of the second pass
     culprit: Culprit | None = None
     mask: Culprit | None = Field(default=None, description="a constant infinity among the inputs")
-    optimizer: str = Field(default="", description="the line that made the optimizer that stepped")
+    made: Made = Made()
     way: tuple[str, ...] = ()
     exact: float = Field(
         default=math.nan,

@@ -29,8 +29,13 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.skips import SkipRule
 from halfguard.investigation.surroundings import Surroundings
 from halfguard.investigation.training_loop import BackwardCall, Look, LoopObserver, TrainingLoop
+from halfguard.precision.modes import HALF_DTYPES
 
 MOST_LOSSES = 1_000_000
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class Sensing(LoopObserver):
@@ -44,6 +49,7 @@ class Sensing(LoopObserver):
         self._overflowed = False  # the last backward pass was one that a scaler expects
         self._last_skip: Event | None = None
         self._looked: Event | None = None
+        self._stepped: torch.optim.Optimizer | None = None  # the last one
         self._scales = ScalerFacts()
         self._started = time.monotonic()
         self._progress = ProgressFile(plan.answer)
@@ -100,14 +106,33 @@ class Sensing(LoopObserver):
             self._progress.write(self._result("interrupted"))
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad: that is as exact.
+        self._stepped = optimizer
         with self._loop.unobserved():
-            bad = bad_tensors(p for group in optimizer.param_groups for p in group["params"])
+            bad = bad_tensors(p for p in _parameters(optimizer) if p.dtype in HALF_DTYPES)
         if bad:
             how = f"parameters, after {type(optimizer).__name__}.step()"
             self._found("parameters", how, backward=max(0, self._loop.backward - 1))
         if self._plan.steps is not None and self._loop.steps + 1 >= self._plan.steps:
             self._loop.steps += 1
-            self._leave(self._result("steps"))
+            self._leave(self._result("steps", event=self._broken()))
+
+    def _broken(self) -> Event | None:
+        """Return the event of parameters that the last step broke, or None."""
+        if self._stepped is None:
+            return None
+        with self._loop.unobserved():
+            if not bad_tensors([*_parameters(self._stepped), *self._loop.parameters]):
+                return None
+        finite = [loss for loss in self._losses[-2:] if math.isfinite(loss)]
+        return Event(
+            kind="parameters",
+            backward=max(0, self._loop.backward - 1),
+            step=max(0, self._loop.steps - 1),
+            how=f"parameters, after {type(self._stepped).__name__}.step()",
+            loss=finite[-1] if finite else math.nan,
+            scale=self._loop.scale,
+        )
 
     def looked(self, look: Look) -> None:
         if look.tensor.requires_grad:
@@ -117,9 +142,11 @@ class Sensing(LoopObserver):
 
     def finish(self, error: str, ended: Ended) -> NoReturn:
         """Answer after the script's end."""
-        event = None
+        event = self._broken()
         why = self._rule.at_end(crashed=bool(error))
-        if why and self._last_skip is not None:
+        if event is not None:
+            pass
+        elif why and self._last_skip is not None:
             event = self._last_skip.model_copy(update={"how": why})
         elif error:
             event = self._event("exception", f"the script raised {error.splitlines()[0][:200]}")
@@ -138,7 +165,8 @@ class Sensing(LoopObserver):
         )
 
     def _found(self, kind: EventKind, how: str, *, backward: int | None = None) -> NoReturn:
-        event = self._event(kind, how, backward=backward)
+        event = self._broken() if kind == "loss" else None
+        event = event or self._event(kind, how, backward=backward)
         self._leave(self._result("event", event=event))
 
     def _result(self, ended: Ended, *, event: Event | None = None, error: str = "") -> PassResult:
@@ -152,6 +180,7 @@ class Sensing(LoopObserver):
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
             raw_step=self._loop.raw_step,
+            workers=self._loop.workers,
             autocast_off=self._surroundings.autocast_off,
             outside=self._surroundings.effects,
         )

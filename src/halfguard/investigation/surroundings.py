@@ -31,7 +31,9 @@ class Surroundings:
     def __init__(self, plan: PassPlan) -> None:
         self.autocast_off = ""
         self._effects: dict[str, None] = {}
-        self._folders = plan.isolated
+        # The folder of the copies has records of this pass too; links lie in it.
+        own = (str(Path(plan.links).parent),) if plan.links else ()
+        self._folders = (*plan.isolated, *own)
         caches = (tempfile.gettempdir(), "/dev", "/proc", str(Path.home() / ".cache"))
         self._ours = (*plan.isolated, *caches)
         self._users = plan.originals

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from linecache import getline
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -20,18 +21,21 @@ from halfguard.investigation.finite import bad_tensors
 from halfguard.investigation.held_process import HeldProcess
 from halfguard.investigation.incident_of_step import ModelCall, keep_incident
 from halfguard.investigation.leaving import leave
+from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.passes import (
     Ended,
     Event,
+    Made,
     PassPlan,
     PassResult,
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop, describe_place
+from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
 from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
+from halfguard.replaying.substitution import user_place
 from halfguard.tracing.origins import Origin
 
 _SECONDS = 120.0  # for all trials
@@ -52,7 +56,9 @@ class Tracking(Approach):
         self._registered: set[int] = set()
         self._autocast = ""
         self._call: ModelCall | None = None
-        self._optimizer = ""
+        self._optimizer: torch.optim.Optimizer | None = None  # that stepped
+        self._made = MadePlaces(plan)
+        self._made.install()
 
     def begin(self, first: nn.Module | None, args: Any) -> None:
         # Where every step is tracked, the process would be held at the first one.
@@ -120,7 +126,7 @@ class Tracking(Approach):
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.has_begun:
-            self._optimizer = self._made(optimizer)
+            self._optimizer = optimizer
             self._answer_if_bad([p for group in optimizer.param_groups for p in group["params"]])
 
     def looked(self, look: Look) -> None:
@@ -149,12 +155,14 @@ class Tracking(Approach):
             self._leave(PassResult(ended="event"))
         culprit = origin.culprit
         culprit = replace(culprit, intended=True) if origin.intended else culprit
+        if culprit.phase == "backward" and not culprit.file:
+            culprit = _at_backward_call(culprit)
         result = PassResult(
             ended="event",
             culprit=culprit,
             exact=self._watch.exact.get(origin.index, math.nan),
             mask=self._watch.masks.get(origin.index),
-            optimizer=self._optimizer,
+            made=self._facts(culprit),
             way=self._way(culprit),
             autocast=self._autocast,
         )
@@ -166,18 +174,25 @@ class Tracking(Approach):
         self._leave(result)
 
     def _trials(self, found: PassResult, held: HeldProcess) -> Iterator[TrialResult]:
-        """Run trials until their time is used up; from the script's first line only that of FP32."""
+        """Run trials until their time is used up: those from the script's first line take long."""
         until = time.monotonic() + _SECONDS
 
         def run(trial: TrialPlan) -> TrialResult | None:
-            late = time.monotonic() > until
-            skipped = late or (self.plan.start == "script" and trial.kind != "fp32")
-            return None if skipped else held.run(trial)
+            return None if time.monotonic() > until else held.run(trial)
 
         yield from run_trials(found, self.event, run)
 
-    def _made(self, optimizer: torch.optim.Optimizer) -> str:
-        return describe_place(self.loop.made_at.get(id(optimizer)))
+    def _facts(self, culprit: Culprit) -> Made:
+        """Return where things were made that a cure may have to change."""
+        steps = self._optimizer or next(iter(self.loop.optimizers), None)
+        modules = self._made.submodule(self._modules.model, culprit.module or "")
+        facts = {
+            "modules": modules,
+            "raw_step": self.loop.raw_step,
+            "not_updated": self.loop.not_updated,
+            "hides": self._watch.hides,
+        }
+        return self._made.facts(steps).model_copy(update=facts)
 
     def _way(self, culprit: Culprit) -> tuple[str, ...]:
         """Return the modules that passed it on; those before the culprit hold intended infinities."""
@@ -195,3 +210,12 @@ class Tracking(Approach):
             "rank": int(os.environ.get("RANK", "0")),
         }
         leave(self.plan.answer, result.model_copy(update=facts))
+
+
+def _at_backward_call(culprit: Culprit) -> Culprit:
+    """Return a culprit that no line of the forward pass made: it has the line of the backward call."""
+    place = user_place()
+    if place is None:
+        return culprit
+    op = culprit.op.rpartition("::")[2]
+    return replace(culprit, op=op, file=place[0], line=place[1], code=getline(*place).strip())

@@ -8,7 +8,6 @@ is answered with a message. Beside it stand the scaler (to know a loss before it
 
 from __future__ import annotations
 
-import linecache
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +24,10 @@ from halfguard.replaying.substitution import Place, user_place
 from halfguard.tracing.auditing.fp32_call import undispatched
 
 _LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")
+_WORKER_OPTIONS = (
+    *("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context"),
+    *("worker_init_fn", "timeout"),
+)
 _KEPT = 64  # scaled losses that are remembered until their backward pass
 _isfinite = torch.isfinite  # before it is replaced
 
@@ -77,14 +80,18 @@ class TrainingLoop:
     """What is known of the script's loop."""
 
     observer: LoopObserver = field(default_factory=LoopObserver)
+    alone: bool = False  # loaders work in this process, so that their operations are seen
     backward: int = 0  # finished backward passes
     steps: int = 0  # optimizer steps
     scaler: Any = None
-    made_at: dict[int, Place | None] = field(default_factory=dict)  # lines that made optimizers
     _optimizers: list[weakref.ref[Any]] = field(default_factory=list)
     _scaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = field(default_factory=dict)
-    raw_step: str = ""  # the first line that stepped on gradients that were still scaled
+    raw_step: Place | None = None  # the first line that stepped on gradients that were still scaled
+    workers: bool = False  # a loader has worker processes
+    not_updated: int = 0  # scaled backward passes since the scaler's last update
     _holds_scaled: bool = False  # a scaled backward pass, and the scaler has not unscaled since
+    _by_scaler: bool = False  # the scaler has stepped since the last backward pass
+    _in_scaler: bool = False  # it is stepping now
     _busy: bool = False
 
     def install(self) -> None:
@@ -93,6 +100,7 @@ class TrainingLoop:
         self._watch_engine()
         self._watch_optimizers()
         self._watch_scaler()
+        self._watch_loaders()
         for name in _LOOKS:
             for owner in (torch.Tensor, torch):
                 if hasattr(owner, name):
@@ -147,7 +155,8 @@ class TrainingLoop:
             grads = [p.grad for p in self.parameters] if call.accumulates else out
             self.observer.after_backward(call, [g for g in grads if isinstance(g, Tensor)])
             if call.accumulates:
-                self._holds_scaled = call.scaled
+                self._holds_scaled, self._by_scaler = call.scaled, False
+                self.not_updated += call.scaled
                 self.backward += 1
                 self.observer.between_steps()
             return out
@@ -171,14 +180,15 @@ class TrainingLoop:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(optimizer, *args, **kwargs)
             self._optimizers.append(weakref.ref(optimizer))
-            self.made_at[id(optimizer)] = user_place()
 
         setattr(torch.optim.Optimizer, __init__.__name__, __init__)
 
         def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if not self._busy:
-                if self._holds_scaled and not self.raw_step:
-                    self.raw_step = describe_place(user_place())
+                # Gradients that are still scaled, or that the scaler has used or rejected before.
+                raw = self._holds_scaled or self._by_scaler
+                if raw and not self._in_scaler and self.raw_step is None:
+                    self.raw_step = user_place()
                 self.observer.after_step(optimizer)
                 self.steps += 1
 
@@ -200,17 +210,50 @@ class TrainingLoop:
             return scaled
 
         setattr(torch.amp.GradScaler, scale.__name__, scale)
-        for name in ("step", "unscale_"):
-            self._watch_unscaling(name)
+        self._watch_unscaling()
+        self._watch_scaler_step()
 
-    def _watch_unscaling(self, name: str) -> None:
-        original: Any = getattr(torch.amp.GradScaler, name)
+    def _watch_unscaling(self) -> None:
+        unscale, update = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.update
 
-        def unscaling(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        def unscale_(scaler: Any, *args: Any, **kwargs: Any) -> None:
             self._holds_scaled = False
-            return original(scaler, *args, **kwargs)
+            unscale(scaler, *args, **kwargs)
 
-        setattr(torch.amp.GradScaler, name, unscaling)
+        def updates(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            self.not_updated = 0
+            update(scaler, *args, **kwargs)
+
+        setattr(torch.amp.GradScaler, "unscale_", unscale_)  # noqa: B010
+        setattr(torch.amp.GradScaler, "update", updates)  # noqa: B010
+
+    def _watch_scaler_step(self) -> None:
+        original: Any = torch.amp.GradScaler.step
+
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            self._holds_scaled = False
+            self._in_scaler = True
+            try:
+                return original(scaler, *args, **kwargs)
+            finally:
+                self._in_scaler, self._by_scaler = False, scaler.is_enabled()
+
+        setattr(torch.amp.GradScaler, step.__name__, step)
+
+    def _watch_loaders(self) -> None:
+        """Note loaders with worker processes; without them, if ``self.alone``."""
+        original: Any = torch.utils.data.DataLoader.__init__
+
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            wanted = kwargs.get("num_workers", args[5] if len(args) > 5 else 0)
+            self.workers |= bool(wanted)
+            if wanted and self.alone:
+                args = (*args[:5], 0, *args[6:]) if len(args) > 5 else args
+                for name in _WORKER_OPTIONS:
+                    kwargs.pop(name, None)
+            original(loader, *args, **kwargs)
+
+        setattr(torch.utils.data.DataLoader, __init__.__name__, __init__)
 
     def _watch_looks(self, owner: Any, name: str) -> None:
         original: Callable[..., Any] = getattr(owner, name)
@@ -239,11 +282,6 @@ class TrainingLoop:
             self.observer.looked(Look(tensor, how))
 
 
-def describe_place(place: Place | None) -> str:
-    """Return a line as ``file:line: code``, or an empty string."""
-    return "" if place is None else f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
-
-
 def raise_if_unsupported() -> None:
     """Raise if this version of torch has no place where every backward pass can be seen."""
     modules = torch.autograd.graph, torch.autograd
@@ -251,7 +289,7 @@ def raise_if_unsupported() -> None:
         raise UsageError(
             f"torch {torch.__version__} has no torch.autograd.graph._engine_run_backward, the one function "
             "that every backward pass runs through, so a script cannot be observed from outside.",
-            cure="Use torch 2.9 to 2.13, or call halfguard.find_first_nonfinite in the script.",
+            cure="Use torch 2.9 to 2.15, or call halfguard.find_first_nonfinite in the script.",
         )
 
 

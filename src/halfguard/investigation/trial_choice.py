@@ -19,7 +19,8 @@ FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
 _HALF = ("float16", "bfloat16")
 _DOUBLINGS = 24
-_IN_FP32 = ("statement", "function")
+CALIBRATED = 1.0  # a scale that a scaler would reach, for changes of the computation
+_IN_FP32 = ("statement", "slice", "function")
 Run = Callable[[TrialPlan], TrialResult | None]
 
 
@@ -34,23 +35,25 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
         return
     if found.autocast == "float16":
         yield from (_judged(one, full, run) for one in _ran(run(BF16)))
-    scales = _scale_to_try(event)
-    for plan in _line_trials(culprit, scales, in_fp32=full.trial.good):
+    for plan in _line_trials(culprit, CALIBRATED, in_fp32=full.trial.good):
         tried = run(plan)
         if tried is not None and (plan.kind in _IN_FP32 or tried.stable or tried.rewrite):
             yield _judged(tried, full, run)
-            if plan.kind == "statement" and tried.trial.good:
+            if plan.kind in ("statement", "slice") and tried.trial.good:
                 break
-    if full.trial.good and culprit.module and found.autocast:
+    if full.trial.good and culprit.module and culprit.dtype in _HALF:
         island = TrialPlan(
-            name=f"{culprit.module!r} in FP32", kind="island", module=culprit.module, scale=scales
+            name=f"{culprit.module!r} in FP32",
+            kind="island",
+            module=culprit.module,
+            scale=CALIBRATED,
         )
         yield from (_judged(one, full, run) for one in _ran(run(island)))
     if event.kind == "scale" or culprit.phase == "backward":
         yield from _lower_scale(event, run)
 
 
-def _line_trials(culprit: Culprit, scale: float | None, *, in_fp32: bool) -> Iterator[TrialPlan]:
+def _line_trials(culprit: Culprit, scale: float, *, in_fp32: bool) -> Iterator[TrialPlan]:
     """Yield the changes of the culprit's line; the whole function comes last, if the line is not enough."""
     if not culprit.file:
         return
@@ -60,6 +63,8 @@ def _line_trials(culprit: Culprit, scale: float | None, *, in_fp32: bool) -> Ite
     yield TrialPlan(name=name, kind="stable", place=place, scale=scale)
     if in_fp32 and culprit.dtype in _HALF:
         yield TrialPlan(name="this line in FP32", kind="statement", place=place, scale=scale)
+        name = "this line and those that lead to it, in FP32"
+        yield TrialPlan(name=name, kind="slice", place=place, scale=scale)
         name = "the function around this line in FP32"
         yield TrialPlan(name=name, kind="function", place=place, scale=scale)
 
@@ -67,11 +72,6 @@ def _line_trials(culprit: Culprit, scale: float | None, *, in_fp32: bool) -> Ite
 def _ran(result: TrialResult | None) -> Iterator[TrialResult]:
     if result is not None:
         yield result
-
-
-def _scale_to_try(event: Event) -> float | None:
-    """Return the scale at which a change of the computation is tried: one that a scaler would reach."""
-    return 1.0 if event.scale != 1.0 else None
 
 
 def _lower_scale(event: Event, run: Run) -> Iterator[TrialResult]:
@@ -100,7 +100,7 @@ def _judged(tried: TrialResult, full: TrialResult, run: Run) -> TrialResult:
     facts: dict[str, float | None] = {
         "error_as_written": _relative_error(tried.gradients, full.gradients)
     }
-    if tried.plan.scale is not None and tried.plan.kind != "scale":
+    if tried.scaled and tried.plan.scale is not None and tried.plan.kind != "scale":
         facts["largest_scale"] = _largest_scale(tried.plan, run)
     return tried.model_copy(update={"trial": tried.trial.model_copy(update=facts)})
 

@@ -41,6 +41,7 @@ class Trying(Approach):
         self._loss = self._norm = math.nan
         self._gradients = ""
         self._change = line_change(trial)
+        self._scaled = False
         self._judged = False  # the backward pass of the step was good
 
     def begin(self, first: nn.Module | None, args: Any) -> None:  # noqa: ARG002
@@ -59,6 +60,7 @@ class Trying(Approach):
 
     def before_scaling(self, scaler: Any) -> None:
         """Set the scale of the trial; not before: the last step's gradients have the old one."""
+        self._scaled |= self.has_begun
         if not self.has_begun or self._trial.scale is None:
             return
         if scaler._scale is None:
@@ -153,4 +155,5 @@ class Trying(Approach):
             note=" ".join(note.split())[:200],
         )
         facts = {} if self._change is None else self._change.facts()
-        self._send(TrialResult(plan=self._trial, trial=trial, gradients=self._gradients, **facts))
+        facts |= {"gradients": self._gradients, "scaled": self._scaled}
+        self._send(TrialResult(plan=self._trial, trial=trial, **facts))

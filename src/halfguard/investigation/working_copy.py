@@ -68,7 +68,7 @@ class WorkingCopy:
         budget = _Budget()
         links: list[str] = []
         for root in self.roots:
-            _copy_folder(root, self.inside(root), budget, links)
+            _copy_folder(root, self.inside(root), budget, links, own=self.place.parent)
         self.shared = tuple(budget.shared)
         self.links.write_text("\n".join(links), "utf-8")
         originals = [Path(link).resolve() for link in links]
@@ -121,12 +121,19 @@ class _Budget:
     shared: list[str] = field(default_factory=list)
 
 
-def _copy_folder(source: Path, target: Path, budget: _Budget, links: list[str]) -> None:
-    """Copy breadth first, so that what is linked as a whole lies deep, or is large."""
+def _copy_folder(
+    source: Path, target: Path, budget: _Budget, links: list[str], *, own: Path
+) -> None:
+    """Copy breadth first, so that what is linked as a whole lies deep, or is large.
+
+    The folder of the copies is left out: a script may run in the folder of temporary files.
+    """
     target.mkdir(parents=True)
     waiting = [(source, target)]
     for folder, copy in waiting:
         for entry in _entries(folder):
+            if Path(entry.path) == own:
+                continue
             made, budget.entries = copy / entry.name, budget.entries + 1
             if entry.is_symlink():
                 made.symlink_to(_link_target(Path(entry.path), source))

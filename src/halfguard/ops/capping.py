@@ -45,7 +45,7 @@ class _SoftCap(torch.autograd.Function):
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap): close to x where |x| is well below ``cap``, never beyond ±cap."""
+    """Return cap * tanh(x / cap): close to x where ``|x|`` is well below ``cap``, never beyond ±cap."""
     if not (math.isfinite(cap) and smallest_subnormal(x.dtype) <= cap <= largest_finite(x.dtype)):
         raise UsageError(
             f"soft_cap needs a cap between 0 and {largest_finite(x.dtype):g}, the largest finite "

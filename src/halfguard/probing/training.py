@@ -149,6 +149,7 @@ def _train_on(step: TrainingStep, batch: Any, index: int) -> tuple[float, Failur
         # Not by torch's scaler, which rejects the FP16 gradients of a model with half weights.
         for grad in grads:
             grad.mul_(1 / scale)
+    step.clip()
     step.workload.optimizer.step()
     return loss_value, None
 

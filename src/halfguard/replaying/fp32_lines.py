@@ -50,6 +50,30 @@ def statements_of_function(place: Place) -> list[Statement]:
     return [(file, node) for node in nodes if file.function_at(node.lineno) is function]
 
 
+def statements_before(file: SourceFile, statement: ast.stmt) -> list[Statement]:
+    """Return assignments before a statement, in the same function or module, that its value depends on."""
+    scope = file.function_at(statement.lineno)
+    inside = [
+        node
+        for node in ast.walk(scope or file.tree)
+        if isinstance(node, ast.Assign)
+        and node.lineno < statement.lineno
+        and file.function_at(node.lineno) is scope
+    ]
+    needed, found = _names(statement, ast.Load), list[Statement]()
+    for node in sorted(inside, key=lambda node: -node.lineno):
+        if _names(node, ast.Store) & needed and len(found) < _MOST_BEFORE:
+            found.insert(0, (file, node))
+            needed |= _names(node, ast.Load)
+    return found
+
+
+def _names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
+    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return {node.id for node in nodes if isinstance(node.ctx, context)}
+
+
+_MOST_BEFORE = 12
 _LOWERED = frozenset(
     {"rmatmul"}.union(op for op, rule in RULES.items() if rule is AutocastRule.LOWER)
 )

@@ -111,6 +111,12 @@ class SourceFile:
         start = self._offset(node.lineno, node.col_offset)
         self._add((start, self._offset(node.end_lineno, node.end_col_offset)), new)
 
+    def replace_attribute(self, node: ast.Attribute, name: str) -> None:
+        """Replace the name of an attribute, not what it belongs to."""
+        assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
+        end = self._offset(node.end_lineno, node.end_col_offset)
+        self._add((end - len(node.attr.encode()), end), name)
+
     def append(self, node: ast.expr, text: str) -> None:
         """Write text directly after an expression."""
         assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
@@ -125,6 +131,12 @@ class SourceFile:
         for line in range(statement.lineno + 1, (statement.end_lineno or statement.lineno) + 1):
             start = self._offset(line, 0)
             self._add((start, start), "    ")
+
+    def insert_after(self, statement: ast.stmt, line: str) -> None:
+        """Write a line after the last one of a statement."""
+        end = self._offset((statement.end_lineno or statement.lineno) + 1, 0)
+        at_end = self.text.endswith("\n") or end < len(self.text.encode())
+        self._add((end, end), f"{line}\n" if at_end else f"\n{line}")
 
     def patch(self) -> str:
         """Return all edits as a unified diff; empty if there is none, or if they do not fit together."""

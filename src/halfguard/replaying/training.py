@@ -138,12 +138,11 @@ class _Run:
         with self.variation.context:
             loss = self.training.forward(batch)
             self.training.backward(loss)
-        scaler, optimizer = self.training.scaler, self.workload.optimizer
-        scaler.unscale_(optimizer)
+        self.training.unscale()
         finite = all(bool(grad.isfinite().all()) for grad in self.training.gradients())
         if finite:
             self._clip()
-        if finite or scaler.is_enabled():
+        if finite or self.training.scaler.is_enabled():
             self.training.update()
         return finite
 

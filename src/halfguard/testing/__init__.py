@@ -1,8 +1,25 @@
-"""Assertions for tests of your own: a model trains safely in 16 bits, and as well as in FP32."""
+"""Assertions for tests of your own: safe in 16 bits, as good as in FP32, and unharmed by faults."""
 
 from __future__ import annotations
 
+from halfguard.testing.fault_injection import (
+    FaultOutcome,
+    Loop,
+    assert_survives_faults,
+    inject_faults,
+)
+from halfguard.testing.faults import FAULTS, Fault, LoopParts
 from halfguard.testing.half_safe import assert_half_safe
 from halfguard.testing.matches_fp32 import assert_matches_fp32
 
-__all__ = ["assert_half_safe", "assert_matches_fp32"]
+__all__ = [
+    "FAULTS",
+    "Fault",
+    "FaultOutcome",
+    "Loop",
+    "LoopParts",
+    "assert_half_safe",
+    "assert_matches_fp32",
+    "assert_survives_faults",
+    "inject_faults",
+]

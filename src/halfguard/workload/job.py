@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Workload:
 
     ``loss`` returns a tensor, or a mapping with a ``"loss"``. ``batches`` is a list, a DataLoader, or a
     function that returns an iterable; it is started again when it ends. ``evaluate(model)`` returns metrics.
+    ``clip_norm`` clips the gradients to this total norm, after unscaling, in every run of the job.
     """
 
     model: nn.Module
@@ -37,6 +38,7 @@ class Workload:
     batches: Batches
     optimizer: Optimizer
     evaluate: Callable[[nn.Module], Any] | None = None
+    clip_norm: float | None = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     remake: Callable[[], Workload] | None = field(default=None, kw_only=True, repr=False)
 
@@ -57,7 +59,7 @@ class Workload:
                 cure="Describe the job as a function of a seed that returns a Workload, and load it "
                 "with halfguard.workload.load('file.py:function', seed=0).",
             ) from error
-        return Workload(model, self.loss, self.batches, optimizer, self.evaluate, seed=self.seed)
+        return replace(self, model=model, optimizer=optimizer)
 
     def store_weights_as(self, precision: Precision) -> None:
         """Store the weights as ``precision`` needs them: FP16 weights get FP32 masters in the optimizer."""

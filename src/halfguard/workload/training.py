@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision.modes import autocast
@@ -39,6 +39,7 @@ class TrainingStep:
         self.scaler = torch.amp.GradScaler(
             workload.device.type, init_scale, enabled=precision.needs_loss_scale
         )
+        self._unscaled = False
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on one batch and return its loss."""
@@ -71,10 +72,26 @@ class TrainingStep:
         params = parameters_of(self.workload.optimizer)
         return [grad for p in params if (grad := p.grad) is not None]
 
+    def unscale(self) -> None:
+        """Divide the gradients by the loss scale, once in a step."""
+        if not self._unscaled:
+            self.scaler.unscale_(self.workload.optimizer)
+            self._unscaled = True
+
     def update(self) -> None:
-        """Step the optimizer unless a gradient is not finite, then adapt the scale."""
+        """Clip the gradients, step the optimizer unless one is not finite, then adapt the scale."""
+        if self.workload.clip_norm is not None:
+            self.unscale()
+            self.clip()
         self.scaler.step(self.workload.optimizer)
         self.scaler.update()
+        self._unscaled = False
+
+    def clip(self) -> None:
+        """Clip unscaled gradients to the workload's ``clip_norm``, if it has one."""
+        if self.workload.clip_norm is not None:
+            params = parameters_of(self.workload.optimizer)
+            nn.utils.clip_grad_norm_(params, self.workload.clip_norm)
 
 
 def final_loss(losses: Sequence[float]) -> float:

@@ -84,6 +84,27 @@ def test_without_a_retry_steps_are_skipped_until_then() -> None:
     assert islands(guard.model) == ["scale"]
 
 
+def test_a_fault_of_the_forward_pass_does_not_wait_until_the_loss_scale_is_low() -> None:
+    class Capped(nn.Module):
+        """Squares that overflow and are capped: the loss is finite, and a gradient is 0 times infinity."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * x * self.gain).clamp(max=10.0)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), Capped(), nn.Linear(8, 4))
+
+    guard, actions = train(Job("capped", model, 1, 900.0, loss_fn), {"heal": {}}, 8)
+    assert actions[:3] == [Action.SKIP] * 3
+    assert islands(guard.model) == ["1"]
+    assert guard.scaler.get_scale() >= 65536 / 2**3
+    assert actions[-1] is Action.APPLY
+
+
 def test_a_step_before_the_healing_is_that_of_a_run_without_it() -> None:
     job = BY_NAME["conv"]
     with_heal, _ = train(job, HEAL, 6)

@@ -123,6 +123,27 @@ def test_a_trial_of_an_outer_island_does_not_round_the_inner_weights() -> None:
     assert dtypes(net)["block.up.weight"] is torch.float16
 
 
+def test_a_trial_without_an_island_does_not_round_its_weights() -> None:
+    net = Net().half()
+    made = applied(net)
+    made.set(islands_of(["block.norm"]))
+    with torch.no_grad():
+        net.block.norm.gain.add_(2.0**-20)  # no half number
+        net.block.norm.shift.add_(2.0**-30)
+    gradients(net, torch.randn(4, 8).half())
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    storage = net.block.norm.gain.data_ptr()
+    with made.trial(islands_of(["first"])):
+        assert dtypes(net)["block.norm.gain"] is torch.float16
+    after = net.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert dtypes(net)["block.norm.gain"] is torch.float32
+    assert dtypes(net)["first.weight"] is torch.float16
+    assert net.block.norm.gain.data_ptr() == storage
+    assert is_island(net.block.norm)
+    assert not is_island(net.first)
+
+
 def test_an_island_of_the_user_inside_is_left_alone() -> None:
     net, x = Net().half(), (torch.randn(4, 8) * 1000).half()
     hg.fp32_island(net.block.norm)

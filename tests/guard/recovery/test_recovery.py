@@ -85,6 +85,27 @@ def test_the_first_remedy_that_helps_is_kept(
     assert remedies == [f"remedy: {name}" for name in ladder[: rollbacks - 1]]
 
 
+def test_the_remedy_fp32_takes_batches_in_half() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1)).to(chosen_device())
+    seen: list[torch.dtype] = []
+
+    def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        out = model(batch["x"])
+        seen.append(out.dtype)
+        loss = out.float().square().mean()
+        return loss if len(seen) <= 8 or out.dtype is torch.float32 else loss * torch.nan
+
+    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), CONFIG)
+    outcomes = [
+        guard.step(loss_fn, {"x": torch.randn(6, 4, device=chosen_device()).half()})
+        for _ in range(24)
+    ]
+    assert guard.config.precision == "fp32"
+    assert [one.action for one in outcomes].count(Action.ROLL_BACK) == 2
+    assert all(one.applied for one in outcomes[-10:])
+    assert set(seen[-10:]) == {torch.float32}
+
+
 def test_when_nothing_helps_the_run_is_stopped_with_all_that_was_tried() -> None:
     with pytest.raises(TrainingHaltedError) as caught:
         run(lambda guard: False)

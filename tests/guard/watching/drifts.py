@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from halfguard import Guard
+from halfguard.errors import TrainingHaltedError
 from halfguard.records.watch import WatchRow
 
 Training = tuple[nn.Module, Callable[[Any, Any], Tensor], Callable[[int], Any], Optimizer, int]
@@ -122,7 +123,10 @@ STABLE: dict[str, Callable[[int], Training]] = {
 
 
 class Watched:
-    """A run with its rows, the step of its first warning of overflow, and of its first overflow."""
+    """A run with its rows, the steps of its first warning of overflow and of its first overflow.
+
+    ``halted`` is the step at which the guard ended the run, because gradients overflowed again and again.
+    """
 
     def __init__(self, training: Training, *, every: int = EVERY, **config: Any) -> None:
         model, loss_fn, batch_of, optimizer, steps = training
@@ -130,9 +134,14 @@ class Watched:
         guard = Guard(model, optimizer, given)
         self.warned: int | None = None
         self.overflowed: int | None = None
+        self.halted: int | None = None
         self.rows: list[WatchRow] = []
         for step in range(steps):
-            cause = guard.step(loss_fn, batch_of(step)).cause
+            try:
+                cause = guard.step(loss_fn, batch_of(step)).cause
+            except TrainingHaltedError:
+                self.halted = step
+                break
             rows = [
                 row for row in guard._recorder.journal.recent_rows(3) if isinstance(row, WatchRow)
             ]

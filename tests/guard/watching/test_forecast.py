@@ -14,8 +14,8 @@ from tests.support.planted import Drift
 AHEAD = 50
 OWN_DRIFTING = ["growing input", "rewarded growth", "growing input, squared", "growing residuals"]
 OWN_STABLE = ["scores", "loud", "seasons", "warm-up"]
-UNSEEN_DRIFTING = [forecast_runs.DRIFTING[at] for at in (0, 7, 10)]
-UNSEEN_STABLE = [forecast_runs.STABLE[at] for at in (0, 10)]
+LISTED_DRIFTING = [forecast_runs.SECOND.drifting[at] for at in (0, 7, 10)]
+LISTED_STABLE = [forecast_runs.SECOND.stable[at] for at in (0, 10)]
 
 
 @pytest.mark.slow
@@ -48,8 +48,8 @@ def test_a_stable_run_is_not(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("seed")
-@pytest.mark.parametrize("drift", UNSEEN_DRIFTING, ids=lambda one: one.name)
-def test_an_unseen_drifting_run_is_announced(drift: Drift) -> None:
+@pytest.mark.parametrize("drift", LISTED_DRIFTING, ids=lambda one: one.name)
+def test_a_drifting_run_of_a_list_is_announced(drift: Drift) -> None:
     run = Watched(drift.make(0))
     assert run.overflowed is not None
     assert run.warned is not None
@@ -58,8 +58,8 @@ def test_an_unseen_drifting_run_is_announced(drift: Drift) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("seed")
-@pytest.mark.parametrize("drift", UNSEEN_STABLE, ids=lambda one: one.name)
-def test_an_unseen_stable_run_is_not(drift: Drift) -> None:
+@pytest.mark.parametrize("drift", LISTED_STABLE, ids=lambda one: one.name)
+def test_a_stable_run_of_a_list_is_not(drift: Drift) -> None:
     *rest, _ = drift.make(0)
     run = Watched((*rest, 400))  # type: ignore[arg-type]
     assert run.overflowed is None
@@ -68,11 +68,11 @@ def test_an_unseen_stable_run_is_not(drift: Drift) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("seed")
-def test_unseen_runs_are_what_they_say_in_fp32() -> None:
-    assert all(map(forecast_runs.drifts, UNSEEN_DRIFTING))
-    assert all(map(forecast_runs.stays, UNSEEN_STABLE[1:]))
+def test_listed_runs_are_what_they_say_in_fp32() -> None:
+    assert all(map(forecast_runs.drifts, LISTED_DRIFTING))
+    assert all(map(forecast_runs.stays, LISTED_STABLE[1:]))
 
 
 def test_there_are_twenty_of_each() -> None:
-    for runs in (forecast_runs.DRIFTING, forecast_runs.STABLE):
+    for runs in (*forecast_runs.SECOND, *forecast_runs.THIRD):
         assert len({one.name for one in runs}) == len(runs) == 20

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
-from math import exp
+from math import exp, log
 
 import pytest
 
 from halfguard.guard.watching.growth import Growth, fit_growth, smooth
-from halfguard.guard.watching.trends import HORIZON, LEAST, Sample, growth_to_limit
+from halfguard.guard.watching.trends import (
+    HORIZON,
+    LEAST,
+    NEAR_DIMINISHING,
+    Sample,
+    growth_to_limit,
+)
 
 STEPS = range(0, 160, 5)
 LAWS = {
@@ -24,18 +30,24 @@ def level_off(step: float, end: float, pace: float) -> float:
     return end * (1 - exp(-(step + 5) / pace))
 
 
-def forecast(values: list[float], losses: list[float] | None = None) -> Growth | None:
-    """Forecast from samples at every fifth step; without ``losses``, the loss stays as it is."""
-    losses = [1.0] * len(values) if losses is None else losses
-    series = zip(range(0, 5 * len(values), 5), values, losses, strict=True)
+def forecast(
+    values: list[float], losses: list[float] | None = None, norms: list[float] | None = None
+) -> Growth | None:
+    """Forecast from samples at every fifth step; losses and norms that are not given stay as they are."""
+    steady = [1.0] * len(values)
+    series = zip(
+        range(0, 5 * len(values), 5), values, losses or steady, norms or steady, strict=True
+    )
     return growth_to_limit([Sample(*one) for one in series][-64:])
 
 
-def announced(values: list[float], losses: list[float] | None = None) -> int | None:
+def announced(
+    values: list[float], losses: list[float] | None = None, norms: list[float] | None = None
+) -> int | None:
     """Return the first step at which a series is announced."""
     for count in range(1, len(values) + 1):
-        some = None if losses is None else losses[:count]
-        if forecast(values[:count], some) is not None:
+        some = [one and one[:count] for one in (losses, norms)]
+        if forecast(values[:count], *some) is not None:
             return 5 * (count - 1)
     return None
 
@@ -109,6 +121,49 @@ def test_a_goal_beyond_the_limit_is(power: int) -> None:
     values = [0.01 * step for step in range(1, 100)]
     assert announced(values, [(3 - value) ** power for value in values]) is not None
     assert announced(values, [0.5 - value for value in values]) is not None  # falls below 0
+
+
+def test_growth_that_ends_with_the_gradient_is_not_announced_whatever_the_sign_of_the_loss() -> (
+    None
+):
+    values = [0.001 * 1.1**step for step in range(80) if 0.001 * 1.1**step < 0.5]
+    losses = [-value for value in values]
+    assert announced(values, losses) is not None
+    assert announced(values, losses, [1 - value / 0.5 for value in values]) is None
+    assert announced(values, losses, [1 - value / 3 for value in values]) is not None
+
+
+def poisson(goal: float, seed: int) -> tuple[list[float], list[float], list[float]]:
+    """Learn counts by an exponential: magnitude, loss and gradient norm; batches differ by 5%."""
+    numbers = random.Random(seed)
+    values = [0.0005 * 1.2**step for step in range(60) if 0.0005 * 1.2**step < min(goal, 1)]
+    counts = [numbers.gauss(1, 0.05) for _ in values]
+    losses = [
+        value / goal - count * log(value) - 9 for value, count in zip(values, counts, strict=True)
+    ]
+    norms = [abs(count - value / goal) for value, count in zip(values, counts, strict=True)]
+    return values, losses, norms
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_diminishing_returns_a_forecast_waits_until_the_gradient_tells(seed: int) -> None:
+    within = poisson(0.3, seed)
+    assert announced(*within) is None
+    assert announced(within[0]) is not None  # by the magnitude alone
+    beyond = poisson(30, seed)
+    step = announced(*beyond)
+    assert step is not None
+    assert beyond[0][step // 5] >= NEAR_DIMINISHING
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slow_growth_with_much_noise_is_announced(seed: int) -> None:
+    numbers = random.Random(seed)
+    values = [(0.05 + 0.008 * at) * exp(numbers.gauss(0, 0.15)) for at in range(120)]
+    crossing = next(at for at, value in enumerate(values) if value >= 1)
+    step = announced(values[:crossing])
+    assert step is not None
+    assert 5 * crossing - step >= 30
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_only_the_next_overflow_is_announced_and_only_once() -> None:
     told: list[WatchWarning] = []
     for step in range(0, 400, 5):
         maxima = [result(at("mul"), 2 ** (4 + step / 40)), result(at("add"), 2 ** (3 + step / 40))]
-        trends.add(step, merge_calls(maxima), 1.0)
+        trends.add(step, merge_calls(maxima), 1.0, 1.0)
         told += warnings.new(step, (), trends.forecasts(), ())
     assert [one.place for one in told] == ["model.py:3"]
     assert "mul" in told[0].text
@@ -91,9 +91,9 @@ def test_only_the_next_overflow_is_announced_and_only_once() -> None:
 def test_a_line_that_has_left_the_range_is_not_forecast() -> None:
     trends = Trends()
     for step in range(0, 200, 5):
-        trends.add(step, merge_calls([result(at(), 2 ** (4 + step / 20))]), 1.0)
+        trends.add(step, merge_calls([result(at(), 2 ** (4 + step / 20))]), 1.0, 1.0)
     assert trends.forecasts()
-    trends.add(205, merge_calls([result(at(), inf)]), 1.0)
+    trends.add(205, merge_calls([result(at(), inf)]), 1.0, 1.0)
     assert trends.forecasts() == []
 
 
@@ -104,7 +104,7 @@ def test_a_line_that_no_longer_runs_is_not_forecast_and_hides_no_other() -> None
         maxima = [result(at("mul"), 2 ** (4 + step / 40))] if step < 440 else []
         if step >= 1500:
             maxima.append(result(at("add", "b"), 2 ** (4 + (step - 1500) / 40)))
-        trends.add(step, merge_calls(maxima), 1.0)
+        trends.add(step, merge_calls(maxima), 1.0, 1.0)
         told += warnings.new(step, (), trends.forecasts(), ())
         if 440 <= step < 1500:
             assert trends.forecasts() == []

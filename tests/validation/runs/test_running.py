@@ -77,6 +77,16 @@ def test_where_nothing_goes_wrong_the_guard_changes_no_bit(healthy: dict[str, Ru
     assert (bare.metrics, bare.curve.loss) == (guarded.metrics, guarded.curve.loss)
 
 
+def test_every_candidate_clips_as_the_job_does(healthy: dict[str, RunResult]) -> None:
+    tasks = tasks_of("clipped", candidates=["fp16-mixed", "fp16-mixed guarded"])
+    runs = {name: run(task) for name, task in tasks.items()}
+    bare, guarded = runs["fp16-mixed"], runs["fp16-mixed guarded"]
+    assert guarded.curve == bare.curve
+    for name in ("fp32", "fp16-mixed"):
+        assert runs[name].curve.grad_norm[0] == healthy[name].curve.grad_norm[0]  # before clipping
+        assert runs[name].curve.loss[1:] != healthy[name].curve.loss[1:]
+
+
 def test_precisions_differ_and_are_all_trained(healthy: dict[str, RunResult]) -> None:
     losses = {run.curve.loss for name, run in healthy.items() if name != "fp16-mixed guarded"}
     assert len(losses) == 4

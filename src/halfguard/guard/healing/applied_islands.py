@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
@@ -40,11 +40,12 @@ class AppliedIslands:
     def trial(self, islands: Sequence[AnyIsland]) -> Iterator[None]:
         """Run the block with exactly these islands, then make the present ones again."""
         before = self._made
-        try:
+        with ExitStack() as stack:
+            for model in self._models:
+                stack.enter_context(model.keeping_weights())
+            stack.callback(self.set, before)
             self.set(islands)
             yield
-        finally:
-            self.set(before)
 
     def has_module(self, name: str) -> bool:
         """Return whether the model has a module of this name."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from halfguard.dist.collectives import rank
+from halfguard.guard.healing.plan_file import PlanFile
 from halfguard.guard.healing.producer import Producer
 from halfguard.guard.healing.proof import Proof
 from halfguard.journal import Journal
@@ -18,7 +19,7 @@ logger = logging.getLogger("halfguard")
 class HealingLog:
     """Says what failed, where, and what was changed; rank 0 speaks."""
 
-    def __init__(self, journal: Journal, plan: object) -> None:
+    def __init__(self, journal: Journal, plan: PlanFile) -> None:
         self._journal, self._plan = journal, plan
 
     def applied(
@@ -63,15 +64,20 @@ class HealingLog:
 
     def older_state(self, step: int, islands: Sequence[str]) -> None:
         """Say which islands are not in force, because the state that was loaded is older than they are."""
-        if not rank():
-            logger.warning(
-                "step %d: %s: in half again. The state that was loaded is older than this part of %s, and "
-                "the run continues as it did from there: an operation that fails again gets its island "
-                "again. To start with these islands instead, copy the file and set plan: in the config.",
-                step,
-                ", ".join(islands),
-                self._plan,
-            )
+        if rank():
+            return
+        if self._plan.path is None:
+            how = "To start with them next time, give the guard a run_dir: it writes a file there for plan:"
+        else:
+            how = f"To start with them instead, copy {self._plan} and set plan: to the copy"
+        logger.warning(
+            "step %d: %s: in half again. The state that was loaded was saved before the guard made these "
+            "FP32 islands, and the run continues as it did from there: an operation that fails again gets "
+            "its island again. %s in the config.",
+            step,
+            ", ".join(islands),
+            how,
+        )
 
     def _add(
         self,

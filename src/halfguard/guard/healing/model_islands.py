@@ -3,12 +3,14 @@
 Weights of a model that is half by itself are FP32 inside an island, and half again once no island holds them
 any more. Islands may lie inside each other: a module, and later its parent. Only the outermost is made; the
 inner one is made when the outer one is taken back. So weights that stay inside some island are never rounded
-on the way from one set of islands to another, and a trial changes nothing.
+on the way from one set of islands to another. A trial may leave an island out, and rounds its weights; they
+are put back afterwards (``keeping_weights``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +44,21 @@ class ModelIslands:
             if found is not None and path not in self._made and not is_island(found):
                 self._make(path, found)
         self._cast_weights()
+
+    @contextmanager
+    def keeping_weights(self) -> Iterator[None]:
+        """Put the FP32 tensors of the present islands back after the block, which ends with these islands."""
+        weights = [(parameter, parameter.data) for parameter, _ in self._half_weights.values()]
+        buffers = [
+            (owner, name, owner._buffers[name]) for owner, name, _ in self._half_buffers.values()
+        ]
+        try:
+            yield
+        finally:
+            for parameter, data in weights:
+                parameter.data = data
+            for owner, name, buffer in buffers:
+                owner._buffers[name] = buffer
 
     def _make(self, path: str, module: nn.Module) -> None:
         self._note_half_tensors(module)

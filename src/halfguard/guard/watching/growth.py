@@ -20,6 +20,7 @@ CLEAR = 5.0  # standard errors by which the line must rise
 # Powers whose log-likelihood is this near the best one's are possible as well: 95% for one parameter.
 POSSIBLE = 2.0
 MAX_RISE = 100.0  # of the logarithm; powers of more are beyond a float
+_LEAST_ERROR = 1e-30  # a law without any noise has none
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,19 @@ class _Line:
     ahead: float
     soonest: float
     doubling: float
-    is_clear: bool
+    rise: float  # in standard errors
 
 
-def fit_growth(steps: Sequence[int], shares: Sequence[float]) -> Growth | None:
-    """Fit shares of the limit, each above 0 and below 1; None if they do not clearly rise."""
+def fit_growth(
+    steps: Sequence[int], shares: Sequence[float], clear: float = CLEAR
+) -> Growth | None:
+    """Fit shares of the limit, each above 0 and below 1; None if they do not rise by ``clear`` errors."""
     logs = [log(share) for share in shares]
     if max(logs) - min(logs) > MAX_RISE:
         return None
     lines = list(_lines(steps, logs))
     best = max(lines, key=lambda line: line.likelihood)
-    if not best.is_clear:
+    if best.rise <= clear:
         return None
     possible = [one for one in lines if one.likelihood >= best.likelihood - POSSIBLE]
     return Growth(
@@ -92,7 +95,7 @@ def _lines(steps: Sequence[int], logs: Sequence[float]) -> Iterator[_Line]:
             ahead=rest / slope if slope > 0 else inf,
             soonest=rest / (slope + 2 * error) if slope + 2 * error > 0 else inf,
             doubling=log(2) * max(1 + power * ends[-1], 0.0) / slope if slope > 0 else inf,
-            is_clear=slope > CLEAR * error,
+            rise=slope / max(error, _LEAST_ERROR),
         )
 
 

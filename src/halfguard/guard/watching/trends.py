@@ -2,21 +2,22 @@
 
 A run that levels off at half of the range looks, until then, like one that does not. So nothing is announced
 early: a forecast is made when the overflow is ``HORIZON`` samples away or less. Growth is fitted to windows
-of several lengths (``growth``), and all of them must say so. The longest does not follow noise, the shortest
-sees first that growth slows down. A model that learns numbers of a certain size grows until its loss is 0; if
-that is before the limit, there is no forecast either.
+of several lengths (``growth``), and all of them must say so. The longest does not follow noise, and must
+clearly rise; the shortest sees first that growth slows down. Where loss or gradient show that training will
+end the growth before the limit (``goals``), there is no forecast either.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from math import inf, log2, sqrt
-from statistics import fmean, linear_regression, median, pstdev
+from math import inf, log2
+from statistics import median
 from typing import NamedTuple
 
 from halfguard.formats import for_dtype
-from halfguard.guard.watching.growth import Growth, fit_growth, smooth
+from halfguard.guard.watching.goals import has_diminishing_returns, has_goal
+from halfguard.guard.watching.growth import CLEAR, Growth, fit_growth, smooth
 from halfguard.guard.watching.layers import leaves_range
 from halfguard.guard.watching.operation_maxima import Maximum, Place
 from halfguard.records.watch import OverflowAhead
@@ -26,19 +27,23 @@ WINDOWS = (12, 20, 28)
 LEAST = 16  # fewer are no evidence
 HORIZON = 20
 PAST = 0.75  # of the samples so far: not further ahead than that
-# A share of the limit: a magnitude is not extended by a larger factor than 40.
+# Shares of the limit: a magnitude is not extended by a larger factor than 40, which is growth by a factor of
+# 1.4 per sample over half the horizon; with diminishing returns, by none larger than 8.
 NEAR = 1 / 40
-SURE = 3.0  # standard errors by which the loss must fall
+NEAR_DIMINISHING = 1 / 8
 _KEPT = 64  # sampled steps: magnitudes that come and go with the data rise to where they have been before
 _TESTED = 8  # lines per step: those that would overflow first
 
 
 class Sample(NamedTuple):
-    """The largest magnitude of a line in a sampled step, as a share of the limit, and the step's loss."""
+    """The largest magnitude of a line in a sampled step, as a share of the limit; the step's loss, and its
+    gradient norm.
+    """
 
     step: int
     share: float
     loss: float
+    norm: float
 
 
 class Trends:
@@ -48,7 +53,7 @@ class Trends:
         self._samples: dict[Place, deque[Sample]] = {}
         self._last = -1  # the last sampled step
 
-    def add(self, step: int, by_place: Mapping[Place, Maximum], loss: float) -> None:
+    def add(self, step: int, by_place: Mapping[Place, Maximum], loss: float, norm: float) -> None:
         """Add a sampled step. A line that left the range has nothing more to forecast."""
         self._last = step
         for place, one in by_place.items():
@@ -57,7 +62,7 @@ class Trends:
             if leaves_range(one) or one.absmax == 0:
                 self._samples.pop(place, None)
                 continue
-            sample = Sample(step, one.absmax / for_dtype(one.dtype).largest, loss)
+            sample = Sample(step, one.absmax / for_dtype(one.dtype).largest, loss, norm)
             self._samples.setdefault(place, deque(maxlen=_KEPT)).append(sample)
 
     def forecasts(self) -> list[OverflowAhead]:
@@ -90,11 +95,12 @@ def growth_to_limit(samples: Sequence[Sample]) -> Growth | None:
     near = min(HORIZON, PAST * len(steps)) * every
     found: list[Growth] = []
     for size in WINDOWS:
-        growth = fit_growth(steps[-size:], shares[-size:])
+        clear = CLEAR if size == WINDOWS[-1] else 0.0
+        growth = fit_growth(steps[-size:], shares[-size:], clear)
         if growth is None or growth.ahead > near:
             return None
         found.append(growth)
-    if has_goal(shares[-shortest:], [one.loss for one in samples[-shortest:]]):
+    if _ends(shares, [one.loss for one in samples], [one.norm for one in samples]):
         return None
     slowest = max(found, key=lambda one: one.ahead)
     return Growth(
@@ -105,20 +111,13 @@ def growth_to_limit(samples: Sequence[Sample]) -> Growth | None:
     )
 
 
-def has_goal(shares: Sequence[float], losses: Sequence[float]) -> bool:
-    """Return whether the loss will be 0 before the limit is reached, so that growth ends there.
-
-    Its root is extended, which is a line over the magnitude for a squared error, and falls more and more
-    steeply for an absolute one.
-    """
-    if min(losses) <= 0:
-        return False
-    roots = [sqrt(loss) for loss in losses]
-    line = linear_regression(shares, roots)
-    ends = [line.intercept + line.slope * share for share in shares]
-    square = fmean([(root - end) ** 2 for root, end in zip(roots, ends, strict=True)])
-    error = sqrt(square * len(roots) / (len(roots) - 2)) / (pstdev(shares) * sqrt(len(roots)))
-    return line.slope < -SURE * error and line.intercept + line.slope < 0
+def _ends(shares: Sequence[float], losses: Sequence[float], norms: Sequence[float]) -> bool:
+    """Return whether training will end the growth before the limit, or might, as far as can be told."""
+    latest, all_of = slice(-WINDOWS[0], None), slice(-WINDOWS[-1], None)
+    if has_goal(shares[latest], losses[latest], norms[latest]):
+        return True
+    is_far = shares[-1] < NEAR_DIMINISHING
+    return is_far and has_diminishing_returns(shares[all_of], losses[all_of])
 
 
 def _rough_ahead(samples: Sequence[Sample]) -> float:

@@ -125,7 +125,7 @@ class Watching:
             yield
         self._sampling.done(step)
         by_place = merge_calls(found)
-        self._trends.add(step, by_place, loss)
+        self._trends.add(step, by_place, loss, norm)
         layers = layers_of(by_place, found, self._harmless)
         updates, early = self._weights.read(measured, step, self._ahead)
         forecasts = self._trends.forecasts()

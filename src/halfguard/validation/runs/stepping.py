@@ -60,7 +60,7 @@ class BareStep:
         step, scaler = self.step, self.step.scaler
         loss = step.forward(batch)
         step.backward(loss)
-        scaler.unscale_(step.workload.optimizer)
+        step.unscale()
         scale, grads = scaler.get_scale(), step.gradients()
         finite = not scaler.is_enabled() or all(bool(g.isfinite().all()) for g in grads)
         norm = nn.utils.get_total_norm(grads).item() if grads else 0.0
@@ -73,6 +73,8 @@ class GuardedStep:
 
     def __init__(self, workload: Workload, precision: Precision, config: dict[str, Any]) -> None:
         self.workload, self.precision = workload, precision
+        if config.get("clip") is None and workload.clip_norm is not None:
+            config = config | {"clip": {"max_norm": workload.clip_norm}}
         self.guard = Guard(workload.model, workload.optimizer, config)
 
     def __call__(self, batch: Any) -> StepResult | None:

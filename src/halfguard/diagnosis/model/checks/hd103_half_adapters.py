@@ -23,7 +23,7 @@ def check(setup: TrainingSetup) -> Iterator[Finding]:
     yield Finding(
         code="HD103",
         severity="error",
-        message=f"{count_are(len(found), 'adapter parameter')} {dtype}, on a frozen half base: "
+        message=f"{count_are(len(found), 'trained parameter')} {dtype}, on a frozen half base: "
         f"{join_names(one.name for one in found)}.",
         subject=found[0].name,
         why="Small updates to them are rounded away." + (scaler if dtype == "float16" else ""),

@@ -1,0 +1,117 @@
+"""Measure the cost of ``halfguard why``: its first pass on a script, and an answer for a late failure.
+
+The first pass: processor seconds per step of a transformer of 6M parameters, in a script of its own, bare and
+under the sensors, interleaved. A late failure: processor seconds of the whole command for a script that fails
+at step 5,000, and of the script alone up to there; both with their imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.table import print_table
+from halfguard.investigation import Target
+from halfguard.investigation.investigating import Investigation
+
+ROOT = Path(__file__).resolve().parents[1]
+
+STEADY = """
+import sys, time
+import torch
+from benchmarks.bench_trace import Gpt
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+model = Gpt()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+began = 0.0
+for step in range(int(sys.argv[2]) + 3):
+    if step == 3:
+        began = time.process_time()
+    ids = torch.randint(0, 4096, (4, 64))
+    loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+with open(sys.argv[1], "w") as file:
+    file.write(str((time.process_time() - began) / int(sys.argv[2])))
+"""
+
+LATE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+for step in range(5001):
+    x = torch.randn(64, 64)
+    out = net(x)
+    if step == 5000:
+        out = out * 0
+    loss = (out / out.abs().sum()).sum() if step == 5000 else out.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def one_pass(folder: Path, steps: int, *, sensed: bool) -> float:
+    """Return the processor seconds per step of one run."""
+    out = folder / "seconds.txt"
+    out.unlink(missing_ok=True)
+    arguments = (str(out), str(steps))
+    if sensed:
+        os.chdir(folder)
+        target = Target(name="steady.py", arguments=arguments)
+        Investigation(target, folder, folder, lambda *_: None).run("sense", "running")
+    else:
+        subprocess.run([sys.executable, "steady.py", *arguments], cwd=folder, check=True)
+    return float(out.read_text())
+
+
+def children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def command(folder: Path, *line: str) -> float:
+    """Return the processor seconds of a command and of all that it starts."""
+    before = children()
+    subprocess.run([sys.executable, *line], cwd=folder, check=False, capture_output=True)
+    return children() - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args()
+    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    sys.path.insert(0, str(ROOT))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place).resolve()
+        (folder / "steady.py").write_text(STEADY)
+        (folder / "late.py").write_text(LATE)
+        seconds: dict[str, list[float]] = {"the script alone": [], "under the sensors": []}
+        for _ in range(options.rounds):
+            for name, found in seconds.items():
+                sensed = name != "the script alone"
+                found.append(one_pass(folder, options.steps, sensed=sensed))
+        title = "The first pass of why: one step of a transformer of 6M parameters"
+        print_table(title, seconds, against="the script alone")
+        alone = command(folder, "late.py")
+        asked = command(folder, "-m", "halfguard", "why", "--json", "late.py")
+        print(
+            f"\nA failure at step 5,000: {alone:.1f} s alone, {asked / alone:.2f} times that asked why"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Advise where no change could be tried: on bad data, or a division by zero in any precision."""
+
+from __future__ import annotations
+
+import linecache
+import math
+
+from halfguard.formats import FP32
+from halfguard.investigation.passes import Event, PassResult, Place
+from halfguard.records.culprit import Culprit
+from halfguard.records.script_answer import InFP32
+
+_HALF = ("float16", "bfloat16")
+
+
+def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
+    """Return what to do where no trial has shown a cure; nothing of it was tested."""
+    culprit = found.culprit
+    if culprit is None:
+        return ""
+    if culprit.kind == "input":
+        hides = describe_place(found.made.hides)
+        return (
+            f"{culprit.name} was not finite before it was used here: look at the data that it was made of, "
+            "and repair or drop such samples there."
+            + (f" A finite loss does not help: gradients pass through {hides}" if hides else "")
+        )
+    if culprit.kind in ("parameter", "buffer"):
+        return (
+            f"The {culprit.kind} {culprit.name} was not finite before this step: an earlier step, or a "
+            "checkpoint that was loaded, has to be repaired."
+        )
+    if event.kind == "parameters" and culprit.phase == "backward" and event.scale > 1:
+        return (
+            "The optimizer applied gradients that had overflowed: only scaler.step(optimizer) may step it, "
+            "never optimizer.step() as well."
+        )
+    return _advise_on_operation(culprit, found.exact, in_fp32)
+
+
+def _advise_on_operation(culprit: Culprit, exact: float, in_fp32: InFP32) -> str:
+    if culprit.op.startswith("nll_loss"):
+        return (
+            "No label is left in this batch (all are ignored): skip it, or divide by max(count, 1)."
+        )
+    if math.isinf(exact) and in_fp32 == "fine":
+        return (
+            f"{culprit.op} has no finite value at these inputs, but the step is fine in FP32: a lower "
+            "precision made them 0 or infinite before. Compute the operations before it in FP32, and choose "
+            "an epsilon that is not 0 in half."
+        )
+    if math.isinf(exact):
+        return (
+            f"{culprit.op} has no finite value at these inputs in any precision: guard its input (an "
+            "epsilon, clamp, torch.where on the input, no empty rows)."
+        )
+    if math.isfinite(exact) and culprit.dtype in _HALF and exact < FP32.largest:
+        return (
+            f"The result, up to {exact:.3g}, does not fit {culprit.dtype}: compute {culprit.op} in FP32 "
+            "(.float(), with autocast off), or make its input smaller."
+        )
+    if math.isfinite(exact):
+        return (
+            f"The result, up to {exact:.3g}, does not fit FP32 either: the run diverged before this step, "
+            "or its inputs are far too large. Lower the learning rate, warm it up, or clip gradients."
+        )
+    return "Change the computation where it began. The ranges above show what does not fit."
+
+
+def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
+    """Return what to do about a constant that is infinite in half only."""
+    return (
+        f"The constant that {mask.op} writes at {mask.place} is infinite in {mask.dtype or 'half'}, but not "
+        f"in FP32, and {culprit.op} at {culprit.place} makes NaN of it. Write torch.finfo(x.dtype).min "
+        "instead, and leave out rows that are masked as a whole."
+    )
+
+
+def advise_on_raw_step(place: Place) -> str:
+    """Return what to do about an optimizer that was stepped without the scaler."""
+    return (
+        "The optimizer was stepped on gradients that were still multiplied by the loss scale, or that the "
+        f"scaler had rejected, at {describe_place(place)}. Step it by scaler.step(optimizer) alone."
+    )
+
+
+def describe_place(place: Place | None) -> str:
+    """Return a line as ``file:line: code``, or an empty string."""
+    return "" if place is None else f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"

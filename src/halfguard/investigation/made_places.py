@@ -1,0 +1,166 @@
+"""Lines of the user's own files that made what a cure may have to change: optimizers, scalers, half weights.
+
+They are sensors of the second pass. A line belongs to the user if its file lies in the folder of the script;
+code of installed packages is passed over, so that what a framework makes has the line that called it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from halfguard.investigation.passes import Made, PassPlan, Place, SubmodulePlace
+from halfguard.precision.modes import HALF_DTYPES
+
+_PACKAGES = ("site-packages", "dist-packages")
+_CASTS = ("half", "bfloat16", "to")
+
+
+class MadePlaces:
+    """Notes where the script makes things, from the installation of the sensors on."""
+
+    def __init__(self, plan: PassPlan) -> None:
+        self._folders = plan.isolated or plan.originals
+        # By identity: a module may have a hash of its own, which fails before it is complete.
+        self._modules: dict[int, tuple[weakref.ref[nn.Module], Place]] = {}
+        self._half: dict[int, Place] = {}  # parameters by identity
+        self._optimizers: dict[int, Place] = {}
+        self._by_scaler: set[int] = set()  # optimizers that a scaler has stepped
+        self._scaler: Place | None = None
+        self._scaling: Place | None = None
+        self._autocast: Place | None = None
+
+    def install(self) -> None:
+        """Put the sensors on torch; they stay for the life of the process."""
+        self._watch_modules()
+        for name in _CASTS:
+            self._watch_cast(name)
+        self._watch_call(torch.optim.Optimizer, "__init__", self._made_optimizer)
+        self._watch_call(torch.amp.GradScaler, "__init__", self._made_scaler)
+        self._watch_call(torch.amp.GradScaler, "scale", self._scaled)
+        self._watch_call(torch.amp.GradScaler, "step", self._stepped_by_scaler)
+        self._watch_call(torch.autocast, "__init__", self._made_autocast)
+
+    def facts(self, optimizer: torch.optim.Optimizer | None) -> Made:
+        """Return the places; those of one optimizer, if it is known."""
+        made = Made(scaler=self._scaler, scaling=self._scaling, autocast=self._autocast)
+        if optimizer is None:
+            return made
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        half = [p for p in parameters if p.dtype in HALF_DTYPES]
+        cast = next((found for p in half if (found := self._half.get(id(p))) is not None), None)
+        if cast is None and half:
+            cast = self._owner(half[0])
+        return made.model_copy(
+            update={
+                "optimizer": self._optimizers.get(id(optimizer)),
+                "has_eps": any("eps" in group for group in optimizer.param_groups),
+                "half_weights": cast,
+                "stepped_by_scaler": id(optimizer) in self._by_scaler,
+            }
+        )
+
+    def _owner(self, parameter: torch.Tensor) -> Place | None:
+        """Return the line that made the module of a parameter which was made in half."""
+        for reference, place in self._modules.values():
+            module = reference()
+            owned = () if module is None else module.parameters(recurse=False)
+            if any(one is parameter for one in owned):
+                return place
+        return None
+
+    def submodule(self, model: nn.Module | None, path: str) -> tuple[SubmodulePlace, ...]:
+        """Return the lines that made a module, or one that holds it, outermost first."""
+        if model is None:
+            return ()
+        names = path.split(".") if path else []
+        found = []
+        for depth in range(len(names) + 1):
+            try:
+                holder = model.get_submodule(".".join(names[:depth]))
+            except AttributeError:  # a path that leads through a wrapper
+                return ()
+            reference, place = self._modules.get(id(holder), (None, None))
+            if place is not None and reference is not None and reference() is holder:
+                found.append(SubmodulePlace(place=place, path=".".join(names[depth:])))
+        return tuple(found)
+
+    def place(self, without: Any = None) -> Place | None:
+        """Return the innermost line of the user's files, outside of methods of ``without``."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if self._is_own(code.co_filename):
+                first = code.co_varnames[0] if code.co_argcount else ""
+                if without is None or frame.f_locals.get(first) is not without:
+                    return code.co_filename, frame.f_lineno
+            frame = frame.f_back
+        return None
+
+    def _is_own(self, file: str) -> bool:
+        if not file.startswith(self._folders) and (os.path.isabs(file) or file.startswith("<")):  # noqa: PTH117
+            return False  # a script that is named by a relative path has a relative file name
+        return not any(part in file for part in _PACKAGES)
+
+    # -- one sensor each
+
+    def _watch_modules(self) -> None:
+        original: Any = nn.Module.__init__
+
+        def __init__(module: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(module, *args, **kwargs)
+            place = self.place(without=module)
+            if place is not None:
+                self._modules[id(module)] = weakref.ref(module), place
+
+        setattr(nn.Module, __init__.__name__, __init__)
+
+    def _watch_cast(self, name: str) -> None:
+        original: Any = getattr(nn.Module, name)
+
+        def cast(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            before = {id(p) for p in module.parameters() if p.dtype in HALF_DTYPES}
+            out = original(module, *args, **kwargs)
+            new = [p for p in module.parameters() if p.dtype in HALF_DTYPES and id(p) not in before]
+            place = self.place() if new else None
+            if place is not None:
+                self._half.update(dict.fromkeys(map(id, new), place))
+            return out
+
+        cast.__name__ = name
+        setattr(nn.Module, name, cast)
+
+    def _watch_call(self, owner: type, name: str, note: Any) -> None:
+        original: Any = getattr(owner, name)
+
+        def call(one: Any, *args: Any, **kwargs: Any) -> Any:
+            out = original(one, *args, **kwargs)
+            note(one, *args)
+            return out
+
+        call.__name__ = name
+        setattr(owner, name, call)
+
+    def _made_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        place = self.place(without=optimizer)
+        if place is not None:
+            self._optimizers[id(optimizer)] = place
+
+    def _made_scaler(self, scaler: Any, *_: Any) -> None:
+        self._scaler = self.place(without=scaler) or self._scaler
+
+    def _scaled(self, *_: Any) -> None:
+        self._scaling = self.place() or self._scaling
+
+    def _stepped_by_scaler(self, _scaler: Any, optimizer: Any = None, *_: Any) -> None:
+        self._by_scaler.add(id(optimizer))
+
+    def _made_autocast(self, region: Any, *_: Any) -> None:
+        if region._enabled and region.fast_dtype is torch.float16:
+            self._autocast = self.place(without=region) or self._autocast

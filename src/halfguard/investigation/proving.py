@@ -1,0 +1,81 @@
+"""Prove a cure: run the script once more with the patch, and see whether it trains beyond the bad step.
+
+This costs the script's own time up to the step again, so it is done only for failures that come soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from halfguard.investigation.passes import Event, PassResult
+from halfguard.records.autopsy import Cure, ReplayTrial
+
+PROOF = "the patched script, run from its start"
+SOON_SECONDS = 60.0  # of the first pass
+SOON_STEPS = 1000
+_FURTHER = 50  # optimizer steps
+_MOST = 5  # patches
+_SECONDS = 300.0  # for all of them
+
+# Runs the patched script for a number of steps and seconds.
+RunPatched = Callable[[str, int, float], PassResult]
+
+
+@dataclass(frozen=True)
+class Proven:
+    """The cure that is recommended, and the runs of patched scripts."""
+
+    cure: Cure | None = None
+    trials: tuple[ReplayTrial, ...] = ()
+
+
+def is_worth_it(first: PassResult, event: Event) -> bool:
+    """Return whether the script fails soon enough to run it again."""
+    return first.seconds <= SOON_SECONDS and event.step < SOON_STEPS
+
+
+def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatched) -> Proven:
+    """Return the first cure with which the script trains on; else the best one that a trial has shown."""
+    patched = {cure.patch: cure for cure in reversed(cures) if is_diff(cure.patch)}
+    trials, spent = list[ReplayTrial](), 0.0
+    limit = 20 + 3 * first.seconds
+    for patch, cure in list(reversed(patched.items()))[:_MOST]:
+        if spent > _SECONDS:
+            break
+        result = run(patch, event.step + _FURTHER, limit)
+        spent += result.seconds
+        good = _went_on(result, event)
+        note = "" if not good else f"{result.steps} steps, {result.backward} backward passes"
+        if not good:
+            seen = (
+                ""
+                if result.event is None
+                else f"bad at step {result.event.step}: {result.event.how}"
+            )
+            note = (result.error or seen or "it did not get beyond the step")[:200]
+        name = PROOF if good else f"the script, patched otherwise ({cure.what})"
+        trials.append(ReplayTrial(name=name, good=good, loss=result.loss, note=note))
+        if good:
+            shown = f"{cure.trial}; {PROOF}" if cure.trial else PROOF
+            return Proven(cure.model_copy(update={"trial": shown}), tuple(trials))
+    best = best_tried(cures)
+    if best is not None and is_diff(best.patch):  # it was run in vain, or there was no time for it
+        best = best.model_copy(update={"patch": ""})
+    return Proven(best, tuple(trials))
+
+
+def best_tried(cures: Sequence[Cure]) -> Cure | None:
+    """Return the first cure that a trial on the bad step has shown."""
+    return next((cure for cure in cures if cure.trial), None)
+
+
+def is_diff(patch: str) -> bool:
+    """Return whether a patch is one of the source, not of a config."""
+    return patch.startswith("--- ")
+
+
+def _went_on(result: PassResult, event: Event) -> bool:
+    over = result.ended in ("finished", "exited", "steps", "interrupted")
+    further = result.backward > event.backward and result.steps > event.step
+    return over and further and result.event is None and not result.error

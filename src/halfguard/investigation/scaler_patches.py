@@ -1,0 +1,126 @@
+"""Patches of a loop that misuses its scaler: steps without it, or iterations that never update it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from halfguard.investigation.passes import Made, Place
+from halfguard.investigation.source_patches import called_name, calls_at, switch_on
+from halfguard.replaying.source_edits import SourceFile
+
+
+def step_by_scaler(made: Made) -> list[str]:
+    """Return ways to mend a step on gradients that are still scaled, the most specific first."""
+    if made.raw_step is None:
+        return []
+    ways: list[Callable[[Place, Made], str]] = [_prepare_optimizer, _lightning_optimizer]
+    ways.append(_leave_out_step if made.stepped_by_scaler else _call_scaler)
+    return [patch for way in ways if (patch := way(made.raw_step, made))]
+
+
+def _leave_out_step(place: Place, made: Made) -> str:  # noqa: ARG001
+    """Leave the statement out: the scaler has stepped before."""
+    file = SourceFile.read(place[0])
+    statement = None if file is None else file.statement_at(place[1])
+    if file is None or not isinstance(statement, ast.Expr):
+        return ""
+    file.replace(statement, "pass")
+    return file.patch()
+
+
+def _call_scaler(place: Place, made: Made) -> str:
+    """Step by the scaler whose scaling is known; both lines must be in one function."""
+    found = _stepped(place)
+    if found is None or made.scaling is None or made.scaling[0] != place[0]:
+        return ""
+    file, statement, optimizer = found
+    scales = [c for c in calls_at(file, made.scaling[1]) if called_name(c) == "scale"]
+    same = file.function_at(made.scaling[1]) is file.function_at(place[1])
+    if not scales or not same or not isinstance(scales[0].func, ast.Attribute):
+        return ""
+    scaler, margin = file.source(scales[0].func.value), " " * statement.col_offset
+    file.replace(statement, f"{scaler}.step({optimizer})\n{margin}{scaler}.update()")
+    return file.patch()
+
+
+def _prepare_optimizer(place: Place, made: Made) -> str:  # noqa: ARG001
+    """Give the optimizer to Accelerate's prepare, if it was left out there."""
+    found = _stepped(place)
+    if found is None:
+        return ""
+    file, _, optimizer = found
+    for node in ast.walk(file.tree):
+        value = node.value if isinstance(node, ast.Assign) else None
+        if (
+            not isinstance(node, ast.Assign)
+            or not isinstance(value, ast.Call)
+            or called_name(value) != "prepare"
+        ):
+            continue
+        given = [file.source(argument) for argument in value.args]
+        if optimizer not in given and len(node.targets) == 1:
+            targets = node.targets[0]
+            names = targets.elts if isinstance(targets, ast.Tuple) else [targets]
+            left = ", ".join([*map(file.source, names), optimizer])
+            function = file.source(value.func)
+            file.replace(node, f"{left} = {function}({', '.join([*given, optimizer])})")
+            return file.patch()
+    return ""
+
+
+def _lightning_optimizer(place: Place, made: Made) -> str:  # noqa: ARG001
+    """Let Lightning wrap its optimizers, so that their steps unscale."""
+    return switch_on(place, "use_pl_optimizer", anywhere=True)
+
+
+def _stepped(place: Place) -> tuple[SourceFile, ast.stmt, str] | None:
+    """Return the statement ``optimizer.step()`` on a line, and the optimizer."""
+    file = SourceFile.read(place[0])
+    statement = None if file is None else file.statement_at(place[1])
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if file is None or statement is None or not isinstance(call, ast.Call):
+        return None
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
+        return None
+    return file, statement, file.source(call.func.value)
+
+
+def update_before_continue(made: Made) -> tuple[str, Place] | None:
+    """Let an iteration that is left by ``continue`` step and update the scaler; return patch and line."""
+    if made.scaling is None:
+        return None
+    file = SourceFile.read(made.scaling[0])
+    loop = None if file is None else _loop_at(file, made.scaling[1])
+    if file is None or loop is None:
+        return None
+    scales = [call for call in calls_at(file, made.scaling[1]) if called_name(call) == "scale"]
+    if not scales or not isinstance(scales[0].func, ast.Attribute):
+        return None
+    scaler = file.source(scales[0].func.value)
+    steps = [
+        node
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Call) and file.source(node.func) == f"{scaler}.step"
+    ]
+    lines = [
+        node
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Continue) and node.lineno > made.scaling[1]
+    ]
+    if not steps or not lines or lines[0].lineno > steps[0].lineno:
+        return None
+    margin = " " * lines[0].col_offset
+    step = file.source(steps[0])
+    file.replace(lines[0], f"{step}\n{margin}{scaler}.update()\n{margin}continue")
+    patch = file.patch()
+    return (patch, (file.path, lines[0].lineno)) if patch else None
+
+
+def _loop_at(file: SourceFile, line: int) -> ast.For | ast.While | None:
+    around = [
+        node
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.For | ast.While) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)

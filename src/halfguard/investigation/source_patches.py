@@ -1,0 +1,224 @@
+"""Changes of the user's source beyond the culprit's line, as patches: an argument, a cast, an inserted line.
+
+Each function returns a unified diff, or an empty string if the source is written in a way that it does not
+know for certain.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from halfguard.investigation.passes import Made, Place
+from halfguard.replaying.source_edits import SourceFile
+
+_HALF_NAMES = ("float16", "half", "bfloat16")
+_DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
+
+
+def give_eps(made: Made) -> str:
+    """Give an optimizer an eps that is not 0 in half."""
+    if made.optimizer is None or not made.has_eps:
+        return ""
+    file = SourceFile.read(made.optimizer[0])
+    if file is None:
+        return ""
+    direct = [call for call in calls_at(file, made.optimizer[1]) if _is_optimizer(file, call)]
+    if direct:
+        set_keyword(file, direct[0], "eps", "1e-4")
+        return file.patch()
+    arguments = [
+        call for call in all_calls(file.tree) if called_name(call).endswith("TrainingArguments")
+    ]
+    arguments += [
+        c
+        for c in all_calls(file.tree)
+        if called_name(c) in ("SFTConfig", "DPOConfig", "RewardConfig")
+    ]
+    if len(arguments) != 1:
+        return ""
+    set_keyword(file, arguments[0], "adam_epsilon", "1e-4")
+    return file.patch()
+
+
+def keep_weights_in_fp32(place: Place | None, dtype: str) -> str:
+    """Leave out the cast of a model, and run its forward under autocast instead."""
+    file = None if place is None else SourceFile.read(place[0])
+    if file is None or place is None:
+        return ""
+    statement = file.statement_at(place[1])
+    target = None if statement is None else _assigned(statement)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        target = function.value if isinstance(function, ast.Attribute) else None
+    if statement is None or target is None or not _leave_out_casts(file, statement):
+        return ""
+    name, margin = file.source(target), " " * statement.col_offset
+    region = f"torch.autocast({_DEVICE}, dtype=torch.{dtype})"
+    file.insert_after(statement, f"{margin}{name}.forward = {region}({name}.forward)")
+    return file.patch()
+
+
+def keep_adapters_in_fp32(place: Place | None) -> str:
+    """Let peft keep adapters in FP32."""
+    return switch_on(place, "autocast_adapter_dtype", anywhere=False)
+
+
+def begin_with_scale(place: Place | None, scale: float) -> str:
+    """Give a scaler an initial scale."""
+    file = None if place is None else SourceFile.read(place[0])
+    found = [] if file is None or place is None else calls_at(file, place[1])
+    scalers = [call for call in found if called_name(call) == "GradScaler"]
+    if file is None or not scalers:
+        return ""
+    set_keyword(file, scalers[0], "init_scale", f"{scale!r}")
+    return file.patch()
+
+
+def use_bfloat16(place: Place | None, script: str) -> str:
+    """Let an FP16 region be one of BF16; or the setting of a framework."""
+    return _change_autocast(place, script, "dtype", "torch.bfloat16", "bf16")
+
+
+def switch_autocast_off(place: Place | None) -> str:
+    """Let an FP16 region do nothing."""
+    return _change_autocast(place, "", "enabled", "False", "")
+
+
+def _change_autocast(place: Place | None, script: str, name: str, value: str, setting: str) -> str:
+    file = None if place is None else SourceFile.read(place[0])
+    if file is not None and place is not None:
+        regions = [c for c in calls_at(file, place[1]) if called_name(c) == "autocast"]
+        if regions:
+            set_keyword(file, regions[0], name, value)
+            return file.patch()
+    return _set_precision(script, setting) if setting else ""
+
+
+def _set_precision(script: str, value: str) -> str:
+    """Change the setting of Lightning, Accelerate or transformers."""
+    file = SourceFile.read(script) if script else None
+    if file is None:
+        return ""
+    for call in all_calls(file.tree):
+        for keyword in call.keywords:
+            constant = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+            if keyword.arg in ("precision", "mixed_precision") and constant in ("fp16", "16-mixed"):
+                file.replace(
+                    keyword.value,
+                    f'"{str(constant).replace("fp16", value).replace("16-", f"{value}-")}"',
+                )
+            elif keyword.arg == "fp16" and constant is True:
+                set_keyword(file, call, value, "True", instead_of="fp16")
+    return file.patch()
+
+
+def make_island(made: Made) -> str:
+    """Put a module in FP32, directly after the line that makes it, or one that holds it."""
+    for one in made.modules:
+        file = SourceFile.read(one.place[0])
+        statement = None if file is None else file.statement_at(one.place[1])
+        target = None if statement is None else _assigned(statement)
+        if file is None or statement is None or target is None:
+            continue
+        name, margin = file.source(target), " " * statement.col_offset
+        module = f'{name}.get_submodule("{one.path}")' if one.path else name
+        file.insert_after(statement, f"{margin}halfguard.fp32_island({module})")
+        patch = file.patch()
+        if patch:
+            return patch
+    return ""
+
+
+# -- pieces of a syntax tree
+
+
+def calls_at(file: SourceFile, line: int) -> list[ast.Call]:
+    """Return the calls around a line, outermost first."""
+    return [c for c in all_calls(file.tree) if c.lineno <= line <= (c.end_lineno or c.lineno)]
+
+
+def set_keyword(
+    file: SourceFile, call: ast.Call, name: str, value: str, *, instead_of: str = ""
+) -> None:
+    """Set a keyword argument of a call, or add it."""
+    old = next((k for k in call.keywords if k.arg == (instead_of or name)), None)
+    if old is not None and not instead_of:
+        file.replace(old.value, value)
+        return
+    text = file.source(call)
+    if old is not None:
+        before = f"{old.arg}={file.source(old.value)}"
+        file.replace(call, text.replace(before, f"{name}={value}", 1))
+        return
+    inside = text[:-1].rstrip()
+    comma = "" if inside.endswith(("(", ",")) else ", "
+    gap = " " if inside.endswith(",") else ""
+    file.replace(call, f"{inside}{comma}{gap}{name}={value})")
+
+
+def switch_on(place: Place | None, name: str, *, anywhere: bool) -> str:
+    """Set a keyword argument that is False on a line, or anywhere in the file, to True."""
+    file = None if place is None else SourceFile.read(place[0])
+    if file is None or place is None:
+        return ""
+    for call in all_calls(file.tree) if anywhere else calls_at(file, place[1]):
+        for keyword in call.keywords:
+            is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+            if keyword.arg == name and is_false:
+                file.replace(keyword.value, "True")
+    return file.patch()
+
+
+def _leave_out_casts(file: SourceFile, statement: ast.stmt) -> bool:
+    """Leave out casts to half inside a statement; return whether there was one."""
+    found = False
+    for node in ast.walk(statement):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Attribute) and _is_cast(node, file):
+            file.replace(node, file.source(node.func.value))
+            return True
+        for keyword in node.keywords:
+            if keyword.arg in ("torch_dtype", "dtype") and _is_half(keyword.value, file):
+                file.replace(keyword.value, "torch.float32")
+                found = True
+    return found
+
+
+def _is_cast(call: ast.Call, file: SourceFile) -> bool:
+    name = called_name(call)
+    if name in ("half", "bfloat16"):
+        return not call.args and not call.keywords
+    given = [*call.args, *(k.value for k in call.keywords)]
+    return name == "to" and len(given) == 1 and _is_half(given[0], file)
+
+
+def _is_half(node: ast.expr, file: SourceFile) -> bool:
+    return file.source(node).removeprefix("torch.") in _HALF_NAMES
+
+
+def _is_optimizer(file: SourceFile, call: ast.Call) -> bool:
+    """Return whether a call makes an optimizer: it is given parameters and a learning rate, or no rate."""
+    name, text = called_name(call), file.source(call.func)
+    return "optim" in text.lower() or name[:1].isupper()
+
+
+def _assigned(statement: ast.stmt) -> ast.expr | None:
+    """Return the only target of an assignment, if it is a name or an attribute."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        return target if isinstance(target, ast.Name | ast.Attribute) else None
+    return None
+
+
+def all_calls(tree: ast.AST) -> Iterator[ast.Call]:
+    """Return all calls of a tree, outer ones first."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def called_name(call: ast.Call) -> str:
+    """Return the last name of the function that is called."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""

@@ -1,0 +1,137 @@
+"""The runner and its scores: real programs in real processes, and rates by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scoreboard import published
+from benchmarks.scoreboard.cases import ROOT, all_cases, sample
+from benchmarks.scoreboard.command import check
+from benchmarks.scoreboard.controls import control_of, passed
+from benchmarks.scoreboard.instruments import BY_NAME, INSTRUMENTS
+from benchmarks.scoreboard.page import scoreboard_page
+from benchmarks.scoreboard.results import Alarm, Ran, Result, load
+from benchmarks.scoreboard.running import missing, run_all
+from benchmarks.scoreboard.scoring import Rate, judge, rows
+from benchmarks.scoreboard.tables import scoreboard
+from halfguard.report import to_html
+
+CASE = next(case for case in all_cases() if case.name == "003_mask_constant")
+HEALTHY = next(case for case in all_cases() if case.healthy)
+LINT = BY_NAME["lint"]
+
+
+def result(broken: list[Alarm], cured: list[Alarm]) -> Result:
+    programs = {"broken": Ran(tuple(broken)), "cured": Ran(tuple(cured))}
+    return Result(CASE.name, "lint", CASE.digest, programs)
+
+
+def test_the_culprit_is_right_within_a_line() -> None:
+    line = CASE.culprit_line
+    near, far = (judge(CASE, LINT, result([Alarm("A", "", line + by)], [])) for by in (1, 2))
+    assert near is not None
+    assert far is not None
+    assert (near.detected, near.culprit, near.in_time, near.silent_on_cure) == (
+        True,
+        True,
+        True,
+        True,
+    )
+    assert (far.detected, far.culprit) == (True, False)
+
+
+def test_an_alarm_that_the_cure_raises_too_is_no_detection() -> None:
+    same = Alarm("A", "", 1)
+    judged = judge(CASE, LINT, result([same], [same]))
+    assert judged is not None
+    assert (judged.detected, judged.silent_on_cure) == (False, False)
+
+
+def test_a_late_detection_is_not_in_time() -> None:
+    judged = judge(CASE, BY_NAME["why"], result([Alarm("A")], []))
+    assert judged is not None
+    assert CASE.facts["seen_first"] == "source"
+    assert judged.detected
+    assert not judged.in_time
+
+
+def test_a_case_without_its_cured_program_is_not_counted() -> None:
+    half = replace(result([Alarm("A")], []), programs={"broken": Ran((Alarm("A"),))})
+    assert judge(CASE, LINT, half) is None
+
+
+def test_an_alarm_on_a_healthy_program_is_false() -> None:
+    said = Result(HEALTHY.name, "lint", HEALTHY.digest, {"program": Ran((Alarm("A"),))})
+    (row,) = rows([HEALTHY], {(HEALTHY.name, "lint"): said})
+    assert str(row.false_alarms) == "1 of 1 (21-100%)"
+    assert row.detected.total == 0
+
+
+@pytest.mark.parametrize(
+    ("hits", "total", "low", "high"), [(0, 10, 0.0, 0.2775), (8, 10, 0.4902, 0.9433), (0, 0, 0, 1)]
+)
+def test_the_interval_is_wilsons(hits: int, total: int, low: float, high: float) -> None:
+    assert Rate(hits, total).interval == pytest.approx((low, high), abs=1e-4)
+
+
+def test_published_results_are_read_as_written(tmp_path: Path) -> None:
+    results = {(CASE.name, "lint"): result([Alarm("A", "", 3)], [])}
+    published.write(results, tmp_path / "results.json")
+    assert published.read(tmp_path / "results.json") == results
+
+
+def test_the_page_has_the_figures_of_the_published_results() -> None:
+    assert check() == 0
+
+
+def test_changed_programs_are_told() -> None:
+    old = replace(result([], []), digest="other")
+    assert published.outdated([CASE], {(CASE.name, "lint"): old}) == [CASE.name]
+
+
+def test_every_instrument_has_a_control_that_passed() -> None:
+    results = published.read()
+    told = {one.name: passed(results.get((control_of(one).name, one.name))) for one in INSTRUMENTS}
+    assert told == dict.fromkeys(BY_NAME, True)
+
+
+def test_the_html_page_shows_every_instrument() -> None:
+    page = to_html(scoreboard_page(all_cases(), published.read()))
+    assert all(one.title in page for one in INSTRUMENTS)
+    assert scoreboard([CASE], {}).count("###") == 6
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_where_it_ended(tmp_path: Path) -> None:
+    instruments = [BY_NAME[name] for name in ("bare", "anomaly", "guard", "doctor")]
+    jobs = missing([CASE], instruments, tmp_path)
+    assert len(jobs) == 8
+    run_all(jobs[:2], tmp_path, workers=1)
+    left = missing([CASE], instruments, tmp_path)
+    assert len(left) == 6
+    run_all(left, tmp_path, workers=2)
+    assert missing([CASE], instruments, tmp_path) == []
+    bare = load(tmp_path, CASE.name, "bare")
+    assert bare is not None
+    (crash,) = bare.programs["broken"].alarms
+    assert (crash.code, crash.line) == ("crash", CASE.culprit_line)
+    assert bare.programs["cured"] == replace(bare.programs["cured"], alarms=(), ended="finished")
+
+
+@pytest.mark.slow
+def test_the_command_runs_a_sample_with_controls(tmp_path: Path) -> None:
+    chosen = "lint,bare,anomaly,guard,doctor,debug_underflow_overflow"
+    command = [sys.executable, "scripts/casebook", "run", "--out", str(tmp_path), "--sample", "2"]
+    subprocess.run([*command, "--instruments", chosen], cwd=ROOT, check=True, timeout=500)
+    for name in chosen.split(","):
+        one = BY_NAME[name]
+        assert passed(load(tmp_path, control_of(one).name, name)), name
+        for case in sample(all_cases(), 2):
+            found = json.loads((tmp_path / case.name / f"{name}.json").read_text())
+            assert found["reason"] or set(found["programs"]) == {p.stem for p in case.programs}

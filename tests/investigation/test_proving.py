@@ -1,0 +1,70 @@
+"""The cure that is recommended is the first one with which the script trains on."""
+
+from __future__ import annotations
+
+from halfguard.investigation.passes import Event, PassResult
+from halfguard.investigation.proving import PROOF, SOON_STEPS, is_worth_it, prove
+from halfguard.records.autopsy import Cure
+
+EVENT = Event(kind="loss", backward=4, step=4, how="the loss")
+FIRST = PassResult(seconds=1.0, event=EVENT)
+
+
+def cure(name: str, *, trial: str = "", diff: bool = True) -> Cure:
+    patch = f"--- a/{name}\n+++ b/{name}" if diff else "precision: fp32"
+    return Cure(what="operation", sentence=name, trial=trial, patch=patch)
+
+
+def runs(**ends: PassResult) -> tuple[list[str], object]:
+    ran: list[str] = []
+
+    def run(patch: str, steps: int, seconds: float) -> PassResult:
+        assert steps > EVENT.step
+        assert seconds > 0
+        ran.append(patch.rsplit("/", maxsplit=1)[-1])
+        return ends[ran[-1]]
+
+    return ran, run
+
+
+GOOD = PassResult(ended="steps", backward=54, steps=54)
+BAD = PassResult(ended="event", backward=9, steps=9, event=EVENT)
+CRASHED = PassResult(ended="crashed", backward=9, steps=9, error="RuntimeError: mat1 and mat2")
+
+
+def test_cures_are_run_in_order_until_one_is_good() -> None:
+    ran, run = runs(a=BAD, b=CRASHED, c=GOOD)
+    cures = [cure("a", trial="a line in FP32"), cure("b"), cure("c"), cure("d")]
+    proven = prove(cures, FIRST, EVENT, run)  # type: ignore[arg-type]
+    assert ran == ["a", "b", "c"]
+    assert proven.cure is not None
+    assert (proven.cure.sentence, proven.cure.trial) == ("c", PROOF)
+    assert [trial.good for trial in proven.trials] == [False, False, True]
+    assert "mat1 and mat2" in proven.trials[1].note
+
+
+def test_without_a_proof_a_cure_that_was_tried_is_recommended_and_no_other() -> None:
+    _, run = runs(a=BAD, b=BAD)
+    tried = cure("b", trial="this line in FP32")
+    proven = prove([cure("a"), tried], FIRST, EVENT, run)  # type: ignore[arg-type]
+    assert proven.cure == tried.model_copy(update={"patch": ""})  # which was run in vain
+    assert prove([cure("a")], FIRST, EVENT, run).cure is None  # type: ignore[arg-type]
+
+
+def test_a_patch_of_a_config_is_not_run() -> None:
+    ran, run = runs()
+    config = cure("config", trial="the whole step in fp32", diff=False)
+    assert prove([config], FIRST, EVENT, run).cure == config  # type: ignore[arg-type]
+    assert not ran
+
+
+def test_a_script_that_does_not_get_beyond_the_step_is_no_proof() -> None:
+    _, run = runs(a=PassResult(ended="finished", backward=4, steps=4))
+    assert prove([cure("a")], FIRST, EVENT, run).cure is None  # type: ignore[arg-type]
+
+
+def test_a_late_failure_is_not_run_again() -> None:
+    late = EVENT.model_copy(update={"step": SOON_STEPS})
+    assert is_worth_it(FIRST, EVENT)
+    assert not is_worth_it(FIRST, late)
+    assert not is_worth_it(PassResult(seconds=1000.0), EVENT)

@@ -1,0 +1,155 @@
+"""Patches of settings: an argument, a cast, an inserted line, a loop that misuses its scaler."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from halfguard.investigation import scaler_patches, source_patches, value_patches
+from halfguard.investigation.passes import Made, Place, SubmodulePlace
+from halfguard.investigation.patching import apply_patch
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "train.py"
+
+
+def at(script: Path, text: str) -> Place:
+    """Return the line of the script with a text."""
+    lines = script.read_text().splitlines()
+    return str(script), next(n for n, line in enumerate(lines, 1) if text in line)
+
+
+def patched(script: Path, patch: str) -> str:
+    assert apply_patch(patch, Path(os.curdir)), patch
+    return script.read_text()
+
+
+def test_an_optimizer_gets_an_eps(script: Path) -> None:
+    script.write_text("opt = torch.optim.AdamW(\n    [p for p in ps],\n    lr=1e-3,\n)\n")
+    made = Made(optimizer=at(script, "AdamW"), has_eps=True)
+    assert "lr=1e-3, eps=1e-4)" in patched(script, source_patches.give_eps(made))
+
+
+def test_training_arguments_get_an_eps_if_the_trainer_makes_the_optimizer(script: Path) -> None:
+    script.write_text("args = TrainingArguments('out', max_steps=3)\ntrainer.train()\n")
+    made = Made(optimizer=at(script, "trainer.train"), has_eps=True)
+    assert "max_steps=3, adam_epsilon=1e-4)" in patched(script, source_patches.give_eps(made))
+
+
+@pytest.mark.parametrize("cast", [".half()", ".to(torch.float16)", ".to(dtype=torch.half)"])
+def test_weights_stay_in_fp32_under_autocast(script: Path, cast: str) -> None:
+    script.write_text(f"import torch\nmodel = Net(3){cast}\nprint(model)\n")
+    text = patched(script, source_patches.keep_weights_in_fp32(at(script, "Net"), "float16"))
+    assert "model = Net(3)\nmodel.forward = torch.autocast(" in text
+
+
+def test_a_statement_that_casts_a_model_in_place(script: Path) -> None:
+    script.write_text("import torch\nmodel = Net()\nmodel.half()")
+    text = patched(script, source_patches.keep_weights_in_fp32(at(script, ".half"), "bfloat16"))
+    assert "model\nmodel.forward = torch.autocast(" in text
+    assert "dtype=torch.bfloat16)(model.forward)" in text
+
+
+def test_a_model_that_is_not_cast_on_the_line_has_no_patch(script: Path) -> None:
+    script.write_text("import torch\ntrainer.fit(model, loader)\n")
+    assert not source_patches.keep_weights_in_fp32(at(script, "fit"), "float16")
+
+
+def test_a_scaler_begins_with_a_scale(script: Path) -> None:
+    script.write_text("scaler = torch.amp.GradScaler()\n")
+    patch = source_patches.begin_with_scale(at(script, "Scaler"), 256.0)
+    assert patched(script, patch) == "scaler = torch.amp.GradScaler(init_scale=256.0)\n"
+
+
+def test_a_region_becomes_one_of_bfloat16(script: Path) -> None:
+    script.write_text("with torch.autocast('cpu', dtype=torch.float16):\n    pass\n")
+    patch = source_patches.use_bfloat16(at(script, "autocast"), "")
+    assert "dtype=torch.bfloat16)" in patched(script, patch)
+
+
+def test_settings_of_frameworks_become_bfloat16(script: Path) -> None:
+    script.write_text(
+        "a = Trainer(precision='16-mixed')\nb = Accelerator(mixed_precision='fp16')\n"
+        "c = TrainingArguments('o', fp16=True)\n"
+    )
+    text = patched(script, source_patches.use_bfloat16(None, str(script)))
+    assert 'precision="bf16-mixed"' in text
+    assert 'mixed_precision="bf16"' in text
+    assert "TrainingArguments('o', bf16=True)" in text
+
+
+def test_a_module_becomes_an_island_after_the_line_that_made_it(script: Path) -> None:
+    script.write_text("import torch\nclass A:\n    def __init__(self):\n        self.net = B()\n")
+    place = SubmodulePlace(place=at(script, "self.net"), path="0.wo")
+    text = patched(script, source_patches.make_island(Made(modules=(place,))))
+    assert '        halfguard.fp32_island(self.net.get_submodule("0.wo"))\n' in text
+    assert "import halfguard\n" in text
+
+
+@pytest.mark.parametrize("constant", ["-1e9", 'float("-inf")', "-torch.inf", "- 10000000"])
+def test_a_mask_becomes_the_smallest_number(script: Path, constant: str) -> None:
+    script.write_text(f"w = w.masked_fill(m, {constant})\n")
+    patch = value_patches.write_smallest_number(at(script, "masked"), "float16")
+    assert patched(script, patch) == "w = w.masked_fill(m, torch.finfo(torch.float16).min)\n"
+
+
+def test_masks_that_are_added_become_smaller(script: Path) -> None:
+    script.write_text("def f(q):\n    a = m * torch.finfo(q.dtype).min\n    return a + b\n")
+    patch, lines = value_patches.divide_smallest_numbers(at(script, "return"))
+    assert lines == [2]
+    assert "(torch.finfo(q.dtype).min / 4)" in patched(script, patch)
+
+
+def test_a_mean_over_no_label_is_divided_by_1(script: Path) -> None:
+    script.write_text("loss = F.cross_entropy(x, y, ignore_index=-1)\n")
+    text = patched(script, value_patches.divide_by_labels(at(script, "cross")))
+    assert 'ignore_index=-1, reduction="sum") / (y != -1).sum().clamp(min=1)' in text
+
+
+LOOP = """for x in data:
+    optimizer.zero_grad()
+    scaler.scale(loss(x)).backward()
+    if bad():
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_loop_that_goes_on_updates_its_scaler(script: Path) -> None:
+    script.write_text(LOOP)
+    found = scaler_patches.update_before_continue(Made(scaling=at(script, "scaler.scale")))
+    assert found is not None
+    patch, place = found
+    assert place == at(script, "continue")
+    wanted = "        scaler.step(optimizer)\n        scaler.update()\n        continue\n"
+    assert wanted in patched(script, patch)
+
+
+def test_a_step_without_the_scaler_becomes_one_with_it(script: Path) -> None:
+    text = LOOP.replace(
+        "    scaler.step(optimizer)\n    scaler.update()\n", "    optimizer.step()\n"
+    )
+    script.write_text(text)
+    made = Made(raw_step=at(script, "optimizer.step"), scaling=at(script, "scaler.scale"))
+    (patch,) = scaler_patches.step_by_scaler(made)
+    assert "    scaler.step(optimizer)\n    scaler.update()\n" in patched(script, patch)
+
+
+def test_a_second_step_after_the_scaler_is_left_out(script: Path) -> None:
+    script.write_text(LOOP + "    optimizer.step()\n")
+    made = Made(raw_step=at(script, "optimizer.step()"), stepped_by_scaler=True)
+    (patch,) = scaler_patches.step_by_scaler(made)
+    assert patched(script, patch) == LOOP + "    pass\n"
+
+
+def test_an_optimizer_is_given_to_prepare(script: Path) -> None:
+    script.write_text("model, loader = accelerator.prepare(model, loader)\noptimizer.step()\n")
+    (patch,) = scaler_patches.step_by_scaler(Made(raw_step=at(script, "step()")))
+    text = patched(script, patch)
+    assert "model, loader, optimizer = accelerator.prepare(model, loader, optimizer)\n" in text

@@ -1,0 +1,75 @@
+"""The documentation site builds without a warning, has a page for every public name, and no broken link."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+import halfguard
+from halfguard import ops, testing
+from tests.support.docs import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Page(HTMLParser):
+    """The links and the anchors of one page."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors.add(given.get("id") or "")
+        self.links.add(given.get("href" if tag in {"a", "link"} else "src") or "")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, str(ROOT / "scripts/site"), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_every_public_name_has_a_page(site: Path) -> None:
+    named = {f"halfguard.{name}" for name in halfguard.__all__} - {
+        "halfguard.__version__",
+        "halfguard.formats",  # modules: their names have pages
+        "halfguard.ops",
+    }
+    named |= {f"halfguard.ops.{name}" for name in ops.__all__}
+    named |= {f"halfguard.testing.{name}" for name in testing.__all__}
+    for name in sorted(named):
+        page = (site / "reference" / "api" / name / "index.html").read_text()
+        assert f'id="{name}"' in page, name
+
+
+def test_no_link_within_the_site_is_broken(site: Path) -> None:
+    pages = {file: Page(file) for file in site.rglob("*.html")}
+    assert len(pages) > 150
+    broken = []
+    for file, page in pages.items():
+        for link in page.links:
+            address, anchor = urldefrag(link)
+            if not link or urlsplit(link).scheme:
+                continue
+            target = (
+                (file.parent / unquote(address.partition("?")[0])).resolve() if address else file
+            )
+            target = target / "index.html" if target.is_dir() else target
+            found = target.exists() and (
+                not anchor or target not in pages or anchor in pages[target].anchors
+            )
+            if not found:
+                broken.append(f"{file.relative_to(site)}: {link}")
+    assert broken == []

@@ -47,6 +47,22 @@ def test_the_lines_that_lead_to_a_quotient_are_changed_and_no_other(
     assert run(script)["snr"].isfinite().all()
 
 
+def test_a_cast_whose_dtype_is_not_written_out_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(
+        SCHEDULE.replace(".half()", ".to(dtype)").replace(
+            "betas =", "dtype = torch.half\nbetas =", 1
+        )
+    )
+    change = SliceInFP32((str(script), 6))
+    assert run(script, change)["snr"].isfinite().all()
+    assert apply_patch(change.facts()["patch"], tmp_path)
+    assert "alpha_bar = torch.cumprod(1 - betas.float(), 0)\n" in script.read_text()
+
+
 def test_a_line_without_half_tensors_has_no_patch(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\na = torch.ones(3)\nb = a / 0\n")

@@ -76,11 +76,13 @@ def test_settings_of_frameworks_become_bfloat16(script: Path) -> None:
     script.write_text(
         "a = Trainer(precision='16-mixed')\nb = Accelerator(mixed_precision='fp16')\n"
         "c = TrainingArguments('o', fp16=True)\n"
+        "d = MixedPrecision('16-mixed', 'cpu', scaler=GradScaler('cpu'))\n"
     )
     text = patched(script, source_patches.use_bfloat16(None, str(script)))
     assert 'precision="bf16-mixed"' in text
     assert 'mixed_precision="bf16"' in text
     assert "TrainingArguments('o', bf16=True)" in text
+    assert "d = MixedPrecision(\"bf16-mixed\", 'cpu')\n" in text
 
 
 def test_a_module_becomes_an_island_after_the_line_that_made_it(script: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,11 +24,12 @@ class UncastStatements(StatementsInFP32):
     def __init__(self, statements: list[Statement]) -> None:
         super().__init__(statements)
         self.uncast: set[ast.stmt] = set()
+        self._certain = {one for file, one in statements if any(_casts(file, one))}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         lowers = func in _CASTS or (func is Tensor.to and _names_half(args, kwargs or {}))
         found = self._statement() if lowers else None
-        if found is None:
+        if found is None or found[1] not in self._certain:
             return super().__torch_function__(func, types, args, kwargs)
         self.half.setdefault(found[1], set())
         self.uncast.add(found[1])
@@ -42,21 +44,21 @@ def _names_half(args: Any, kwargs: Any) -> bool:
 def patch_uncast(mode: UncastStatements, statements: list[Statement]) -> str:
     """Return a patch of statements, with their casts changed to float32; empty if it is not certain."""
     for file, statement in statements:
-        if statement in mode.uncast and not _change_casts(file, statement):
-            return ""
+        for node in _casts(file, statement) if statement in mode.uncast else ():
+            if node.attr in _NAMES and _is_called(node, statement):
+                file.replace_attribute(node, "float")
+            else:
+                file.replace(node, "torch.float32")
     return patch_statements(mode, statements)
 
 
-def _change_casts(file: SourceFile, statement: ast.stmt) -> bool:
-    found = False
+def _casts(file: SourceFile, statement: ast.stmt) -> Iterator[ast.Attribute]:
+    """Yield what names a half dtype in a statement: the method, or a dtype that is written out."""
     for node in ast.walk(statement):
-        if isinstance(node, ast.Attribute) and node.attr in _NAMES and _is_called(node, statement):
-            file.replace_attribute(node, "float")
-            found = True
-        elif isinstance(node, ast.Attribute) and file.source(node) in _DTYPES:
-            file.replace(node, "torch.float32")
-            found = True
-    return found
+        if isinstance(node, ast.Attribute):
+            method = node.attr in _NAMES and _is_called(node, statement)
+            if method or file.source(node) in _DTYPES:
+                yield node
 
 
 def _is_called(node: ast.Attribute, statement: ast.stmt) -> bool:

@@ -101,6 +101,13 @@ def _set_precision(script: str, value: str) -> str:
     if file is None:
         return ""
     for call in all_calls(file.tree):
+        first = call.args[0] if call.args else None
+        plugin = called_name(call) == "MixedPrecision" and isinstance(first, ast.Constant)
+        if plugin and first is not None and file.source(first).strip("'\"") == "16-mixed":
+            devices = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "device")]
+            given = ", ".join([f'"{value}-mixed"', *map(file.source, devices)])
+            file.replace(call, f"{file.source(call.func)}({given})")  # which has no scaler
+            continue
         for keyword in call.keywords:
             constant = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
             if keyword.arg in ("precision", "mixed_precision") and constant in ("fp16", "16-mixed"):

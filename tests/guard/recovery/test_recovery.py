@@ -92,7 +92,7 @@ def test_the_remedy_fp32_takes_batches_in_half() -> None:
     def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         out = model(batch["x"])
         seen.append(out.dtype)
-        loss = out.float().square().mean()
+        loss: Tensor = out.float().square().mean()
         return loss if len(seen) <= 8 or out.dtype is torch.float32 else loss * torch.nan
 
     guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), CONFIG)

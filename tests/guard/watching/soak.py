@@ -119,7 +119,7 @@ PARTS: dict[str, Callable[[], int]] = {
     "own": lambda: check_forecast("own", OWN, late=OWN_SEEDS),
     "planted": lambda: check_forecast("planted", PLANTED, told=1),
     "first": lambda: check_forecast("first", FIRST),
-    "second": lambda: check_forecast("second", SECOND, late=2),
+    "second": lambda: check_forecast("second", SECOND, late=3),
     "third": lambda: check_forecast("third", THIRD, late=1),
 }
 

@@ -181,7 +181,7 @@ def count(title: str, ours: bool, judged: list[Judged]) -> Row:
 
 
 def misses(cases: list[Case], results: Results) -> list[str]:
-    """Return the failing cases of which none of our instruments says anything; why counts where it has run."""
+    """Return failing cases of which no instrument of ours says anything; why counts where it has run."""
     ours = [one for one in INSTRUMENTS if one.ours]
     missed = []
     for case in cases:

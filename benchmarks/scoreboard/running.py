@@ -55,9 +55,7 @@ class Worker:
 
     def close(self) -> None:
         if self._server is not None:
-            assert self._server.stdin is not None
-            self._server.stdin.close()
-            self._server.wait()
+            self._server.communicate()  # closes its input, which ends it, and its output
 
 
 def missing(cases: list[Case], instruments: list[Instrument], out: Path) -> list[Job]:

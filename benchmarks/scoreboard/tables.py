@@ -35,7 +35,10 @@ def scoreboard(cases: list[Case], results: Results) -> str:
     for title, held_out in GROUPS:
         group = [case for case in cases if case.held_out is held_out]
         parts += [f"### {title}", markdown(HEADS, [cells(row) for row in rows(group, results)])]
-    parts += ["### Not detected by any instrument of halfguard", missed(cases, results)]
+    parts += [
+        "### Not detected by lint, doctor and the guard, nor by why where it has run",
+        missed(cases, results),
+    ]
     parts += ["### False alarms of halfguard", alarmed(cases, results)]
     parts += ["### Weights at the end of the run", finite_weights(cases, results)]
     parts += ["### Controls", controls(results)]

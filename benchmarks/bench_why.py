@@ -88,11 +88,15 @@ def command(folder: Path, *line: str) -> float:
     return children() - before
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = make_parser().parse_args()
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as place:

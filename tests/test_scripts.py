@@ -1,4 +1,4 @@
-"""scripts/test leaves out slow tests only; scripts/bench passes arguments that benchmarks accept."""
+"""scripts/test leaves out slow tests and some cells; scripts/bench passes what benchmarks accept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = sorted(p.stem.removeprefix("bench_") for p in ROOT.glob("benchmarks/bench_*.py"))
-PARALLEL = ["-m", "pytest", "-n", "2", "--dist", "worksteal"]
+PARALLEL = ["-m", "pytest", "-n", "3", "--dist", "worksteal"]
+ALL = [*PARALLEL, "--sample-cells"]
 
 
 def started(folder: Path, *command: str) -> list[list[str]]:
@@ -38,12 +39,12 @@ def started(folder: Path, *command: str) -> list[list[str]]:
     ("given", "passed"),
     [
         ([], [*PARALLEL, "-m", "not slow"]),
-        (["--all"], PARALLEL),
-        (["--all", "-k", "two words"], [*PARALLEL, "-k", "two words"]),
+        (["--all"], ALL),
+        (["--all", "-k", "two words"], [*ALL, "-k", "two words"]),
         (["tests/ops", "-x"], ["-m", "pytest", "tests/ops", "-x"]),
     ],
 )
-def test_the_marker_is_the_only_selection(
+def test_nothing_else_is_left_out(
     tmp_path: Path, given: list[str], passed: list[str], pytestconfig: pytest.Config
 ) -> None:
     assert started(tmp_path, "scripts/test", *given) == [passed]

@@ -18,6 +18,7 @@ SHOWN = {
     ("examples/accuracy_conditioning/model.py", "HG111"),
     ("examples/audio_lora/unpatched.py", "HG401"),
     *(("examples/mmgcn/model.py", f"HG{n}") for n in (103, 104, 404)),
+    ("examples/nan_loss.py", "HG104"),
     ("examples/studies/recommender.py", "HG103"),
     ("examples/studies/recommender.py", "HG104"),
     ("README.md", "HG103"),

@@ -1,8 +1,9 @@
 """Healthy, drifting, stable and freezing runs in full: ``scripts/soak watch [PART ...]``.
 
 Parts: ``healthy``, ``weights``, ``reference``, and forecasts on the runs of ``own``, ``planted``, ``first``,
-``second`` and ``third``; without an argument, all. The rule of the forecast was tuned on its own runs, on the
-planted ones and on the first two lists (``tests.support.forecast_runs``), and measured once on the third.
+``second``, ``third`` and ``fourth``; without an argument, all. The rule of the forecast was tuned on its own
+runs, on the planted ones and on the first two lists (``tests.support.forecast_runs``), and measured once on the
+third and the fourth.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.guard import healthy_runs
 from tests.guard.watching import drifts, half_weights
 from tests.guard.watching.drifts import Training, Watched
 from tests.support import forecast_runs, planted
-from tests.support.forecast_runs import FIRST, SECOND, THIRD, Runs
+from tests.support.forecast_runs import FIRST, FOURTH, SECOND, THIRD, Runs
 from tests.support.planted import Drift
 
 AHEAD = 50
@@ -52,7 +53,7 @@ def check_healthy() -> int:
 
 def check_reference() -> int:
     """Check in FP32 that the runs of the lists are what they say."""
-    lists = {"first": FIRST, "second": SECOND, "third": THIRD}
+    lists = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH}
     wrong = []
     for title, runs in lists.items():
         wrong += [f"{title}: {one.name}" for one in runs.drifting if not forecast_runs.drifts(one)]
@@ -121,6 +122,7 @@ PARTS: dict[str, Callable[[], int]] = {
     "first": lambda: check_forecast("first", FIRST),
     "second": lambda: check_forecast("second", SECOND, late=3),
     "third": lambda: check_forecast("third", THIRD, late=1),
+    "fourth": lambda: check_forecast("fourth", FOURTH),
 }
 
 

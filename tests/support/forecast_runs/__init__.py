@@ -1,9 +1,10 @@
 """Runs to measure the forecast of overflows with: some that drift, and some that do not.
 
-There are three lists. The rule of the forecast was final when each was first measured. After that, it was
-changed, and the first two became material to tune it on. So only ``THIRD`` tells how good the rule is on runs
-that it has not seen; it was written by another author, while the rule was being changed. Settings were chosen
-by the FP32 reference alone.
+The rule of the forecast was final when each list was first measured. After that, it was changed, and the
+first two became material to tune it on. So only ``THIRD`` and ``FOURTH`` tell how good the rule is on runs
+that it has not seen; other authors wrote them. Settings were chosen by the FP32 reference alone; those of
+``FOURTH`` by an FP16 run without a guard as well, because six drifting runs of ``THIRD`` do not overflow in an
+FP16 forward pass. It has six in their place, and no stable ones.
 
 Drifting runs leave the range of FP16 between step 150 and 1000. Stable ones do not, not even in
 ``BEYOND`` steps after their end.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from halfguard.formats import FP16
-from tests.support.forecast_runs import first, second, third
+from tests.support.forecast_runs import first, fourth, second, third
 from tests.support.forecast_runs.base import largest_outputs
 from tests.support.planted.base import Drift
 
@@ -31,6 +32,7 @@ class Runs(NamedTuple):
 FIRST = Runs(first.DRIFTING, first.STABLE)
 SECOND = Runs(second.DRIFTING, second.STABLE)
 THIRD = Runs(third.DRIFTING, third.STABLE)
+FOURTH = Runs(fourth.DRIFTING, ())
 
 
 def drifts(run: Drift, seed: int = 0) -> bool:

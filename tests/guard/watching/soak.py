@@ -2,8 +2,8 @@
 
 Parts: ``healthy``, ``weights``, ``reference``, and forecasts on the runs of ``own``, ``planted``, ``first``,
 ``second``, ``third`` and ``fourth``; without an argument, all. The rule of the forecast was tuned on its own
-runs, on the planted ones and on the first two lists (``tests.support.forecast_runs``), and measured once on the
-third and the fourth.
+runs, on the planted ones and on the first two lists (``tests.support.forecast_runs``), and measured once on
+the third and the fourth.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The rule of the forecast was final when each list was first measured. After that, it was changed, and the
 first two became material to tune it on. So only ``THIRD`` and ``FOURTH`` tell how good the rule is on runs
 that it has not seen; other authors wrote them. Settings were chosen by the FP32 reference alone; those of
-``FOURTH`` by an FP16 run without a guard as well, because six drifting runs of ``THIRD`` do not overflow in an
-FP16 forward pass. It has six in their place, and no stable ones.
+``FOURTH`` by an FP16 run without a guard as well, because six drifting runs of ``THIRD`` do not overflow in
+an FP16 forward pass. It has six in their place, and no stable ones.
 
 Drifting runs leave the range of FP16 between step 150 and 1000. Stable ones do not, not even in
 ``BEYOND`` steps after their end.

@@ -74,7 +74,59 @@ def gan(*lines: str) -> str:
     return GAN.format("\n        ".join(lines))
 
 
+LOSS_OF_MAIN = """
+def train(model, loader, criterion):
+    for x, y in loader:
+        out = F.softmax(model(x), dim=1)
+        criterion(out, y).backward()
+def main(model):
+    criterion = nn.CrossEntropyLoss()
+    train(model, [], criterion)
+"""
+LOSS_OF_SUBCLASS = """
+class Trainer:
+    def step(self, x, y):
+        return self.criterion(torch.softmax(self.model(x), 1), y)
+class Mine(Trainer):
+    def __init__(self):
+        self.criterion = nn.CrossEntropyLoss()
+"""
+MASK_OF_BASE = """
+class Base(nn.Module):
+    def __init__(self):
+        self.neg = -1e9
+class Attention(Base):
+    def forward(self, s, mask):
+        return s.masked_fill(mask, self.neg).softmax(-1)
+"""
+SIGMOID_OF_BASE = """
+class Base(nn.Module):
+    def __init__(self):
+        self.act = nn.Sigmoid()
+class Net(Base):
+    def forward(self, x):
+        return torch.log(self.act(x))
+"""
+FUNCTION_IN_STRING = """
+def f(x):
+    p = torch.sigmoid(x)
+    text = '''
+def generated(a):
+    pass
+'''
+    return torch.log(p), text
+"""
+
 MISSED = {
+    # two definitions of one file
+    "loss made in one function and used in another": (LOSS_OF_MAIN, "HG106"),
+    "loss made in a subclass": (LOSS_OF_SUBCLASS, "HG106"),
+    "mask constant in a base class": (MASK_OF_BASE, "HG101"),
+    "sigmoid in a base class": (SIGMOID_OF_BASE, "HG104"),
+    "a function in a string": (FUNCTION_IN_STRING, "HG104"),
+    # spellings of a constant
+    **{f"mask constant {text}": (f"def f(x, m):\n    return x.masked_fill(m, {text})\n", "HG101")
+       for text in ("-99999", "-999999.0", "-1E9", "-10**9", "-987654")},
     # state and lifetime of the scaler
     "scaler in a conditional expression": (
         loop(scaler=f"{NEW} if use_amp else None", after=SAVE), "HG309"),

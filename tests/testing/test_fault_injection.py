@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from benchmarks.scoreboard.loops import plain
 
-from halfguard.testing import FAULTS, FaultOutcome, assert_survives_faults, inject_faults
+from halfguard.errors import UsageError
+from halfguard.testing import (
+    FAULTS,
+    Fault,
+    FaultOutcome,
+    LoopParts,
+    assert_survives_faults,
+    inject_faults,
+)
 from halfguard.testing.fault_injection import MakeLoop
 
 HARM = {fault.name: fault for fault in FAULTS}
@@ -52,12 +62,38 @@ def test_a_failed_assertion_lists_every_harm() -> None:
         assert_survives_faults(plain.Scaled, [HARM["nan_batch"], HARM["inf_gradient"]])
 
 
-def test_an_error_of_the_loop_itself_is_told() -> None:
+def test_an_error_before_the_fault_is_the_loops_own() -> None:
     class Broken(plain.Scaled):
         def train(self, batches: object) -> None:
             raise KeyError("batches")
 
-    (found,) = inject_faults(Broken, [HARM["nan_batch"]])
+    with pytest.raises(KeyError, match="batches"):
+        inject_faults(Broken, [HARM["nan_batch"]])
+
+
+def test_an_error_after_the_fault_is_told() -> None:
+    class Gives(plain.Scaled):
+        def train(self, batches: Any) -> None:
+            super().train(batches)
+            raise KeyError("no more")
+
+    (found,) = inject_faults(Gives, [HARM["buffers_only"]])
     assert isinstance(found, FaultOutcome)
-    assert found.error == "KeyError"
-    assert "11 batches lost" in found.problems
+    assert "ended by KeyError: 'no more'" in found.problems
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_a_loop_that_begins_with_another_scale_is_refused() -> None:
+    class Default(plain.Scaled):
+        def __init__(self, parts: LoopParts) -> None:
+            parts.initial_scale = 2.0**24
+            super().__init__(parts)
+
+    with pytest.raises(UsageError, match="healthy steps before the fault"):
+        inject_faults(Default, [HARM["nan_batch"]])
+
+
+def test_a_fault_of_ones_own_is_refused_with_the_known_names() -> None:
+    with pytest.raises(UsageError, match="not one of") as caught:
+        inject_faults(plain.Scaled, [Fault("mine", "x")])
+    assert "nan_batch" in caught.value.cure

@@ -70,7 +70,7 @@ class Pasted(Scaled):
 
 
 class SkipStepAdamW(torch.optim.AdamW):
-    """AdamW that leaves out a step whose loss or norm is six deviations above those of the last ones.
+    """AdamW that leaves out a step whose gradient norm is six deviations above the last ones.
 
     The decision is a factor of 0 or 1 on the device, as in trainers that never wait for it.
     """

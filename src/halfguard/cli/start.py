@@ -17,12 +17,17 @@ def main() -> None:
     name, *words = sys.argv[1:] or [""]
     if name in _FAST:
         command: Command = getattr(importlib.import_module(f"halfguard.cli.{name}"), name)
-        arguments = read_plain(command, words)
+        arguments = None if _must_be_expanded(words) else read_plain(command, words)
         if arguments is not None:
             sys.exit(_run(command, arguments))
     from halfguard.cli import app  # noqa: PLC0415
 
     app.main()
+
+
+def _must_be_expanded(words: list[str]) -> bool:
+    """Return whether words have patterns that no shell has expanded; typer does it on Windows."""
+    return os.name == "nt" and any(mark in word for word in words for mark in "*?[~$%")
 
 
 def _run(command: Command, arguments: dict[str, object]) -> int:

@@ -19,10 +19,10 @@ UNDERFLOW = FP16.underflow_threshold  # the largest magnitude that rounds to zer
 # Spellings of constants that float16 cannot hold. A file without any of them is not parsed. All of them begin
 # with one class of characters, because re skips the others quickly.
 LARGE_CONSTANTS = (
-    r"[\d.f](?:(?<!f)e\+?(?:[5-9]|[1-3]\d)\b|\d0000\b|(?<=[7-9])0000\b|(?<=6)5_?5|(?<=[6-9])\d_\d{3}"
-    r"|\d\d_\d{3}|(?<=2) ?\*\* ?(?:1[6-9]|[2-9]\d)|(?<=f)info\(torch\.float(?:32)?\b)"
+    r"[\d.f](?:(?<!f)[eE]\+?0?(?:[4-9]|[1-3]\d)\b|(?<=\d)\d{4}|(?<=\d)\d?_\d{3}|(?<=\d) ?\*\* ?\d"
+    r"|(?<=f)info\(torch\.float(?:32)?\b)"
 )
-SMALL_CONSTANTS = r"e-(?:0?[89]|[1-3]\d)\b"
+SMALL_CONSTANTS = r"[eE]-(?:0?[89]|[1-3]\d)\b|\*\* ?-|\.0{6}"
 
 _TENSOR_METHODS = {
     "abs", "clamp", "clip", "cumsum", "exp", "log", "matmul", "mean", "norm", "pow", "sigmoid",

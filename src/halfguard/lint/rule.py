@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from halfguard.lint.diagnostic import Severity
@@ -30,8 +29,6 @@ class Meta:
     also_contains: tuple[str, ...] = ()
     # A regular expression that must match as well; it is searched last, because it is slower.
     pattern: str = ""
-    # All of these must be in one top-level function or class, or at the module level.
-    in_one_definition: bool = False
     severity: Severity = "warning"
     fix: FixKind | None = None
     preview: bool = False
@@ -40,20 +37,11 @@ class Meta:
     language: Language = "python"
 
 
-# A line of module-level code; closing brackets, comments and the ends of strings do not begin one.
-_TOP_LEVEL = re.compile(rb"\n(?=[^\s)\]}#\"'])")
-_DEFINITION = re.compile(rb"(?:class|(?:async )?def) \w+\s*[(:\[]")
-
-
 class ByteSearch:
-    """Searches the bytes of a file; rules share many texts, and each is searched once.
+    """Searches the bytes of a file; rules share many texts, and each is searched once."""
 
-    ``top`` searches code that counts as part of this one: module-level code beside a function.
-    """
-
-    def __init__(self, data: bytes, top: ByteSearch | None = None) -> None:
+    def __init__(self, data: bytes) -> None:
         self._data = data
-        self._top = top
         self._results: dict[bytes, bool] = {}
         self._matches: dict[bytes, bool] = {}
 
@@ -61,7 +49,7 @@ class ByteSearch:
         if pattern not in self._matches:
             # re keeps the compiled patterns; they are not compiled at start-up.
             self._matches[pattern] = re.search(pattern, self._data) is not None
-        return self._matches[pattern] or (self._top is not None and self._top.matches(pattern))
+        return self._matches[pattern]
 
     def contains_any(self, texts: tuple[bytes, ...]) -> bool:
         results, data = self._results, self._data
@@ -71,17 +59,7 @@ class ByteSearch:
                 found = results[text] = text in data
             if found:
                 return True
-        return self._top is not None and self._top.contains_any(texts)
-
-    @cached_property
-    def definitions(self) -> list[ByteSearch]:
-        """Each top-level function and class, together with all module-level code."""
-        parts: list[bytes] = []
-        found: list[bytes] = []
-        for part in _TOP_LEVEL.split(self._data):
-            (found if _DEFINITION.match(part) else parts).append(part)
-        top = ByteSearch(b"\n".join(parts))
-        return [ByteSearch(part, top) for part in found] or [top]
+        return False
 
 
 PythonCheck = Callable[[PythonFile], Iterator[Match]]
@@ -109,16 +87,8 @@ class Rule:
 
     def could_match(self, search: ByteSearch) -> bool:
         """Return whether a file contains the texts that this rule needs."""
-        if not self._finds_texts(search):
-            return False
-        if not self.meta.in_one_definition:
-            return not self.pattern or search.matches(self.pattern)
-        return any(
-            self._finds_texts(part) and (not self.pattern or part.matches(self.pattern))
-            for part in search.definitions
-        )
-
-    def _finds_texts(self, search: ByteSearch) -> bool:
-        return search.contains_any(self.contains) and (
-            not self.also_contains or search.contains_any(self.also_contains)
+        return (
+            search.contains_any(self.contains)
+            and (not self.also_contains or search.contains_any(self.also_contains))
+            and (not self.pattern or search.matches(self.pattern))
         )

@@ -7,12 +7,13 @@ A loop is anything that trains on batches: a function around a scaler, a guard, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from halfguard.errors import UsageError
 from halfguard.step.random_state import seeded
 from halfguard.testing.faults import FAULTS, Batch, Fault, InjectedError, LoopParts, batches_of
 
@@ -37,16 +38,14 @@ class FaultOutcome:
     """What one fault has cost a loop."""
 
     fault: Fault
-    batches_lost: int = field(metadata={"text": "healthy or repairable batches without an update"})
-    refused_later: int = field(metadata={"text": "healthy steps after the fault without an update"})
-    gradients_left: bool = field(
-        metadata={"text": "gradients of the bad step are added to the next"}
-    )
+    batches_lost: int  # healthy or repairable ones without an update
+    refused_later: int  # healthy steps after the fault without an update
+    gradients_left: bool  # those of the bad step are added to the next
     weights_poisoned: bool
     moments_poisoned: bool
     buffers_poisoned: bool
-    scheduler_ahead: int = field(metadata={"text": "scheduler steps without an update"})
-    scale_wrong: bool = field(metadata={"text": "the scale fell, and was not the cause"})
+    scheduler_ahead: int  # scheduler steps without an update
+    scale_wrong: bool  # the scale fell, and was not the cause
     error: str = ""
 
     @property
@@ -70,12 +69,27 @@ class FaultOutcome:
 
 
 def inject_faults(make: MakeLoop, faults: Iterable[Fault] = FAULTS) -> list[FaultOutcome]:
-    """Train a new loop for each fault, and return what each has cost. ``make`` builds a loop from parts."""
-    return [_inject(make, fault) for fault in faults]
+    """Train a new loop for each fault, and return what each has cost.
+
+    ``make`` builds a loop from parts: their model, optimizer and scheduler, and ``initial_scale``, with which
+    no healthy step overflows. An error before the bad step is the loop's own, and is raised.
+    """
+    chosen = list(faults)
+    unknown = [fault for fault in chosen if fault not in FAULTS]
+    if unknown:
+        known = ", ".join(fault.name for fault in FAULTS)
+        raise UsageError(
+            f"{unknown[0]!r} is not one of halfguard.testing.FAULTS.",
+            cure=f"Choose from them by name: {known}.",
+        )
+    return [_inject(make, fault) for fault in chosen]
 
 
 def assert_survives_faults(make: MakeLoop, faults: Iterable[Fault] = FAULTS) -> None:
-    """Fail unless the loop loses nothing to any of the faults, as ``halfguard.Guard`` does."""
+    """Fail unless the loop loses nothing to any of the faults.
+
+    A loop with ``halfguard.Guard`` and ``skip: {on_nonfinite: retry_fp32}`` loses nothing.
+    """
     bad = [outcome for outcome in inject_faults(make, faults) if outcome.problems]
     if bad:
         listed = "\n".join(f"  {outcome}  ({outcome.fault.description})" for outcome in bad)
@@ -89,20 +103,38 @@ def _inject(make: MakeLoop, fault: Fault) -> FaultOutcome:
     applied = _record_updates(parts)
     batches = batches_of(fault, steps=STEPS, at=BAD_STEP)
     end = (BAD_STEP + fault.steps) * fault.accumulate
+    before = loop.loss_scale()
     error = _train(loop, batches[:end])
-    scale = loop.loss_scale()
+    _require_healthy_steps(applied, error)
+    fell = _is_less(loop.loss_scale(), before)
     error = _train(loop, batches[end:]) or error
-    return _outcome(parts, applied, scale, error)
+    return _outcome(parts, applied, error, fell=fell)
 
 
-def _train(loop: Loop, batches: Sequence[Batch]) -> str:
+def _train(loop: Loop, batches: Sequence[Batch]) -> Exception | None:
     """Train; return the error that ended it, unless it is the one that was put in."""
     try:
         loop.train(batches)
     except Exception as error:  # noqa: BLE001 - whatever ends a loop is an outcome
-        if not _is_injected(error):
-            return type(error).__name__
-    return ""
+        return None if _is_injected(error) else error
+    return None
+
+
+def _require_healthy_steps(applied: set[int], error: Exception | None) -> None:
+    """Raise if the steps before the bad one were not all applied: no fault has caused that."""
+    healthy = len([step for step in applied if step < BAD_STEP])
+    if healthy == BAD_STEP:
+        return
+    if error is not None:
+        raise error
+    raise UsageError(
+        f"The loop applied {healthy} of the {BAD_STEP} healthy steps before the fault.",
+        cure="Begin with the loss scale parts.initial_scale, and update once per parts.accumulate batches.",
+    )
+
+
+def _is_less(scale: float | None, before: float | None) -> bool:
+    return scale is not None and before is not None and scale < before
 
 
 def _is_injected(error: BaseException | None) -> bool:
@@ -136,24 +168,25 @@ def _record_updates(parts: LoopParts) -> set[int]:
     return applied
 
 
-def _outcome(parts: LoopParts, applied: set[int], scale: float | None, error: str) -> FaultOutcome:
+def _outcome(
+    parts: LoopParts, applied: set[int], error: Exception | None, *, fell: bool
+) -> FaultOutcome:
     fault, model = parts.fault, parts.model
     end = BAD_STEP + fault.steps
     later = STEPS - end - len([step for step in applied if step >= end])
-    earlier = BAD_STEP - len([step for step in applied if step < BAD_STEP])
     at_fault = 1 if fault.repairable and BAD_STEP not in applied else 0
     moments = [v for state in parts.optimizer.state.values() for v in state.values()]
     return FaultOutcome(
         fault,
-        batches_lost=earlier + at_fault + later,
+        batches_lost=at_fault + later,
         refused_later=later,
         gradients_left=model.gradients_left,
         weights_poisoned=_is_bad(model.parameters()),
         moments_poisoned=_is_bad(moments),
         buffers_poisoned=_is_bad(model.buffers()),
         scheduler_ahead=parts.scheduler.last_epoch - len(applied),
-        scale_wrong=scale is not None and scale < parts.initial_scale and not fault.scaling,
-        error=error,
+        scale_wrong=fell and not fault.scaling,
+        error="" if error is None else f"{type(error).__name__}: {error}",
     )
 
 

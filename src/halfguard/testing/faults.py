@@ -28,14 +28,13 @@ class Fault:
     """Something that goes wrong in one step.
 
     ``repairable``: the batch is good, and repeating the step in FP32 or with a lower scale trains on it.
-    ``scaling``: the loss scale is the cause, so lowering it is right. ``raises``: it is an exception.
+    ``scaling``: the loss scale is the cause, so lowering it is right.
     """
 
     name: str
     description: str
     repairable: bool = False
     scaling: bool = False
-    raises: bool = False
     accumulate: int = 1
     steps: int = 1
 
@@ -49,9 +48,9 @@ FAULTS = (
     Fault("scaled_overflow", "gradients that overflow only when scaled", repairable=True, scaling=True),
     Fault("buffers_only", "NaN in BatchNorm's statistics; loss and gradients are finite"),
     Fault("bad_micro_batch", "NaN in one of two accumulated micro-batches", accumulate=2),
-    Fault("raise_in_forward", "an exception in the forward pass", raises=True),
-    Fault("raise_in_backward", "an exception in the backward pass", raises=True),
-    Fault("raise_in_optimizer", "an exception at the beginning of optimizer.step()", raises=True),
+    Fault("raise_in_forward", "an exception in the forward pass"),
+    Fault("raise_in_backward", "an exception in the backward pass"),
+    Fault("raise_in_optimizer", "an exception at the beginning of optimizer.step()"),
 )  # fmt: skip
 
 

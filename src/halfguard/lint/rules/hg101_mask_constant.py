@@ -61,7 +61,6 @@ META = Meta(
     cure="Take the constant from the tensor's own dtype: torch.finfo(x.dtype).min.",
     contains=("masked_fill", "fill_(", "full(", "full_like("),
     pattern=LARGE_CONSTANTS,
-    in_one_definition=True,
     severity="error",
     fix="safe",
     needs_half=True,

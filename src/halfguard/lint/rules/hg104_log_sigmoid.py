@@ -58,7 +58,6 @@ META = Meta(
     cure="Use torch.nn.functional.logsigmoid(x).",
     contains=("sigmoid", "Sigmoid"),
     also_contains=("torch.log(", ".log()"),
-    in_one_definition=True,
     severity="error",
     fix="safe",
 )

@@ -59,7 +59,6 @@ META = Meta(
     cure="Use torch.nn.functional.log_softmax(x, dim).",
     contains=("softmax", "Softmax"),
     also_contains=("torch.log(", ".log()"),
-    in_one_definition=True,
     severity="error",
     fix="safe",
 )

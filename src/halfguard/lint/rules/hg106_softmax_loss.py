@@ -45,7 +45,6 @@ META = Meta(
     contains=("softmax",),
     also_contains=("nll_loss(", "cross_entropy(", "CrossEntropyLoss(", "NLLLoss("),
     pattern=r"softmax\((?<!log_softmax\()",
-    in_one_definition=True,
     severity="error",
 )
 _LOSSES = {

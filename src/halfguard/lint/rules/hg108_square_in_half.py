@@ -48,7 +48,6 @@ META = Meta(
     contains=("sqrt(",),
     also_contains=("mean(", "sum("),
     pattern=r"sqrt\((?<!math\.sqrt\()(?<!np\.sqrt\()",
-    in_one_definition=True,
     needs_half=True,
 )
 

@@ -166,3 +166,21 @@ def test_a_parameter_in_a_half_batch_is_trained_by_a_repeated_step() -> None:
     given = {"rows": rows, "half": torch.rand(4, 8).half()}
     assert guard.step(loss, given).action is Action.RETRY
     assert not torch.equal(before, rows)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_after_a_remedy_a_loss_function_may_take_its_batch_apart(half: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        target = batch.pop("y")
+        hidden: Tensor = model(batch["x"])
+        return (hidden.float() - target).square().mean()
+
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), RETRY)
+    guard._continue_with(guard.config.model_copy(update={"precision": "fp32"}))
+    for factor, action in ((1.0, Action.APPLY), (torch.nan, Action.SKIP), (1.0, Action.APPLY)):
+        x = torch.randn(8, 4)
+        batch = {"x": x.half() if half else x, "y": torch.randn(8, 1) * factor}
+        assert guard.step(loss, batch).action is action

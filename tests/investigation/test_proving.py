@@ -68,3 +68,26 @@ def test_a_late_failure_is_not_run_again() -> None:
     assert is_worth_it(FIRST, EVENT)
     assert not is_worth_it(FIRST, late)
     assert not is_worth_it(PassResult(seconds=1000.0), EVENT)
+
+
+def test_a_patch_that_occurs_twice_keeps_its_first_place() -> None:
+    ran, run = runs(a=BAD, b=BAD, c=BAD)
+    prove([cure(name) for name in "abaca"], FIRST, EVENT, run)  # type: ignore[arg-type]
+    assert ran == ["a", "b", "c"]
+
+
+def test_after_many_skipped_steps_the_run_goes_beyond_the_backward_pass_that_failed() -> None:
+    skipped = EVENT.model_copy(update={"backward": 80, "step": 0})
+    asked: list[int] = []
+
+    def run(_patch: str, steps: int, _seconds: float) -> PassResult:
+        asked.append(steps)
+        return PassResult(ended="steps", backward=steps, steps=steps)
+
+    assert prove([cure("a")], FIRST, skipped, run).cure is not None
+    assert asked == [130]
+
+
+def test_a_patch_that_does_not_fit_is_no_trial() -> None:
+    proven = prove([cure("a")], FIRST, EVENT, lambda *_: None)
+    assert (proven.cure, proven.trials) == (None, ())

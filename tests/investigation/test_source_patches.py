@@ -155,3 +155,29 @@ def test_an_optimizer_is_given_to_prepare(script: Path) -> None:
     (patch,) = scaler_patches.step_by_scaler(Made(raw_step=at(script, "step()")))
     text = patched(script, patch)
     assert "model, loader, optimizer = accelerator.prepare(model, loader, optimizer)\n" in text
+
+
+def test_a_continue_of_an_inner_loop_is_not_the_loops_own(script: Path) -> None:
+    text = LOOP.split("    if ", maxsplit=1)[0] + (
+        "    for p in params:\n        if p.grad is None:\n            continue\n"
+        "    scaler.step(optimizer)\n    scaler.update()\n"
+    )
+    script.write_text(text)
+    assert scaler_patches.update_before_continue(Made(scaling=at(script, "scaler.scale"))) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "patched_line"),
+    [
+        ('s = GradScaler("cpu", 2.0**40)', ""),
+        ('s = GradScaler("cpu")', 's = GradScaler("cpu", init_scale=1024.0)'),
+        ("s = GradScaler(device)", "s = GradScaler(device, init_scale=1024.0)"),
+        ("s = GradScaler(2.0**40)", ""),
+    ],
+)
+def test_no_argument_is_given_twice(script: Path, line: str, patched_line: str) -> None:
+    script.write_text(f"{line}\n")
+    patch = source_patches.begin_with_scale((str(script), 1), 1024.0)
+    assert bool(patch) == bool(patched_line)
+    if patch:
+        assert patched(script, patch) == f"{patched_line}\n"

@@ -173,7 +173,8 @@ class Guard:
         if self.config.precision == self._initial_config.precision:
             return trainable_loss(loss_fn(self.model, batch))
         # A remedy has put the run into FP32; its batches may be 16-bit as before.
-        return loss_in_fp32(micro, lambda given: trainable_loss(loss_fn(self.model, given)))
+        given = replace(micro, batch=batch)  # that of ``micro`` is kept for a repeat
+        return loss_in_fp32(given, lambda one: trainable_loss(loss_fn(self.model, one)))
 
     def _micro_batch(
         self,

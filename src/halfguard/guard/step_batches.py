@@ -99,11 +99,12 @@ def loss_in_fp32(micro: MicroBatch, loss_of: Callable[[Any], Tensor]) -> Tensor:
     The batch as it was given comes first: the loss function may cast by itself, or have a half network beside
     the model. Where that raises, its 16-bit tensors are float32.
     """
+    again = copy_containers(micro.batch)  # the first try may take something out of it
     try:
         return loss_of(micro.batch)
     except RuntimeError:
-        wide = batch_in_fp32(micro.batch)
-        if wide is micro.batch:
+        wide = batch_in_fp32(again)
+        if wide is again:
             raise
     micro.restore_generators()
     return loss_of(wide)

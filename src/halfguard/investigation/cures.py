@@ -44,14 +44,18 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
     culprit = found.culprit
     if culprit is None:
         return []
-    raw = found.made.raw_step
-    if raw is not None:
-        text = advise_on_raw_step(raw)
-        return [_untried(text, patch) for patch in scaler_patches.step_by_scaler(found.made)]
+    raw = list(_raw_step(found))
     if culprit.kind != "op":
-        return []
-    before = [*_mask(found, culprit), *_added_masks(culprit), *_misuse(found, culprit, event)]
+        return raw
+    before = [*raw, *_mask(found, culprit), *_added_masks(culprit), *_misuse(found, culprit, event)]
     return [*before, *_cures(found, culprit, event, script), *_last_resorts(found, culprit)]
+
+
+def _raw_step(found: PassResult) -> Iterator[Cure]:
+    """Yield steps by the scaler, if a line has stepped on scaled gradients."""
+    if found.made.raw_step is not None:
+        text = advise_on_raw_step(found.made.raw_step)
+        yield from (_untried(text, patch) for patch in scaler_patches.step_by_scaler(found.made))
 
 
 def _untried(sentence: str, patch: str) -> Cure:

@@ -29,8 +29,8 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.patching import apply_patch
-from halfguard.investigation.proving import Proven, best_tried, is_worth_it, prove
+from halfguard.investigation.patching import apply_patch, fits
+from halfguard.investigation.proving import Proven, is_worth_it, prove, without_proof
 from halfguard.investigation.ranks import Ranks
 from halfguard.investigation.trial_choice import CALIBRATED, run_trials
 from halfguard.investigation.working_copy import WorkingCopy
@@ -251,9 +251,11 @@ def _cure(one: Investigation, first: PassResult, event: Event, second: PassResul
     cures = list_cures(second, event, script)
     can_patch = one.copy is not None and one.ranks is None and second.ended != "interrupted"
     if not can_patch or not is_worth_it(first, event):
-        return Proven(best_tried(cures))
+        return Proven(without_proof(cures))
 
-    def run(patch: str, steps: int, seconds: float) -> PassResult:
+    def run(patch: str, steps: int, seconds: float) -> PassResult | None:
+        if not fits(patch, one.folder):
+            return None
         return one.run("sense", "running the patched script", trial=Patched(patch, steps, seconds))
 
     return prove(cures, first, event, run)

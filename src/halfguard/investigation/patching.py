@@ -10,24 +10,40 @@ _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 
 def apply_patch(patch: str, folder: Path) -> bool:
     """Apply a patch with paths below the folder; return False, and change nothing, if it does not fit."""
+    changed = _after(patch, folder)
+    for path, text in changed.items():
+        path.write_text(text, "utf-8")
+    return bool(changed)
+
+
+def fits(patch: str, folder: Path) -> bool:
+    """Return whether a patch can be applied to the files of a folder."""
+    return bool(_after(patch, folder))
+
+
+def _after(patch: str, folder: Path) -> dict[Path, str]:
+    """Return the files of a folder after a patch; none if it does not fit."""
     changed: dict[Path, str] = {}
     for part in re.split(r"^(?=--- )", patch, flags=re.MULTILINE):
         if not part.strip():
             continue
-        old, new, *rest = part.splitlines()
+        old, new, *rest = _lines(part)
         path = folder / new.removeprefix("+++ ").removeprefix("b/").split("\t")[0]
         if not old.startswith("--- ") or not path.resolve().is_relative_to(folder.resolve()):
-            return False
+            return {}
         try:
-            text = _patched(path.read_text("utf-8").splitlines(), rest)
-        except OSError:
-            return False
+            text = _patched(_lines(path.read_text("utf-8")), rest)
+        except (OSError, UnicodeDecodeError):
+            return {}
         if text is None:
-            return False
+            return {}
         changed[path] = text
-    for path, text in changed.items():
-        path.write_text(text, "utf-8")
-    return bool(changed)
+    return changed
+
+
+def _lines(text: str) -> list[str]:
+    """Split where Python's own parser does; str.splitlines knows more kinds of line breaks."""
+    return text.removesuffix("\n").split("\n")
 
 
 def _patched(lines: list[str], patch: list[str]) -> str | None:

@@ -17,9 +17,11 @@ SOON_STEPS = 1000
 _FURTHER = 50  # optimizer steps
 _MOST = 5  # patches
 _SECONDS = 300.0  # for all of them
+# Trials of these change torch's state; their patches are edits of other lines, which no trial has run.
+_SETTINGS = frozenset({"island", "scale", "precision"})
 
-# Runs the patched script for a number of steps and seconds.
-RunPatched = Callable[[str, int, float], PassResult]
+# Runs the patched script for a number of steps and seconds; None if the patch does not fit.
+RunPatched = Callable[[str, int, float], PassResult | None]
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,20 @@ def is_worth_it(first: PassResult, event: Event) -> bool:
 
 def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatched) -> Proven:
     """Return the first cure with which the script trains on; else the best one that a trial has shown."""
-    patched = {cure.patch: cure for cure in reversed(cures) if is_diff(cure.patch)}
+    patched: dict[str, Cure] = {}
+    for cure in cures:
+        if is_diff(cure.patch):
+            patched.setdefault(cure.patch, cure)
     trials, spent = list[ReplayTrial](), 0.0
     limit = 20 + 3 * first.seconds
-    for patch, cure in list(reversed(patched.items()))[:_MOST]:
+    # Backward passes may be more than steps: a scaler skips some, or batches are accumulated.
+    steps = max(event.step, event.backward) + _FURTHER
+    for patch, cure in list(patched.items())[:_MOST]:
         if spent > _SECONDS:
             break
-        result = run(patch, event.step + _FURTHER, limit)
+        result = run(patch, steps, limit)
+        if result is None:
+            continue
         spent += result.seconds
         good = _went_on(result, event)
         note = "" if not good else f"{result.steps} steps, {result.backward} backward passes"
@@ -63,6 +72,14 @@ def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatche
     if best is not None and is_diff(best.patch):  # it was run in vain, or there was no time for it
         best = best.model_copy(update={"patch": ""})
     return Proven(best, tuple(trials))
+
+
+def without_proof(cures: Sequence[Cure]) -> Cure | None:
+    """Return the first cure that a trial has shown; with its patch if the trial has run the same edit."""
+    best = best_tried(cures)
+    if best is not None and is_diff(best.patch) and best.what in _SETTINGS:
+        return best.model_copy(update={"patch": ""})
+    return best
 
 
 def best_tried(cures: Sequence[Cure]) -> Cure | None:

@@ -103,10 +103,18 @@ def update_before_continue(made: Made) -> tuple[str, Place] | None:
         for node in ast.walk(loop)
         if isinstance(node, ast.Call) and file.source(node.func) == f"{scaler}.step"
     ]
+    inner = {
+        id(node)
+        for other in ast.walk(loop)
+        if isinstance(other, ast.For | ast.While) and other is not loop
+        for node in ast.walk(other)
+    }
     lines = [
         node
         for node in ast.walk(loop)
-        if isinstance(node, ast.Continue) and node.lineno > made.scaling[1]
+        if isinstance(node, ast.Continue)
+        and node.lineno > made.scaling[1]
+        and id(node) not in inner  # which goes on with an inner loop
     ]
     if not steps or not lines or lines[0].lineno > steps[0].lineno:
         return None

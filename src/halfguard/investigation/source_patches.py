@@ -69,7 +69,7 @@ def begin_with_scale(place: Place | None, scale: float) -> str:
     file = None if place is None else SourceFile.read(place[0])
     found = [] if file is None or place is None else calls_at(file, place[1])
     scalers = [call for call in found if called_name(call) == "GradScaler"]
-    if file is None or not scalers:
+    if file is None or not scalers or not _has_keywords(scalers[0]):
         return ""
     set_keyword(file, scalers[0], "init_scale", f"{scale!r}")
     return file.patch()
@@ -89,6 +89,8 @@ def _change_autocast(place: Place | None, script: str, name: str, value: str, se
     file = None if place is None else SourceFile.read(place[0])
     if file is not None and place is not None:
         regions = [c for c in calls_at(file, place[1]) if called_name(c) == "autocast"]
+        if regions and not _has_keywords(regions[0]):
+            return ""
         if regions:
             set_keyword(file, regions[0], name, value)
             return file.patch()
@@ -162,6 +164,15 @@ def set_keyword(
     comma = "" if inside.endswith(("(", ",")) else ", "
     gap = " " if inside.endswith(",") else ""
     file.replace(call, f"{inside}{comma}{gap}{name}={value})")
+
+
+def _has_keywords(call: ast.Call) -> bool:
+    """Return whether all arguments but the device are keywords, so that one more is given once."""
+    if not call.args:
+        return True
+    device = call.args[0]
+    is_text = isinstance(device, ast.Constant) and isinstance(device.value, str)
+    return len(call.args) == 1 and (is_text or isinstance(device, ast.Name | ast.Attribute))
 
 
 def switch_on(place: Place | None, name: str, *, anywhere: bool) -> str:

@@ -90,7 +90,8 @@ class TrainingLoop:
     workers: bool = False  # a loader has worker processes
     not_updated: int = 0  # scaled backward passes since the scaler's last update
     _holds_scaled: bool = False  # a scaled backward pass, and the scaler has not unscaled since
-    _by_scaler: bool = False  # the scaler has stepped since the last backward pass
+    # Optimizers that the scaler has stepped since the last backward pass.
+    _by_scaler: set[int] = field(default_factory=set)
     _in_scaler: bool = False  # it is stepping now
     _busy: bool = False
 
@@ -155,7 +156,8 @@ class TrainingLoop:
             grads = [p.grad for p in self.parameters] if call.accumulates else out
             self.observer.after_backward(call, [g for g in grads if isinstance(g, Tensor)])
             if call.accumulates:
-                self._holds_scaled, self._by_scaler = call.scaled, False
+                self._holds_scaled = call.scaled
+                self._by_scaler.clear()
                 self.not_updated += call.scaled
                 self.backward += 1
                 self.observer.between_steps()
@@ -186,7 +188,7 @@ class TrainingLoop:
         def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if not self._busy:
                 # Gradients that are still scaled, or that the scaler has used or rejected before.
-                raw = self._holds_scaled or self._by_scaler
+                raw = self._holds_scaled or id(optimizer) in self._by_scaler
                 if raw and not self._in_scaler and self.raw_step is None:
                     self.raw_step = user_place()
                 self.observer.after_step(optimizer)
@@ -230,13 +232,15 @@ class TrainingLoop:
     def _watch_scaler_step(self) -> None:
         original: Any = torch.amp.GradScaler.step
 
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._holds_scaled = False
             self._in_scaler = True
             try:
-                return original(scaler, *args, **kwargs)
+                return original(scaler, optimizer, *args, **kwargs)
             finally:
-                self._in_scaler, self._by_scaler = False, scaler.is_enabled()
+                self._in_scaler = False
+                if scaler.is_enabled():
+                    self._by_scaler.add(id(optimizer))
 
         setattr(torch.amp.GradScaler, step.__name__, step)
 

@@ -54,7 +54,7 @@ def divide_by_labels(place: Place) -> str:
     target = file.source(call.args[1])
     text = file.source(call)
     count = f"({target} != {ignored}).sum().clamp(min=1)"
-    file.replace(call, f'{text[:-1].rstrip().rstrip(",")}, reduction="sum") / {count}')
+    file.replace(call, f'({text[:-1].rstrip().rstrip(",")}, reduction="sum") / {count})')
     return file.patch()
 
 

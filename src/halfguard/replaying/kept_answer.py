@@ -25,7 +25,7 @@ def read_kept_answer(incident: Incident) -> ScriptAnswer | None:
     path = incident.folder / ANSWER_FILE
     if incident.record.entry or not _is_small_file(path):
         return None
-    answer = ScriptAnswer.from_json(path.read_text("utf-8"))
+    answer = ScriptAnswer.from_json(path.read_bytes().decode("utf-8", "replace"))
     notes = (
         "This is the answer that was kept with the incident. Without an ENTRY the step was not run again.",
         *_describe(incident, "batch.", "the batch"),

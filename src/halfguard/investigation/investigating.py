@@ -237,10 +237,12 @@ def _track(one: Investigation, first: PassResult, event: Event) -> tuple[PassRes
     elif found.culprit is None:
         again = one.run("track", "tracking every step", event=event, start="first module")
         if again.culprit is not None:
-            differs = (
-                "" if found.differs_at is None else f" (losses differ from {found.differs_at} on)"
+            why = (
+                "The bad number is older than the step that showed it"
+                if found.differs_at is None
+                else f"The run is not repeatable (losses differ from {found.differs_at} on)"
             )
-            note = f"The run is not repeatable{differs}: it was found by tracking every step of another run."
+            note = f"{why}: it was found by tracking every step of another run."
             return again, note
     return found, ""
 

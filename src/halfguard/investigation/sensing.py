@@ -106,7 +106,8 @@ class Sensing(LoopObserver):
             self._progress.write(self._result("interrupted"))
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad: that is as exact.
+        # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad: that is as exact,
+        # unless they were not used in between.
         self._stepped = optimizer
         with self._loop.unobserved():
             bad = bad_tensors(p for p in _parameters(optimizer) if p.dtype in HALF_DTYPES)

@@ -25,7 +25,7 @@ def test_two_workers_skip_the_bad_step_of_one_and_stay_equal(tmp_path: Path) -> 
         | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr

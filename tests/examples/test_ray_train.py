@@ -16,6 +16,8 @@ from tests.support.models import differences
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # Ray starts a dozen processes, and waits for each of them
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 def test_two_workers_skip_the_bad_step_of_one_and_stay_equal(tmp_path: Path) -> None:
     result = subprocess.run(
@@ -25,7 +27,7 @@ def test_two_workers_skip_the_bad_step_of_one_and_stay_equal(tmp_path: Path) -> 
         | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -19,6 +19,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Seconds that a Ray node may take to start. Ray's default, 30, is too short on a busy machine.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+# Ray's workers are nice by default: beside other tests they would hardly run.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import pytest
 import torch

@@ -216,19 +216,30 @@ class SyntaxTree:
         attribute, the assignment must be the only one. Changes in place can be left out.
         """
         name = name_of(node)
-        function = self.function_of(node)
-        line = getattr(node, "lineno", 0)
-        assigned = self.assignments.get(name, [])
-        if not in_place:
-            assigned = [a for a in assigned if not a.in_place]
-        if "." not in name:
+        if "." in name:
+            assigned = self.assignments.get(name, [])
+        else:
+            function = self.function_of(node)
+            line = getattr(node, "lineno", 0)
             # "<" rather than "<=": in ``x = x.float()`` the right side is still the old x.
-            here = [a for a in assigned if a.function is function and a.line < line]
+            here = [a for a in self._assignments_in.get((name, function), ()) if a.line < line]
+            here = here if in_place else [a for a in here if not a.in_place]
             if here:
                 return max(here, key=lambda a: a.line)
-            is_parameter = function is not None and name in parameter_names(function)
-            assigned = [a for a in assigned if a.function is None] if not is_parameter else []
+            if function is not None and name in parameter_names(function):
+                return None
+            assigned = self._assignments_in.get((name, None), [])
+        assigned = assigned if in_place else [a for a in assigned if not a.in_place]
         return assigned[0] if len(assigned) == 1 else None
+
+    @cached_property
+    def _assignments_in(self) -> dict[tuple[str, Function | None], list[Assignment]]:
+        """The assignments by name and function: a file may have thousands of one name."""
+        found: dict[tuple[str, Function | None], list[Assignment]] = defaultdict(list)
+        for name, assigned in self.assignments.items():
+            for one in assigned:
+                found[name, one.function].append(one)
+        return dict(found)
 
     def assigned_value(self, node: ast.AST | None) -> ast.AST | None:
         """Return the value last assigned to a name, or the node itself."""

@@ -122,10 +122,17 @@ class SyntaxTree:
 
     def function_of(self, node: ast.AST) -> Function | None:
         """Return the innermost function around a node."""
-        for parent in self.ancestors(node):
-            if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
-                return parent
-        return None
+        known = self._functions_around
+        if node not in known:
+            around = self.ancestors(node)
+            functions = (p for p in around if isinstance(p, ast.FunctionDef | ast.AsyncFunctionDef))
+            known[node] = next(functions, None)
+        return known[node]
+
+    @cached_property
+    def _functions_around(self) -> dict[ast.AST, Function | None]:
+        """The functions around nodes that were asked for: many are asked for again and again."""
+        return {}
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """Return the innermost class around a node."""

@@ -176,7 +176,8 @@ def test_after_a_remedy_a_loss_function_may_take_its_batch_apart(half: bool) -> 
     def loss(model: Any, batch: Any) -> Tensor:
         target = batch.pop("y")
         hidden: Tensor = model(batch["x"])
-        return (hidden.float() - target).square().mean()
+        loss: Tensor = (hidden.float() - target).square().mean()
+        return loss
 
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), RETRY)
     guard._continue_with(guard.config.model_copy(update={"precision": "fp32"}))

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from halfguard.investigation.advice import advise
-from halfguard.investigation.cures import choose_cure, judge_fp32
+from halfguard.investigation.cures import judge_fp32, list_cures
 from halfguard.investigation.passes import Event, PassResult, TrialKind, TrialPlan, TrialResult
+from halfguard.investigation.proving import best_tried
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.culprit import Culprit
 
@@ -35,7 +36,7 @@ def found(*trials: TrialResult, exact: float = math.nan, **facts: Any) -> PassRe
 
 def test_an_operation_that_is_exact_comes_before_a_module_in_fp32() -> None:
     exact = trial("stable", True, stable=("normalize",))
-    cure = choose_cure(found(trial("fp32", True), trial("island", True), exact), LOSS)
+    cure = best_tried(list_cures(found(trial("fp32", True), trial("island", True), exact), LOSS))
     assert cure is not None
     assert cure.what == "operation"
     assert "halfguard.ops.normalize" in cure.sentence
@@ -43,11 +44,11 @@ def test_an_operation_that_is_exact_comes_before_a_module_in_fp32() -> None:
 
 def test_a_limit_far_from_fp32_comes_after_another_format() -> None:
     limit = trial("stable", True, stable=("exp",), limits=True, error=0.96)
-    cure = choose_cure(found(trial("fp32", True), trial("bf16", True), limit), LOSS)
+    cure = best_tried(list_cures(found(trial("fp32", True), trial("bf16", True), limit), LOSS))
     assert cure is not None
     assert cure.what == "precision"
     close = trial("stable", True, stable=("exp",), limits=True, error=0.01)
-    cure = choose_cure(found(trial("fp32", True), trial("bf16", True), close), LOSS)
+    cure = best_tried(list_cures(found(trial("fp32", True), trial("bf16", True), close), LOSS))
     assert cure is not None
     assert cure.what == "operation"
 
@@ -55,7 +56,7 @@ def test_a_limit_far_from_fp32_comes_after_another_format() -> None:
 def test_a_scale_is_blamed_if_the_gradients_fit_without_it() -> None:
     event = Event(kind="scale", backward=9, step=3, how="20 in a row", scale=65536.0)
     tried = (trial("fp32", True), trial("bf16", True), trial("scale", True))
-    cure = choose_cure(found(*tried, exact=70000.0, phase="backward"), event)
+    cure = best_tried(list_cures(found(*tried, exact=70000.0, phase="backward"), event))
     assert cure is not None
     assert cure.what == "scale"
     assert "init: 256.0" in cure.patch
@@ -64,7 +65,7 @@ def test_a_scale_is_blamed_if_the_gradients_fit_without_it() -> None:
 def test_without_a_good_trial_there_is_advice_and_no_cure() -> None:
     result = found(trial("fp32", False), exact=math.inf)
     assert judge_fp32(result.trials) == "fails"
-    assert choose_cure(result, LOSS) is None
+    assert best_tried(list_cures(result, LOSS)) is None
     assert "in any precision" in advise(result, LOSS, "fails")
     assert "a lower precision made them 0" in advise(result, LOSS, "fine")
     assert "the data" in advise(found(kind="input", name="x"), LOSS, "unknown")

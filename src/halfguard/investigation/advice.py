@@ -6,11 +6,9 @@ import linecache
 import math
 
 from halfguard.formats import FP32
-from halfguard.investigation.passes import Event, PassResult, Place
+from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, Place
 from halfguard.records.culprit import Culprit
 from halfguard.records.script_answer import InFP32
-
-_HALF = ("float16", "bfloat16")
 
 
 def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
@@ -54,7 +52,7 @@ def _advise_on_operation(culprit: Culprit, exact: float, in_fp32: InFP32) -> str
             f"{culprit.op} has no finite value at these inputs in any precision: guard its input (an "
             "epsilon, clamp, torch.where on the input, no empty rows)."
         )
-    if math.isfinite(exact) and culprit.dtype in _HALF and exact < FP32.largest:
+    if math.isfinite(exact) and culprit.dtype in HALF_NAMES and exact < FP32.largest:
         return (
             f"The result, up to {exact:.3g}, does not fit {culprit.dtype}: compute {culprit.op} in FP32 "
             "(.float(), with autocast off), or make its input smaller."

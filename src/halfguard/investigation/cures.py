@@ -14,14 +14,13 @@ from halfguard.formats import FP16
 from halfguard.investigation import scaler_patches, value_patches
 from halfguard.investigation import source_patches as patches
 from halfguard.investigation.advice import advise_on_mask, advise_on_raw_step, describe_place
-from halfguard.investigation.passes import Event, PassResult, TrialKind, TrialResult
+from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, TrialKind, TrialResult
 from halfguard.records.autopsy import Cure
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
 from halfguard.replaying.rewrite import make_patch
 
-_HALF = ("float16", "bfloat16")
 _NOT_UPDATED = 8  # scaled backward passes; more than most loops accumulate
 _FAR = 0.2  # relative error of gradients
 
@@ -32,11 +31,6 @@ def judge_fp32(trials: tuple[TrialResult, ...]) -> InFP32:
     if full is None:
         return "unknown"
     return "fine" if full.trial.good else "fails"
-
-
-def choose_cure(found: PassResult, event: Event) -> Cure | None:
-    """Return the best cure that a trial has shown, or None."""
-    return next((cure for cure in list_cures(found, event) if cure.trial), None)
 
 
 def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
@@ -171,7 +165,7 @@ def _is_scale_alone(found: PassResult, culprit: Culprit, event: Event) -> bool:
 def _is_optimizer(culprit: Culprit, event: Event) -> bool:
     """Return whether the optimizer's own arithmetic failed, in half."""
     outside = culprit.module is None and culprit.phase == "forward"
-    return event.kind == "parameters" and outside and culprit.dtype in _HALF
+    return event.kind == "parameters" and outside and culprit.dtype in HALF_NAMES
 
 
 def _trial(trials: tuple[TrialResult, ...], kind: str) -> TrialResult | None:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-_HALF = (torch.float16, torch.bfloat16)
+from halfguard.precision.modes import HALF_DTYPES
+
 _isfinite = torch.isfinite  # before a sensor replaces it
 
 
@@ -40,7 +41,7 @@ def _readable(tensor: Tensor) -> Tensor | None:
 def _sum(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    if tensor.dtype in _HALF:
+    if tensor.dtype in HALF_DTYPES:
         return tensor.sum(dtype=torch.float32)
     return tensor.sum().to(torch.float32)
 

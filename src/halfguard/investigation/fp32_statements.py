@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.fp32_lines import Statement, StatementsInFP32, patch_statements
 from halfguard.replaying.source_edits import SourceFile
 
 _CASTS = (Tensor.half, Tensor.bfloat16)
 _NAMES = ("half", "bfloat16")
 _DTYPES = ("torch.float16", "torch.half", "torch.bfloat16")
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class UncastStatements(StatementsInFP32):
@@ -38,7 +38,7 @@ class UncastStatements(StatementsInFP32):
 
 def _names_half(args: Any, kwargs: Any) -> bool:
     given = (*args[1:], *kwargs.values())
-    return any(isinstance(value, torch.dtype) and value in _HALF for value in given)
+    return any(isinstance(value, torch.dtype) and value in HALF_DTYPES for value in given)
 
 
 def patch_uncast(mode: UncastStatements, statements: list[Statement]) -> str:

@@ -19,6 +19,7 @@ from halfguard.records.base import FloatRecordPart, RecordPart
 from halfguard.records.culprit import Culprit
 
 Place = tuple[str, int]  # file and line
+HALF_NAMES = ("float16", "bfloat16")  # dtypes of a culprit
 PassKind = Literal["sense", "track", "judge", "inspect"]
 EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "exception"]
 # Where tracking begins: at the end of the backward pass before the event, at the first call of a module,

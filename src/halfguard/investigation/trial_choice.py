@@ -12,12 +12,11 @@ from pathlib import Path
 
 import torch
 
-from halfguard.investigation.passes import Event, PassResult, TrialPlan, TrialResult
+from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, TrialPlan, TrialResult
 from halfguard.records.culprit import Culprit
 
 FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
-_HALF = ("float16", "bfloat16")
 _DOUBLINGS = 24
 CALIBRATED = 1.0  # a scale that a scaler would reach, for changes of the computation
 _IN_FP32 = ("statement", "slice", "function")
@@ -41,7 +40,7 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
             yield _judged(tried, full, run)
             if plan.kind in ("statement", "slice") and tried.trial.good:
                 break
-    if full.trial.good and culprit.module and culprit.dtype in _HALF:
+    if full.trial.good and culprit.module and culprit.dtype in HALF_NAMES:
         island = TrialPlan(
             name=f"{culprit.module!r} in FP32",
             kind="island",
@@ -61,7 +60,7 @@ def _line_trials(culprit: Culprit, scale: float, *, in_fp32: bool) -> Iterator[T
     yield TrialPlan(name="the composition", kind="composition", place=place, scale=scale)
     name = f"stable operations for {culprit.op}"
     yield TrialPlan(name=name, kind="stable", place=place, scale=scale)
-    if in_fp32 and culprit.dtype in _HALF:
+    if in_fp32 and culprit.dtype in HALF_NAMES:
         yield TrialPlan(name="this line in FP32", kind="statement", place=place, scale=scale)
         name = "this line and those that lead to it, in FP32"
         yield TrialPlan(name=name, kind="slice", place=place, scale=scale)

@@ -14,13 +14,14 @@ AMP_IS_ON = "mixed precision is on"
 _AMP = re.compile(
     r"(?<![a-z])(amp|fp16|float16|scaler|half|mixed|precision|autocast)(?![a-z])", re.I
 )
-_NOT_AMP = re.compile(r"isnan|isinf|isfinite|accum|%|norm|sync|step", re.I)
+_NOT_AMP = re.compile(r"isnan|isinf|isfinite|accum|%|norm|sync|step|get_scale", re.I)
 # A test that asks for full precision.
 _FULL = re.compile(r"fp32|float32|[\"'](32|full|no|none)\b|==\s*32\b", re.I)
 _CHECKS = re.compile(r"isnan|isinf|isfinite|is_finite|is_nan|\bnan\b")
 _FLAGS = re.compile(
     r"(nan|inf|overflow|finite|bad_|skip|unstable|invalid|grad_?norm|total_norm)", re.I
 )
+_SHORT = 8  # statements of a function that does nothing else
 _SCHEDULE = re.compile(r"%|accum|sync|epoch|resume|start|warm", re.I)
 
 
@@ -76,7 +77,23 @@ def is_health_check(tree: SyntaxTree, test: ast.expr) -> bool:
         return False
     if _CHECKS.search(text) or _CHECKS.search(_assigned_text(tree, test)):
         return True
-    return bool(_FLAGS.search(text))
+    return bool(_FLAGS.search(text)) or bool(_CHECKS.search(_called_text(tree, test)))
+
+
+def is_gradient_check(tree: SyntaxTree, test: ast.expr) -> bool:
+    """Return whether a test looks for NaN or infinity in gradients or in their norm."""
+    names = [n for n in ast.walk(test) if isinstance(n, ast.Name)]
+    parts = [ast.unparse(test), _called_text(tree, test)]
+    text = " ".join([*parts, *(_assigned_text(tree, name) for name in names)])
+    return bool(_CHECKS.search(text)) and bool(re.search(r"grad|norm", text, re.I))
+
+
+def _called_text(tree: SyntaxTree, test: ast.expr) -> str:
+    """Return the source of the short functions of this file that a test calls."""
+    calls = (node for node in ast.walk(test) if isinstance(node, ast.Call))
+    functions = (tree.local_function(call) for call in calls)
+    short = (f for f in functions if f is not None and len(f.body) <= _SHORT)
+    return " ".join(ast.unparse(statement) for function in short for statement in function.body)
 
 
 def is_loss_check(tree: SyntaxTree, test: ast.expr) -> bool:

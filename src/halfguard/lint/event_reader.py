@@ -181,7 +181,7 @@ class EventReader:
         name, owner, roles = called_name(call), receiver(call), self.roles
         if name in _CLIPS:
             return "gradient_norm" if self._never_clips(call) else "clip"
-        if _NORM.search(name):
+        if _NORM.search(name) and self._callee(call) not in self._relevant - {None}:
             return "gradient_norm"
         if owner is None:
             return None

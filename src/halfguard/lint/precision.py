@@ -29,6 +29,7 @@ _SCALARS = re.compile(
 )
 _VIEWS = {"data", "T", "mT", "H", "mH", "grad", "values", "real"}
 _CASTS = {"to", "type", "astype"}
+_DEVICE = re.compile(r"device|cuda|cpu|gpu|rank|memory_format", re.IGNORECASE)
 _MAX_DEPTH = 12
 _MAX_CALLERS = 32  # the first calls of a helper are enough to judge it
 
@@ -88,6 +89,8 @@ class PrecisionReader:
             return Precision.INTEGER
         if isinstance(node, ast.IfExp):
             return _same({self.read(side, depth + 1) for side in (node.body, node.orelse)})
+        if isinstance(node, ast.ListComp | ast.DictComp | ast.GeneratorExp):
+            return self.read(node.value if isinstance(node, ast.DictComp) else node.elt, depth + 1)
         if isinstance(node, ast.Tuple | ast.List):
             return _same({self.read(part, depth + 1) for part in node.elts})
         return Precision.MAYBE
@@ -243,9 +246,23 @@ class PrecisionReader:
                 return self.read(dtype.value, depth + 1)
         if name == "type_as" and call.args:
             return self.read(call.args[0], depth + 1)
+        if name in _CASTS and owner is not None and not all(map(self._keeps_dtype, dtypes)):
+            # The cast may undo float16; float32 is kept, so that it needs no second proof.
+            found = self.read(owner, depth + 1)
+            return Precision.MAYBE if found is Precision.HALF else None
         if name.startswith("new_") and owner is not None:
             return self.read(owner, depth + 1) if argument(call, -1, "dtype") is None else None
         return None
+
+    def _keeps_dtype(self, node: ast.expr | None) -> bool:
+        """Return whether an argument of ``to`` is float16, or no dtype and no tensor: a device or a flag."""
+        value = self.tree.assigned_value(node)
+        if precision_of_dtype(self.tree, value) is Precision.HALF or isinstance(
+            value, ast.Constant
+        ):
+            return True
+        texts = (ast.unparse(n) for n in (node, value) if n is not None)
+        return any(map(_DEVICE.search, texts))
 
     def _of_torch_call(self, call: ast.Call, name: str, depth: int) -> Precision:
         if name in ops.CREATORS and argument(call, -1, "dtype") is None:

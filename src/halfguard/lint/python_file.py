@@ -7,6 +7,7 @@ import re
 from functools import cached_property
 
 from halfguard.lint.autocast import AutocastRegions
+from halfguard.lint.event import Event
 from halfguard.lint.event_reader import EventReader
 from halfguard.lint.expressions import name_parts
 from halfguard.lint.match import Span
@@ -90,12 +91,33 @@ class PythonFile(SyntaxTree):
     def steps(self) -> list[Step]:
         return find_steps(EventReader(self, self.roles))
 
+    def is_assigned_between(self, earlier: Event, later: Event) -> bool:
+        """Return whether the scaler or the optimizer of an event may be another one at a later event."""
+        functions = {self.function_of(earlier.node), self.function_of(later.node)}
+        begin, end = earlier.node.lineno, later.node.lineno
+        for name in (later.owner, later.optimizer):
+            assigned = [a for a in self.assignments.get(name, ()) if a.function in functions]
+            if len(functions) > 1 and len(assigned) > 1:
+                return True  # in which order is not known
+            if len(functions) == 1 and any(begin < a.line <= end for a in assigned):
+                return True
+        return False
+
     @cached_property
     def _precisions(self) -> PrecisionReader:
         return PrecisionReader(self, self.autocast)
 
     def precision(self, node: ast.AST) -> Precision:
         return self._precisions.read(node)
+
+    @cached_property
+    def _proven_precisions(self) -> PrecisionReader:
+        return PrecisionReader(self, AutocastRegions(self, lambda _node: False))
+
+    def is_proven_half(self, node: ast.AST, *, trained: bool = True) -> bool:
+        """Return whether this file alone shows that a value is float16; ``trained``: where gradients are."""
+        found = self._proven_precisions.read(node)
+        return found is Precision.HALF and not (trained and self.is_inference(node))
 
     def dtype_precision(self, node: ast.AST | None) -> Precision | None:
         """Return the precision that a dtype argument asks for, or None if it is not a known dtype."""

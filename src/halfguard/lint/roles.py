@@ -12,7 +12,7 @@ import re
 from functools import cached_property
 
 from halfguard.lint.expressions import called_name, name_of, receiver
-from halfguard.lint.syntax_tree import Function, SyntaxTree
+from halfguard.lint.syntax_tree import Assignment, Function, SyntaxTree
 
 SCALERS = {"GradScaler", "ShardedGradScaler"}
 _OPTIMIZER = re.compile(r"(^|[._])(optim|optimi[sz]er|opt)(s)?(_?[a-z0-9]{1,13})?$", re.IGNORECASE)
@@ -43,11 +43,35 @@ class Roles:
     @cached_property
     def assigned_scalers(self) -> frozenset[str]:
         """Names of the variables that a new scaler is assigned to."""
+        makers = {self.tree.function_of(call) for call in self.constructed_scalers}
+        if not makers:
+            return frozenset()
         return frozenset(
             name
             for name, assigned in self.tree.assignments.items()
-            if any(a.value is not None and _constructs_scaler(a.value) for a in assigned)
+            if any(self._is_new_scaler(a, makers) for a in assigned)
         )
+
+    def _is_new_scaler(self, assigned: Assignment, makers: set[Function | None]) -> bool:
+        """Return whether a scaler is constructed here, or by the function of this file that is called."""
+        value = assigned.value or assigned.container
+        if value is None:
+            return False
+        if assigned.value is not None and _constructs_scaler(value):
+            return True
+        function = self.tree.local_function(value) if isinstance(value, ast.Call) else None
+        if function is None or function not in makers:
+            return False
+        for node in self.tree.returns_of(function):
+            made = [node.value] if assigned.value is not None else _parts_of(node.value)
+            made = made[assigned.element : assigned.element + 1]
+            if any(part is not None and _constructs_scaler(self._behind(part)) for part in made):
+                return True
+        return False
+
+    def _behind(self, node: ast.expr) -> ast.expr:
+        assigned = self.tree.last_assignment(node) if isinstance(node, ast.Name) else None
+        return assigned.value if assigned and assigned.value is not None else node
 
     @cached_property
     def scalers(self) -> frozenset[str]:
@@ -153,6 +177,10 @@ class Roles:
 def _arguments(function: Function) -> list[ast.arg]:
     a = function.args
     return [*a.posonlyargs, *a.args, *a.kwonlyargs]
+
+
+def _parts_of(value: ast.expr | None) -> list[ast.expr | None]:
+    return [*value.elts] if isinstance(value, ast.Tuple) else []
 
 
 def _constructs_scaler(value: ast.expr) -> bool:

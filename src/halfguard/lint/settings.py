@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import tomllib
 from collections.abc import Callable, Mapping
@@ -97,9 +98,11 @@ def _validated(file: Path, section: dict[str, object]) -> Settings:
             values[name.replace("-", "_")] = checks[name](value)
         except (KeyError, TypeError) as error:
             reason = "there is no such key" if isinstance(error, KeyError) else str(error)
+            near = [] if name in checks else difflib.get_close_matches(name, checks, 1, cutoff=0.5)
             raise ConfigError(
                 f"{file}: [tool.halfguard.lint] is invalid at '{name}': {reason}.",
-                cure="Its keys are select, ignore, per-file-ignores, exclude and preview.",
+                cure="".join(f"Did you mean {key}? " for key in near)
+                + f"Its keys are {', '.join(checks)}.",
             ) from error
     settings = Settings(root=file.parent, **values)
     settings.rules()  # reports an unknown code now, not at the first file

@@ -2,7 +2,7 @@
 
 ## What it does
 Finds constants of at most 2.98e-8 that are added before `log`, `sqrt`, `rsqrt` or a division, if the tensor
-may be float16. HG113 finds lower bounds of `clamp`.
+may be float16. HG119 reports the tensors that certainly are, HG113 lower bounds of `clamp`.
 
 ## Why is this bad?
 The smallest positive float16 value is about 6e-8. A constant of at most half of that rounds to zero, so
@@ -36,17 +36,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import argument, receiver
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.numeric_checks import (
     SMALL_CONSTANTS,
-    assigned_sum,
     is_model_value,
     may_be_half,
-    underflows_half,
 )
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.small_terms import find_small_terms
 
 META = Meta(
     code="HG103",
@@ -60,29 +58,16 @@ META = Meta(
 _TRAINING = re.compile(
     r"loss|prob|logit|score|softmax|sigmoid|entropy|attn|attention|kl_|div", re.I
 )
-_FUNCTIONS = ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal")
 
 
 def check(file: PythonFile) -> Iterator[Match]:
-    """Find added constants that underflow."""
-    for call in file.calls(*_FUNCTIONS):
-        inner = argument(call, 0, "input") if file.is_torch_call(call) else receiver(call)
-        # Only tensors have these methods, and they take no arguments.
-        if inner is not None and (file.is_torch_call(call) or not call.args):
-            yield from _check_sum(file, assigned_sum(file, inner), certain=True)
-    for node in file.nodes(ast.BinOp):
-        if isinstance(node.op, ast.Div):
-            yield from _check_sum(file, assigned_sum(file, node.right), certain=False)
-
-
-def _check_sum(file: PythonFile, node: ast.AST | None, *, certain: bool) -> Iterator[Match]:
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
-        return
-    for eps, rest in ((node.right, node.left), (node.left, node.right)):
-        if not underflows_half(file.constant(eps)) or not may_be_half(file, rest):
+    """Find added constants that underflow if the tensor is float16."""
+    for term in find_small_terms(file):
+        if file.is_proven_half(term.rest) or not may_be_half(file, term.rest):
             continue
-        if (certain and _is_model_code(file, node)) or is_model_value(file, rest):
-            yield match_at(eps, f"{file.text(eps)} is 0 in float16: it has no effect here.")
+        if (term.certain and _is_model_code(file, term.node)) or is_model_value(file, term.rest):
+            eps = file.text(term.eps)
+            yield match_at(term.eps, f"{eps} is 0 in float16: it has no effect here.")
 
 
 def _is_model_code(file: PythonFile, node: ast.AST) -> bool:

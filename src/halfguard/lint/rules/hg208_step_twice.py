@@ -64,6 +64,8 @@ def check(file: PythonFile) -> Iterator[Match]:
             same = (first.owner, first.optimizer) == (second.owner, second.optimizer)
             if not same or first.excludes(second) or first.node is second.node:
                 continue
+            if file.is_assigned_between(first, second):
+                continue
             if set(second.conditions) <= set(first.conditions) and not any(
                 event.kind == "scaler_update" for event in step.between(first, second)
             ):

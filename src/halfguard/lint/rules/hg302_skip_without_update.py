@@ -1,13 +1,13 @@
 """A step is skipped by hand without updating the scale.
 
 ## What it does
-Finds `continue` after a scaled backward pass, on a check of gradients or loss, without `scaler.update()`.
+Finds `continue` after a scaled backward pass, on a check of the gradients, without `scaler.update()`. Other
+checks are reported only after `unscale_`: a loss, for example, does not depend on the scale.
 
 ## Why is this bad?
 The scale decreases only in `update()`. Without it, the same overflow repeats with every batch: in one
 measured run 50 of 50 steps were skipped, compared with 12 of 50 if the scaler alone skipped. After
-`unscale_`, the next call of `unscale_` also raises. In unseen public code the skip followed from the loss,
-which the scale does not change, in all 22 places (of one repository), so the rule is in preview.
+`unscale_`, the next call of `unscale_` also raises.
 
 ## Example
 ```py
@@ -54,7 +54,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.conditions import is_health_check
+from halfguard.lint.conditions import is_gradient_check, is_health_check
 from halfguard.lint.edits import insert_before, make_fix
 from halfguard.lint.event import Event
 from halfguard.lint.match import Fix, Match, match_at
@@ -70,7 +70,6 @@ META = Meta(
     also_contains=(".step(",),
     severity="error",
     fix="safe",
-    preview=True,
 )
 
 
@@ -84,6 +83,8 @@ def check(file: PythonFile) -> Iterator[Match]:
             if not scaled or not skip.tests or not is_health_check(file, skip.tests[-1]):
                 continue
             if any(e.kind == "scaler_update" for e in step.between(scaled[0], skip)):
+                continue
+            if not step.before(skip, "unscale") and not is_gradient_check(file, skip.tests[-1]):
                 continue
             fix = _fix(file, step, skip)
             yield match_at(skip.node, "This skips the step, but the scale never decreases.", fix)

@@ -5,6 +5,10 @@ Finds a model that is cast to float16, in a file that trains it with a plain bac
 or with a `Trainer` whose `fp16` is off. In a project that converts weights to float16, also finds a scaler
 that exists only for `precision == "amp"`: with `"fp16"` the weights are trained without one.
 
+Nothing is reported if the file shows that updates are kept: by float32 copies, by an optimizer of its own
+that computes in float32, or by the learning rate (SGD from 0.01; Adam and its like from 0.002, with an eps
+that is not 0 in float16). `hg.doctor` measures the updates themselves.
+
 ## Why is this bad?
 In float16, 1 - 1e-4 is 1: every update below 2**-11 of its weight is lost, without an error. The loss stops
 decreasing, or evaluation is NaN while training shows 0.0.
@@ -46,6 +50,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.expressions import name_of, string
 from halfguard.lint.half_weights import find_trained_half_models, keep_full
+from halfguard.lint.kept_updates import keeps_updates
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
@@ -69,6 +74,8 @@ def check(file: PythonFile) -> Iterator[Match]:
         yield from _check_choice(file)
         return
     for call in find_trained_half_models(file, "optimizer_step", "backward", fp16=False):
+        if keeps_updates(file):
+            return
         message = "float16 weights lose small updates: 1 - 1e-4 is 1 in float16."
         yield match_at(call, message, _fix(file, call))
 

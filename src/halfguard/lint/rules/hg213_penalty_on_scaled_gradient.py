@@ -1,0 +1,87 @@
+"""A penalty is computed from gradients that are still scaled.
+
+## What it does
+Finds `torch.autograd.grad(scaler.scale(loss), ..., create_graph=True)` in a function that never divides by
+the scale: neither `get_scale()` nor a name with `inv_scale` occurs in it.
+
+## Why is this bad?
+The gradients are 65,536 times too large, and so is a penalty on their norm, which changes whenever the scale
+does. torch's recipe multiplies them by `1 / scaler.get_scale()` before the penalty.
+
+## Example
+```py
+import torch
+
+def train(model, optimizer, x, y, loss_fn, scaler: torch.amp.GradScaler):
+    loss = loss_fn(model(x), y)
+    gradients = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
+    penalty = sum(g.square().sum() for g in gradients).sqrt()
+    scaler.scale(loss + penalty).backward()
+```
+
+## Use instead
+```py
+import torch
+
+def train(model, optimizer, x, y, loss_fn, scaler: torch.amp.GradScaler):
+    loss = loss_fn(model(x), y)
+    scaled = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
+    gradients = [g / scaler.get_scale() for g in scaled]
+    penalty = sum(g.square().sum() for g in gradients).sqrt()
+    scaler.scale(loss + penalty).backward()
+```
+
+## References
+pytorch documentation: Automatic Mixed Precision examples, gradient penalty.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from halfguard.lint.expressions import argument, boolean, called_name, receiver
+from halfguard.lint.match import Match, match_at
+from halfguard.lint.python_file import PythonFile
+from halfguard.lint.rule import Meta
+
+META = Meta(
+    code="HG213",
+    name="penalty-on-scaled-gradient",
+    cure="Divide the gradients by scaler.get_scale() before the penalty.",
+    contains=("autograd.grad", "import grad"),
+    also_contains=("caler",),
+    severity="error",
+)
+_UNSCALES = re.compile(r"get_scale|inv_?scale|unscale|\b_scale\b", re.I)
+
+
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find gradients of a scaled loss that are differentiated again as they are."""
+    for call in file.calls("grad"):
+        if file.full_name(call.func) != "torch.autograd.grad":
+            continue
+        if boolean(argument(call, 4, "create_graph")) is not True:
+            continue
+        outputs = argument(call, 0, "outputs")
+        if not _is_scaled(file, outputs) or _UNSCALES.search(_text_around(file, call)):
+            continue
+        yield match_at(
+            call, "These gradients are multiplied by the loss scale, and so is a penalty."
+        )
+
+
+def _is_scaled(file: PythonFile, node: ast.AST | None) -> bool:
+    """Return whether an expression is ``scaler.scale(loss)``, directly, in a list or by a name."""
+    if isinstance(node, ast.Tuple | ast.List):
+        return any(_is_scaled(file, part) for part in node.elts)
+    value = file.assigned_value(node)
+    if not isinstance(value, ast.Call) or called_name(value) != "scale":
+        return False
+    return file.roles.is_scaler(receiver(value))
+
+
+def _text_around(file: PythonFile, call: ast.Call) -> str:
+    function = file.function_of(call)
+    return file.source.text if function is None else file.text(function)

@@ -1,0 +1,97 @@
+"""FSDP1 shards the gradients, and a plain GradScaler sees one shard only.
+
+## What it does
+Finds a `GradScaler` in a file that wraps a model in `FullyShardedDataParallel` and does not use
+`ShardedGradScaler`. FSDP2 (`fully_shard`) works with the plain scaler, and so does `NO_SHARD`. A scaler whose
+`enabled` depends on FSDP is not reported.
+
+## Why is this bad?
+Each rank looks for infinities in its own shard. The rank that finds one skips the step, the others apply it:
+weights and scales of the ranks diverge, without an error.
+
+## Example
+```py
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def build(model):
+    model = FSDP(model)
+    scaler = torch.amp.GradScaler("cuda")
+    return model, scaler
+```
+
+## Use instead
+```py
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+def build(model):
+    model = FSDP(model)
+    scaler = ShardedGradScaler("cuda")
+    return model, scaler
+```
+
+## References
+pytorch#76607; `hg.doctor` reports it as HD111.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from halfguard.lint.conditions import exclude_each_other
+from halfguard.lint.expressions import argument, boolean, name_of
+from halfguard.lint.match import Match, match_at
+from halfguard.lint.python_file import PythonFile
+from halfguard.lint.rule import Meta
+
+META = Meta(
+    code="HG214",
+    name="plain-scaler-with-fsdp",
+    cure="Use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler.",
+    contains=("FullyShardedDataParallel",),
+    also_contains=("GradScaler(",),
+    severity="error",
+)
+_FSDP = "torch.distributed.fsdp"
+_SHARDING = re.compile(r"fsdp|shard", re.IGNORECASE)
+
+
+def check(file: PythonFile) -> Iterator[Match]:
+    """Find plain scalers beside models that FSDP1 shards."""
+    if any(file.full_name(n).endswith("ShardedGradScaler") for n in _names(file)):
+        return
+    wrapped = [call for call in file.nodes(ast.Call) if _wraps(file, call)]
+    for call in file.roles.constructed_scalers if wrapped else ():
+        if not file.is_torch_call(call) or _is_off(file, call):
+            continue
+        if not any(exclude_each_other(file, call, other) for other in wrapped):
+            message = "A plain GradScaler sees this rank's shard only: the ranks of FSDP diverge."
+            yield match_at(call, message)
+
+
+def _names(file: PythonFile) -> list[ast.expr]:
+    """Return the names that the file uses; an import alone is no use."""
+    return [*file.nodes(ast.Name), *file.nodes(ast.Attribute)]
+
+
+def _is_off(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether a scaler is off, or is on or off by a test for sharding."""
+    enabled = argument(call, -1, "enabled")
+    if enabled is None or boolean(enabled) is not None:
+        return boolean(enabled) is False
+    value = file.assigned_value(enabled)
+    texts = (ast.unparse(node) for node in (enabled, value) if node is not None)
+    return any(map(_SHARDING.search, texts))
+
+
+def _wraps(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether a call wraps a model in FSDP1 that shards its gradients."""
+    name = file.full_name(call.func)
+    if not name.startswith(_FSDP) or not name.endswith("FullyShardedDataParallel"):
+        return False
+    strategy = file.assigned_value(argument(call, 2, "sharding_strategy"))
+    return not name_of(strategy).endswith("NO_SHARD")

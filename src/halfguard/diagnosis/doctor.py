@@ -1,8 +1,9 @@
 """``doctor``: find out what a model and its training setup will do, before training starts.
 
-One forward pass is run and observed, with the model in its training state. Then every check looks at the
-setup; some repeat the pass in another way, to compare. Nothing is updated: weights, gradients, attributes,
-the batch and random state are restored.
+One forward pass is run and observed, with the model in its training state. Where gradients may be lost in
+FP16, they are measured by two backward passes. Then every check looks at the setup; some repeat the forward
+pass in another way, to compare. Nothing is updated: weights, gradients, attributes, the batch and random
+state are restored.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from halfguard.diagnosis.model.effective import add_observations
 from halfguard.diagnosis.model.forward import observe_forward
 from halfguard.diagnosis.model.frameworks import accelerate, lightning, plain, transformers
 from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs
+from halfguard.diagnosis.model.gradients import add_gradients
 from halfguard.diagnosis.model.restore_model import reshard, restore_afterwards
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.errors import UsageError
@@ -95,7 +97,7 @@ def examine(setup: TrainingSetup) -> Diagnosis:
             with restore_afterwards(setup.model):  # checks may repeat the pass from the same state
                 observed = observe_forward(setup.model, setup.run_forward, setup.device_type)
                 reshard(setup.model)
-            setup = add_observations(setup, observed)
+            setup = add_gradients(add_observations(setup, observed))
         findings = tuple(found for check in all_checks() for found in check(setup))
     return Diagnosis(framework=setup.framework, effective=setup.effective, findings=findings)
 

@@ -72,6 +72,14 @@ def bad_result(results: dict[str, Tensor]) -> str | None:
     return None
 
 
+def relative_error(one: Tensor, other: Tensor) -> float:
+    """Return the difference of the finite values, relative to the larger norm."""
+    finite = one.isfinite() & other.isfinite()  # masked logits are -inf
+    one, other = one[finite].double(), other[finite].double()
+    larger = max(float(one.norm()), float(other.norm()))
+    return float((one - other).norm()) / larger if larger else 0.0
+
+
 def repeat_forward(
     setup: TrainingSetup,
     context: AbstractContextManager[Any] | None = None,
@@ -82,7 +90,7 @@ def repeat_forward(
     """Run the forward pass again in a context; ``island`` makes a module an FP32 island meanwhile."""
     assert setup.model is not None  # noqa: S101 - see can_repeat
     assert setup.run_forward is not None  # noqa: S101
-    with restore_afterwards(setup.model), _quiet(eager), torch.inference_mode(False):
+    with restore_afterwards(setup.model), quiet(eager), torch.inference_mode(False):
         try:
             if island is not None:
                 fp32_island(setup.model.get_submodule(island))
@@ -119,7 +127,7 @@ def find_culprit(
         bad = (tensor for tensor in results.values() if bad_result({"": tensor}))
         return next(bad, None)
 
-    with restore_afterwards(model), _quiet(eager=True), context or nullcontext():
+    with restore_afterwards(model), quiet(eager=True), context or nullcontext():
         for (
             module
         ) in model.modules():  # the search writes buffers back, which breaks a pending backward
@@ -146,7 +154,7 @@ def _differ(before: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def _quiet(eager: bool) -> Iterator[None]:
+def quiet(eager: bool) -> Iterator[None]:
     """Ignore warnings, since this run is not the user's; with ``eager``, do not run compiled code."""
     stance = torch.compiler.set_stance("force_eager") if eager else nullcontext()
     with warnings.catch_warnings(), stance:

@@ -47,6 +47,14 @@ class OptimizerParameter:
 
 
 @dataclass(frozen=True)
+class MeasuredGradients:
+    """The gradients of a batch by the id of their parameter, and the share that is lost without a scale."""
+
+    of: dict[int, Tensor]  # in FP32, measured at a scale at which they are not lost
+    lost: float  # of the elements that are not 0
+
+
+@dataclass(frozen=True)
 class Advice:
     """Lines for the user to paste, written for one framework."""
 
@@ -76,6 +84,7 @@ class TrainingSetup:
     forward: ObservedForward | None = None
     measured: MeasuredPrecision | None = None  # None if it raised
     effective: EffectivePrecision | None = None
+    gradients: MeasuredGradients | None = None  # None if they were not measured
 
     @property
     def device_type(self) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import TrainingArguments
 
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
@@ -67,3 +70,25 @@ def test_nothing_asked_nothing_found() -> None:
     assert diagnosis.effective.asked is None
     assert diagnosis.effective.got == "fp32"
     assert diagnosis.ok
+
+
+class CastsItself(torch.nn.Module):
+    """Enters autocast in its forward pass, whatever trains it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            output: torch.Tensor = self.net(x)
+        return output
+
+
+@pytest.mark.usefixtures("framework")
+def test_an_autocast_of_the_code_itself_is_a_note_under_a_framework(tmp_path: Path) -> None:
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    finding = found(hg.doctor(CastsItself(), trainer=arguments, batch=(batch(),)), "HD101")
+    assert finding.severity == "note"
+    weights = hg.doctor(net().bfloat16(), trainer=arguments, batch=(batch().bfloat16(),))
+    assert found(weights, "HD101").severity == "warning"

@@ -32,6 +32,26 @@ def test_small_gradients_vanish_without_a_scale() -> None:
     assert gradients(scaler) > 0.0
 
 
+@pytest.mark.parametrize(("size", "severity"), [(1e-8, "error"), (1.0, "note")])
+def test_lost_gradients_are_measured(size: float, severity: str) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast(device_type(), torch.float16):
+        diagnosis = hg.doctor(
+            model, optimizer, loss=lambda model, x: size * loss(model, x), batch=batch()
+        )
+    finding = found(diagnosis, "HD112")
+    assert finding.severity == severity
+    assert (" 0.0%" in finding.message) == (severity == "note")
+
+
+def test_without_a_loss_autocast_needs_a_scaler() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast(device_type(), torch.float16):
+        assert found(hg.doctor(model, optimizer, batch=batch()), "HD112").severity == "error"
+
+
 def test_the_request_is_enough_where_nothing_was_run() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

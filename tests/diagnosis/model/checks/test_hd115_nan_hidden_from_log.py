@@ -53,6 +53,7 @@ def test_the_filter_hides_nan_and_without_it_nan_is_logged(tmp_path: Path) -> No
     args, batch = arguments(tmp_path, bf16=True), {"x": torch.ones(2, 4)}
     diagnosis = hg.doctor(Poisoned(), trainer=args, batch=batch)
     assert codes(diagnosis) == ["HD115"]
+    assert diagnosis.ok  # the filter is on by default
     assert math.isfinite(logged(args))
     cured(found(diagnosis, "HD115"), args=args)
     assert hg.doctor(Poisoned(), trainer=args, batch=batch).findings == ()
@@ -63,3 +64,12 @@ def test_half_weights_are_enough_and_fp32_is_not_concerned(tmp_path: Path) -> No
     args = arguments(tmp_path)
     assert hg.doctor(net(), trainer=args).ok
     assert codes(hg.doctor(net().bfloat16(), trainer=args)) == ["HD104", "HD115"]
+
+
+def test_it_is_a_warning_where_the_loss_is_nan_already(tmp_path: Path) -> None:
+    model = Poisoned()
+    model.calls = 1
+    diagnosis = hg.doctor(
+        model, trainer=arguments(tmp_path, bf16=True), batch={"x": torch.ones(2, 4)}
+    )
+    assert found(diagnosis, "HD115").severity == "warning"

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from halfguard.diagnosis.model.repeats import (
     RepeatedForward,
     bad_result,
     can_repeat,
+    relative_error,
     repeat_forward,
 )
 from halfguard.diagnosis.model.training_setup import TrainingSetup
@@ -74,15 +75,7 @@ def _describe_difference(
     for name, one in eager.results.items():
         other = compiled.results.get(name)
         if other is not None and other.shape == one.shape:
-            error = _relative_error(one.double(), other.double())
+            error = relative_error(one, other)
             if error > tolerance:
                 return f"{name} differs by {error:.2g} (relative)"
     return ""
-
-
-def _relative_error(one: Tensor, other: Tensor) -> float:
-    """Return the difference of the finite values, relative to the larger norm."""
-    finite = one.isfinite() & other.isfinite()  # masked logits are -inf
-    one, other = one[finite], other[finite]
-    larger = max(float(one.norm()), float(other.norm()))
-    return float((one - other).norm()) / larger if larger else 0.0

@@ -1,0 +1,133 @@
+"""HD120: the forward pass is finite in 16 bits, and its result is far from that of FP32.
+
+Rounding changes a result by a few thousandths. A quarter of it or more means that a number left the range of
+16 bits and the infinity was swallowed, as in ``1 / (1 + x * x)``, or that digits were lost in a difference.
+
+A loss that is near 0 by design, as the KL divergence from a copy, is all rounding: a loss must also differ
+by a quarter of the size of the model's outputs, or the outputs themselves must differ by a quarter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from halfguard.diagnosis.model.repeats import (
+    bad_result,
+    can_repeat,
+    in_fp32,
+    named_results,
+    relative_error,
+    repeat_forward,
+)
+from halfguard.diagnosis.model.training_setup import TrainingSetup
+from halfguard.precision.modes import HALF_DTYPES
+from halfguard.records.finding import Finding
+from halfguard.step.nested import floating_tensors
+
+_FAR = 0.25
+_LARGEST = (
+    50_000_000  # half weights that are converted to compare; a larger model may not fit twice
+)
+
+
+def check(setup: TrainingSetup) -> Iterator[Finding]:
+    """Repeat a pass in FP32 if something of it was in 16 bits, and compare the loss or the outputs."""
+    if not can_repeat(setup) or setup.forward is None or not _can_be_fp32(setup):
+        return
+    results = named_results(setup.forward.result)
+    if bad_result(results) is not None:
+        return
+    with in_fp32(setup), _fp32_inputs(setup.model), _outputs(setup.model) as outputs:
+        full = repeat_forward(setup)
+    if not full.is_finite or full.drew_random_numbers:
+        return
+    for name, one in results.items():
+        other = full.results.get(name)
+        if other is None or other.shape != one.shape:
+            continue
+        error = relative_error(one, other)
+        if error > _FAR:
+            if name == "the loss" and _is_rounding(setup, one, other, outputs):
+                return
+            yield Finding(
+                code="HD120",
+                message=f"{name} differs by {error:.0%} from that of an FP32 run of the same batch.",
+                subject=name,
+                why="Rounding explains less than 1%: a number overflows and the infinity is swallowed, or "
+                "digits are lost in a difference.",
+                cure="Find the modules that need FP32: halfguard plan ENTRY -o plan.yaml",
+            )
+            return
+
+
+def _is_rounding(setup: TrainingSetup, loss: Tensor, full: Tensor, outputs: list[Tensor]) -> bool:
+    """Return whether a loss differs by little for the outputs that it was computed from, which do not."""
+    size = max((_size(tensor) for tensor in outputs), default=0.0)
+    if abs(float(loss) - float(full)) > _FAR * size:
+        return False
+    with _outputs(setup.model) as half:
+        repeat_forward(setup)
+    pairs = list(zip(half, outputs, strict=False))
+    same = len(half) == len(outputs) and all(a.shape == b.shape for a, b in pairs)
+    return same and all(relative_error(a, b) <= _FAR for a, b in pairs)
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the root of the mean square of the finite elements."""
+    finite = tensor[tensor.isfinite()].double()
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+
+
+@contextmanager
+def _outputs(model: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Collect the floating-point outputs of the calls of the model, except single numbers."""
+    found: list[Tensor] = []
+
+    def collect(_module: nn.Module, _args: Any, output: Any) -> None:
+        found.extend(t.detach() for _, t in floating_tensors(output) if t.numel() > 1)
+
+    if model is None:
+        yield found
+        return
+    hook = model.register_forward_hook(collect)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def _can_be_fp32(setup: TrainingSetup) -> bool:
+    """Return whether the pass used 16 bits, and its half weights are few enough to be converted."""
+    if setup.model is None or setup.forward is None:
+        return False
+    tensors = chain(setup.model.parameters(), setup.model.buffers())
+    half = sum(tensor.numel() for tensor in tensors if tensor.dtype in HALF_DTYPES)
+    products = any(product.dtype in HALF_DTYPES for product in setup.forward.products)
+    return half <= _LARGEST and (half > 0 or products)
+
+
+@contextmanager
+def _fp32_inputs(model: nn.Module | None) -> Iterator[None]:
+    """Give the model half inputs in FP32 during the block; casts in its own code stay."""
+
+    def convert(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map_only(Tensor, _full, (args, kwargs))
+
+    if model is None:
+        yield
+        return
+    hook = model.register_forward_pre_hook(convert, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF_DTYPES else tensor

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import halfguard as hg
+from halfguard.diagnosis.model.checks import hd120_differs_from_fp32
+from tests.diagnosis.model.checks.helper import batch, codes, found, loss, net
+from tests.support.devices import device_type
+
+pytestmark = pytest.mark.usefixtures("device", "seed")
+
+
+class Kernel(nn.Module):
+    """A weight of 1 / (1 + d * d) for each distance d: 0 where the square overflows."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.gain = scale, nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        distance = x * self.scale
+        return self.scale**2 / (1 + distance * distance) * self.gain
+
+
+def test_a_swallowed_overflow_is_found() -> None:
+    x = torch.linspace(1, 2, 8).reshape(2, 4).half()
+    half = Kernel(1000.0).half()
+    assert bool(half(x).isfinite().all())
+    finding = found(hg.doctor(half, batch=x), "HD120")
+    assert "100%" in finding.message
+    assert "HD120" not in codes(hg.doctor(Kernel(10.0).half(), batch=x))
+    assert next(half.parameters()).dtype is torch.float16
+
+
+def test_rounding_and_random_numbers_are_not_reported() -> None:
+    with torch.autocast(device_type(), torch.float16):
+        assert codes(hg.doctor(net(), loss=loss, batch=batch())) == []
+        noisy = nn.Sequential(net(), nn.Dropout(0.9))
+        assert codes(hg.doctor(noisy, batch=batch())) == []
+
+
+def test_a_large_half_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hd120_differs_from_fp32, "_LARGEST", 3)
+    x = torch.linspace(1, 2, 8).reshape(2, 4).half()
+    assert "HD120" not in codes(hg.doctor(Kernel(1000.0).half(), batch=x))
+
+
+def test_a_loss_near_zero_by_design_is_not_reported() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6)).half()
+    teacher = copy.deepcopy(model)
+
+    def distill(model: nn.Module, x: Tensor) -> Tensor:
+        own, wanted = (m(x).float().log_softmax(-1) for m in (model, teacher))
+        return nn.functional.kl_div(own, wanted, reduction="batchmean", log_target=True)
+
+    x = batch().half()
+    assert distill(model, x).item() == 0.0
+    assert "HD120" not in codes(hg.doctor(model, loss=distill, batch=x))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-9], ids=["by the loss", "by the outputs"])
+def test_a_swallowed_overflow_is_found_with_a_loss(factor: float) -> None:
+    x = torch.linspace(1, 2, 8).reshape(2, 4).half()
+
+    def value(model: nn.Module, x: Tensor) -> Tensor:
+        loss: Tensor = factor * model(x).float().square().mean()
+        return loss
+
+    finding = found(hg.doctor(Kernel(1000.0).half(), loss=value, batch=x), "HD120")
+    assert finding.subject == "the loss"

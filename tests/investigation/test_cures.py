@@ -7,8 +7,16 @@ from typing import Any
 
 from halfguard.investigation.advice import advise
 from halfguard.investigation.cures import judge_fp32, list_cures
-from halfguard.investigation.passes import Event, PassResult, TrialKind, TrialPlan, TrialResult
+from halfguard.investigation.passes import (
+    Event,
+    Made,
+    PassResult,
+    TrialKind,
+    TrialPlan,
+    TrialResult,
+)
 from halfguard.investigation.proving import best_tried
+from halfguard.investigation.trial_choice import run_trials
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.culprit import Culprit
 
@@ -73,3 +81,41 @@ def test_without_a_good_trial_there_is_advice_and_no_cure() -> None:
 
 def test_fp32_is_unknown_without_its_trial() -> None:
     assert judge_fp32(()) == "unknown"
+
+
+def optimizer_step(dtype: str, **made: Any) -> PassResult:
+    facts = found(trial("fp32", True), op="addcdiv", module=None, dtype=dtype)
+    return facts.model_copy(update={"made": Made(**made)})
+
+
+def test_eps_is_blamed_in_float16_only_and_only_if_there_is_one() -> None:
+    event = Event(kind="parameters", backward=0, step=0, how="parameters")
+    adam = {"optimizer_class": "Adam", "eps": 1e-8}
+
+    def said(result: PassResult) -> str:
+        return " ".join(cure.sentence for cure in list_cures(result, event))
+
+    assert "a small eps is 0" in said(optimizer_step("float16", **adam))
+    for other in (optimizer_step("bfloat16", **adam), optimizer_step("float16")):
+        assert "Keep the weights in FP32" in said(other)
+        assert "eps" not in said(other)
+
+
+def test_an_epsilon_is_no_advice_for_bfloat16() -> None:
+    half = found(exact=math.inf, dtype="float16")
+    assert "epsilon that is not 0" in advise(half, LOSS, "fine")
+    brain = found(exact=math.inf, dtype="bfloat16").model_copy(update={"autocast": "bfloat16"})
+    assert "epsilon" not in advise(brain, LOSS, "fine")
+
+
+def test_the_largest_scale_is_unknown_if_its_trials_did_not_run() -> None:
+    def run(plan: TrialPlan) -> TrialResult | None:
+        if plan.scale is not None and plan.scale > 1:
+            return None
+        return trial(plan.kind, True, scaled=True).model_copy(update={"plan": plan})
+
+    results = list(run_trials(found(), LOSS, run))
+    lines = [one.trial for one in results if one.plan.scale == 1]
+    assert lines
+    assert {one.largest_scale for one in lines} == {None}
+    assert {one.note for one in lines} == {"largest loss scale unknown"}

@@ -91,3 +91,18 @@ def test_after_many_skipped_steps_the_run_goes_beyond_the_backward_pass_that_fai
 def test_a_patch_that_does_not_fit_is_no_trial() -> None:
     proven = prove([cure("a")], FIRST, EVENT, lambda *_: None)
     assert (proven.cure, proven.trials) == (None, ())
+
+
+def test_an_interrupted_run_is_no_proof_and_ends_the_search_but_one_that_is_late_may_be_one() -> (
+    None
+):
+    interrupted = GOOD.model_copy(update={"ended": "interrupted"})
+    ran, run = runs(a=interrupted, b=GOOD)
+    tried = cure("a", trial="this line in FP32")
+    proven = prove([tried, cure("b")], FIRST, EVENT, run)  # type: ignore[arg-type]
+    assert ran == ["a"]
+    assert (proven.cure, proven.trials) == (tried, ())
+    _, run = runs(a=GOOD.model_copy(update={"ended": "late"}))
+    proven = prove([tried], FIRST, EVENT, run)  # type: ignore[arg-type]
+    assert proven.cure is not None
+    assert proven.cure.trial.endswith(PROOF)

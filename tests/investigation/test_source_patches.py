@@ -31,14 +31,30 @@ def patched(script: Path, patch: str) -> str:
 
 def test_an_optimizer_gets_an_eps(script: Path) -> None:
     script.write_text("opt = torch.optim.AdamW(\n    [p for p in ps],\n    lr=1e-3,\n)\n")
-    made = Made(optimizer=at(script, "AdamW"), has_eps=True)
-    assert "lr=1e-3, eps=1e-4)" in patched(script, source_patches.give_eps(made))
+    made = Made(optimizer=at(script, "AdamW"), optimizer_class="AdamW", eps=1e-8)
+    assert "lr=1e-3, eps=1e-4)" in patched(script, source_patches.give_eps(made, "1e-4"))
+
+
+def test_an_optimizer_without_an_eps_gets_none(script: Path) -> None:
+    script.write_text("opt = torch.optim.SGD(ps, lr=1e-3)\n")
+    made = Made(optimizer=at(script, "SGD"), optimizer_class="SGD")
+    assert not source_patches.give_eps(made, "1e-4")
+
+
+def test_only_the_optimizer_of_a_shared_line_gets_an_eps(script: Path) -> None:
+    script.write_text("net = Net(3); opt = AdamW(net.parameters())\n")
+    made = Made(optimizer=(str(script), 1), optimizer_class="AdamW", eps=1e-8)
+    text = patched(script, source_patches.give_eps(made, "1e-4"))
+    assert text == "net = Net(3); opt = AdamW(net.parameters(), eps=1e-4)\n"
+    script.write_text("a = AdamW(p); b = AdamW(q)\n")
+    assert not source_patches.give_eps(made, "1e-4")
 
 
 def test_training_arguments_get_an_eps_if_the_trainer_makes_the_optimizer(script: Path) -> None:
     script.write_text("args = TrainingArguments('out', max_steps=3)\ntrainer.train()\n")
-    made = Made(optimizer=at(script, "trainer.train"), has_eps=True)
-    assert "max_steps=3, adam_epsilon=1e-4)" in patched(script, source_patches.give_eps(made))
+    made = Made(optimizer=at(script, "trainer.train"), optimizer_class="AdamW", eps=1e-8)
+    text = patched(script, source_patches.give_eps(made, "1e-4"))
+    assert "max_steps=3, adam_epsilon=1e-4)" in text
 
 
 @pytest.mark.parametrize("cast", [".half()", ".to(torch.float16)", ".to(dtype=torch.half)"])
@@ -93,11 +109,48 @@ def test_a_module_becomes_an_island_after_the_line_that_made_it(script: Path) ->
     assert "import halfguard\n" in text
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "net = B(); out = net(x)",
+        "out = 1; net = B()",
+        "if big: net = B()",
+        "for _ in range(2): net = B()",
+        "class C: net = B()",
+    ],
+)
+def test_a_line_of_several_statements_gets_no_island_and_no_autocast(
+    script: Path, line: str
+) -> None:
+    script.write_text(f"import torch\n{line}\n")
+    made = Made(modules=(SubmodulePlace(place=(str(script), 2), path=""),))
+    assert not source_patches.make_island(made)
+    script.write_text(f"import torch\n{line.replace('B()', 'B().half()')}\n")
+    assert not source_patches.keep_weights_in_fp32((str(script), 2), "float16")
+
+
+def test_a_decorator_is_changed_and_not_what_stands_around_it(script: Path) -> None:
+    script.write_text(
+        "class A:\n    @torch.autocast('cpu', dtype=torch.float16)\n"
+        "    def forward(self, x): return x.masked_fill(m, -1e9)\n"
+    )
+    place = at(script, "autocast")
+    assert not value_patches.write_smallest_number(place, "float16")
+    text = patched(script, source_patches.use_bfloat16(place, ""))
+    assert "@torch.autocast('cpu', dtype=torch.bfloat16)\n" in text
+
+
+def test_two_scalers_on_a_line_are_left_alone(script: Path) -> None:
+    script.write_text("a = GradScaler(); b = GradScaler()\n")
+    assert not source_patches.begin_with_scale((str(script), 1), 256.0)
+
+
 @pytest.mark.parametrize("constant", ["-1e9", 'float("-inf")', "-torch.inf", "- 10000000"])
 def test_a_mask_becomes_the_smallest_number(script: Path, constant: str) -> None:
-    script.write_text(f"w = w.masked_fill(m, {constant})\n")
+    script.write_text(f"import torch\nw = w.masked_fill(m, {constant})\n")
     patch = value_patches.write_smallest_number(at(script, "masked"), "float16")
-    assert patched(script, patch) == "w = w.masked_fill(m, torch.finfo(torch.float16).min)\n"
+    after = "import torch\nw = w.masked_fill(m, torch.finfo(torch.float16).min)\n"
+    assert patched(script, patch) == after
 
 
 def test_masks_that_are_added_become_smaller(script: Path) -> None:
@@ -166,6 +219,20 @@ def test_a_continue_of_an_inner_loop_is_not_the_loops_own(script: Path) -> None:
     assert scaler_patches.update_before_continue(Made(scaling=at(script, "scaler.scale"))) is None
 
 
+def test_a_continue_that_shares_its_line_updates_the_scaler_there(script: Path) -> None:
+    script.write_text(LOOP.replace("bad():\n        continue", "bad(): continue"))
+    found = scaler_patches.update_before_continue(Made(scaling=at(script, "scaler.scale")))
+    assert found is not None
+    wanted = "    if bad(): scaler.step(optimizer); scaler.update(); continue\n"
+    assert wanted in patched(script, found[0])
+
+
+def test_a_step_that_shares_its_line_is_left_alone(script: Path) -> None:
+    script.write_text("scaler.step(optimizer); optimizer.step()\n")
+    made = Made(raw_step=(str(script), 1), stepped_by_scaler=True)
+    assert not scaler_patches.step_by_scaler(made)
+
+
 @pytest.mark.parametrize(
     ("line", "patched_line"),
     [
@@ -181,3 +248,14 @@ def test_no_argument_is_given_twice(script: Path, line: str, patched_line: str) 
     assert bool(patch) == bool(patched_line)
     if patch:
         assert patched(script, patch) == f"{patched_line}\n"
+
+
+def test_a_patch_that_needs_torch_imports_it(script: Path) -> None:
+    script.write_text(
+        "import os\nfrom models import build\n\nmodel = build()\nmodel = model.half()\n"
+    )
+    patch = source_patches.keep_weights_in_fp32(at(script, ".half()"), "float16")
+    text = patched(script, patch)
+    assert text.startswith("import os\nfrom models import build\nimport torch\n")
+    assert text.count("import torch") == 1
+    assert "model.forward = torch.autocast(" in text

@@ -65,3 +65,55 @@ def test_the_folder_of_the_copies_is_not_copied_into_itself(folder: Path) -> Non
     inside = copy.inside(folder)
     assert (inside / "train.py").exists()
     assert not (inside / "halfguard-why-1").exists()
+
+
+def test_what_lies_beside_the_folder_is_linked(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.csv").write_text("1")
+    copy = WorkingCopy(tmp_path / "why" / "copy", (folder,))
+    copy.place.parent.mkdir()
+    for _ in range(2):
+        copy.make()
+        beside = copy.inside(folder) / ".." / "data"
+        assert (beside / "rows.csv").read_text() == "1"
+        assert beside.resolve() == tmp_path / "data"
+        assert (copy.inside(folder) / ".." / ".." / tmp_path.name / "data").is_dir()
+        assert not (copy.inside(folder).parent / "why").exists()
+        # a file that is made there is lost with the copy
+        (copy.inside(folder) / ".." / "new.txt").write_text("new")
+        assert not (tmp_path / "new.txt").exists()
+    module = copy.inside(folder).parent / "data" / "rows.csv"
+    assert copy.original(str(module)) == str(tmp_path / "data" / "rows.csv")
+    copy.remove()
+    assert (tmp_path / "data" / "rows.csv").exists()
+
+
+def test_what_is_written_beside_the_folder_stays_in_the_copy(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("mine")
+    (tmp_path / "runs" / "old").mkdir(parents=True)
+    (tmp_path / "runs" / "old" / "last.txt").write_text("mine")
+    copy = WorkingCopy(tmp_path / "why" / "copy", (folder,))
+    copy.place.parent.mkdir()
+    copy.make()
+    links, beside = Links.read(str(copy.links)), copy.inside(folder).parent
+    for path in (beside / "log.csv", beside / "runs" / "old" / "last.txt"):
+        assert path.read_text() == "mine"
+        assert links.make_real(str(path), truncates=True)
+        path.write_text("the script's")
+    links.open_parents(str(beside / "runs" / "new"))
+    (beside / "runs" / "new").mkdir()
+    assert (tmp_path / "log.csv").read_text() == "mine"
+    assert (tmp_path / "runs" / "old" / "last.txt").read_text() == "mine"
+    assert not (tmp_path / "runs" / "new").exists()
+    assert copy.changed() == []
+
+
+def test_a_folder_near_the_root_has_fewer_above_it(tmp_path: Path) -> None:
+    copy = WorkingCopy(tmp_path, (Path("/a"), Path("/b/c")))
+    assert list(copy.pairs()) == [
+        (tmp_path / "0" / "a", Path("/a")),
+        (tmp_path / "0", Path("/")),
+        (tmp_path / "1" / "b" / "c", Path("/b/c")),
+        (tmp_path / "1" / "b", Path("/b")),
+        (tmp_path / "1", Path("/")),
+    ]

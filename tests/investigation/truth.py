@@ -1,6 +1,7 @@
 """Measure the answers of ``halfguard why``: the right line, the right verdict on FP32, and a cure that works.
 
-``scripts/why_truth [NAME ...] [--set field|casebook] [--held-out | --seen] [--fresh] [--out FILE]``. The
+``scripts/why_truth [NAME ...] [--set field|casebook] [--held-out | --seen] [--fresh] [--out FILE]``, or
+``scripts/why_truth --healthy [NAME ...] [--held-out]`` for healthy programs. The failing
 scripts are the casebook's programs whose symptom is a bad number, and those in ``scripts/field`` beside this
 file. The patch of each answer is applied to a copy of the script, which must then run to its end without a
 bad number, beyond the step that failed. Results are kept in a JSON file: what was measured before is not run
@@ -19,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from halfguard.investigation import Target, investigate
 from halfguard.investigation.investigating import Investigation
 from halfguard.investigation.passes import PassResult
 from halfguard.investigation.working_copy import WorkingCopy
+from halfguard.records.autopsy import is_source_patch
 from halfguard.records.script_answer import ScriptAnswer
 from tests.investigation.casebook import BAD_NUMBER
 from tests.support.docs import ROOT
@@ -52,6 +54,7 @@ class Case:
     fp32: str
     cure: str
     held_out: bool
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass
@@ -103,28 +106,32 @@ def _case(path: Path, known: dict[str, Any], *, script: str, style: str, held_ou
 
 
 def measure(case: Case) -> Measured:
-    """Ask for one script, and for the same one with the patch applied."""
-    started = time.monotonic()
-    measured = Measured(case.name, case.style, case.held_out)
+    """Ask for a copy of one script, and for the same one with the patch applied."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place).resolve() / case.name
         shutil.copytree(case.folder, folder, ignore=shutil.ignore_patterns("case.yaml", "cured.py"))
-        answer = _ask(case.script, folder)
-        measured.answer = _in_words(answer)
-        measured.line = names_line(answer, case)
-        measured.fp32 = answer.in_fp32 == case.fp32
-        measured.cure = "advice" if answer.cure is None else answer.cure.what
-        patch = "" if answer.cure is None else answer.cure.patch
-        measured.applied = patch.startswith("--- ") and apply(patch, folder)
-        if measured.applied:
-            after = _run(case.script, folder)
-            event = (
-                "no event" if after.event is None else f"{after.event.how}, step {after.event.step}"
-            )
-            measured.after = f"{after.ended} {after.error[:200]}; {event}; {after.steps} steps"
-            measured.trains = trains_on(after, answer)
+        return measure_in(case, folder)[0]
+
+
+def measure_in(case: Case, folder: Path) -> tuple[Measured, ScriptAnswer]:
+    """Ask for a script in a folder, and for the same one with the patch applied there."""
+    started = time.monotonic()
+    measured = Measured(case.name, case.style, case.held_out)
+    target = Target(name=case.script, arguments=case.arguments)
+    answer = ask_in_fork(target, folder)
+    measured.answer = _in_words(answer)
+    measured.line = names_line(answer, case)
+    measured.fp32 = answer.in_fp32 == case.fp32
+    measured.cure = "advice" if answer.cure is None else answer.cure.what
+    patch = "" if answer.cure is None else answer.cure.patch
+    measured.applied = is_source_patch(patch) and apply(patch, folder)
+    if measured.applied:
+        after = _run(target, folder)
+        event = "no event" if after.event is None else f"{after.event.how}, step {after.event.step}"
+        measured.after = f"{after.ended} {after.error[:200]}; {event}; {after.steps} steps"
+        measured.trains = trains_on(after, answer)
     measured.seconds = round(time.monotonic() - started, 1)
-    return measured
+    return measured, answer
 
 
 def names_line(answer: ScriptAnswer, case: Case) -> bool:
@@ -158,22 +165,22 @@ def apply(patch: str, folder: Path) -> bool:
     return done.returncode == 0
 
 
-def _ask(script: str, folder: Path) -> ScriptAnswer:
+def ask_in_fork(target: Target, folder: Path) -> ScriptAnswer:
     """Return the whole answer for a script."""
-    text = _in_fork(folder, lambda: investigate(Target(name=script)).to_json())
+    text = _in_fork(folder, lambda: investigate(target).to_json())
     if not text:
-        return ScriptAnswer(script=script, outcome="crashed", error="no answer")
+        return ScriptAnswer(script=str(target), outcome="crashed", error="no answer")
     return ScriptAnswer.from_json(text)
 
 
-def _run(script: str, folder: Path) -> PassResult:
+def _run(target: Target, folder: Path) -> PassResult:
     """Run a script to its end, or to its first bad number."""
 
     def run() -> str:
         place = folder.parent / "pass"
         place.mkdir(exist_ok=True)
         copy = WorkingCopy(place / "copy", (folder,))
-        one = Investigation(Target(name=script), folder, place, lambda *_: None, copy=copy)
+        one = Investigation(target, folder, place, lambda *_: None, copy=copy)
         return one.run("sense", "running").model_dump_json()
 
     text = _in_fork(folder, run)
@@ -205,6 +212,13 @@ def _in_words(answer: ScriptAnswer) -> str:
     )
     said += f" [{tried}]" if tried else ""
     return f"{answer.outcome}, step {answer.step}{where}, FP32 {answer.in_fp32}{error}. {said}"
+
+
+def import_frameworks(names: Iterable[str] = FRAMEWORKS) -> None:
+    """Import what scripts use, for all forks of this process."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def table(all_measured: list[Measured]) -> str:
@@ -248,12 +262,16 @@ def main() -> None:
     parser.add_argument("--set", choices=("field", "casebook"))
     parser.add_argument("--held-out", action="store_true", help="only scripts that are held out")
     parser.add_argument("--seen", action="store_true", help="only scripts that are not held out")
+    parser.add_argument("--healthy", action="store_true", help="ask for the healthy programs")
     parser.add_argument("--fresh", action="store_true", help="measure again")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir(), "why_truth.json"))
     options = parser.parse_args()
-    for name in FRAMEWORKS:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    import_frameworks()
+    if options.healthy:
+        from tests.investigation import healthy
+
+        healthy.main(options.names, is_held_out=options.held_out)
+        return
     kept = json.loads(options.out.read_text("utf-8")) if options.out.is_file() else {}
     found = list[Measured]()
     for case in cases():

@@ -1,18 +1,25 @@
-"""Twenty scripts that write, each in its own way: ``python -m tests.investigation.writing_scripts FOLDER``.
+"""Twenty scripts that write, each in its own way: ``scripts/soak writes [NAME ...] [--one-pass]``.
 
-Each runs in a pass of ``halfguard why``, in its own folder. Printed as JSON are, by script, how it ended,
-and the files that are not byte for byte as before.
+Each has a bad number after it has written, so all passes of ``halfguard why`` run: the first one, the one
+that tracks, the trials, and the proof of the patch. With ``--one-pass`` only the first one runs, of scripts
+without a bad number. Printed as JSON are, by script, how it ended, and what is not byte for byte as before.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import sys
+import tempfile
 from pathlib import Path
 
-from halfguard.investigation import Target
+import torch._dynamo  # noqa: F401 - the first optimizer of each pass would import it
+
+from halfguard.investigation import Target, proving
 from halfguard.investigation.investigating import Investigation
 from halfguard.investigation.working_copy import WorkingCopy
+from tests.investigation.truth import ask_in_fork
 
 LOOP = """
 import torch
@@ -24,6 +31,24 @@ for step in range(3):
     loss = net(torch.randn(8, 4)).square().mean()
     optimizer.zero_grad()
     loss.backward()
+    optimizer.step()
+"""
+
+# The same with a bad number in step 2, which a patch of the line prevents; it writes in step 1.
+BAD_LOOP = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
+for step in range(5):
+    if step == 1:
+        {writes}
+    y = net(torch.randn(8, 4) * (2000 if step == 2 else 1)).half()
+    loss = (y * y).float().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
 """
 
@@ -53,35 +78,67 @@ WRITES = {
 
 
 def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return mode, time and bytes of all files."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {
-        str(p.relative_to(folder)): (p.stat().st_mode, p.stat().st_mtime_ns, p.read_bytes())
-        for p in files
-    }
+    """Return mode, time and bytes of all files, and the modes of folders."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        facts = path.stat()
+        is_file = path.is_file()
+        time = facts.st_mtime_ns if is_file else 0
+        found[str(path.relative_to(folder))] = (
+            facts.st_mode,
+            time,
+            path.read_bytes() if is_file else b"",
+        )
+    return found
 
 
-def run(name: str, folder: Path) -> tuple[str, list[str]]:
+def run(name: str, folder: Path, *, one_pass: bool) -> tuple[str, list[str]]:
     """Return how one script ended, and the files that it changed."""
     (folder / "old").mkdir(parents=True)
     (folder / "old" / "kept").write_text("kept")
     (folder / "notes.txt").write_text("mine\n")
     (folder / "large.bin").write_bytes(bytes(9 * 2**20))
-    (folder / "train.py").write_text(f"{LOOP}\n{WRITES[name]}\n")
+    script = f"{LOOP}\n{WRITES[name]}\n" if one_pass else BAD_LOOP.format(writes=WRITES[name])
+    (folder / "train.py").write_text(script)
     before = state(folder)
+    ended = _run_one_pass(name, folder) if one_pass else _ask(folder)
+    after = state(folder)
+    changed = [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
+    return ended, sorted(changed)
+
+
+def _run_one_pass(name: str, folder: Path) -> str:
     copied = WorkingCopy(folder.parent / f"copy of {name}", (folder,))
     place = folder.parent / f"pass of {name}"
     place.mkdir()
     one = Investigation(Target(name="train.py"), folder, place, lambda *_: None, copy=copied)
     result = one.run("sense", "running")
-    after = state(folder)
-    changed = [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
-    return f"{result.ended} {result.error}".strip(), sorted(changed)
+    return f"{result.ended} {result.error}".strip()
+
+
+def _ask(folder: Path) -> str:
+    """Run the whole command; return "proven" if all of its passes have run."""
+    proving.SOON_SECONDS = math.inf  # on a slow machine too
+    answer = ask_in_fork(Target(name="train.py"), folder)
+    if answer.cure is not None and answer.cure.trial.endswith(proving.PROOF):
+        return "proven"
+    return f"{answer.outcome} {answer.event} {answer.error}; {answer.trials}"
 
 
 def main() -> None:
-    place = Path(sys.argv[1]).resolve()
-    print(json.dumps({name: run(name, place / name.replace(" ", "_")) for name in WRITES}))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="beginnings of names")
+    parser.add_argument("--one-pass", action="store_true")
+    options = parser.parse_args()
+    names = [name for name in WRITES if name.startswith(tuple(options.names) or "")]
+    found = {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place).resolve() / name.replace(" ", "_")
+            found[name] = run(name, folder, one_pass=options.one_pass)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    print(json.dumps(found))
+    sys.exit(any(changed for _, changed in found.values()))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from halfguard.errors import ConfigError
-from halfguard.records.config_file import parse_yaml, read_yaml
+from halfguard.records.config_file import parse_yaml, read_yaml, validate_config
 
 
 @pytest.mark.parametrize("value", ["2026-13-45", "2026-11-15 25:00:00", "!!int four"])
@@ -31,3 +32,64 @@ def test_what_is_not_a_mapping(text: str, problem: str) -> None:
 
 def test_an_empty_text_has_no_keys() -> None:
     assert parse_yaml("# nothing\n", "here") == {}
+
+
+class Clip(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    max_norm: float
+    foreach: bool = False
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    steps: int
+    seeds: tuple[int, ...] = (0,)
+    clip: Clip | None = None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "steps: it is required, and missing."),
+        ({"steps": "many"}, "steps: an integer is needed (given: 'many')."),
+        ({"steps": 1.5}, "steps: an integer is needed (given: 1.5)."),
+        ({"steps": 1, "seeds": "four"}, "seeds: a list is needed (given: 'four')."),
+        ({"steps": 1, "clip": 2.0}, "clip: keys and values are needed (given: 2.0)."),
+        (
+            {"steps": 1, "clip": {"max_norm": "a"}},
+            "clip.max_norm: a number is needed (given: 'a').",
+        ),
+        (
+            {"steps": 1, "clip": {"max_norm": 1, "foreach": "b"}},
+            "clip.foreach: true or false is needed (given: 'b').",
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_without_the_words_of_python(
+    values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config(Settings, values, where="a.yaml", kind="a job")
+    assert caught.value.message == f"a.yaml is not a job: {message}"
+
+
+@pytest.mark.parametrize(
+    ("values", "cure"),
+    [
+        ({"step": 1}, "Did you mean steps?\nAllowed keys of a job: steps, seeds, clip."),
+        (
+            {"max_norm": 1.0},
+            "It is a key of a section: write clip: {max_norm: ...}.\nAllowed keys of a job:",
+        ),
+        ({"clip": {"norm": 1}}, "Did you mean max_norm?\nAllowed keys of clip: max_norm, foreach."),
+        ({"zzz": 1}, "Allowed keys of a job: steps, seeds, clip."),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_key_to_use(
+    values: dict[str, object], cure: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config(Settings, {"steps": 1, **values}, where="a.yaml", kind="a job")
+    assert cure in caught.value.cure

@@ -38,7 +38,8 @@ def replay(
 ) -> None:
     """Repeat a bad step, find where it began, and try changes that could have prevented it.
 
-    A step that halfguard why kept has no ENTRY: its answer is shown, with the ranges of batch and weights.
+    A step that halfguard why kept has no ENTRY: its answer is shown, and the operation that made the bad
+    number is run again from its kept inputs, in float16, float32 and float64.
 
     Exit code 0: a change makes the step good; 1: none does, or the step did not break again; 2: usage error.
     """

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halfguard.errors import UsageError
+
 if TYPE_CHECKING:
+    from halfguard.cli.bars import Bar
     from halfguard.investigation.passes import PassResult
     from halfguard.records.script_answer import ScriptAnswer
 
 app = typer.Typer(add_completion=False)
-_LINE_EVERY = 10.0  # seconds between two lines of progress, without a terminal
+_NO_SCRIPT = "Name a Python script, or a module: halfguard why -m package.module."
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -43,6 +44,9 @@ def why(
     html: Annotated[
         Path | None, typer.Option(help="Save the answer as HTML, with drawings.")
     ] = None,
+    patch: Annotated[
+        Path | None, typer.Option(help="Save the patch that it recommends, for patch -p1.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a training script until a number is bad; say where it arose and what prevents it.
@@ -51,26 +55,32 @@ def why(
 
     Exit code 0: no number was bad; 1: one was, or the script crashed; 2: usage error.
     """
-    for path, option in ((markdown, "--markdown"), (html, "--html")):
+    for path, option in ((markdown, "--markdown"), (html, "--html"), (patch, "--patch")):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
+    if not is_module and not Path(script).is_file():  # before torch is imported
+        raise UsageError(f"There is no file {script}.", cure=_NO_SCRIPT)
+    from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
     with torch_needed("halfguard why"):
         from halfguard.investigation import Target, investigate  # noqa: PLC0415
     target = Target(name=script, is_module=is_module, arguments=tuple(arguments or ()))
     rank, ranks = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
-    answer = investigate(
-        target,
-        steps=steps,
-        in_place=in_place,
-        emulate=emulate,
-        incident="" if incidents is None else str(incidents.resolve()),
-        watch=(lambda *_: None) if rank else _Progress().show,
-    )
+    with progress("", alive=False) as bar:  # it forks, and reports often
+        answer = investigate(
+            target,
+            steps=steps,
+            in_place=in_place,
+            emulate=emulate,
+            incident="" if incidents is None else str(incidents.resolve()),
+            watch=(lambda *_: None) if rank else _Progress(bar).show,
+        )
     if rank:
         raise typer.Exit
     _show(answer, markdown, html, as_json=as_json)
+    if patch is not None:
+        _save_patch(answer, patch)
     good = answer.outcome in ("nothing bad", "no training", "interrupted")
     # Under torchrun any other code is the failure of a rank, which it reports at length.
     raise typer.Exit(0 if good or ranks > 1 else 1)
@@ -92,21 +102,28 @@ def _show(answer: ScriptAnswer, markdown: Path | None, html: Path | None, *, as_
         print_page(page)
 
 
+def _save_patch(answer: ScriptAnswer, path: Path) -> None:
+    from halfguard.records import write_atomically  # noqa: PLC0415
+    from halfguard.records.autopsy import is_source_patch  # noqa: PLC0415
+
+    text = "" if answer.cure is None else answer.cure.patch
+    if is_source_patch(text):
+        write_atomically(path, text.rstrip("\n") + "\n")
+        typer.echo(f"The patch is in {path}: patch -p1 < {path}", err=True)
+    else:
+        typer.echo(f"There is no patch to save in {path}.", err=True)
+
+
 class _Progress:
-    """Steps, steps per second and time on stderr: one changing line in a terminal, else one every 10 s."""
+    """What is being done, with its steps and steps per second."""
 
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
         self._doing = ""
-        self._due = 0.0
 
-    def show(self, doing: str, seen: PassResult, seconds: float) -> None:
+    def show(self, doing: str, seen: PassResult, _seconds: float) -> None:
         """Show the progress of a pass."""
-        is_new, self._doing = doing != self._doing, doing
-        if not (self._terminal or is_new or time.monotonic() >= self._due):
-            return
-        self._due = time.monotonic() + _LINE_EVERY
         rate = f", {seen.steps / seen.seconds:.1f} steps/s" if seen.seconds and seen.steps else ""
-        count = f": step {seen.steps}{rate}" if seen.steps else ""
-        text = f"{doing}{count}, {int(seconds) // 60}:{int(seconds) % 60:02d}"
-        typer.echo(f"\r\x1b[K{text}" if self._terminal else text, err=True, nl=not self._terminal)
+        text = f"{doing}: step {seen.steps}{rate}" if seen.steps else doing
+        is_new, self._doing = doing != self._doing, doing
+        (self._bar.begin if is_new else self._bar.describe)(text)

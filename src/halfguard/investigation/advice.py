@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import linecache
 import math
+from collections.abc import Sequence
 
 from halfguard.formats import FP32
 from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, Place
+from halfguard.records.audit import AuditFinding
 from halfguard.records.culprit import Culprit
 from halfguard.records.script_answer import InFP32
 
@@ -21,7 +23,7 @@ def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
         return (
             f"{culprit.name} was not finite before it was used here: look at the data that it was made of, "
             "and repair or drop such samples there."
-            + (f" A finite loss does not help: gradients pass through {hides}" if hides else "")
+            + (f" A finite loss does not help: gradients pass through {hides}." if hides else "")
         )
     if culprit.kind in ("parameter", "buffer"):
         return (
@@ -33,19 +35,22 @@ def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
             "The optimizer applied gradients that had overflowed: only scaler.step(optimizer) may step it, "
             "never optimizer.step() as well."
         )
-    return _advise_on_operation(culprit, found.exact, in_fp32)
+    return _advise_on_operation(culprit, found, in_fp32)
 
 
-def _advise_on_operation(culprit: Culprit, exact: float, in_fp32: InFP32) -> str:
+def _advise_on_operation(culprit: Culprit, found: PassResult, in_fp32: InFP32) -> str:
+    exact = found.exact
     if culprit.op.startswith("nll_loss"):
         return (
             "No label is left in this batch (all are ignored): skip it, or divide by max(count, 1)."
         )
+    is_float16 = "float16" in (culprit.dtype, found.autocast)
     if math.isinf(exact) and in_fp32 == "fine":
         return (
             f"{culprit.op} has no finite value at these inputs, but the step is fine in FP32: a lower "
-            "precision made them 0 or infinite before. Compute the operations before it in FP32, and choose "
-            "an epsilon that is not 0 in half."
+            "precision made them 0 or infinite before. Compute the operations before it in FP32"
+            # bfloat16 has the range of FP32: a small epsilon is not 0 there.
+            + (", and choose an epsilon that is not 0 in half." if is_float16 else ".")
         )
     if math.isinf(exact):
         return (
@@ -72,6 +77,20 @@ def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
         f"in FP32, and {culprit.op} at {culprit.place} makes NaN of it. Write torch.finfo(x.dtype).min "
         "instead, and leave out rows that are masked as a whole."
     )
+
+
+def advise_on_swallowed(found: Sequence[AuditFinding]) -> list[str]:
+    """Return what to do about the first overflow that a good run has swallowed."""
+    for one in found:
+        if one.fault == "overflow" and one.file:
+            place = describe_place((one.file, one.line))
+            text = (
+                f"{one.op} leaves the range of {one.half.dtype}, and its infinity became a finite number "
+                "later, so that the step learns something wrong without a NaN. Compute the line in FP32 "
+                f"(.float() on its half inputs, with autocast off): {place}"
+            )
+            return [text]
+    return []
 
 
 def advise_on_raw_step(place: Place) -> str:

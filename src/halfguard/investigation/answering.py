@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from halfguard.investigation.advice import advise, advise_on_mask, advise_on_raw_step
+from halfguard.investigation.advice import (
+    advise,
+    advise_on_mask,
+    advise_on_raw_step,
+    advise_on_swallowed,
+)
+from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import judge_fp32
 from halfguard.investigation.passes import Event, Headroom, PassResult, ScalerFacts, Target
 from halfguard.investigation.proving import Proven
@@ -28,18 +34,7 @@ def answer_bad_number(
     note: str,
     shared: tuple[str, ...],
 ) -> ScriptAnswer:
-    """Return the answer for a script with a bad number, or one that crashed without any."""
-    if second.culprit is None and event.kind == "exception":
-        return ScriptAnswer(
-            script=str(target),
-            outcome="crashed",
-            steps=first.steps,
-            backward=first.backward,
-            seconds=first.seconds,
-            error=first.error,
-            loss_scale=_loss_scale(first.scaler),
-            notes=_notes(first, shared),
-        )
+    """Return the answer for a script with a bad number."""
     in_fp32 = judge_fp32(second.trials)
     cure = proven.cure
     advice = "" if cure is not None else advise(second, event, in_fp32)
@@ -49,9 +44,6 @@ def answer_bad_number(
     raw = second.made.raw_step or first.raw_step
     if raw is not None and cure is None:
         advice = advise_on_raw_step(raw)
-    notes = list(_notes(first, shared))
-    if second.ended == "interrupted":
-        notes.append("It was interrupted while the bad step was tracked.")
     return ScriptAnswer(
         script=str(target),
         outcome="bad number",
@@ -74,11 +66,32 @@ def answer_bad_number(
         advice=advice,
         incident=second.incident,
         loss_scale=_loss_scale(first.scaler),
-        notes=tuple(notes),
+        notes=_notes(first, shared),
+    )
+
+
+def answer_crash(
+    target: Target, first: PassResult, crash: Crash, proven: Proven, shared: tuple[str, ...]
+) -> ScriptAnswer:
+    """Return the answer for a script that crashed without a bad number."""
+    return ScriptAnswer(
+        script=str(target),
+        outcome="crashed",
+        steps=first.steps,
+        backward=first.backward,
+        seconds=first.seconds,
+        error=first.error,
+        trials=proven.trials,
+        cure=proven.cure,
+        advice="" if proven.cure is not None else crash.advice,
+        loss_scale=_loss_scale(first.scaler),
+        notes=(*_notes(first, shared), *first.misuse),
     )
 
 
 def _repeated(second: PassResult, event: Event) -> str:
+    if second.culprit is None and second.ended == "interrupted":
+        return "The second run was interrupted, so the operation is not known."
     if second.culprit is None:
         return "The second run did not fail in this way, so the operation is not known."
     if not event.backward:
@@ -115,6 +128,7 @@ def answer_good_run(
     elif first.ended == "died" or first.error:
         outcome = "crashed"
     headroom = None if inspected is None else inspected.headroom
+    swallowed = () if inspected is None else inspected.swallowed
     return ScriptAnswer(
         script=str(target),
         outcome=outcome,  # type: ignore[arg-type]
@@ -124,9 +138,10 @@ def answer_good_run(
         error=first.error or ("the process died" if first.ended == "died" else ""),
         log=log,
         loss=first.loss,
+        advice=" ".join([*first.misuse, *advise_on_swallowed(swallowed)]),
         loss_scale=_loss_scale(first.scaler),
         headroom=_headroom(headroom, inspected),
-        swallowed=() if inspected is None else inspected.swallowed,
+        swallowed=swallowed,
         findings=tuple(_lint(first.files)),
         notes=_notes(first, shared),
         next=_next(target, first, headroom),
@@ -166,7 +181,7 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
     if not first.backward:
         return "halfguard lint ."
     if headroom is not None and headroom.largest > headroom.limit / 8:
-        return "halfguard probe ENTRY"
+        return "halfguard probe FILE.py:FUNCTION  # FUNCTION(seed) returns a halfguard.Workload"
     return (
         f"halfguard why {target}" if first.ended in ("steps", "interrupted") else "halfguard lint ."
     )
@@ -175,6 +190,12 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
 def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
     notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
     notes += _not_copied(shared)
+    if first.spawns:
+        notes.append(
+            "The script starts its ranks itself (torch.multiprocessing.spawn), and only the process that "
+            "starts them was observed. Let torchrun start them: torchrun --nproc-per-node=2 -m halfguard.why "
+            "SCRIPT."
+        )
     if first.autocast_off:
         device = first.autocast_off
         notes.append(

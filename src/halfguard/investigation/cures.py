@@ -42,6 +42,7 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
     if culprit.kind != "op":
         return raw
     before = [*raw, *_mask(found, culprit), *_added_masks(culprit), *_misuse(found, culprit, event)]
+    before += _zero_eps(found, culprit, event)
     return [*before, *_cures(found, culprit, event, script), *_last_resorts(found, culprit)]
 
 
@@ -49,10 +50,11 @@ def _raw_step(found: PassResult) -> Iterator[Cure]:
     """Yield steps by the scaler, if a line has stepped on scaled gradients."""
     if found.made.raw_step is not None:
         text = advise_on_raw_step(found.made.raw_step)
-        yield from (_untried(text, patch) for patch in scaler_patches.step_by_scaler(found.made))
+        yield from (untried(text, patch) for patch in scaler_patches.step_by_scaler(found.made))
 
 
-def _untried(sentence: str, patch: str) -> Cure:
+def untried(sentence: str, patch: str) -> Cure:
+    """Return a cure that no trial has shown: a run of the patched script has to."""
     return Cure(what="operation", sentence=sentence, trial="", patch=patch)
 
 
@@ -61,7 +63,7 @@ def _mask(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
         place = found.mask.file, found.mask.line
         patch = value_patches.write_smallest_number(place, found.mask.dtype or "float16")
         if patch:
-            yield _untried(advise_on_mask(found.mask, culprit), patch)
+            yield untried(advise_on_mask(found.mask, culprit), patch)
 
 
 def _added_masks(culprit: Culprit) -> Iterator[Cure]:
@@ -72,9 +74,9 @@ def _added_masks(culprit: Culprit) -> Iterator[Cure]:
     patch, lines = value_patches.divide_smallest_numbers((culprit.file, culprit.line))
     if patch:
         places = "; ".join(describe_place((culprit.file, line)) for line in lines)
-        yield _untried(
+        yield untried(
             f"Two masks are added at {culprit.place}: the smallest number of half is in one of them, so the "
-            f"sum is infinite. Divide it by 4: {places}",
+            f"sum is infinite. Divide it by 4: {places}.",
             patch,
         )
 
@@ -83,7 +85,7 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
     if event.kind == "scale" and found.made.not_updated > _NOT_UPDATED:
         way = scaler_patches.update_before_continue(found.made)
         if way is not None:
-            yield _untried(
+            yield untried(
                 f"The loop goes on without scaler.update() at {describe_place(way[1])}: the loss scale never "
                 "falls. Step and update the scaler in every iteration; it skips bad steps by itself.",
                 way[0],
@@ -94,7 +96,7 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
             text = (
                 "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
             )
-            yield _untried(text, patch)
+            yield untried(text, patch)
 
 
 def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
@@ -102,9 +104,9 @@ def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     half = found.made.half_weights
     patch = patches.keep_weights_in_fp32(half, "bfloat16")
     if patch and culprit.dtype == "float16" and judge_fp32(found.trials) == "fine":
-        yield _untried(
+        yield untried(
             f"Keep the weights in FP32, and run the model under autocast in bfloat16: {culprit.op} at "
-            f"{culprit.place} leaves the range of float16. They became half at {describe_place(half)}",
+            f"{culprit.place} leaves the range of float16. They became half at {describe_place(half)}.",
             patch,
         )
 
@@ -199,19 +201,37 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     optimizer = describe_place(made.optimizer)
     sentence = (
         "Keep the weights in FP32, and run the model under torch.autocast instead of .half(): the "
-        f"optimizer's own arithmetic ({culprit.op}) does not fit {culprit.dtype}, where a small eps is 0."
-        + (f" The weights became half at {half}" if half else "")
-        + (f" The optimizer was made at {optimizer}" if optimizer else "")
+        f"optimizer's own arithmetic ({culprit.op}) does not fit {culprit.dtype}"
+        + (", where a small eps is 0." if _rounds_to_zero(made.eps, culprit.dtype) else ".")
+        + (f" The weights became half at {half}." if half else "")
+        + (f" The optimizer was made at {optimizer}." if optimizer else "")
     )
     trial = result.trial.name
     kept = patches.keep_weights_in_fp32(made.half_weights, culprit.dtype)
     adapters = patches.keep_adapters_in_fp32(made.half_weights)
     for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
         yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch)
-    patch = patches.give_eps(made)
-    if patch:
+    patch = patches.give_eps(made, "1e-4")
+    if patch and _rounds_to_zero(made.eps, culprit.dtype):
         eps = "Give the optimizer an eps that is not 0 in half, such as 1e-4; better, "
-        yield _untried(eps + sentence[0].lower() + sentence[1:], patch)
+        yield untried(eps + sentence[0].lower() + sentence[1:], patch)
+
+
+def _rounds_to_zero(eps: float | None, dtype: str) -> bool:
+    """Return whether an eps is 0 in a dtype: in float16, not in bfloat16, which has the range of FP32."""
+    return eps is not None and dtype == "float16" and eps <= FP16.underflow_threshold
+
+
+def _zero_eps(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
+    """Yield an eps for an optimizer that divides by 0 without one."""
+    if event.kind == "parameters" and culprit.module is None and found.made.eps == 0:
+        patch = patches.give_eps(found.made, "1e-8")
+        if patch:
+            yield untried(
+                f"The eps of {found.made.optimizer_class} is 0, so it divides 0 by 0 where a gradient was "
+                f"always 0. Give it one: {describe_place(found.made.optimizer)}.",
+                patch,
+            )
 
 
 def _line(result: TrialResult, what: str) -> Cure:
@@ -234,7 +254,7 @@ def _island(result: TrialResult, culprit: Culprit, found: PassResult) -> Cure:
         what="island",
         sentence=f"Keep {result.plan.module!r} in FP32, by halfguard.fp32_island"
         + ("." if patch else " or by this plan.")
-        + (f" It was made at {describe_place(made[0].place)}" if made else ""),
+        + (f" It was made at {describe_place(made[0].place)}." if made else ""),
         trial=result.trial.name,
         patch=patch or plan.to_yaml().rstrip("\n"),
     )

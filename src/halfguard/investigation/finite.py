@@ -30,6 +30,11 @@ def bad_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
     return bad
 
 
+def storages(tensors: Iterable[Tensor]) -> set[int]:
+    """Return the identities of the storages of tensors."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
 def _readable(tensor: Tensor) -> Tensor | None:
     to_local = getattr(tensor, "to_local", None)  # a DTensor
     local: Tensor = tensor.detach() if to_local is None else to_local().detach()
@@ -39,13 +44,16 @@ def _readable(tensor: Tensor) -> Tensor | None:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+    tensor = _as_real(tensor)
     if tensor.dtype in HALF_DTYPES:
         return tensor.sum(dtype=torch.float32)
     return tensor.sum().to(torch.float32)
 
 
+def _as_real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def first_number(tensors: list[Tensor]) -> float:
     """Return the sum of the first tensor, as a number: the loss of a backward pass."""
-    return float(tensors[0].detach().double().sum()) if tensors else 0.0
+    return float(_as_real(tensors[0].detach()).double().sum()) if tensors else 0.0

@@ -7,11 +7,12 @@ outside of torch's optimizers (DeepSpeed) are not reached.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -53,7 +54,7 @@ def force_fp32(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Op
     torch.clear_autocast_cache()
     if torch.get_default_dtype() in HALF_DTYPES:
         torch.set_default_dtype(torch.float32)
-    for parameter in parameters:
+    for parameter in (*parameters, *_frozen_parameters()):
         if parameter.dtype in HALF_DTYPES:
             grad, parameter.grad = parameter.grad, None  # torch rejects a gradient of another dtype
             parameter.data = parameter.data.float()
@@ -63,6 +64,15 @@ def force_fp32(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Op
             for key, value in state.items():
                 state[key] = _wide(value)
     FP32Arguments().__enter__()  # type: ignore[no-untyped-call]
+
+
+def _frozen_parameters() -> list[Tensor]:
+    """Return parameters that no optimizer has, such as those of a model with adapters.
+
+    Where a library multiplies them in a function of its own, no argument of torch is lifted.
+    """
+    found = [one for one in gc.get_objects() if issubclass(type(one), nn.Parameter)]
+    return [one for one in found if not one.requires_grad]
 
 
 def force_bf16() -> None:

@@ -14,13 +14,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from halfguard.investigation.called_modules import CalledModules
+from halfguard.investigation.finite import bad_tensors
 from halfguard.investigation.leaving import leave
-from halfguard.investigation.passes import Ended, Headroom, PassPlan, PassResult
+from halfguard.investigation.passes import Ended, Headroom, PassPlan, PassResult, Place
 from halfguard.investigation.training_loop import BackwardCall, LoopObserver, TrainingLoop
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.audit import AuditFinding
+from halfguard.replaying.substitution import user_place
 from halfguard.tracing.auditing.audit import LIMIT, MAX_BYTES, judge
 from halfguard.tracing.auditing.fp32_call import undispatched
 from halfguard.tracing.auditing.shadow_watch import ShadowWatch
@@ -95,6 +98,8 @@ class Inspecting(LoopObserver):
         self._steps = 0
         self._until = time.monotonic() + 2 * _SECONDS
         self._handle: Any = register_module_forward_pre_hook(self._first_call)
+        self._stepping: set[Place | None] = set()  # lines that step an optimizer
+        register_optimizer_step_pre_hook(lambda *_: self._stepping.add(user_place()))
 
     def _first_call(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
@@ -108,7 +113,7 @@ class Inspecting(LoopObserver):
         self._watch = HeadroomWatch(self._modules, self._code)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
 
-    def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:  # noqa: ARG002
+    def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
         watch = self._watch
         if watch is None or not call.accumulates:
             return
@@ -117,11 +122,26 @@ class Inspecting(LoopObserver):
         with self._loop.unobserved():
             parameters = nn.ParameterList(self._loop.parameters)
             report = judge(watch, parameters, call.outputs[0], LIMIT)
-        for finding in report.findings:
+            is_skipped = call.scaled and bool(bad_tensors(gradients))  # by the scaler, which saw it
+        for finding in () if is_skipped else filter(self._matters, report.findings):
             self._found.setdefault((finding.file, finding.line, finding.op), finding)
         seen = [found for found in (self._headroom, watch.headroom) if found is not None]
         self._headroom = max(seen, key=lambda found: found.largest / found.limit, default=None)
         self._steps += 1
+
+    def _matters(self, finding: AuditFinding) -> bool:
+        """Return whether a finding is worth telling.
+
+        Numbers that became 0 are not, where the tensor's largest one is rounded by more than they were, or in
+        the arithmetic of an optimizer, whose eps decides what they mean.
+        """
+        if finding.fault == "overflow":
+            return True
+        if finding.outside and (finding.file, finding.line) in self._stepping:
+            return False
+        half = finding.half
+        limit = torch.finfo(getattr(torch, half.dtype)).smallest_normal
+        return max(abs(half.low), abs(half.high)) < limit
 
     def between_steps(self) -> None:
         if self._loop.backward in self._plan.inspect:

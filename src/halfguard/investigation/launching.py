@@ -66,8 +66,9 @@ def launch(
     is_over: Callable[[], bool],
 ) -> PassResult:
     """Run one pass, until it ends or ``is_over()``; Ctrl-C ends it, and returns what was known by then."""
-    answer = Path(plan.answer)
-    answer.unlink(missing_ok=True)
+    answer, progress = Path(plan.answer), Path(f"{plan.answer}.progress")
+    for path in (answer, progress):
+        path.unlink(missing_ok=True)
     variables = {**_ENVIRONMENT, **os.environ, **variables}
     process = _fork(plan, log, variables) if fork else _start(plan, log, variables)
     started = time.monotonic()
@@ -80,7 +81,7 @@ def launch(
         _end_session(process)
     found = read_result(answer)
     if found is None:
-        found = read_result(Path(f"{answer}.progress")) or PassResult()
+        found = read_result(progress) or PassResult()
         found = found.model_copy(update={"ended": "died" if ended else "interrupted"})
     return found if ended else found.model_copy(update={"ended": "interrupted"})
 
@@ -128,6 +129,9 @@ def _start(plan: PassPlan, log: Path, variables: Mapping[str, str]) -> _Process:
 
 
 def _fork(plan: PassPlan, log: Path, variables: Mapping[str, str]) -> _Process:
+    # The first optimizer of a process imports it, which takes seconds: once here, not in each pass.
+    import torch._dynamo  # noqa: F401, PLC0415
+
     from halfguard.investigation.one_pass import run_pass  # noqa: PLC0415 - it imports torch
 
     for stream in (sys.stdout, sys.stderr):

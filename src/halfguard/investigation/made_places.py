@@ -22,6 +22,20 @@ _PACKAGES = ("site-packages", "dist-packages")
 _CASTS = ("half", "bfloat16", "to")
 
 
+def _eps(optimizer: torch.optim.Optimizer) -> float | None:
+    given = [group.get("eps") for group in optimizer.param_groups]
+    return min((float(eps) for eps in given if isinstance(eps, int | float)), default=None)
+
+
+def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
+    """Return whether a file is the user's: in one of the folders, and of no installed package."""
+    if file.startswith("<") or any(part in file for part in _PACKAGES):
+        return False
+    if not os.path.isabs(file):  # noqa: PTH117 - of a script that is named by a relative path
+        return True
+    return any(file.startswith(os.path.join(folder, "")) for folder in folders)  # noqa: PTH118
+
+
 class MadePlaces:
     """Notes where the script makes things, from the installation of the sensors on."""
 
@@ -60,7 +74,8 @@ class MadePlaces:
         return made.model_copy(
             update={
                 "optimizer": self._optimizers.get(id(optimizer)),
-                "has_eps": any("eps" in group for group in optimizer.param_groups),
+                "optimizer_class": type(optimizer).__name__,
+                "eps": _eps(optimizer),
                 "half_weights": cast,
                 "stepped_by_scaler": id(optimizer) in self._by_scaler,
             }
@@ -96,17 +111,12 @@ class MadePlaces:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            if self._is_own(code.co_filename):
+            if is_own_file(code.co_filename, self._folders):
                 first = code.co_varnames[0] if code.co_argcount else ""
                 if without is None or frame.f_locals.get(first) is not without:
                     return code.co_filename, frame.f_lineno
             frame = frame.f_back
         return None
-
-    def _is_own(self, file: str) -> bool:
-        if not file.startswith(self._folders) and (os.path.isabs(file) or file.startswith("<")):  # noqa: PTH117
-            return False  # a script that is named by a relative path has a relative file name
-        return not any(part in file for part in _PACKAGES)
 
     # -- one sensor each
 

@@ -7,6 +7,7 @@ it leaves by ``os._exit``: an ``except`` of the script can neither swallow the a
 from __future__ import annotations
 
 import math
+import shlex
 from array import array
 from pathlib import Path
 from typing import Literal
@@ -28,7 +29,8 @@ TrialKind = Literal[
     "fp32", "bf16", "composition", "stable", "statement", "slice", "function", "island", "scale"
 ]
 Start = Literal["event", "first module", "script"]
-Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "died"]
+# "late": its time was over; "interrupted": by Ctrl-C
+Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "late", "died"]
 
 
 class Target(RecordPart):
@@ -39,7 +41,7 @@ class Target(RecordPart):
     arguments: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return " ".join((*(("-m",) if self.is_module else ()), self.name, *self.arguments))
+        return shlex.join((*(("-m",) if self.is_module else ()), self.name, *self.arguments))
 
 
 class Event(FloatRecordPart):
@@ -69,9 +71,14 @@ class PassPlan(FloatRecordPart):
     kind: PassKind
     target: Target
     folder: str = Field(description="working folder of the script")
+    base: str = Field(description="folder where the paths of a patch begin")
     answer: str = Field(description="file for the answer")
     losses: str = Field(description="file of the losses; the first pass writes it")
     steps: int | None = None
+    every_step: bool = Field(
+        default=False,
+        description="look at all parameters before each backward pass and after each step",
+    )
     event: Event | None = None
     trial: TrialPlan | None = Field(default=None, description="of a pass that runs one trial")
     start: Start = "event"
@@ -113,11 +120,14 @@ class SubmodulePlace(RecordPart):
     path: str
 
 
-class Made(RecordPart):
+class Made(FloatRecordPart):
     """Lines of the user's own files that made what a cure may have to change; None if unknown."""
 
     optimizer: Place | None = None
-    has_eps: bool = Field(default=False, description="of the optimizer that stepped")
+    optimizer_class: str = Field(default="", description="of the optimizer that stepped")
+    eps: float | None = Field(
+        default=None, description="the smallest of that optimizer, if it has one"
+    )
     stepped_by_scaler: bool = Field(default=False, description="of the same optimizer, before")
     half_weights: Place | None = Field(default=None, description="its weights became half here")
     scaler: Place | None = None
@@ -158,7 +168,9 @@ class PassResult(FloatRecordPart):
     raw_step: Place | None = Field(
         default=None, description="a line that stepped on scaled gradients"
     )
+    misuse: tuple[str, ...] = Field(default=(), description="calls that train wrongly, with lines")
     workers: bool = Field(default=False, description="a loader has worker processes")
+    spawns: bool = Field(default=False, description="it started ranks by itself")
     autocast_off: str = Field(default="", description="a device whose autocast torch switched off")
     outside: tuple[str, ...] = Field(default=(), description="effects outside the copied folder")
     files: tuple[str, ...] = Field(default=(), description="source files of the user that ran")
@@ -172,6 +184,7 @@ class PassResult(FloatRecordPart):
         description="largest result of the operation in FP64 on the same inputs; inf: not finite there",
     )
     differs_at: int | None = Field(default=None, description="first loss that was not repeated")
+    bad_before: bool = Field(default=False, description="parameters were bad before the step")
     trials: tuple[TrialResult, ...] = ()
     autocast: str = Field(default="", description="the 16-bit dtype of autocast in the bad step")
     incident: str = ""

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from halfguard.investigation.passes import Event, PassResult
-from halfguard.records.autopsy import Cure, ReplayTrial
+from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 
 PROOF = "the patched script, run from its start"
+FAILED = "the script, patched"
 SOON_SECONDS = 60.0  # of the first pass
 SOON_STEPS = 1000
 _FURTHER = 50  # optimizer steps
@@ -41,7 +42,7 @@ def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatche
     """Return the first cure with which the script trains on; else the best one that a trial has shown."""
     patched: dict[str, Cure] = {}
     for cure in cures:
-        if is_diff(cure.patch):
+        if is_source_patch(cure.patch):
             patched.setdefault(cure.patch, cure)
     trials, spent = list[ReplayTrial](), 0.0
     limit = 20 + 3 * first.seconds
@@ -53,6 +54,8 @@ def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatche
         result = run(patch, steps, limit)
         if result is None:
             continue
+        if result.ended == "interrupted":
+            return Proven(without_proof(cures), tuple(trials))
         spent += result.seconds
         good = _went_on(result, event)
         note = "" if not good else f"{result.steps} steps, {result.backward} backward passes"
@@ -63,13 +66,15 @@ def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatche
                 else f"bad at step {result.event.step}: {result.event.how}"
             )
             note = (result.error or seen or "it did not get beyond the step")[:200]
-        name = PROOF if good else f"the script, patched otherwise ({cure.what})"
+        name = PROOF if good else f"{FAILED}: {cure.trial or cure.what}"
         trials.append(ReplayTrial(name=name, good=good, loss=result.loss, note=note))
         if good:
             shown = f"{cure.trial}; {PROOF}" if cure.trial else PROOF
             return Proven(cure.model_copy(update={"trial": shown}), tuple(trials))
     best = best_tried(cures)
-    if best is not None and is_diff(best.patch):  # it was run in vain, or there was no time for it
+    if best is not None and is_source_patch(
+        best.patch
+    ):  # it was run in vain, or there was no time for it
         best = best.model_copy(update={"patch": ""})
     return Proven(best, tuple(trials))
 
@@ -77,7 +82,7 @@ def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatche
 def without_proof(cures: Sequence[Cure]) -> Cure | None:
     """Return the first cure that a trial has shown; with its patch if the trial has run the same edit."""
     best = best_tried(cures)
-    if best is not None and is_diff(best.patch) and best.what in _SETTINGS:
+    if best is not None and is_source_patch(best.patch) and best.what in _SETTINGS:
         return best.model_copy(update={"patch": ""})
     return best
 
@@ -87,12 +92,7 @@ def best_tried(cures: Sequence[Cure]) -> Cure | None:
     return next((cure for cure in cures if cure.trial), None)
 
 
-def is_diff(patch: str) -> bool:
-    """Return whether a patch is one of the source, not of a config."""
-    return patch.startswith("--- ")
-
-
 def _went_on(result: PassResult, event: Event) -> bool:
-    over = result.ended in ("finished", "exited", "steps", "interrupted")
+    over = result.ended in ("finished", "exited", "steps", "late")
     further = result.backward > event.backward and result.steps > event.step
     return over and further and result.event is None and not result.error

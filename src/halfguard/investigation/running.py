@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import pkgutil
 import random
 import runpy
 import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,7 +28,20 @@ def run_target(target: Target) -> None:
     if target.is_module:
         runpy.run_module(target.name, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(target.name, run_name="__main__")
+        _run_script(os.path.abspath(target.name))  # noqa: PTH100 - links stay, as in Python
+
+
+def _run_script(path: str) -> None:
+    """Run a file as Python does: by its absolute path, so that lines are found after ``os.chdir``."""
+    if pkgutil.get_importer(path) is not None:  # an archive
+        runpy.run_path(path, run_name="__main__")
+        return
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    module = ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)  # noqa: S102 - the user's own script
 
 
 def run_to_the_end(plan: PassPlan) -> tuple[str, Ended]:

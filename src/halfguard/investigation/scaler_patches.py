@@ -118,9 +118,9 @@ def update_before_continue(made: Made) -> tuple[str, Place] | None:
     ]
     if not steps or not lines or lines[0].lineno > steps[0].lineno:
         return None
-    margin = " " * lines[0].col_offset
-    step = file.source(steps[0])
-    file.replace(lines[0], f"{step}\n{margin}{scaler}.update()\n{margin}continue")
+    # In ``if bad: continue`` the calls share the line.
+    gap = f"\n{' ' * lines[0].col_offset}" if file.is_alone(lines[0]) else "; "
+    file.replace(lines[0], gap.join([file.source(steps[0]), f"{scaler}.update()", "continue"]))
     patch = file.patch()
     return (patch, (file.path, lines[0].lineno)) if patch else None
 

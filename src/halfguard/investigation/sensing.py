@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from halfguard.investigation.finite import bad_tensors, first_number
+from halfguard.investigation.finite import bad_tensors, first_number, storages
 from halfguard.investigation.leaving import ProgressFile, leave
+from halfguard.investigation.misuse import Misuse
 from halfguard.investigation.passes import (
     Ended,
     Event,
@@ -50,9 +52,12 @@ class Sensing(LoopObserver):
         self._last_skip: Event | None = None
         self._looked: Event | None = None
         self._stepped: torch.optim.Optimizer | None = None  # the last one
+        self._never_good: set[int] | None = None  # storages of parameters that were bad at first
         self._scales = ScalerFacts()
         self._started = time.monotonic()
         self._progress = ProgressFile(plan.answer)
+        self._misuse = Misuse(loop)
+        self._misuse.install()
 
     def before_backward(self, call: BackwardCall) -> None:
         if not call.accumulates:
@@ -62,15 +67,19 @@ class Sensing(LoopObserver):
             bad = not math.isfinite(loss) and bad_tensors(call.losses)
             if len(call.losses) > 1:
                 bad = bad or bad_tensors(call.losses[1:])
+            if self._never_good is None:
+                self._never_good = storages(bad_tensors(self._loop.parameters))
         if len(self._losses) < MOST_LOSSES:
             self._losses.append(loss)
         if bad:
             self._found("loss", "the loss, at its backward pass")
+        if self._plan.every_step and self._are_broken(self._loop.parameters):
+            self._found("parameters", "parameters, before a backward pass")
 
     def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
         with self._loop.unobserved():
             bad = bad_tensors(gradients)
-            stale, self._stale = self._stale, {g.untyped_storage()._cdata for g in bad}
+            stale, self._stale = self._stale, storages(bad)
             new = [g for g in bad if g.untyped_storage()._cdata not in stale]
         self._overflowed = bool(bad) and call.scaled
         if new and not call.scaled:
@@ -106,25 +115,30 @@ class Sensing(LoopObserver):
             self._progress.write(self._result("interrupted"))
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad: that is as exact,
-        # unless they were not used in between.
+        # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad. If they were not
+        # used in between, a pass that looks at every step is run afterwards.
         self._stepped = optimizer
-        with self._loop.unobserved():
-            bad = bad_tensors(p for p in _parameters(optimizer) if p.dtype in HALF_DTYPES)
-        if bad:
+        every = self._plan.every_step
+        looked_at = (p for p in _parameters(optimizer) if every or p.dtype in HALF_DTYPES)
+        if self._are_broken(looked_at):
             how = f"parameters, after {type(optimizer).__name__}.step()"
             self._found("parameters", how, backward=max(0, self._loop.backward - 1))
         if self._plan.steps is not None and self._loop.steps + 1 >= self._plan.steps:
             self._loop.steps += 1
             self._leave(self._result("steps", event=self._broken()))
 
+    def _are_broken(self, parameters: Iterable[Tensor]) -> bool:
+        """Return whether some are bad that were good at first."""
+        with self._loop.unobserved():
+            bad = bad_tensors(parameters)
+            return bool(storages(bad) - (self._never_good or set()))
+
     def _broken(self) -> Event | None:
-        """Return the event of parameters that the last step broke, or None."""
+        """Return the event of parameters that a step broke: the last one, as far as is known; or None."""
         if self._stepped is None:
             return None
-        with self._loop.unobserved():
-            if not bad_tensors([*_parameters(self._stepped), *self._loop.parameters]):
-                return None
+        if not self._are_broken([*_parameters(self._stepped), *self._loop.parameters]):
+            return None
         finite = [loss for loss in self._losses[-2:] if math.isfinite(loss)]
         return Event(
             kind="parameters",
@@ -181,7 +195,9 @@ class Sensing(LoopObserver):
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
             raw_step=self._loop.raw_step,
+            misuse=self._misuse.sentences(),
             workers=self._loop.workers,
+            spawns=self._surroundings.spawns,
             autocast_off=self._surroundings.autocast_off,
             outside=self._surroundings.effects,
         )

@@ -16,16 +16,19 @@ _HALF_NAMES = ("float16", "half", "bfloat16")
 _DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
 
 
-def give_eps(made: Made) -> str:
-    """Give an optimizer an eps that is not 0 in half."""
-    if made.optimizer is None or not made.has_eps:
+def give_eps(made: Made, eps: str) -> str:
+    """Give an optimizer another eps, if it has one."""
+    if made.optimizer is None or made.eps is None:
         return ""
     file = SourceFile.read(made.optimizer[0])
     if file is None:
         return ""
-    direct = [call for call in calls_at(file, made.optimizer[1]) if _is_optimizer(file, call)]
+    around = calls_at(file, made.optimizer[1])
+    direct = [call for call in around if called_name(call) == made.optimizer_class]
+    if len(direct) > 1:
+        return ""
     if direct:
-        set_keyword(file, direct[0], "eps", "1e-4")
+        set_keyword(file, direct[0], "eps", eps)
         return file.patch()
     arguments = [
         call for call in all_calls(file.tree) if called_name(call).endswith("TrainingArguments")
@@ -37,7 +40,7 @@ def give_eps(made: Made) -> str:
     ]
     if len(arguments) != 1:
         return ""
-    set_keyword(file, arguments[0], "adam_epsilon", "1e-4")
+    set_keyword(file, arguments[0], "adam_epsilon", eps)
     return file.patch()
 
 
@@ -69,7 +72,7 @@ def begin_with_scale(place: Place | None, scale: float) -> str:
     file = None if place is None else SourceFile.read(place[0])
     found = [] if file is None or place is None else calls_at(file, place[1])
     scalers = [call for call in found if called_name(call) == "GradScaler"]
-    if file is None or not scalers or not _has_keywords(scalers[0]):
+    if file is None or len(scalers) != 1 or not _has_keywords(scalers[0]):
         return ""
     set_keyword(file, scalers[0], "init_scale", f"{scale!r}")
     return file.patch()
@@ -89,7 +92,7 @@ def _change_autocast(place: Place | None, script: str, name: str, value: str, se
     file = None if place is None else SourceFile.read(place[0])
     if file is not None and place is not None:
         regions = [c for c in calls_at(file, place[1]) if called_name(c) == "autocast"]
-        if regions and not _has_keywords(regions[0]):
+        if len(regions) > 1 or (regions and not _has_keywords(regions[0])):
             return ""
         if regions:
             set_keyword(file, regions[0], name, value)
@@ -214,12 +217,6 @@ def _is_cast(call: ast.Call, file: SourceFile) -> bool:
 
 def _is_half(node: ast.expr, file: SourceFile) -> bool:
     return file.source(node).removeprefix("torch.") in _HALF_NAMES
-
-
-def _is_optimizer(file: SourceFile, call: ast.Call) -> bool:
-    """Return whether a call makes an optimizer: it is given parameters and a learning rate, or no rate."""
-    name, text = called_name(call), file.source(call.func)
-    return "optim" in text.lower() or name[:1].isupper()
 
 
 def _assigned(statement: ast.stmt) -> ast.expr | None:

@@ -21,6 +21,7 @@ from halfguard.investigation.working_copy import Links
 _MOST_EFFECTS = 20
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REMOVALS = {"os.remove", "os.rmdir", "os.rename", "shutil.rmtree"}
+_ADDITIONS = {"os.mkdir", "os.symlink", "os.link"}
 _CHANGES = {"os.truncate", "os.chmod", "os.utime", "os.chown", "os.setxattr", "sqlite3.connect"}
 _LOCAL = ("127.", "::1", "localhost")
 
@@ -30,6 +31,7 @@ class Surroundings:
 
     def __init__(self, plan: PassPlan) -> None:
         self.autocast_off = ""
+        self.spawns = False  # the script starts ranks by itself
         self._effects: dict[str, None] = {}
         # The folder of the copies has records of this pass too; links lie in it.
         own = (str(Path(plan.links).parent),) if plan.links else ()
@@ -49,6 +51,7 @@ class Surroundings:
         sys.addaudithook(self._heard)
         self._watch_save()
         self._watch_autocast()
+        self._watch_spawn()
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
@@ -58,7 +61,12 @@ class Surroundings:
                 self._written(os.fspath(path), truncates="w" in (mode or ""))
         elif event in _CHANGES and isinstance(args[0], str | bytes | os.PathLike):
             self._written(os.fspath(args[0]), truncates=False)
+        elif event in _ADDITIONS:
+            self._open_parents(args[:2])
         elif event in _REMOVALS and isinstance(args[0], str | os.PathLike):
+            self._open_parents(args[:2])
+            if event == "shutil.rmtree":  # which refuses a link
+                self._links.make_real(os.path.abspath(os.fspath(args[0])), truncates=False)  # noqa: PTH100
             folder, name = os.path.split(os.path.abspath(os.fspath(args[0])))  # noqa: PTH100
             # A link is removed itself, not what it points to.
             self._note("removed or renamed", os.path.join(os.path.realpath(folder), name))  # noqa: PTH118
@@ -66,6 +74,11 @@ class Surroundings:
             host = str(args[1][0])
             if not host.startswith(_LOCAL):
                 self._effects.setdefault(f"connected to {host}:{args[1][1]}")
+
+    def _open_parents(self, paths: tuple[Any, ...]) -> None:
+        for path in paths:
+            if isinstance(path, str | os.PathLike):
+                self._links.open_parents(os.path.abspath(os.fspath(path)))  # noqa: PTH100
 
     def _written(self, path: str | bytes, *, truncates: bool) -> None:
         text = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - no file system access here
@@ -88,6 +101,16 @@ class Surroundings:
             return original(obj, f, *args, **kwargs)
 
         torch.save = save
+
+    def _watch_spawn(self) -> None:
+        processes: Any = torch.multiprocessing
+        original: Any = processes.spawn
+
+        def spawn(*args: Any, **kwargs: Any) -> Any:
+            self.spawns = True
+            return original(*args, **kwargs)
+
+        processes.spawn = spawn
 
     def _watch_autocast(self) -> None:
         original: Any = torch.amp.autocast_mode.autocast.__init__

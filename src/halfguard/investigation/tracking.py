@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from linecache import getline
+from pathlib import Path
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 from halfguard.investigation.approach import Approach
 from halfguard.investigation.called_modules import CalledModules
 from halfguard.investigation.exact_watch import ExactWatch
-from halfguard.investigation.finite import bad_tensors
+from halfguard.investigation.finite import bad_tensors, storages
 from halfguard.investigation.held_process import HeldProcess
 from halfguard.investigation.incident_of_step import ModelCall, keep_incident
-from halfguard.investigation.leaving import leave
+from halfguard.investigation.leaving import ProgressFile, leave
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.passes import (
     Ended,
@@ -35,6 +36,7 @@ from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLo
 from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
+from halfguard.replaying import keep_operation
 from halfguard.replaying.substitution import user_place
 from halfguard.tracing.origins import Origin
 
@@ -51,12 +53,13 @@ class Tracking(Approach):
     ) -> None:
         super().__init__(plan, loop, event)
         self._modules = CalledModules()
-        self._watch = ExactWatch(self._modules, outermost)
+        self._watch = ExactWatch(self._modules, outermost, keeps=bool(plan.incident))
         self._held: HeldProcess | None = None
         self._registered: set[int] = set()
         self._autocast = ""
         self._call: ModelCall | None = None
         self._optimizer: torch.optim.Optimizer | None = None  # that stepped
+        self._bad_before: set[int] = set()  # storages of parameters, when tracking began
         self._made = MadePlaces(plan)
         self._made.install()
 
@@ -70,6 +73,8 @@ class Tracking(Approach):
             trying.begin(first, args)
             return
         self._held = held
+        with self.loop.unobserved():
+            self._bad_before = storages(bad_tensors(self.loop.parameters))
         self._modules.watch(self._is_finite, self._entering)
         if first is not None:
             self._modules.enter(first, args)
@@ -110,6 +115,8 @@ class Tracking(Approach):
         super().before_backward(call)
         if self.has_begun and call.accumulates:
             self._answer_if_bad(call.losses)
+            if self.event.kind == "parameters":
+                self._answer_if_bad(self.loop.parameters)
 
     def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
         if self.has_begun and (not call.scaled or self.event.kind == "scale"):
@@ -137,13 +144,16 @@ class Tracking(Approach):
     def finish(self, error: str, ended: Ended) -> NoReturn:
         if self.has_begun and error and self._watch.last is not None:
             self._answer(self._watch.last)
-        self._leave(PassResult(ended=ended, error=error))
+        made = self._made.facts(next(iter(self.loop.optimizers), None))
+        self._leave(PassResult(ended=ended, error=error, made=made))
 
     # -- the answer
 
     def _answer_if_bad(self, tensors: Sequence[Tensor]) -> None:
         with self.loop.unobserved():
             bad = bad_tensors(tensors)
+        # Parameters that were bad before are no doing of this step; a loss that they spoil has their origin.
+        bad = [tensor for tensor in bad if not storages([tensor]) & self._bad_before]
         if not bad:
             return
         known = [o for tensor in bad if (o := self._watch.origins.get(tensor)) is not None]
@@ -169,8 +179,17 @@ class Tracking(Approach):
         if self._call is not None:
             kept = keep_incident(self.plan.incident, self._call, self.event, self._autocast)
             result = result.model_copy(update={"incident": kept})
-        if self._held is not None:
-            result = result.model_copy(update={"trials": tuple(self._trials(result, self._held))})
+            call = self._watch.kept.get(origin.index)
+            if kept and call is not None:
+                keep_operation(Path(kept), *call, culprit.dtype)
+        older = self.event.kind == "parameters" and culprit.kind == "parameter"
+        if self._held is not None and not older:  # this step would not show a cure
+            done: tuple[TrialResult, ...] = ()
+            self._report(result)
+            for trial in self._trials(result, self._held):
+                done = (*done, trial)
+                self._report(result.model_copy(update={"trials": done}))
+            result = result.model_copy(update={"trials": done})
         self._leave(result)
 
     def _trials(self, found: PassResult, held: HeldProcess) -> Iterator[TrialResult]:
@@ -202,14 +221,22 @@ class Tracking(Approach):
         start = names.index(culprit.module) if culprit.module in names else 0
         return tuple(name or "the model" for name in names[start:])
 
+    def _report(self, result: PassResult) -> None:
+        """Tell what is known so far, in case that the user does not wait for the rest."""
+        ProgressFile(self.plan.answer).write(self._complete(result))
+
     def _leave(self, result: PassResult) -> NoReturn:
+        leave(self.plan.answer, self._complete(result))
+
+    def _complete(self, result: PassResult) -> PassResult:
         facts = {
             "differs_at": self.differs_at,
+            "bad_before": bool(self._bad_before),
             "backward": self.loop.backward,
             "steps": self.loop.steps,
             "rank": int(os.environ.get("RANK", "0")),
         }
-        leave(self.plan.answer, result.model_copy(update=facts))
+        return result.model_copy(update=facts)
 
 
 def _at_backward_call(culprit: Culprit) -> Culprit:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -85,6 +86,8 @@ class TrainingLoop:
     steps: int = 0  # optimizer steps
     scaler: Any = None
     _optimizers: list[weakref.ref[Any]] = field(default_factory=list)
+    # Without an optimizer: what the last backward pass gave gradients to.
+    _leaves: list[weakref.ref[Tensor]] = field(default_factory=list)
     _scaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = field(default_factory=dict)
     raw_step: Place | None = None  # the first line that stepped on gradients that were still scaled
     workers: bool = False  # a loader has worker processes
@@ -93,6 +96,11 @@ class TrainingLoop:
     # Optimizers that the scaler has stepped since the last backward pass.
     _by_scaler: set[int] = field(default_factory=set)
     _in_scaler: bool = False  # it is stepping now
+    scaler_steps: int = 0
+    _skipped: weakref.ref[Any] | None = (
+        None  # the optimizer of the scaler's last step, if it did not step
+    )
+    _unscaled: bool = False  # a backward pass without a scaler has given gradients too
     _busy: bool = False
 
     def install(self) -> None:
@@ -108,13 +116,25 @@ class TrainingLoop:
                     self._watch_looks(owner, name)
 
     @property
+    def holds_scaled(self) -> bool:
+        """Return whether all gradients are multiplied by the loss scale now."""
+        return self._holds_scaled and not self._busy and not self._unscaled
+
+    def was_skipped(self, optimizer: Any) -> bool:
+        """Return whether the scaler's last step was one of this optimizer, and skipped it."""
+        skipped = None if self._skipped is None else self._skipped()
+        return skipped is not None and skipped in (optimizer, getattr(optimizer, "optimizer", None))
+
+    @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers that are alive."""
         return [found for one in self._optimizers if (found := one()) is not None]
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The parameters of all optimizers."""
+        """The parameters of all optimizers; of the last backward pass, if the script updates them itself."""
+        if not self._optimizers:
+            return [leaf for one in self._leaves if (leaf := one()) is not None]
         return [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
 
     @property
@@ -145,6 +165,8 @@ class TrainingLoop:
                 return original(outputs, *args, **kwargs)
             call = self._read(tensors, accumulates=bool(kwargs.get("accumulate_grad")))
             self.observer.before_backward(call)
+            if call.accumulates and not self._optimizers:
+                self._leaves = [weakref.ref(leaf) for leaf in _leaves_of(tensors)]
             self._busy = True  # a checkpointed block may run the engine inside of it
             try:
                 out = original(outputs, *args, **kwargs)
@@ -157,9 +179,11 @@ class TrainingLoop:
             self.observer.after_backward(call, [g for g in grads if isinstance(g, Tensor)])
             if call.accumulates:
                 self._holds_scaled = call.scaled
+                self._unscaled |= not call.scaled
                 self._by_scaler.clear()
                 self.not_updated += call.scaled
                 self.backward += 1
+                self.steps += not self._optimizers
                 self.observer.between_steps()
             return out
 
@@ -179,6 +203,7 @@ class TrainingLoop:
     def _watch_optimizers(self) -> None:
         original = torch.optim.Optimizer.__init__
 
+        @wraps(original)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(optimizer, *args, **kwargs)
             self._optimizers.append(weakref.ref(optimizer))
@@ -193,6 +218,7 @@ class TrainingLoop:
                     self.raw_step = user_place()
                 self.observer.after_step(optimizer)
                 self.steps += 1
+                self._skipped = None
 
         register_optimizer_step_post_hook(stepped)
 
@@ -235,6 +261,8 @@ class TrainingLoop:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._holds_scaled = False
             self._in_scaler = True
+            self._skipped = weakref.ref(optimizer) if scaler.is_enabled() else None
+            self.scaler_steps += 1
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:
@@ -248,6 +276,7 @@ class TrainingLoop:
         """Note loaders with worker processes; without them, if ``self.alone``."""
         original: Any = torch.utils.data.DataLoader.__init__
 
+        @wraps(original)  # Lightning reads the names of its arguments
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             wanted = kwargs.get("num_workers", args[5] if len(args) > 5 else 0)
             self.workers |= bool(wanted)
@@ -262,20 +291,23 @@ class TrainingLoop:
     def _watch_looks(self, owner: Any, name: str) -> None:
         original: Callable[..., Any] = getattr(owner, name)
 
-        def look(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(tensor, *args, **kwargs)
+        @wraps(original)
+        def look(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            tensor = args[0] if args else kwargs.get("input")
             # Subclasses stand for tensors without numbers while torch.compile traces.
             if not self._busy and type(tensor) is Tensor and _is_one_number(tensor):
                 self._look(tensor, name)
             return result
 
-        look.__name__ = name
         setattr(owner, name, look)
 
     def _look(self, tensor: Tensor, how: str) -> None:
+        evaluates = not tensor.requires_grad and not torch.is_grad_enabled()
+        if evaluates:  # or steps an optimizer
+            return
         caller = sys._getframe(2).f_globals.get("__name__", "")
-        evaluates = not torch.is_grad_enabled() and not tensor.requires_grad
-        if evaluates or caller.startswith(("torch.", "halfguard.")):
+        if caller.startswith(("torch.", "halfguard.")):
             return
         one = self._scaled.get(id(tensor))
         if one is not None and one[0]() is tensor:  # a scaled loss may be infinite
@@ -295,6 +327,21 @@ def raise_if_unsupported() -> None:
             "that every backward pass runs through, so a script cannot be observed from outside.",
             cure="Use torch 2.9 to 2.15, or call halfguard.find_first_nonfinite in the script.",
         )
+
+
+def _leaves_of(outputs: list[Tensor]) -> list[Tensor]:
+    """Return the tensors that a backward pass gives gradients to."""
+    waiting = [output.grad_fn for output in outputs]
+    seen, found = set[Any](), list[Tensor]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(variable := getattr(node, "variable", None), Tensor):
+            found.append(variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def _is_one_number(tensor: Tensor) -> bool:

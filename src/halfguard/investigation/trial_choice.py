@@ -96,22 +96,25 @@ def _judged(tried: TrialResult, full: TrialResult, run: Run) -> TrialResult:
     """Note how far the gradients are from those of FP32, and the largest loss scale that works."""
     if not tried.trial.good:
         return tried
-    facts: dict[str, float | None] = {
+    facts: dict[str, float | str | None] = {
         "error_as_written": _relative_error(tried.gradients, full.gradients)
     }
     if tried.scaled and tried.plan.scale is not None and tried.plan.kind != "scale":
-        facts["largest_scale"] = _largest_scale(tried.plan, run)
+        facts["largest_scale"] = largest = _largest_scale(tried.plan, run)
+        if largest is None:
+            facts["note"] = f"{tried.trial.note} largest loss scale unknown".strip()
     return tried.model_copy(update={"trial": tried.trial.model_copy(update=facts)})
 
 
-def _largest_scale(plan: TrialPlan, run: Run) -> float:
-    """Find the largest power of two, up to 2**24, at which the step is finite with a change."""
+def _largest_scale(plan: TrialPlan, run: Run) -> float | None:
+    """Find the largest power of two, up to 2**24, at which a changed step is finite; None if not all ran."""
     low, high = 0, _DOUBLINGS + 1  # exponents: finite at the first, not at the second
     while high - low > 1:
         middle = (low + high) // 2
         result = run(plan.model_copy(update={"scale": 2.0**middle}))
-        finite = result is not None and result.trial.good
-        low, high = (middle, high) if finite else (low, middle)
+        if result is None:
+            return None
+        low, high = (middle, high) if result.trial.good else (low, middle)
     return 2.0**low
 
 

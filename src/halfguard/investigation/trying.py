@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from halfguard.investigation.approach import Approach
 from halfguard.investigation.called_modules import CalledModules
-from halfguard.investigation.finite import bad_tensors, first_number
+from halfguard.investigation.finite import bad_tensors, first_number, storages
 from halfguard.investigation.full_precision import force_bf16, force_fp32
 from halfguard.investigation.line_changes import line_change
 from halfguard.investigation.passes import (
@@ -43,6 +44,7 @@ class Trying(Approach):
         self._change = line_change(trial)
         self._scaled = False
         self._judged = False  # the backward pass of the step was good
+        self._bad_before: set[int] = set()  # storages of parameters
 
     def begin(self, first: nn.Module | None, args: Any) -> None:  # noqa: ARG002
         self.has_begun = True
@@ -57,6 +59,8 @@ class Trying(Approach):
             self._make_island(first)
         elif self._change is not None:
             self._change.begin()
+        with self.loop.unobserved():
+            self._bad_before = storages(bad_tensors(self.loop.parameters))
 
     def before_scaling(self, scaler: Any) -> None:
         """Set the scale of the trial; not before: the last step's gradients have the old one."""
@@ -118,7 +122,7 @@ class Trying(Approach):
             return
         with self.loop.unobserved():
             bad = bad_tensors(p for group in optimizer.param_groups for p in group["params"])
-        self._end(good=not bad)
+        self._end(good=storages(bad) <= self._bad_before)
 
     def backward_failed(self, error: RuntimeError) -> None:
         if self.has_begun:
@@ -154,6 +158,7 @@ class Trying(Approach):
             grad_norm=self._norm,
             note=" ".join(note.split())[:200],
         )
+        os.chdir(self.plan.base)  # paths of a patch begin there, wherever the script has gone
         facts = {} if self._change is None else self._change.facts()
         facts |= {"gradients": self._gradients, "scaled": self._scaled}
         self._send(TrialResult(plan=self._trial, trial=trial, **facts))

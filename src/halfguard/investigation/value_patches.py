@@ -6,6 +6,7 @@ import ast
 
 from halfguard.investigation.passes import Place
 from halfguard.investigation.source_patches import called_name, calls_at
+from halfguard.replaying.own_lines import SIMPLE
 from halfguard.replaying.source_edits import SourceFile
 
 _LARGE = 1e4  # a constant from here on is taken for a mask
@@ -15,7 +16,7 @@ def write_smallest_number(place: Place, dtype: str) -> str:
     """Write the smallest number of a dtype in place of a constant that does not fit it."""
     file = SourceFile.read(place[0])
     statement = None if file is None else file.statement_at(place[1])
-    if file is None or statement is None:
+    if file is None or not isinstance(statement, SIMPLE):
         return ""
     for node in ast.walk(statement):
         if isinstance(node, ast.expr) and _is_far_below(node, file):

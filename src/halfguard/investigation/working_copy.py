@@ -2,7 +2,8 @@
 
 Folders are made anew. Small files are copied, by reference where the file system can; large ones are links
 to the originals, and become copies when the script opens them for writing. A tree with more files than can be
-copied in reasonable time is a link as a whole, and the user is told.
+copied in reasonable time is a link as a whole, and the user is told. What lies beside the working folder is
+linked too; such a folder becomes one of links when Python writes in it.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 _LARGE = 8 * 2**20  # bytes of a file that is linked
 _MOST_BYTES = 512 * 2**20  # copied in all; then files are linked
 _MOST_ENTRIES = 20_000  # files and folders; then folders are linked as a whole
 _FICLONE = 0x40049409  # of Linux
+_ABOVE = 3  # folders above the user's, to which paths such as ``../data`` lead
+_MOST_BESIDE = 5_000  # entries of one of them that are linked
 # Folders that training scripts read, at most.
 _LINKED = frozenset({".git", ".venv", "venv", "node_modules", ".tox", ".mypy_cache", ".ruff_cache"})
 
 
 @dataclass
 class Links:
-    """Links of a copy to large originals."""
+    """Links of a copy to large originals, and to what lies beside the folder."""
 
     originals: set[str] = field(default_factory=set)
 
@@ -39,10 +43,14 @@ class Links:
 
     def make_real(self, path: str, *, truncates: bool) -> bool:
         """Replace a link by a copy before it is written to; return whether it was a link."""
+        self.open_parents(path)
         if path not in self.originals:
             return False
-        self.originals.discard(path)
         link = Path(path)
+        if link.is_dir():
+            self._open(link)
+            return True
+        self.originals.discard(path)
         with contextlib.suppress(OSError):
             original = link.resolve(strict=True)
             link.unlink()
@@ -52,10 +60,29 @@ class Links:
                 shutil.copyfile(original, link)
         return True
 
+    def open_parents(self, path: str) -> None:
+        """Make the folders above a path real, so that what changes in them stays in the copy."""
+        if self.originals:
+            for parent in reversed(Path(path).parents):
+                if str(parent) in self.originals:
+                    self._open(parent)
+
+    def _open(self, link: Path) -> None:
+        """Replace the link of a folder by a folder of links."""
+        self.originals.discard(str(link))
+        with contextlib.suppress(OSError):
+            original = link.resolve(strict=True)
+            link.unlink()
+            link.mkdir()
+            self.originals.update(_link_entries(original, link))
+
 
 @dataclass
 class WorkingCopy:
-    """Copies folders below one place, the same place each time."""
+    """Copies folders below one place, the same place each time.
+
+    What lies beside a folder, and beside the folders above it, is linked: a script may read ``../data``.
+    """
 
     place: Path
     roots: tuple[Path, ...]
@@ -69,9 +96,12 @@ class WorkingCopy:
         links: list[str] = []
         for root in self.roots:
             _copy_folder(root, self.inside(root), budget, links, own=self.place.parent)
+        for made, folder in self.pairs():
+            if folder not in self.roots:
+                links += _link_entries(folder, made, own=self.place.parent)
         self.shared = tuple(budget.shared)
         self.links.write_text("\n".join(links), "utf-8")
-        originals = [Path(link).resolve() for link in links]
+        originals = [path for link in links if (path := Path(link).resolve()).is_file()]
         self._linked = {path: _state(path) for path in originals} | self._linked
 
     def changed(self) -> list[Path]:
@@ -91,19 +121,32 @@ class WorkingCopy:
         """Return where a path of the user is in the copy; itself if it was not copied."""
         for number, root in enumerate(self.roots):
             if path.is_relative_to(root):
-                return self.place / str(number) / path.relative_to(root)
+                return self._copied(number) / path.relative_to(root)
         return path
 
     def original(self, path: str) -> str:
         """Return the user's path for one in the copy."""
-        for number, root in enumerate(self.roots):
-            if Path(path).is_relative_to(self.place / str(number)):
-                return str(root / Path(path).relative_to(self.place / str(number)))
+        for made, folder in self.pairs():
+            if Path(path).is_relative_to(made):
+                return str(folder / Path(path).relative_to(made))
         return path
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders of the copy."""
-        return tuple(str(self.place / str(n)) for n in range(len(self.roots)))
+        return tuple(str(self._copied(number)) for number in range(len(self.roots)))
+
+    def pairs(self) -> Iterator[tuple[Path, Path]]:
+        """Return the folders of the copy and those above them, each with the user's; inner ones first."""
+        for number, root in enumerate(self.roots):
+            made, folder = self._copied(number), root
+            yield made, folder
+            while made != self.place / str(number):
+                made, folder = made.parent, folder.parent
+                yield made, folder
+
+    def _copied(self, number: int) -> Path:
+        names = self.roots[number].parts[1:]
+        return Path(self.place, str(number), *names[-_ABOVE:])
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -147,6 +190,17 @@ def _copy_folder(
                     waiting.append((Path(entry.path), made))
             elif entry.is_file():
                 _copy_file(entry, made, budget, links)
+
+
+def _link_entries(source: Path, target: Path, *, own: Path | None = None) -> list[str]:
+    """Link what a folder has and the target has not; return the links."""
+    links = []
+    for entry in islice(_entries(source), _MOST_BESIDE):
+        made = target / entry.name
+        if Path(entry.path) != own and not made.exists():
+            made.symlink_to(entry.path)
+            links.append(str(made))
+    return links
 
 
 def _clone(source: str, target: Path) -> bool:

@@ -66,6 +66,11 @@ class Cure(Record):
     )
 
 
+def is_source_patch(patch: str) -> bool:
+    """Return whether a patch is one of the source, not lines for a config or a plan."""
+    return patch.startswith("--- ")
+
+
 class Autopsy(Record):
     """The findings of a replay; everything in it was observed, nothing is guessed."""
 

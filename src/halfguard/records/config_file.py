@@ -7,7 +7,7 @@ of them gives the key to use here.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -17,6 +17,16 @@ from pydantic import BaseModel, ValidationError
 from halfguard.errors import ConfigError
 
 _MAX_PROBLEMS = 5
+# The first word of pydantic's kind of error: what to say instead of its message.
+_NEEDED = {
+    "int": "an integer is needed",
+    "float": "a number is needed",
+    "bool": "true or false is needed",
+    "string": "a text is needed",
+    "tuple": "a list is needed",
+    "dict": "keys and values are needed",
+    "model": "keys and values are needed",
+}
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -56,7 +66,8 @@ def validate_config(
     except ValidationError as error:
         items = error.errors(include_url=False)[:_MAX_PROBLEMS]
         problems = "; ".join(map(_describe_problem, items))
-        cures = dict.fromkeys(line for item in items for line in _cures(cls, item, kind))
+        lines = [line for item in items for line in _cures(cls, item, kind)]
+        cures = dict.fromkeys(sorted(lines, key=lambda line: line.startswith("Allowed")))
         message = f"{where} is not {kind}: {problems}."
         raise ConfigError(message, cure="\n".join(cures)) from error
     except ValueError as error:  # from shlex (an unclosed quote) or float("x%")
@@ -66,9 +77,20 @@ def validate_config(
 def _describe_problem(item: Any) -> str:
     key = ".".join(map(str, item["loc"])) or "values"
     value = item["input"]
-    given = "" if isinstance(value, Mapping | BaseModel) else f" (given: {_short(value)})"
-    message = "there is no such key" if _is_unknown(item) else item["msg"]
-    return f"{key}: {message.removeprefix('Value error, ')}{given}"
+    hidden = isinstance(value, Mapping | BaseModel) or item["type"] == "missing"
+    given = "" if hidden else f" (given: {_short(value)})"
+    return f"{key}: {_reason(item)}{given}"
+
+
+def _reason(item: Any) -> str:
+    kind, _, detail = item["type"].partition("_")
+    if _is_unknown(item):
+        return "there is no such key"
+    if kind == "missing":
+        return "it is required, and missing"
+    if detail in {"type", "parsing", "from_float"} and kind in _NEEDED:
+        return _NEEDED[kind]
+    return str(item["msg"]).removeprefix("Value error, ")
 
 
 def _is_unknown(item: Any) -> bool:
@@ -93,7 +115,26 @@ def _cures(cls: type[BaseModel], item: Any, kind: str) -> list[str]:
     other: Mapping[str, str] = getattr(section, "OTHER_NAMES", {})
     if key in other:
         return [f"Instead of {key} write {other[key]}.", allowed]
-    return [*(f"Did you mean {near}?" for near in difflib.get_close_matches(key, keys, 1)), allowed]
+    inside = [
+        f"{name}: {{{key}: ...}}" for name, part in _sections(cls) if key in part.model_fields
+    ]
+    if inside:
+        return [f"It is a key of a section: write {' or '.join(inside)}.", allowed]
+    near = difflib.get_close_matches(key, keys, 1, cutoff=0.5)
+    return [*(f"Did you mean {name}?" for name in near), allowed]
+
+
+def _sections(cls: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the keys of a configuration that have keys of their own."""
+    for name, field in cls.model_fields.items():
+        found = _section_of(field.annotation)
+        if found is not None:
+            yield field.alias or name, found
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    types = [annotation, *get_args(annotation)]
+    return next((t for t in types if isinstance(t, type) and issubclass(t, BaseModel)), None)
 
 
 def _find_section(
@@ -102,9 +143,7 @@ def _find_section(
     """Return the section that contains the problem at ``loc``, and the names that lead to it."""
     names: list[str] = []
     for part in loc[:-1]:
-        field = section.model_fields.get(str(part))
-        types = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        found = next((t for t in types if isinstance(t, type) and issubclass(t, BaseModel)), None)
+        found = dict(_sections(section)).get(str(part))
         if found is None:
             break
         section = found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from halfguard.records.base import Record
+from halfguard.records.base import Migration, Record
 
 
 class Cause(StrEnum):
@@ -115,6 +116,8 @@ class HealthyStepsRow(Record):
     """Consecutive healthy steps, summarized in one row."""
 
     kind: ClassVar[str] = "window"
+    schema_version: ClassVar[int] = 2
+    migrations: ClassVar[Mapping[int, Migration]] = {1: dict}  # version 1 had no losses
 
     first_step: int = Field(ge=0)
     last_step: int = Field(ge=0)
@@ -123,6 +126,12 @@ class HealthyStepsRow(Record):
     grad_norm_min: float
     grad_norm_max: float
     scale: float = Field(description="loss scale at the last step")
+    losses: tuple[float, ...] = Field(
+        default=(), description="the curve of the loss: means of steps_per_loss steps each"
+    )
+    losses_low: tuple[float, ...] = Field(default=(), description="lowest; empty for single steps")
+    losses_high: tuple[float, ...] = Field(default=(), description="highest, of the same steps")
+    steps_per_loss: int = Field(default=1, ge=1)
 
 
 class HealthRow(Record):

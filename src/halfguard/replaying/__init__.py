@@ -2,6 +2,15 @@
 
 from halfguard.replaying.autopsy import replay
 from halfguard.replaying.kept_answer import ANSWER_FILE, read_kept_answer
+from halfguard.replaying.kept_operation import keep_operation
 from halfguard.replaying.replayed_step import ReplayedStep, Result, Variation
 
-__all__ = ["ANSWER_FILE", "ReplayedStep", "Result", "Variation", "read_kept_answer", "replay"]
+__all__ = [
+    "ANSWER_FILE",
+    "ReplayedStep",
+    "Result",
+    "Variation",
+    "keep_operation",
+    "read_kept_answer",
+    "replay",
+]

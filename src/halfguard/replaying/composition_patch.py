@@ -184,7 +184,8 @@ class _Composition:
         return f"{text}.float()" if simple or text.isidentifier() else f"({text}).float()"
 
     def _is_same_statement(self, x: ast.expr) -> bool:
-        return self.file.statement_at(x.lineno) is self.file.statement_at(self.line)
+        found = self.file.statement_at(self.line)
+        return found is not None and self.file.statement_at(x.lineno) is found
 
     def _square(self, value: ast.expr) -> ast.expr | None:
         """Return x of x * x, x ** 2, x.pow(2) or x.square()."""

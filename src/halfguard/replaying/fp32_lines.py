@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from halfguard.autocast_ops import RULES, AutocastRule
 from halfguard.precision.modes import HALF_DTYPES, full_precision
+from halfguard.replaying.own_lines import SIMPLE, inner_scopes, is_shadowed
 from halfguard.replaying.source_edits import SourceFile
 from halfguard.replaying.substitution import Place, run_backward, writes_first
 from halfguard.tracing.source import user_frame
@@ -35,7 +36,7 @@ def statements_at(places: list[Place]) -> list[Statement]:
     for path, line in places:
         file = files[path]
         statement = None if file is None else file.statement_at(line)
-        if file is not None and isinstance(statement, _SIMPLE):
+        if file is not None and isinstance(statement, SIMPLE):
             found.append((file, statement))
     return found
 
@@ -46,7 +47,7 @@ def statements_of_function(place: Place) -> list[Statement]:
     function = None if file is None else file.function_at(place[1])
     if file is None or function is None:
         return []
-    nodes = (node for node in ast.walk(function) if isinstance(node, _SIMPLE))
+    nodes = (node for node in ast.walk(function) if isinstance(node, SIMPLE))
     return [(file, node) for node in nodes if file.function_at(node.lineno) is function]
 
 
@@ -78,7 +79,6 @@ _LOWERED = frozenset(
     {"rmatmul"}.union(op for op, rule in RULES.items() if rule is AutocastRule.LOWER)
 )
 _DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
-_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
 
 
 class StatementsInFP32(TorchFunctionMode):
@@ -160,12 +160,15 @@ def patch_statements(mode: StatementsInFP32, statements: list[Statement]) -> str
     files = {file.path: file for file, _ in statements}
     for file, statement in statements:
         nodes = list(_outermost(statement, mode.half.get(statement, set())))
+        is_changed = bool(nodes) or statement in mode.needs_block
+        if is_changed and (not file.is_alone(statement) or is_shadowed(statement)):
+            return ""
         for node in nodes:
             files[file.path].append(node, ".float()")
         if statement in mode.needs_block:
             tensor = mode.tensor(statement)
-            if tensor is None:
-                return ""
+            if tensor is None or inner_scopes(statement):
+                return ""  # a block around a lambda is not one around its calls
             device = f"{file.source(tensor)}.device.type"
             files[file.path].indent(statement, f"with torch.autocast({device}, enabled=False):")
     patches = [file.patch() for file in files.values() if file.edits]

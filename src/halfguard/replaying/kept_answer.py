@@ -1,7 +1,8 @@
 """An incident of a script that names no ENTRY: the answer that was kept with it, and what its tensors show.
 
 ``halfguard why --incidents`` writes its answer beside the bad step: the tracked operation, the trials and the
-cure. Without the code of the script the step cannot be run again, but its batch and its weights can be read.
+cure. Without the code of the script the step cannot be run again, but the operation that made the bad number
+can, from its kept inputs, and the batch and the weights can be read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from halfguard.errors import RecordError
 from halfguard.incident import Incident
 from halfguard.records.script_answer import ScriptAnswer
+from halfguard.replaying.kept_operation import describe_contents, run_kept_operation
 from halfguard.tracing.origins import can_check, measure_range
 
 ANSWER_FILE = "answer.json"
@@ -27,11 +29,16 @@ def read_kept_answer(incident: Incident) -> ScriptAnswer | None:
         return None
     answer = ScriptAnswer.from_json(path.read_bytes().decode("utf-8", "replace"))
     notes = (
-        "This is the answer that was kept with the incident. Without an ENTRY the step was not run again.",
+        *describe_contents(incident.folder, sorted(incident.names)),
         *_describe(incident, "batch.", "the batch"),
-        *_describe(incident, "model.", "the weights before the step"),
+        *_describe(
+            incident,
+            "model.",
+            f"the weights {'before' if incident.record.exact else 'after'} the step",
+        ),
     )
-    return answer.model_copy(update={"notes": (*answer.notes, *notes)})
+    runs = run_kept_operation(incident.folder)
+    return answer.model_copy(update={"notes": (*answer.notes, *notes), "runs": runs})
 
 
 def _is_small_file(path: Path) -> bool:

@@ -39,7 +39,7 @@ def _diff(file: str, wanted: Mapping[int, set[str]]) -> str:
             if changed == after:
                 return ""
             after = changed
-        after = import_halfguard(after)
+        after = add_import(after, "halfguard")
     except (OSError, UnicodeDecodeError, SyntaxError):
         return ""
     return unified_diff(file, before, after)
@@ -56,16 +56,16 @@ def unified_diff(file: str, before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def import_halfguard(text: str) -> str:
-    """Return the source with ``import halfguard`` after its first imports, if it has none yet."""
+def add_import(text: str, name: str) -> str:
+    """Return the source with an import of a module after its first imports, if it has none yet."""
     imports = [
         node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
     ]
     plain = [alias for node in imports if isinstance(node, ast.Import) for alias in node.names]
-    if any(alias.name == "halfguard" and alias.asname is None for alias in plain):
+    if any(alias.name == name and alias.asname is None for alias in plain):
         return text
     lines = text.splitlines(keepends=True)
-    lines.insert(imports[-1].end_lineno or 0 if imports else 0, "import halfguard\n")
+    lines.insert(imports[-1].end_lineno or 0 if imports else 0, f"import {name}\n")
     return "".join(lines)
 
 

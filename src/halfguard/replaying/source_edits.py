@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from halfguard.replaying.rewrite import import_halfguard, unified_diff
+from halfguard.replaying.own_lines import inner_scopes, own_lines, text_lines
+from halfguard.replaying.rewrite import add_import, unified_diff
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -26,6 +27,7 @@ class SourceFile:
     tree: ast.Module
     edits: dict[tuple[int, int], bytes] = field(default_factory=dict)  # byte range to new text
     names: dict[ast.expr, str] = field(default_factory=dict)  # expressions that got a name
+    refused: bool = False  # an edit was asked for that is not certain
 
     @classmethod
     def read(cls, path: str) -> SourceFile | None:
@@ -53,18 +55,20 @@ class SourceFile:
         return max(around, key=lambda node: node.lineno, default=None)
 
     def statement_at(self, line: int) -> ast.stmt | None:
-        """Return the innermost statement around a line."""
-        around = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
-        ]
-        return max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
+        """Return the statement of a line; None if several share it, such as ``a = f(x); b = g(a)``."""
+        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.stmt))
+        found = [node for node in nodes if line in own_lines(node)]
+        return found[0] if len(found) == 1 else None
+
+    def is_alone(self, statement: ast.stmt) -> bool:
+        """Return whether no other statement shares a line with one."""
+        rows = {statement.lineno, statement.end_lineno or statement.lineno}
+        return all(self.statement_at(row) is statement for row in rows)
 
     def assigned(self, name: str, line: int) -> ast.expr | None:
         """Return the value of a name on a line, if there is one assignment before it in the function."""
         scope = self.function_at(line)
-        if scope is None:
+        if scope is None or (line in _stores(name, scope) and self.statement_at(line) is None):
             return None
         stores = [row for row in _stores(name, scope) if row < line]
         found = [
@@ -90,7 +94,8 @@ class SourceFile:
         if value in self.names:
             return self.names[value]
         statement = self.statement_at(value.lineno)
-        if statement is None:
+        if statement is None or not self.is_alone(statement) or _is_in_scope(value, statement):
+            self.refused = True
             return ""
         taken = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         name = next(
@@ -124,16 +129,19 @@ class SourceFile:
         self._add((end, end), text)
 
     def indent(self, statement: ast.stmt, head: str) -> None:
-        """Put a statement into a block."""
+        """Put a statement into a block; lines that begin inside a string stay as they are."""
+        self.refused |= not self.is_alone(statement)
         first = self._offset(statement.lineno, 0)
         margin = " " * statement.col_offset
         self._add((first, first), f"{margin}{head}\n    ")
-        for line in range(statement.lineno + 1, (statement.end_lineno or statement.lineno) + 1):
+        rows = range(statement.lineno + 1, (statement.end_lineno or statement.lineno) + 1)
+        for line in sorted(set(rows) - text_lines(statement)):
             start = self._offset(line, 0)
             self._add((start, start), "    ")
 
     def insert_after(self, statement: ast.stmt, line: str) -> None:
         """Write a line after the last one of a statement."""
+        self.refused |= not self.is_alone(statement)
         end = self._offset((statement.end_lineno or statement.lineno) + 1, 0)
         at_end = self.text.endswith("\n") or end < len(self.text.encode())
         self._add((end, end), f"{line}\n" if at_end else f"\n{line}")
@@ -141,7 +149,7 @@ class SourceFile:
     def patch(self) -> str:
         """Return all edits as a unified diff; empty if there is none, or if they do not fit together."""
         ranges = sorted(self.edits)
-        if not ranges or any(a[1] > b[0] for a, b in pairwise(ranges)):
+        if self.refused or not ranges or any(a[1] > b[0] for a, b in pairwise(ranges)):
             return ""
         after = self.text.encode()
         for start, end in reversed(ranges):
@@ -152,8 +160,13 @@ class SourceFile:
         except SyntaxError:
             return ""
         if any(b"halfguard." in new for new in self.edits.values()):
-            text = import_halfguard(text)
+            text = add_import(text, "halfguard")
+        if any(b"torch." in new for new in self.edits.values()) and not self._uses("torch"):
+            text = add_import(text, "torch")
         return unified_diff(self.path, self.text, text)
+
+    def _uses(self, name: str) -> bool:
+        return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(self.tree))
 
     def _add(self, at: tuple[int, int], new: str) -> None:
         self.edits[at] = self.edits.get(at, b"") + new.encode()
@@ -161,6 +174,10 @@ class SourceFile:
     def _offset(self, line: int, column: int) -> int:
         lines = self.text.encode().splitlines(keepends=True)
         return sum(map(len, lines[: line - 1])) + column
+
+
+def _is_in_scope(value: ast.expr, statement: ast.stmt) -> bool:
+    return any(value in ast.walk(scope) for scope in inner_scopes(statement))
 
 
 def _stores(name: str, scope: ast.AST) -> list[int]:

@@ -1,0 +1,89 @@
+"""Crashes by errors of torch: the line that they go back to, and a patch that was run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from halfguard.investigation.crashes import Crash, crash_place
+from halfguard.investigation.passes import Made
+from halfguard.investigation.patching import apply_patch
+from halfguard.report.script_answer import script_answer_page
+from tests.investigation.command import SCRIPTS, ask, why
+
+
+def crash(error: str, **made: tuple[str, int]) -> Crash:
+    return Crash(error, None, Made(**made))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("ValueError: Attempting to unscale FP16 gradients.", "needs FP32 weights"),
+        ("AssertionError: No inf checks were recorded for this optimizer.", "make the optimizer last"),
+        ("AssertionError: No inf checks were recorded prior to update.", "scaler.step()"),
+        ("RuntimeError: unscale_() has already been called on this optimizer since", "once per step"),
+        ("RuntimeError: mat1 and mat2 must have the same dtype, but got Float and Half", "autocast"),
+        ("RuntimeError: value cannot be converted to type c10::Half without overflow", "-65504"),
+        ("RuntimeError: Input type (float) and bias type (c10::Half) should be the same", "autocast"),
+    ],
+)  # fmt: skip
+def test_a_known_error_is_explained(error: str, told: str) -> None:
+    assert told in crash(error).advice
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float",
+        "RuntimeError: value cannot be converted to type uint8_t without overflow",
+    ],
+)
+def test_other_dtypes_are_not_blamed_on_half(error: str) -> None:
+    assert crash(error).advice == ""
+
+
+def test_an_error_of_the_script_itself_is_not_explained() -> None:
+    one = crash("KeyError: 'labels'", half_weights=("train.py", 3))
+    assert one.advice == ""
+    assert one.cures() == []
+
+
+def test_the_innermost_line_of_the_user_is_found() -> None:
+    log = """Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    main()
+  File "/home/me/train.py", line 5, in main
+    scaler.step(opt)
+  File "/usr/lib/python3/site-packages/torch/amp/grad_scaler.py", line 476, in step
+    raise AssertionError("...")
+"""
+    assert crash_place(log, [Path("/home/me")]) == ("/home/me/train.py", 5)
+    assert crash_place(log, [Path("/home/m")]) is None
+    inside = log.replace("/usr/lib/python3", "/home/me/.venv/lib")
+    assert crash_place(inside, [Path("/home/me")]) == ("/home/me/train.py", 5)
+    assert crash_place("no traceback", [Path("/home/me")]) is None
+
+
+@pytest.mark.slow
+def test_half_weights_with_a_scaler_get_a_patch_that_trains(tmp_path: Path) -> None:
+    answer = ask("half_weights_scaler.py", tmp_path)
+    assert answer.outcome == "crashed"
+    assert answer.cure is not None
+    assert "half_weights_scaler.py:5: model = model.half()" in answer.cure.sentence
+    assert "-model = model.half()" in answer.cure.patch
+    assert answer.trials[-1].good
+    assert "needs FP32 weights" in str(script_answer_page(answer))
+
+
+@pytest.mark.slow
+def test_a_patch_is_printed_and_saved_as_patch_takes_it(tmp_path: Path) -> None:
+    shutil.copy(SCRIPTS / "half_weights_scaler.py", tmp_path / "train.py")
+    done = why("--patch", "fix.patch", "train.py", cwd=tmp_path, COLUMNS="60")
+    saved = (tmp_path / "fix.patch").read_text("utf-8")
+    assert saved in done.stdout
+    assert max(map(len, saved.splitlines())) > 60  # wrapped, it would not fit the source
+    assert apply_patch(saved, tmp_path)
+    assert "model = model.half()" not in (tmp_path / "train.py").read_text("utf-8")

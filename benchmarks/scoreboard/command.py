@@ -12,13 +12,19 @@ from benchmarks.scoreboard.cases import ROOT, Case, all_cases, sample
 from benchmarks.scoreboard.controls import control_of
 from benchmarks.scoreboard.instruments import BY_NAME, INSTRUMENTS, Instrument
 from benchmarks.scoreboard.loops.table import fault_table
+from benchmarks.scoreboard.others import grist, traincheck
 from benchmarks.scoreboard.page import scoreboard_page
 from benchmarks.scoreboard.results import path_of
 from benchmarks.scoreboard.running import Job, missing, run_all
+from benchmarks.scoreboard.scoring import Results
+from benchmarks.scoreboard.summary import fault_summary, summary
 from benchmarks.scoreboard.tables import scoreboard
 from halfguard.report import to_html
 
+OTHERS = {"grist": grist.main, "traincheck": traincheck.main}
 PAGE = ROOT / "docs" / "explanation" / "casebook.md"
+README = ROOT / "README.md"
+Place = tuple[Path, str]  # a page, and the name of a section in it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,12 +35,18 @@ def main(arguments: list[str] | None = None) -> int:
         case "publish":
             cases = all_cases()
             published.write(published.collect(cases, options.out))
-            return write_page("scoreboard", scoreboard(cases, published.read()))
+            write_tables(made_tables(cases, published.read()))
+            return 0
         case "faults":
-            return write_page("faults", fault_table())
+            table = fault_table()
+            write_tables({(PAGE, "faults"): table, (README, "faults"): fault_summary(table)})
+            return 0
+        case "grist" | "traincheck":
+            return OTHERS[options.command](options.checkout)
         case "html":
+            page = scoreboard_page(all_cases(), published.read())
             options.path.write_text(
-                to_html(scoreboard_page(all_cases(), published.read())), "utf-8"
+                to_html(page, f"scripts/casebook html {options.path.name}"), "utf-8"
             )
             return 0
     return check()
@@ -54,6 +66,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     publish.add_argument("--out", type=Path, required=True, help="folder of results")
     html = commands.add_parser("html", help="write the scoreboard as an HTML page")
     html.add_argument("path", type=Path)
+    for name in OTHERS:
+        others = commands.add_parser(name, help="score another set of bugs, from a checkout")
+        others.add_argument("checkout", type=Path)
     commands.add_parser("faults", help="put faults into training loops, and write the table")
     commands.add_parser("check", help="fail if the page is not made from the results")
     return parser.parse_args(arguments)
@@ -90,25 +105,45 @@ def section(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<=<!-- {name}: begin -->\n).*?(?=<!-- {name}: end -->)", re.DOTALL)
 
 
-def write_page(name: str, text: str) -> int:
-    page = PAGE.read_text("utf-8")
-    PAGE.write_text(section(name).sub(lambda _: text + "\n", page), "utf-8")
-    return 0
+def made_tables(cases: list[Case], results: Results) -> dict[Place, str]:
+    """Return the tables that are made from the results, and README's from the table of faults."""
+    faults = section("faults").search(PAGE.read_text("utf-8"))
+    return {
+        (PAGE, "scoreboard"): scoreboard(cases, results),
+        (README, "casebook"): summary(cases, results),
+        (README, "faults"): fault_summary(faults[0] if faults else ""),
+    }
+
+
+def write_tables(tables: dict[Place, str]) -> None:
+    for (page, name), text in tables.items():
+        old = page.read_text("utf-8")
+        found = section(name).search(old)
+        if found is None:
+            raise SystemExit(f"{page.name} lacks the lines <!-- {name}: begin --> and end.")
+        page.write_text(f"{old[: found.start()]}{text}\n{old[found.end() :]}", "utf-8")
 
 
 def check() -> int:
-    """Compare the page with the results, and the results with the programs."""
+    """Compare the pages with the results, and the results with the programs."""
     cases, results = all_cases(), published.read()
     old = published.outdated(cases, results)
     if old:
         print(
             f"Changed since they were run: {', '.join(old)}. scripts/casebook run", file=sys.stderr
         )
-    found = section("scoreboard").search(PAGE.read_text("utf-8"))
-    same = found is not None and found[0] == scoreboard(cases, results) + "\n"
-    if not same:
+    differ = [
+        place for place, text in made_tables(cases, results).items() if not shows(place, text)
+    ]
+    for page, name in differ:
         print(
-            f"{PAGE.name} has other figures than {published.FILE.name}: scripts/casebook publish",
+            f"{page.name} has other figures than {published.FILE.name} ({name}): scripts/casebook publish",
             file=sys.stderr,
         )
-    return int(bool(old) or not same)
+    return int(bool(old or differ))
+
+
+def shows(place: Place, text: str) -> bool:
+    page, name = place
+    found = section(name).search(page.read_text("utf-8"))
+    return found is not None and found[0] == text + "\n"

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from benchmarks.scoreboard.cases import ROOT
 from benchmarks.scoreboard.results import Alarm, Ran
-from halfguard.records.script_answer import ScriptAnswer
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -27,11 +26,13 @@ ENVIRONMENT = {
 Alarms = dict[Path, list[Alarm]]
 
 
-def run_command(command: list[str], folder: Path, codes: set[int], limit: float) -> Ran | str:
+def run_command(
+    command: list[str], folder: Path, codes: set[int], limit: float, **variables: str
+) -> Ran | str:
     """Run a command in a folder; return what it prints, or how it failed. ``codes`` are good exit codes."""
     began = time.monotonic()
     process = subprocess.Popen(
-        command, cwd=folder, env=os.environ | ENVIRONMENT, text=True,
+        command, cwd=folder, env=os.environ | ENVIRONMENT | variables, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
@@ -86,40 +87,3 @@ def _torchfix_findings(out: str) -> Alarms:
     for path, line, code, text in re.findall(r"(?m)^(.*?\.py):(\d+):\d+: (TOR\d+) (.*)$", out):
         found.setdefault(Path(path), []).append(Alarm(code, text, int(line)))
     return found
-
-
-def why(program: Path, limit: float) -> Ran:
-    """Ask ``halfguard why`` in a folder of the program's own."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        shutil.copy(program, folder)
-        command = [sys.executable, "-m", "halfguard", "why", "--json", program.name]
-        out = run_command(command, Path(folder), {0, 1}, limit)
-    if isinstance(out, Ran):
-        return out
-    seconds = round(time.monotonic() - began, 1)
-    return Ran(alarms=tuple(_answer(out, program.name)), seconds=seconds)
-
-
-def _answer(out: str, name: str) -> list[Alarm]:
-    answer = ScriptAnswer.from_json(out)
-    alarms = []
-    if answer.outcome == "bad number":
-        found = answer.culprit
-        op = "a number" if found is None else found.op
-        line = found.line if found is not None and Path(found.file).name == name else None
-        module = None if found is None else found.module
-        alarms.append(Alarm(f"bad {op}", answer.event, line, module))
-    if answer.outcome == "crashed":
-        found_at = re.findall(rf'{re.escape(name)}", line (\d+)', answer.log)
-        alarms.append(Alarm("crash", answer.error, int(found_at[-1]) if found_at else None))
-    said = answer.advice if answer.cure is None else answer.cure.sentence
-    named = re.findall(rf"{re.escape(name)}:(\d+)", said)
-    alarms += [Alarm("cure", said[:200], int(line)) for line in named]
-    alarms += [
-        Alarm(f"swallowed {one.fault} of {one.op}", one.use, one.line, one.module)
-        for one in answer.swallowed
-        if one.use != "none"
-    ]
-    alarms += [Alarm(one.code, one.message, one.line) for one in answer.findings]
-    return alarms

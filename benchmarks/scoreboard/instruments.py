@@ -12,15 +12,14 @@ from benchmarks.scoreboard.cases import Case
 from benchmarks.scoreboard.results import Ran
 
 OnSource = Callable[[list[Path]], list[Ran]]
-Command = Callable[[Path, float], Ran]
 
 
 @dataclass(frozen=True)
 class Instrument:
     """One row of the scoreboard.
 
-    ``on_source`` reads programs, ``command`` runs one. An instrument with neither lives in the program's
-    process.
+    ``on_source`` reads programs. An instrument without it lives in the program's process; ``why`` runs the
+    program in processes of its own.
     """
 
     name: str
@@ -28,11 +27,10 @@ class Instrument:
     moment: str
     ours: bool
     on_source: OnSource | None = None
-    command: Command | None = None
 
     @property
     def inside(self) -> bool:
-        return self.on_source is None and self.command is None
+        return self.on_source is None
 
     def unavailable(self) -> str:
         missing = self.name == "torchfix" and shutil.which("torchfix") is None
@@ -45,7 +43,7 @@ class Instrument:
     def reason_against(self, case: Case) -> str:
         """Return why the instrument says nothing about a case by its nature; empty if it applies."""
         if self.inside and self.name != "bare" and case.ranks:
-            return "the program starts its ranks itself, and the instrument is in the first process only"
+            return "the program starts its ranks itself, and the instrument sees the first process only"
         if self.name == "anomaly" and "lightning" in case.packages:
             return "Lightning's Trainer switches it off; its own option is the row below"
         text = case.programs[0].read_text("utf-8")
@@ -60,7 +58,7 @@ INSTRUMENTS = [
     Instrument("lint", "halfguard lint", "source", ours=True, on_source=commands.lint),
     Instrument("doctor", "hg.doctor at the first step", "start-up", ours=True),
     Instrument("guard", "hg.GuardScaler for GradScaler", "run", ours=True),
-    Instrument("why", "halfguard why", "run", ours=True, command=commands.why),
+    Instrument("why", "halfguard why", "run", ours=True),
     Instrument("bare", "the program itself", "run", ours=False),
     Instrument("torchfix", "TorchFix", "source", ours=False, on_source=commands.torchfix),
     Instrument("anomaly", "torch.autograd.detect_anomaly", "run", ours=False),

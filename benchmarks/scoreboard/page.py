@@ -9,13 +9,10 @@ from benchmarks.scoreboard.tables import GROUPS, HEADS, cells
 from halfguard.report.blocks import Block, Figure, Heading, Listing, Page, Table, Text
 
 BARS = (
-    "Share of failing programs that each instrument detects, with its 95% interval (the line). Blue: "
-    "halfguard; grey: others. An alarm that the cured program raises as well does not count."
+    "Detection: share of failing programs that each instrument detects, with its 95% interval. An alarm that "
+    "the cured program raises as well does not count."
 )
-CELLS = (
-    "One cell per case. Blue: the culprit's line is named; yellow: detected; grey: silent; red: a false "
-    "alarm on a healthy program; empty: not applicable, or not run yet."
-)
+CELLS = "Cases: one cell for each. A false alarm is on a healthy program. Empty: not applicable, or not run."
 
 
 def scoreboard_page(cases: list[Case], results: Results) -> Page:
@@ -38,4 +35,5 @@ def scoreboard_page(cases: list[Case], results: Results) -> Page:
         Heading("Development cases that no instrument of halfguard detects"),
         Listing([f"{name}: {titles[name]}" for name in missed]) if missed else Text(["None."]),
     ]
-    return Page("The casebook: who finds what", blocks)
+    title = f"Casebook: who finds {failing} failures, and who stays silent on {len(cases) - failing} healthy"
+    return Page(f"{title} programs", blocks)

@@ -1,4 +1,4 @@
-"""Scores: detected, at which moment, the culprit's line, silent on the cure, false alarms.
+"""Scores: detected, when, the culprit's line, a patch that works, silent on the cure, false alarms.
 
 An alarm counts as a detection only if the cured program does not raise it as well: the same code at a line
 with the same text. Until the cured program was run, the case is not counted.
@@ -6,10 +6,10 @@ with the same text. Until the cured program was run, the case is not counted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from benchmarks.rate import Rate
 from benchmarks.scoreboard.cases import MOMENTS, Case
 from benchmarks.scoreboard.instruments import INSTRUMENTS, Instrument
 from benchmarks.scoreboard.results import Alarm, Ran, Result
@@ -28,6 +28,9 @@ class Judged:
     culprit: bool = False
     silent_on_cure: bool = True
     false_alarm: bool = False
+    cured: bool | None = (
+        None  # the patch makes the program train; None of an instrument without patches
+    )
 
     @property
     def in_time(self) -> bool:
@@ -55,6 +58,7 @@ def judge(case: Case, instrument: Instrument, result: Result | None) -> Judged |
         moment=instrument.moment if fresh else None,
         culprit=any(names_culprit(case, alarm) for alarm in fresh),
         silent_on_cure=not result.programs["cured"].alarms,
+        cured=result.programs["broken"].facts.get("cure works"),
     )
 
 
@@ -82,6 +86,7 @@ def together(judged: Iterable[Judged | None]) -> Judged | None:
     if not some:
         return None
     moments = [one.moment for one in some if one.moment is not None]
+    patched = [one.cured for one in some if one.cured is not None]
     return Judged(
         some[0].case,
         detected=any(one.detected for one in some),
@@ -89,31 +94,8 @@ def together(judged: Iterable[Judged | None]) -> Judged | None:
         culprit=any(one.culprit for one in some),
         silent_on_cure=all(one.silent_on_cure for one in some),
         false_alarm=any(one.false_alarm for one in some),
+        cured=any(patched) if patched else None,
     )
-
-
-@dataclass(frozen=True)
-class Rate:
-    """A count of a total, with its 95% interval by Wilson."""
-
-    hits: int
-    total: int
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        if not self.total:
-            return 0.0, 1.0
-        z, rate = 1.959964, self.hits / self.total
-        middle = rate + z * z / (2 * self.total)
-        spread = z * math.sqrt(rate * (1 - rate) / self.total + z * z / (4 * self.total**2))
-        whole = 1 + z * z / self.total
-        return max(0.0, (middle - spread) / whole), min(1.0, (middle + spread) / whole)
-
-    def __str__(self) -> str:
-        if not self.total:
-            return "-"
-        low, high = self.interval
-        return f"{self.hits} of {self.total} ({100 * low:.0f}-{high:.0%})"
 
 
 @dataclass(frozen=True)
@@ -125,6 +107,7 @@ class Row:
     detected: Rate
     in_time: Rate
     culprit: Rate
+    cured: Rate
     silent_on_cure: Rate
     false_alarms: Rate
 
@@ -175,6 +158,7 @@ def count(title: str, ours: bool, judged: list[Judged]) -> Row:
         detected=rate(lambda one: one.detected, failing),
         in_time=rate(lambda one: one.in_time, failing),
         culprit=rate(lambda one: one.culprit, failing),
+        cured=rate(lambda one: bool(one.cured), [one for one in failing if one.cured is not None]),
         silent_on_cure=rate(lambda one: one.silent_on_cure, failing),
         false_alarms=rate(lambda one: one.false_alarm, healthy),
     )

@@ -33,7 +33,8 @@ def main() -> None:
     import torch  # noqa: F401, PLC0415
 
     import benchmarks.scoreboard.inside.ours  # noqa: PLC0415
-    import benchmarks.scoreboard.inside.peers  # noqa: F401, PLC0415
+    import benchmarks.scoreboard.inside.peers  # noqa: PLC0415
+    import benchmarks.scoreboard.inside.why  # noqa: F401, PLC0415
 
     for line in sys.stdin:
         job = json.loads(line)
@@ -94,11 +95,11 @@ def run_child(job: dict[str, Any], place: Path, answer: Path) -> None:
 
 
 def observe(job: dict[str, Any], log: Path) -> dict[str, Any]:
-    from benchmarks.scoreboard.inside import ours, peers  # noqa: PLC0415
+    from benchmarks.scoreboard.inside import ours, peers, why  # noqa: PLC0415
     from benchmarks.scoreboard.inside.running import Program  # noqa: PLC0415
 
     program = Program(Path(job["program"]), log)
-    alarms = {**vars(peers), **vars(ours)}[job["instrument"]](program)
+    alarms = {**vars(peers), **vars(ours), "why": why.why}[job["instrument"]](program)
     return {
         "alarms": [asdict(alarm) for alarm in alarms],
         "ended": "finished" if program.error is None else "error",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.rate import Rate
 from benchmarks.scoreboard.cases import Case
 from benchmarks.scoreboard.controls import control_of, passed
 from benchmarks.scoreboard.instruments import INSTRUMENTS
-from benchmarks.scoreboard.scoring import Rate, Results, Row, false_alarms, misses, rows
+from benchmarks.scoreboard.scoring import Results, Row, false_alarms, misses, rows
 
 HEADS = (
     "instrument",
     "detected",
     "in time",
     "culprit's line",
+    "its patch works",
     "silent on the cure",
     "false alarms",
 )
@@ -25,7 +27,14 @@ def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def cells(row: Row) -> list[str]:
-    rates = (row.detected, row.in_time, row.culprit, row.silent_on_cure, row.false_alarms)
+    rates = (
+        row.detected,
+        row.in_time,
+        row.culprit,
+        row.cured,
+        row.silent_on_cure,
+        row.false_alarms,
+    )
     return [row.title, *map(str, rates)]
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from benchmarks.scoreboard import published
+from benchmarks.rate import Rate
+from benchmarks.scoreboard import command, published
 from benchmarks.scoreboard.cases import ROOT, all_cases, sample
 from benchmarks.scoreboard.command import check
 from benchmarks.scoreboard.controls import control_of, passed
@@ -18,8 +18,10 @@ from benchmarks.scoreboard.instruments import BY_NAME, INSTRUMENTS
 from benchmarks.scoreboard.page import scoreboard_page
 from benchmarks.scoreboard.results import Alarm, Ran, Result, load
 from benchmarks.scoreboard.running import missing, run_all
-from benchmarks.scoreboard.scoring import Rate, judge, rows
+from benchmarks.scoreboard.scoring import judge, rows
+from benchmarks.scoreboard.summary import fault_summary, summary
 from benchmarks.scoreboard.tables import scoreboard
+
 from halfguard.report import to_html
 
 CASE = next(case for case in all_cases() if case.name == "003_mask_constant")
@@ -90,6 +92,31 @@ def test_the_page_has_the_figures_of_the_published_results() -> None:
     assert check() == 0
 
 
+def test_a_table_with_other_figures_is_told_and_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = tmp_path / "README.md"
+    text = command.README.read_text("utf-8")
+    readme.write_text(text.replace(" of 11 |", " of 12 |", 1))
+    monkeypatch.setattr(command, "README", readme)
+    assert check() == 1
+    assert "README.md has other figures than results.json (faults)" in capsys.readouterr().err
+    command.write_tables(command.made_tables(all_cases(), published.read()))
+    assert readme.read_text("utf-8") == text
+
+
+def test_the_summary_counts_loops_and_names_who_has_not_run() -> None:
+    table = "| fault | one | two |\n| --- | --- | --- |\n| nan | - | L B |\n| inf | - | S2 |\n\n**L** lost."
+    assert fault_summary(table).splitlines()[2:] == ["| one | 0 of 2 |", "| two | 2 of 2 |"]
+    hidden = next(case for case in all_cases() if case.held_out and not case.healthy)
+    programs = {"broken": Ran((Alarm("A", "", hidden.culprit_line),)), "cured": Ran(())}
+    said = Result(hidden.name, "lint", hidden.digest, programs)
+    told = summary([hidden, HEALTHY], {(hidden.name, "lint"): said})
+    assert told.startswith("1 programs that fail")
+    assert "| halfguard lint | 1 of 1 |" in told
+    assert told.rpartition("\n\n")[2].startswith("Not run on held-out programs yet: hg.doctor")
+
+
 def test_changed_programs_are_told() -> None:
     old = replace(result([], []), digest="other")
     assert published.outdated([CASE], {(CASE.name, "lint"): old}) == [CASE.name]
@@ -127,8 +154,8 @@ def test_a_run_is_resumed_where_it_ended(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_runs_a_sample_with_controls(tmp_path: Path) -> None:
     chosen = "lint,bare,anomaly,guard,doctor,debug_underflow_overflow"
-    command = [sys.executable, "scripts/casebook", "run", "--out", str(tmp_path), "--sample", "2"]
-    subprocess.run([*command, "--instruments", chosen], cwd=ROOT, check=True, timeout=500)
+    started = [sys.executable, "scripts/casebook", "run", "--out", str(tmp_path), "--sample", "2"]
+    subprocess.run([*started, "--instruments", chosen], cwd=ROOT, check=True, timeout=500)
     for name in chosen.split(","):
         one = BY_NAME[name]
         assert passed(load(tmp_path, control_of(one).name, name)), name

@@ -10,11 +10,13 @@ import sys
 import tarfile
 import time
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
+import halfguard
 from tests.support.docs import ROOT, snippets
 
 pytestmark = pytest.mark.slow
@@ -111,20 +113,72 @@ def test_a_torch_name_says_which_pip_command_to_run(fresh: Path) -> None:
     assert "Run: pip install 'halfguard[torch]'" in result.stderr
 
 
-def test_the_source_archive_has_every_file(fresh: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source archive and the wheel, as the release workflow makes them."""
+    pytest.importorskip("build")
+    out = tmp_path_factory.mktemp("dist")
+    done = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_the_source_archive_has_every_file(built: Path) -> None:
     listed = run("git", "-C", ROOT, "ls-files")
     if listed.returncode != 0:
         pytest.skip("this is no clone, so nobody knows which files there are")
-    install(fresh, "hatchling")
-    built = run(
-        fresh / "python", "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT
-    )
-    assert built.returncode == 0, built.stderr
-    (archive,) = tmp_path.glob("*.tar.gz")
+    (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
     missing = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()} - names
     assert not missing
+
+
+def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    package = ROOT / "src" / "halfguard"
+    files = {p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert names == {f"halfguard/{p.relative_to(package).as_posix()}" for p in files}
+    assert "halfguard/py.typed" in names
+
+
+def test_the_index_would_accept_both_and_show_the_readme(built: Path) -> None:
+    pytest.importorskip("twine")
+    done = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(built.iterdir()))
+    assert (done.returncode, done.stdout.count("PASSED")) == (0, 2), done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def from_wheel(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a new environment with the wheel; its dependencies are those of this one."""
+    home = tmp_path_factory.mktemp("wheel")
+    venv.create(home, with_pip=False, symlinks=True)
+    (wheel,) = built.glob("*.whl")
+    python = str(home / "bin/python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps"]
+    done = run(*pip, "--quiet", "--disable-pip-version-check", wheel)
+    assert done.returncode == 0, done.stderr
+    (packages,) = home.glob("lib/python*/site-packages")
+    # Paths only: the files that make this checkout importable are not read from there.
+    here = [path for path in sys.path if Path(path).name == "site-packages"]
+    (packages / "dependencies.pth").write_text("\n".join(here) + "\n")
+    return home / "bin"
+
+
+def test_the_wheel_runs_what_the_readme_shows(from_wheel: Path, tmp_path: Path) -> None:
+    where = run(
+        from_wheel / "python", "-c", "import halfguard; print(halfguard.__file__)", cwd=tmp_path
+    )
+    assert Path(where.stdout.strip()).is_relative_to(from_wheel.parent), where.stdout + where.stderr
+    version = run(from_wheel / "halfguard", "--version", cwd=tmp_path)
+    assert version.stdout == f"halfguard {halfguard.__version__}\n"
+    linted = run(from_wheel / "halfguard", "lint", ROOT / "examples/nan_loss.py", cwd=tmp_path)
+    assert (linted.returncode, linted.stderr) == (1, "")
+    assert "HG104" in linted.stdout
+    table = run(from_wheel / "python", ROOT / "examples/quickstart.py", cwd=tmp_path)
+    (shown,) = (s.output for s in snippets(ROOT / "README.md") if "quickstart.py" in s.source)
+    assert table.stdout.split() == shown.split(), table.stderr
 
 
 JOB = """

@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, has a page for every public name, and no broken link."""
+"""The site builds without a warning, has a page for every public name, no broken link, and is accessible."""
 
 from __future__ import annotations
 
@@ -18,18 +18,34 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Page(HTMLParser):
-    """The links and the anchors of one page."""
+    """The links and the anchors of one page, and what a screen reader or a keyboard cannot use."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.links: set[str] = set()
         self.anchors: set[str] = set()
+        self.unusable: list[str] = []
+        self._outer = ""
         self.feed(file.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         self.anchors.add(given.get("id") or "")
         self.links.add(given.get("href" if tag in {"a", "link"} else "src") or "")
+        if self._lacks(tag, given):
+            self.unusable.append(self.get_starttag_text() or tag)
+        self._outer = given.get("class") or ""
+
+    def _lacks(self, tag: str, given: dict[str, str | None]) -> bool:
+        classes = (given.get("class") or "").split()
+        scrolls = "table-wrapper" in classes or (tag == "pre" and self._outer == "highlight")
+        return (
+            (given.get("role") == "heading" and "aria-level" not in given)
+            or (tag == "aside" and "aria-label" not in given)
+            or (tag == "img" and not given.get("alt"))
+            or (tag == "html" and "lang" not in given)
+            or (scrolls and given.get("tabindex") != "0")
+        )
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +89,12 @@ def test_no_link_within_the_site_is_broken(site: Path) -> None:
             if not found:
                 broken.append(f"{file.relative_to(site)}: {link}")
     assert broken == []
+
+
+def test_every_page_can_be_used_with_a_screen_reader_and_a_keyboard(site: Path) -> None:
+    unusable = {
+        str(file.relative_to(site)): found
+        for file in site.rglob("*.html")
+        if (found := Page(file).unusable)
+    }
+    assert unusable == {}

@@ -87,6 +87,16 @@ def a_meta_tensor_has_a_storage_and_a_sparse_one_has_none() -> None:
     assert not torch._C._has_storage(torch.eye(2).to_sparse())
 
 
+@used_by("diagnosis", "_backward_hooks")
+def a_tensor_lists_its_hooks() -> None:
+    x = torch.zeros(2, requires_grad=True)
+    assert not x._backward_hooks
+    hook = x.register_hook(lambda gradient: gradient)
+    assert len(x._backward_hooks or {}) == 1
+    hook.remove()
+    assert not x._backward_hooks
+
+
 @used_by("precision", "_is_view")
 def a_view_is_known() -> None:
     x = torch.zeros(2)
@@ -292,7 +302,7 @@ def parameters_and_buffers_are_listed_and_non_persistent_ones_are_known() -> Non
 
 
 @used_by("dist", "_orig_mod")
-@used_by("diagnosis guard validation", "torch._dynamo")
+@used_by("diagnosis guard investigation validation", "torch._dynamo")
 @used_by("dist", "torch._dynamo.eval_frame")
 def a_compiled_module_holds_the_original() -> None:
     model = nn.Linear(1, 1)
@@ -328,8 +338,11 @@ def wrappers_keep_the_module_under_these_names() -> None:
 # -- the dispatcher and autograd
 
 
-@used_by("precision tracing", "_schema")
+@used_by("investigation precision replaying tracing", "_schema")
+@used_by("replaying", "_overloadname", "torch._ops.OpOverload")
 def an_operation_has_a_schema() -> None:
+    assert isinstance(torch.ops.aten.add_.Tensor, torch._ops.OpOverload)
+    assert torch.ops.aten.add_.Tensor._overloadname == "Tensor"
     arguments = torch.ops.aten.add_.Tensor._schema.arguments
     assert [a.name for a in arguments] == ["self", "other", "alpha"]
     assert [a.is_write for a in arguments] == [True, False, False]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from halfguard.validation.validate import validate
     from halfguard.workload import Workload
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # name -> (module, attribute or None for the module itself, the extra it needs or None)
 _NAMES: dict[str, tuple[str, str | None, str | None]] = {

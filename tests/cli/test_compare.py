@@ -23,7 +23,7 @@ def test_it_prints_verdict_and_pairs(tmp_path: Path, halfguard: Program) -> None
     write_fp32_and_fp16(tmp_path / "runs", 0.0)
     result = halfguard("compare", "runs/fp32", "runs/fp16", "--metric", "val_loss")
     assert result.exit_code == 0, result.err
-    assert result.out.startswith("val_loss of fp16 against fp32: PASS\n")
+    assert result.out.startswith("val_loss of fp16 against fp32: fp16 PASSES\n")
     lines = [line.split() for line in result.out.splitlines()]
     assert ["seed", "fp32", "fp16"] in lines
     assert ["1", "1.1", "1.09945"] in lines

@@ -69,6 +69,12 @@ def test_a_bad_expression_is_a_usage_error(bad: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_rule_of_lint_is_explained_by_another_command() -> None:
+    done = explain("hg108")
+    assert done.returncode == 2
+    assert "halfguard rule HG108" in done.stderr
+
+
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help(flag: str) -> None:
     done = explain(flag)

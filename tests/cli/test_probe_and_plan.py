@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.cli import main
+from halfguard.cli.plan import _trials
 from halfguard.records.plan import PrecisionPlan
 from halfguard.records.ranges import ProbeReport
 
@@ -129,3 +130,7 @@ def test_without_torch_the_extra_is_named() -> None:
     )
     assert done.returncode == 2
     assert "pip install 'halfguard[torch]'" in done.stderr
+
+
+def test_one_trial_is_singular() -> None:
+    assert [_trials(count) for count in (0, 1, 2)] == ["0 trials", "1 trial", "2 trials"]

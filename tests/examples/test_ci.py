@@ -55,7 +55,7 @@ def test_a_loss_fails_the_job_and_its_report_is_kept(tmp_path: Path) -> None:
         for line in lines
     ]
     assert [result.returncode for result in done] == [1, 0], done[0].stdout + done[0].stderr
-    assert summary.read_text().startswith("# ocr: FAIL")
+    assert summary.read_text().startswith("# ocr: fp16-mixed FAILS on h\\_mean")
     (upload,) = [step for step in steps() if "upload-artifact" in step.get("uses", "")]
     missing = [path for path in upload["with"]["path"].split() if not (tmp_path / path).is_file()]
     assert not missing

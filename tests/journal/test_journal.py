@@ -46,8 +46,44 @@ def test_a_row_summarizes_its_healthy_steps(tmp_path: Path) -> None:
             grad_norm_min=0.25,
             grad_norm_max=2.0,
             scale=8.0,
+            losses=(1.0, 4.0, 1.0),
         )
     ]
+
+
+def test_late_groups_keep_the_spread_of_their_losses_in_buckets(tmp_path: Path) -> None:
+    with Journal(tmp_path, steps_per_row=120) as journal:
+        for step in range(1990, 2230):
+            journal.add_healthy_step(step, loss=float(step), grad_norm=1.0, scale=1.0)
+        assert all(row.losses == () for row in journal.recent_rows(9))  # type: ignore[union-attr]
+    early, late = read_rows(tmp_path / STEPS_FILE)
+    assert isinstance(early, HealthyStepsRow)
+    assert isinstance(late, HealthyStepsRow)
+    assert (early.first_step, early.losses, early.steps_per_loss) == (
+        1990,
+        tuple(float(step) for step in range(1990, 2110)),
+        1,
+    )
+    assert (late.first_step, late.steps_per_loss, len(late.losses)) == (2110, 50, 3)
+    assert (late.losses_low[0], late.losses[0], late.losses_high[0]) == (2110.0, 2134.5, 2159.0)
+    assert (late.losses_low[2], late.losses[2], late.losses_high[2]) == (2210.0, 2219.5, 2229.0)
+
+
+def test_a_row_of_version_1_is_read() -> None:
+    old = (
+        '{"kind": "window", "schema_version": 1, "first_step": 0, "last_step": 9, "loss_mean": 1.0, '
+        '"loss_max": 2.0, "grad_norm_min": 0.5, "grad_norm_max": 1.0, "scale": 8.0}'
+    )
+    assert HealthyStepsRow.from_json(old).losses == ()
+
+
+def test_losses_that_are_not_known_have_no_curve(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        for step in range(3):
+            journal.add_healthy_step(step, loss=float("nan"), grad_norm=1.0, scale=1.0)
+    (row,) = read_rows(tmp_path / STEPS_FILE)
+    assert isinstance(row, HealthyStepsRow)
+    assert row.losses == ()
 
 
 def test_what_closes_a_group(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from halfguard.report.axes import fit_axis, number_label, suits_log_axis
-from halfguard.report.curves import Line, Mark, draw_curves, gather_columns
+from halfguard.report.columns import gather_columns
+from halfguard.report.curves import Line, draw_curves
+from halfguard.report.marks import Change, Mark
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 finite = st.floats(-1e300, 1e300)
@@ -84,7 +86,8 @@ def test_a_line_goes_where_its_numbers_are_and_breaks_where_there_are_none() -> 
     values = [1.0, 2.0, math.nan, 4.0, 3.0]
     svg = draw_curves([Line("loss", gather_columns([(range(5), values)]), 1)], label="loss")
     paths = re.findall(r'<path class="curve c1" d="M([^"]*)"', svg)
-    assert len(paths) == 2
+    assert len(paths) == 1 + 2  # the legend has one too
+    paths = paths[1:]
     heights = [float(part.split()[1]) for path in paths for part in path.split("L")]
     assert heights[0] > heights[1] > heights[3] > heights[2]  # y grows downwards in SVG
     assert "step 2: not finite" in svg
@@ -94,4 +97,36 @@ def test_the_spread_of_seeds_is_a_band() -> None:
     svg = draw_curves(
         [Line("a", gather_columns([(range(4), [1.0] * 4), (range(4), [2.0] * 4)]), 0)], label="loss"
     )
-    assert svg.count('class="band c0"') == 1
+    assert svg.count('class="band c0"') == 1 + 1  # with the legend
+    assert "lowest to highest</text>" in svg
+
+
+def test_lines_that_cover_each_other_differ_in_more_than_colour() -> None:
+    columns = gather_columns([(range(50), [1.0] * 50)])
+    svg = draw_curves([Line("a", columns, 0), Line("b", columns, 1)], label="loss")
+    shapes = {
+        style: set(re.findall(rf'class="dot {style}" transform="[^"]*" d="([^"]*)"', svg))
+        for style in ("c0", "c1")
+    }
+    assert all(len(found) == 1 for found in shapes.values())
+    assert shapes["c0"] != shapes["c1"]
+    places = [
+        re.findall(rf'class="dot {style}" transform="translate\(([\d.]+) ', svg) for style in shapes
+    ]
+    assert not {*places[0][1:]} & {*places[1][1:]}  # after the legend's own
+    paths = re.findall(r'<path class="curve (c\d)" d="M[\d.]+ [\d.]+L', svg)
+    assert paths == ["c0", "c1"]  # the baseline lies below
+
+
+def test_a_drawing_has_a_name_a_description_and_a_legend_for_everything_in_it() -> None:
+    line = Line("loss", gather_columns([(range(9), [3.0, *[1.0] * 7, math.nan])]), 1)
+    marks = [Mark(2, "a"), Mark(3, "b", "repeated in FP32"), Mark(4, "c", "rolled back or stopped")]
+    changes = [Change(5, "1", "x"), Change(6, "2", "y", undone=True)]
+    svg = draw_curves([line], label="loss", marks=marks, changes=changes)
+    assert 'role="img"><title>loss over steps</title><desc>loss. loss: from 3 to 1' in svg
+    for label in ("loss", "not finite", "skipped", "repeated in FP32", "rolled back or stopped",
+                  "healed: an island was made", "an island was taken back", "step"):  # fmt: skip
+        assert f">{label}</text>" in svg, label
+    bare = draw_curves([Line("loss", gather_columns([(range(9), [1.0] * 9)]), 1)], label="loss")
+    assert "skipped" not in bare
+    assert "not finite" not in bare

@@ -56,7 +56,7 @@ def test_the_html_is_safe_and_has_a_legend() -> None:
     page = to_html(probe_page(report(layer("wide", EVERY_COLOUR), steps=len(EVERY_COLOUR))))
     assert "Content-Security-Policy" in page
     assert "prefers-color-scheme:dark" in page
-    for label in ("overflow", "&lt; 6", "≥ 12 bits", "no values"):
+    for label in ("overflow", "below 6", "12 or more", "no values", "headroom in bits"):
         assert f">{label}</text>" in page, label
     evil = to_html(probe_page(report(layer(EVIL, EVERY_COLOUR), steps=len(EVERY_COLOUR))))
     assert [t for t in Tags(evil).names if t != "title"] == [

@@ -26,7 +26,8 @@ from halfguard.records import (
     Summary,
 )
 from halfguard.report import RunReport, run_page, to_html, to_markdown
-from halfguard.report.curves import COLUMNS, gather_columns
+from halfguard.report.columns import COLUMNS, gather_columns
+from halfguard.report.run_curves import EVERY_STEP, loss_columns
 from halfguard.report.timeline import build_timeline
 from tests.report.test_page import EVIL, Tags
 
@@ -73,7 +74,8 @@ def make_report(
 def test_a_page_says_what_happened(write: object) -> None:
     page = write(run_page(make_report()))  # type: ignore[operator]
     text = re.sub(r"<[^>]*>|[`*\\]", "", page.partition("</style>")[2] or page)
-    for part in ("Run runs/a", "299 of 300 steps were applied (99.67%)", "1 skipped, 1 repeated in FP32",
+    for part in ("Run runs/a applied 299 of 300 steps", "299 of 300 steps were applied (99.67%)",
+                 "1 skipped, 1 repeated in FP32",
                  "lowered 1 times", "not closed", "1 times forward overflow, skip", "up.weight",
                  "halfguard replay runs/a/incidents/000100-r0", "fp16-mixed"):  # fmt: skip
         assert part in text, part
@@ -82,11 +84,53 @@ def test_a_page_says_what_happened(write: object) -> None:
 def test_three_curves_with_marks_and_a_link_to_the_incident() -> None:
     page = to_html(run_page(make_report(), "../runs/a"))
     figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert [re.search(r'aria-label="([^"]*)"', figure)[1] for figure in figures] == [  # type: ignore[index]
+    assert [re.search(r"<title>(.*?) over steps<", figure)[1] for figure in figures] == [  # type: ignore[index]
         "loss", "gradient norm", "loss scale"
     ]  # fmt: skip
+    assert all(">skipped</text>" in f and ">repeated in FP32</text>" in f for f in figures)
     assert all("step 100: skip, forward overflow" in figure for figure in figures)
     assert 'href="./../runs/a/incidents/000100-r0"' in page
+
+
+def curve(first: int, losses: list[float], size: int = 1) -> HealthyStepsRow:
+    spread = (
+        {} if size == 1 else {"losses_low": [0.1] * len(losses), "losses_high": [9.0] * len(losses)}
+    )
+    last = first + size * len(losses) - 1
+    made = window(first, last).model_dump() | {"losses": losses, "steps_per_loss": size, **spread}
+    return HealthyStepsRow.model_validate(made)
+
+
+def test_a_short_run_is_drawn_step_by_step() -> None:
+    losses = [3.0 - step / 1000 for step in range(1999)]
+    report = make_report(
+        [curve(0, losses[:1000]), curve(1000, losses[1000:]), unusual(1999, loss=0.5)]
+    )
+    columns = loss_columns(report.timeline.parts)
+    assert [(column.step, column.mean) for column in columns] == [*enumerate(losses), (1999, 0.5)]
+    assert "Loss: every step." in to_html(run_page(report))
+
+
+def test_a_long_run_is_drawn_with_the_extremes_of_its_buckets() -> None:
+    rows = [curve(start, [1.0] * 20, size=50) for start in range(0, 100_000, 1000)]
+    rows[50] = rows[50].model_copy(update={"losses_high": (9.0,) * 7 + (77.0,) + (9.0,) * 12})
+    columns = loss_columns(build_timeline(rows).parts)
+    assert len(columns) <= COLUMNS < EVERY_STEP
+    assert (min(c.low for c in columns), max(c.high for c in columns)) == (0.1, 77.0)
+    assert all(column.mean == 1.0 for column in columns)
+    assert "the band reaches from the lowest" in to_html(run_page(make_report(rows)))
+
+
+def test_a_resumed_run_draws_each_step_once() -> None:
+    rows = [curve(0, [1.0] * 100), curve(40, [2.0] * 20), curve(70, [3.0] * 10)]
+    columns = loss_columns(build_timeline(rows).parts)
+    expected = [1.0] * 40 + [2.0] * 20 + [1.0] * 10 + [3.0] * 10 + [1.0] * 20
+    assert [column.mean for column in columns] == expected
+    assert [column.step for column in columns] == list(range(100))
+
+
+def test_a_journal_without_losses_says_so() -> None:
+    assert "this journal keeps no others" in to_html(run_page(make_report([window(0, 9)])))
 
 
 def test_a_healthy_run_is_shown_as_good() -> None:
@@ -104,7 +148,7 @@ def test_a_halted_run_says_so_first() -> None:
 def test_only_a_scale_that_finds_its_level_is_harmless() -> None:
     def is_red(**more: object) -> bool:
         row = unusual(1, Action.SKIP, Cause.GRADIENT_OVERFLOW, **more)
-        return "bad" in to_html(run_page(RunReport.of("a", [row]))).split("Unusual steps")[1]
+        return "bad" in to_html(run_page(RunReport.of("a", [row]))).split("<h2>Unusual steps")[1]
 
     assert not is_red(routine=True)
     assert not is_red()  # of a journal that does not tell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halfguard.records.autopsy import Cure, ReplayTrial
 from halfguard.records.culprit import Culprit, TensorRange
-from halfguard.records.script_answer import ScriptAnswer
+from halfguard.records.script_answer import OperationRun, ScriptAnswer
 from halfguard.report import script_answer_page, to_html, to_markdown
 
 RANGE = TensorRange("self", (8, 32), "float16", -12.0, 15.5, 0, 0, 0)
@@ -40,7 +40,7 @@ BAD = ScriptAnswer(
 def test_a_bad_number() -> None:
     text = to_markdown(script_answer_page(BAD))
     assert "Step 7: the first bad number was in the loss" in text
-    assert "In FP32 this step is fine. Fixed by: the whole step in fp32." in text
+    assert "In FP32 this step is fine. This step is good with: the whole step in fp32." in text
     assert "It began on rank 1." in text
     assert "train.py:17" in text
     assert "this was not isolated" in text
@@ -75,3 +75,65 @@ def test_a_good_run_tells_calibration_and_what_to_try() -> None:
 
 def test_an_answer_survives_json() -> None:
     assert ScriptAnswer.from_json(BAD.to_json()) == BAD
+
+
+def with_trial(trial: str, *trials: ReplayTrial) -> str:
+    assert BAD.cure is not None
+    cure = BAD.cure.model_copy(update={"trial": trial})
+    answer = BAD.model_copy(update={"cure": cure, "trials": (*BAD.trials, *trials)})
+    return to_markdown(script_answer_page(answer))
+
+
+def test_a_fix_is_one_with_which_the_script_trains_on() -> None:
+    assert "Fixed by: a; the patched script" in with_trial(
+        "a; the patched script, run from its start"
+    )
+    failed = ReplayTrial(name="the script, patched: a", good=False)
+    text = with_trial("a", failed)
+    assert "This step is good with: a. The script, patched so, failed at a later step." in text
+    assert "Fixed by" not in text
+
+
+def test_columns_without_an_entry_are_left_out() -> None:
+    assert "largest scale" not in to_markdown(script_answer_page(BAD))
+    scaled = ReplayTrial(name="a line", good=True, largest_scale=1024.0)
+    text = with_trial("a line", scaled)
+    assert "largest scale" in text
+    assert "| nan" not in text
+
+
+def test_an_operation_that_was_run_again_has_a_table() -> None:
+    runs = (
+        OperationRun(precision="float16", as_it_ran=True, not_finite=3, elements=3),
+        OperationRun(precision="float32", low=1.0, high=70000.0, elements=3),
+        OperationRun(precision="float64", note="no kernel"),
+    )
+    text = to_markdown(
+        script_answer_page(BAD.model_copy(update={"runs": runs, "incident": "kept/7"}))
+    )
+    assert "float16, as it ran" in text
+    assert "3 of 3" in text
+    assert "70000" in text
+    assert "no kernel" in text
+    assert "halfguard replay kept/7\n" in text
+    assert "--entry" not in text
+
+
+def test_one_step_is_not_plural() -> None:
+    text = to_markdown(script_answer_page(BAD.model_copy(update={"steps": 1, "backward": 1})))
+    assert "ran 1 optimizer step (1 backward pass) in 1.5 s." in text
+
+
+def test_no_page_shows_a_secret_of_the_command_or_of_its_output() -> None:
+    command = "bad.py --token hunter2"
+    secrets = {
+        "script": command,
+        "next": f"halfguard why --emulate {command}",
+        "error": "ValueError: login failed: token=hunter2",
+        "log": 'line\n  "password": "hunter2"\n    Bearer hunter2',
+    }
+    for outcome in ("crashed", "bad number"):
+        page = script_answer_page(BAD.model_copy(update={**secrets, "outcome": outcome}))
+        for text in (to_html(page), to_markdown(page)):
+            assert "hunter2" not in text
+            assert "bad.py --token" in text

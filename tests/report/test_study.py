@@ -48,7 +48,8 @@ def text_of(page: str) -> str:
 @pytest.mark.parametrize("write", [to_html, to_markdown])
 def test_a_page_has_the_verdict_first_and_all_evidence(mixed: Study, write: Any) -> None:
     page = text_of(write(study_page(mixed, judge(mixed), SignOffStatus())))
-    parts = ["ocr: FAIL", "INCONCLUSIVE", "1 of 5 seeds broke where fp32 finished", "What was asked",
+    parts = ["ocr: fp16-mixed FAILS on hmean, bf16-mixed is INCONCLUSIVE, fp16-mixed guarded PASSES",
+             "INCONCLUSIVE", "1 of 5 seeds broke where fp32 finished", "What was asked",
              "1.18 (1.15 to 1.21)", "2.9 GB (69%)", "65536 to 524288", "Checklist",
              "for a person", "Return to FP32", "precision: fp32", "Not signed",
              "torch 2.13", "loss is NaN at step 7"]  # fmt: skip
@@ -62,7 +63,7 @@ def test_curves_are_drawn_and_labelled(mixed: Study) -> None:
     figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     assert len(figures) == 4
     for figure, label in zip(
-        figures, ["better", "training loss", "gradient norm", "loss scale"], strict=True
+        figures, ["95% interval", "training loss", "gradient norm", "loss scale"], strict=True
     ):
         assert label in figure
         assert "fp16-mixed" in figure
@@ -150,7 +151,7 @@ def test_a_long_name_is_shortened_in_the_drawing_and_whole_in_the_tooltip() -> N
     name = "fp16-mixed guarded with plan"
     svg = draw_forest(judge(study({name: losing(0.0)})))
     (label,) = re.findall(r'<text class="end mono"[^>]*>([^<]*)<title>([^<]*)</title></text>', svg)
-    assert label == ("fp16-mixed… with plan", name)
+    assert label == ("fp16-mixed…with plan", name)
 
 
 def test_no_zero_on_the_page_is_negative() -> None:

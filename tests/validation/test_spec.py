@@ -65,6 +65,19 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: Any) ->
     assert base.setting.guard["precision"] == "fp32"
 
 
+@pytest.mark.parametrize("seeds", ["four", 4.5, True, {"count": 4}])
+def test_seeds_are_a_number_or_a_list(seeds: object) -> None:
+    with pytest.raises(ConfigError, match=r"seeds: a number of seeds such as 4, or a list such as"):
+        spec_of("healthy", seeds=seeds)
+
+
+@pytest.mark.parametrize("key", sorted(Spec.OTHER_NAMES))
+def test_the_key_of_another_tool_is_answered_by_the_key_to_use(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec_of("healthy", **{key: 1})
+    assert f"Instead of {key} write {Spec.OTHER_NAMES[key]}." in caught.value.cure
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from halfguard.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,6 +38,11 @@ def explain(
         typer.echo(context.get_help())
         return
 
+    if len(expression) == 1 and (rule := re.fullmatch(r"HG\d{3}", expression[0].upper())):
+        raise UsageError(
+            f"{rule[0]} is a rule of lint, not a number.",
+            cure=f"halfguard rule {rule[0]} explains it.",
+        )
     from halfguard.numerics.explain import explain as explain_text  # noqa: PLC0415
 
     explanation = explain_text(" ".join(expression))

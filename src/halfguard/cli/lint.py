@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from halfguard.lint.settings import Settings
 
 _MIN_FILES_FOR_CACHE = 20
+_MIN_FILES_FOR_BAR = 2000
 
 
 class Format(StrEnum):
@@ -113,6 +113,7 @@ def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> 
 
 
 def _run(linter: Linter, paths: list[Path], *, use_cache: bool) -> list[FileResult]:
+    from halfguard.cli.bars import Bar, progress  # noqa: PLC0415
     from halfguard.lint.cache import Cache  # noqa: PLC0415
     from halfguard.lint.files import find_files  # noqa: PLC0415
     from halfguard.lint.run import run_files  # noqa: PLC0415
@@ -123,8 +124,15 @@ def _run(linter: Linter, paths: list[Path], *, use_cache: bool) -> list[FileResu
         Cache(linter.settings.root) if use_cache and len(files) >= _MIN_FILES_FOR_CACHE else None
     )
     linter = linter.with_project_of(paths[0], cache)
-    with _progress(len(files)) as advance:
-        results = list(run_files(linter, files, cache=cache, advance=advance))
+    # It forks, and reports often: no thread. A bar is for many files.
+    many = len(files) >= _MIN_FILES_FOR_BAR
+    shown = (
+        progress("lint, files", len(files), alive=False)
+        if many
+        else nullcontext(Bar("lint, files", len(files)))
+    )
+    with shown as bar:
+        results = list(run_files(linter, files, cache=cache, advance=bar.advance))
     if cache is not None:
         cache.save()
     return results
@@ -140,21 +148,6 @@ def _serve(*, preview: bool) -> None:
             cure="Run: pip install 'halfguard[lsp]'",
         ) from error
     serve(preview=preview)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr, if it is a terminal and there are many files."""
-    if total < 2000 or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import MofNCompleteColumn, Progress  # noqa: PLC0415
-
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("lint", total=total)
-        yield lambda done: bar.advance(task, done)
 
 
 def _print_diff(results: list[FileResult]) -> bool:

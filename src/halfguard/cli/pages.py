@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from halfguard.report.blocks import Block, Page, Table
 
@@ -17,18 +17,31 @@ def print_page(page: Page) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    from halfguard.report.blocks import Heading, clean, without_figures  # noqa: PLC0415
+    from halfguard.report.blocks import Code, Heading, clean, without_figures  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(Text(clean(page.title), style="bold"))
     for block in without_figures(page.blocks):
         if isinstance(block, Heading):
             console.print()
-        console.print(_block(block))
+        if isinstance(block, Code):
+            _print_code(console, clean(block.text))
+        else:
+            console.print(_block(block))
+
+
+def _print_code(console: Console, text: str) -> None:
+    """Print lines as they are, neither wrapped nor padded: they are copied. A patch begins at the margin."""
+    from rich.text import Text  # noqa: PLC0415
+
+    from halfguard.records.autopsy import is_source_patch  # noqa: PLC0415
+
+    margin = "" if is_source_patch(text) else "    "
+    for line in text.splitlines():
+        console.print(Text(margin + line), soft_wrap=True)
 
 
 def _block(block: Block) -> RenderableType:
-    from rich.padding import Padding  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     from halfguard.report import blocks as b  # noqa: PLC0415
@@ -41,8 +54,6 @@ def _block(block: Block) -> RenderableType:
             return Text(b.clean("".join(parts)), style=style)
         case b.Listing(items):
             return Text("\n".join(f"- {b.clean(item)}" for item in items))
-        case b.Code(text):
-            return Padding(Text(b.clean(text), no_wrap=False, overflow="fold"), (0, 0, 0, 4))
         case b.Table():
             return _table(block)
         case _:

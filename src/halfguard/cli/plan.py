@@ -34,7 +34,7 @@ def plan(
     """Find the smallest set of modules to keep in FP32, so that the loss follows FP32.
 
     On a CPU the trials use CUDA's autocast rules. Exit code 0: a plan was found, possibly empty;
-    1: there is none, or its only island is the whole model; 2: usage error.
+    1: there is none, or its only island is the whole model; 2: usage error; 130: ended by Ctrl-C.
     """
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
@@ -46,11 +46,11 @@ def plan(
     if output is not None and not output.resolve().parent.is_dir():
         raise typer.BadParameter(f"the folder of {output} does not exist", param_hint="-o")
     done: list[IslandTrial] = []
-    with progress("FP32 run") as bar:
+    with progress("FP32 run, steps") as bar:
 
         def watch(trial: IslandTrial) -> None:
             done.append(trial)
-            bar.describe(f"trial {len(done) + 1}")
+            bar.describe(f"trial {len(done) + 1}, steps of all trials")
             if verbose:
                 typer.echo(_describe(len(done), trial), err=True)
 
@@ -67,6 +67,10 @@ def plan(
             typer.secho(f"halfguard: {error.message}", fg="red", err=True)
             typer.echo(error.cure, err=True)
             raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            count = _trials(len(done))
+            typer.echo(f"Interrupted after {count}. No plan was found yet.", err=True)
+            raise typer.Exit(130) from None
     if output is not None:
         found.save(output)
     if as_json:
@@ -74,6 +78,10 @@ def plan(
     else:
         _print(found, output)
     raise typer.Exit(1 if found.modules == ("",) else 0)
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial{'' if count == 1 else 's'}"
 
 
 def _describe(number: int, trial: IslandTrial) -> str:
@@ -93,7 +101,7 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
     if found.modules == ("",):
         title = "Only the whole model in FP32 works: that is FP32 training, not a plan"
     console.print(
-        f"{title}; {evidence.trials} trials over {evidence.modules} modules, {evidence.steps} steps each."
+        f"{title}; {_trials(evidence.trials)} over {evidence.modules} modules, {evidence.steps} steps each."
     )
     grid = Table.grid(padding=(0, 2))
     for island in found.islands:

@@ -35,17 +35,32 @@ def probe(
 ) -> None:
     """Train a few steps and show which layers leave the range of FP16.
 
-    Exit code 0: nothing found; 1: findings; 2: usage error.
+    Ctrl-C ends it after the current step; the report has the steps so far.
+
+    Exit code 0: nothing found; 1: findings; 2: usage error; 130: ended by Ctrl-C.
     """
     from halfguard.cli.bars import progress  # noqa: PLC0415
+    from halfguard.cli.interrupts import first_interrupt  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
     with torch_needed("halfguard probe"):
         from halfguard.probing.probe import probe as run  # noqa: PLC0415
+        from halfguard.probing.training import StopTraining  # noqa: PLC0415
         from halfguard.workload import load  # noqa: PLC0415
-    with progress(f"probe {precision}", steps) as bar:
+    with (
+        progress(f"probe in {precision}, steps", steps) as bar,
+        first_interrupt("the report has the steps up to this one") as interrupt,
+    ):
+
+        def advance() -> None:
+            bar.advance()
+            if interrupt.requested:
+                raise StopTraining
+
         workload = load(entry, seed)
-        report = run(workload, steps=steps, precision=precision, scale=scale, advance=bar.advance)
+        report = run(workload, steps=steps, precision=precision, scale=scale, advance=advance)
+    if interrupt.requested:
+        typer.echo(f"Interrupted after {report.steps} of {steps} steps.", err=True)
     if png is not None:
         from halfguard.report.heat_map_png import save_png  # noqa: PLC0415
 
@@ -54,12 +69,12 @@ def probe(
         from halfguard.records import write_atomically  # noqa: PLC0415
         from halfguard.report import probe_page, to_html  # noqa: PLC0415
 
-        write_atomically(html, to_html(probe_page(report)))
+        write_atomically(html, to_html(probe_page(report, entry)))
     if as_json:
         typer.echo(report.to_json())
     else:
         _print(report, every=every)
-    raise typer.Exit(1 if report.problems else 0)
+    raise typer.Exit(130 if interrupt.requested else 1 if report.problems else 0)
 
 
 def _print(report: ProbeReport, *, every: bool) -> None:

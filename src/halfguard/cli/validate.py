@@ -50,7 +50,7 @@ def run(
 ) -> None:
     """Run or resume a study, and print the verdict on every candidate.
 
-    Exit code 0: every candidate passes; 1: one does not; 2: usage error.
+    Exit code 0: every candidate passes; 1: one does not; 2: usage error; 130: ended by Ctrl-C.
     """
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.pages import print_page  # noqa: PLC0415
@@ -63,12 +63,16 @@ def run(
     checked = Spec.load(spec)
     folder = out or default_folder(checked)
     where = make_executor(_executor(checked, executor, workers), folder)
+    bar: Bar | None = None
     try:
         with progress(checked.name, len(missing_tasks(checked, folder))) as bar:
             verdict, page = run_validation(checked, folder, where, _show_progress(bar, checked))
     except KeyboardInterrupt:
-        message = f"Interrupted. Every finished run is kept in {folder}; the same command resumes."
-        typer.echo(message, err=True)
+        count = "" if bar is None or not bar.total else f" after {bar.done} of {bar.total} runs"
+        ran = f"Interrupted{count}"
+        typer.echo(
+            f"{ran}. Every finished run is kept in {folder}; the same command resumes.", err=True
+        )
         raise typer.Exit(130) from None
     if as_json:
         typer.echo(verdict.to_json())
@@ -116,7 +120,7 @@ def _show_progress(bar: Bar, spec: Spec) -> OnProgress:
             bar.advance()
         left = progress.seconds_left
         time_left = "" if left is None else f", about {_duration(left)} left"
-        bar.describe(f"{spec.name}: {progress.done} of {progress.total}{time_left}")
+        bar.describe(f"{spec.name}{time_left}, runs")
 
     return show
 

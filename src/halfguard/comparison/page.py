@@ -11,8 +11,9 @@ from halfguard.comparison.seeds import KEYS
 from halfguard.records.verdict import Verdict
 from halfguard.report.axes import percent_label
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Page, Table, Text
-from halfguard.report.curves import Line, draw_curves, gather_columns
-from halfguard.report.study import verdict_section
+from halfguard.report.columns import gather_columns
+from halfguard.report.curves import Line, draw_curves
+from halfguard.report.study import outcome_title, verdict_section
 
 _ROWS = 400  # runs that are listed one by one
 _VALUES = {
@@ -34,7 +35,7 @@ def comparison_page(comparison: LoggedComparison, groups: Sequence[RunGroup]) ->
         *_checklist(verdict),
         *_runs(comparison),
     ]
-    return Page(f"{verdict.study}: {verdict.word}", blocks)
+    return Page(f"{verdict.study}: {outcome_title(verdict)}", blocks)
 
 
 def _question(comparison: LoggedComparison) -> Iterator[Block]:
@@ -111,7 +112,7 @@ def _curves(verdict: Verdict, groups: Sequence[RunGroup]) -> Iterator[Block]:
 def _checklist(verdict: Verdict) -> Iterator[Block]:
     yield Heading("What the logs show")
     yield Table(
-        ("", "answer", "evidence"),
+        ("question", "answer", "evidence"),
         [[item.item, _ANSWERS[item.answer], item.evidence] for item in verdict.checklist],
         [
             "good" if item.answer == "yes" else "bad" if item.answer == "no" else ""

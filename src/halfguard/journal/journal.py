@@ -1,7 +1,8 @@
 """The journal of a run. Its size depends on the number of unusual steps, hardly on the number of steps.
 
-A healthy step only updates a few floats. JSON and the disk are used when a group of healthy steps is full,
-when a step is unusual, and at the end. No failure of the disk reaches the training loop.
+A healthy step updates a few floats and adds its loss to a list. JSON and the disk are used when a group of
+healthy steps is full, when a step is unusual, and at the end. No failure of the disk reaches the training
+loop.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Journal:
     def recent_rows(self, count: int) -> list[JournalRow]:
         """Return the last ``count`` rows (at most ``keep``), oldest first, with the open group."""
         rows = list(self._recent)
-        open_group = self._healthy.to_row()
+        open_group = self._healthy.to_row(with_losses=False)
         if open_group is not None:
             rows.append(open_group)
         return rows[-count:] if count > 0 else []
@@ -142,14 +143,16 @@ class Journal:
         self.close()
 
     def _close_group(self) -> None:
-        row = self._healthy.to_row()
+        # The rows in memory do without the curve of the loss.
+        row = self._healthy.to_row(with_losses=False)
         if row is not None:
+            whole = row if self._file is None else self._healthy.to_row()
             self._healthy.clear()
-            self._write(row)
+            self._write(row, whole)
 
-    def _write(self, row: JournalRow) -> None:
+    def _write(self, row: JournalRow, on_disk: JournalRow | None = None) -> None:
         text = (
-            row.to_json() if self._file is not None else ""
+            (on_disk or row).to_json() if self._file is not None else ""
         )  # before anything changes: it may raise
         self._recent.append(row)
         if self._file is not None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 
 from halfguard.records import RunInfo
+from halfguard.records.versions import installed_version
 
 
 def collect_environment(device: object = "cpu") -> dict[str, str]:
     """Return versions and hardware of this machine; ``device`` is the training device, as torch names it."""
     facts = {
-        "halfguard": _own_version(),
+        # Not halfguard.__version__: the top package may import everything, so this package may not import it.
+        "halfguard": installed_version("halfguard") or "not installed",
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),
@@ -32,14 +33,6 @@ def collect_environment(device: object = "cpu") -> dict[str, str]:
         major, minor = torch.cuda.get_device_capability(str(device))
         facts["device"] = f"{torch.cuda.get_device_name(str(device))} (sm_{major}{minor})"
     return facts
-
-
-def _own_version() -> str:
-    # Not halfguard.__version__: the top package may import everything, so this package may not import it.
-    try:
-        return metadata.version("halfguard")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "not installed"
 
 
 def make_run_info(config: Mapping[str, object], device: object = "cpu") -> RunInfo:

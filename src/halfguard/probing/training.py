@@ -35,6 +35,10 @@ MIN_SCALE, MAX_SCALE = 2.0**MIN_EXPONENT, 2.0**MAX_EXPONENT
 Advance = Callable[[], None]
 
 
+class StopTraining(Exception):  # noqa: N818 - like StopIteration, no error
+    """Ends a run after the step that was just finished; ``advance`` may raise it."""
+
+
 @dataclass(frozen=True)
 class RunSetting:
     """The precision of a run, its FP32 islands, and its first loss scale."""
@@ -110,7 +114,10 @@ def train(
                 run.failure = failure
                 break
             if advance is not None:
-                advance()
+                try:
+                    advance()
+                except StopTraining:
+                    break
     run.trace = () if tracer is None else tracer.steps
     return run
 

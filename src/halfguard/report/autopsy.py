@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from halfguard.records.autopsy import Autopsy, Cure, ReplayTrial
+from halfguard.records.autopsy import Autopsy, Cure, ReplayTrial, is_source_patch
 from halfguard.records.culprit import Culprit, TensorRange
 from halfguard.records.step import Action
 from halfguard.report.blocks import Block, Code, Figure, Heading, Listing, Mono, Page, Table, Text
@@ -34,7 +34,7 @@ def autopsy_page(autopsy: Autopsy) -> Page:
     if autopsy.trained:
         blocks += _trained(autopsy)
     blocks += _recommendation(autopsy)
-    return Page(f"Step {autopsy.step.step}: {cause}", blocks)
+    return Page(f"Incident {autopsy.incident}, step {autopsy.step.step}: {cause}", blocks)
 
 
 def _summary(autopsy: Autopsy) -> Iterator[Block]:
@@ -109,7 +109,9 @@ def origin_blocks(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
     if ranges:
         heads = ("tensor", "shape", "dtype", "smallest", "largest", "not finite")
         yield Table(heads, [_range(part) for part in ranges])
-        caption = "Magnitudes of the finite values on a log2 axis. Blue: inputs. Red: outputs."
+        caption = (
+            "Ranges: magnitudes of the finite values on a log2 axis, against the range of FP16."
+        )
         yield Figure(draw_ranges(culprit.inputs, culprit.outputs), caption)
     if way:
         half = _SHOWN_MODULES // 2
@@ -142,13 +144,17 @@ def trial_blocks(
     heads = ["change", "step", "loss", "gradient norm", "error"]
     heads += ["error, meant"] if meant else []
     yield Table(
-        (*heads, "scale", ""),
+        (*heads, "largest scale", "note"),
         [_trial(trial, meant=meant) for trial in trials],
         ["good" if trial.good else "bad" for trial in trials],
     )
     text = "Error: of all gradients together, relative to FP32 as written"
     text += "; meant: to float64 of what the code means" if meant else ""
-    yield Text([f"{text}. Scale: the largest loss scale tried at which the step is finite."])
+    yield Text(
+        [
+            f"{text}. Largest scale: of the loss scales tried, the largest at which the step is finite."
+        ]
+    )
     if saturation is not None and saturation > SATURATED:
         text = "The loss saturates in FP32 too: the gradients of FP32 as written are "
         text += f"{saturation:.0%} from those of what is meant, computed in float64. "
@@ -181,7 +187,7 @@ def _trained(autopsy: Autopsy) -> Iterator[Block]:
     text = f"{steps} steps from the incident on, its batch first. The loss is that of the trained model, "
     yield Text([f"{text}in FP32, on the same batches for all:"])
     yield Table(
-        ("change", "applied", "scale at the end", "loss", ""),
+        ("change", "applied", "scale at the end", "loss", "note"),
         [
             [
                 run.name,
@@ -219,6 +225,10 @@ def cure_blocks(cure: Cure) -> Iterator[Block]:
         text = f"Start with a loss scale of {cure.scale:g}: "
         yield Text([text, "the gradients of this step do not fit at the initial one."])
     if cure.patch:
+        if is_source_patch(cure.patch):
+            yield Text(
+                ["Save these lines as fix.patch, and apply them: ", Mono("patch -p1 < fix.patch")]
+            )
         yield Code(cure.patch, _LANGUAGES.get(cure.what, "yaml"))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 
-LETTER = 7.5  # width of a letter in a drawing, in the widest monospace font that systems have
+LETTER = 8.6  # width of a letter in a drawing, in the widest monospace font that systems have
 
 
 @dataclass(frozen=True)

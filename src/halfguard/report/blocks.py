@@ -77,10 +77,11 @@ class Figure(Block):
 
 @dataclass(frozen=True)
 class Page:
-    """A title and blocks."""
+    """A title and blocks; ``torch`` is the version that the shown run had, if it is known."""
 
     title: str
     blocks: Sequence[Block]
+    torch: str = ""
 
 
 def without_figures(blocks: Sequence[Block]) -> list[Block]:

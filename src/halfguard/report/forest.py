@@ -1,7 +1,7 @@
 """Forest plot: the loss of quality of every candidate, with its interval, against the thresholds.
 
 There is one row per candidate. Dots are seeds, the thick bar is the 95% interval, the thin bar the interval
-that holds for all candidates together. A bar that is completely in the green area is a PASS.
+that holds for all candidates together. A bar that is completely in the area PASS is a PASS.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from html import escape
 from halfguard.records.verdict import Comparison, Verdict
 from halfguard.report.axes import LETTER, Axis, percent_label, shorten
 from halfguard.report.blocks import clean
+from halfguard.report.svg import Key, draw_legend, svg_start
 
-_WIDTH, _ROW, _TOP = 720, 40, 46
-_LEFT, _RIGHT, _LABELS = 170, 560, 574
+_ROW, _TOP = 44, 46
+_LEFT, _RIGHT, _LABELS = 190, 566, 580
 
 
 def draw_forest(verdict: Verdict) -> str:
@@ -23,14 +24,28 @@ def draw_forest(verdict: Verdict) -> str:
     axis = _axis(verdict)
     bottom = _TOP + _ROW * len(verdict.comparisons)
     rows = enumerate(verdict.comparisons)
+    legend, height = draw_legend(_keys(several=len(verdict.comparisons) > 1), 0)
+    about = "; ".join(f"{row.candidate}: {row.word}" for row in verdict.comparisons)
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {bottom + 42}" role="img" aria-label="losses with their intervals">',
+        svg_start(height + bottom + 46, f"Loss of {verdict.metric} with its intervals", about),
+        *legend,
+        f'<g transform="translate(0 {height:.0f})">',
         *_areas(verdict, axis, bottom),
         *(piece for index, row in rows for piece in _row(row, _TOP + _ROW * index + 16, axis)),
         *_ticks(axis, bottom),
-        "</svg>",
+        "</g></svg>",
     ]
     return "".join(parts)
+
+
+def _keys(*, several: bool) -> list[Key]:
+    keys = [
+        Key('<circle class="point" cx="10" cy="0" r="5"/>', "mean over seeds"),
+        Key('<circle class="seed" cx="10" cy="0" r="3"/>', "one seed"),
+        Key('<path class="bar" stroke-width="5" d="M0 0h20"/>', "95% interval"),
+    ]
+    joint = Key('<path class="bar" stroke-width="1.5" d="M0 0h20"/>', "for all candidates together")
+    return [*keys, joint] if several else keys
 
 
 def _axis(verdict: Verdict) -> Axis:
@@ -70,7 +85,7 @@ def _row(row: Comparison, y: int, axis: Axis) -> Iterator[str]:
     yield f'<text class="strong" x="{_LABELS}" y="{y + 4}">{row.word}</text>'
     for value in row.losses:
         if axis.low <= value <= axis.high:
-            yield f'<circle class="seed" cx="{axis.at(value):.1f}" cy="{y + 12}" r="2.2"/>'
+            yield f'<circle class="seed" cx="{axis.at(value):.1f}" cy="{y + 13}" r="2.6"/>'
     if not math.isfinite(row.loss):
         yield f'<text class="soft" x="{_LEFT + 8}" y="{y + 4}">no interval: {row.pairs} pairs</text>'
         return
@@ -82,7 +97,7 @@ def _row(row: Comparison, y: int, axis: Axis) -> Iterator[str]:
         yield f'<circle class="point" cx="{x:.1f}" cy="{y}" r="5"><title>{tooltip}</title></circle>'
     gained = round(row.loss, 4) < 0  # after rounding to the digits shown
     change = f"{-row.loss:.2%} gained" if gained else f"{row.loss:z.2%} lost"
-    yield f'<text class="soft" x="{_LABELS}" y="{y + 18}">{change}</text>'
+    yield f'<text class="soft" x="{_LABELS}" y="{y + 21}">{change}</text>'
 
 
 def _bar(low: float, high: float, y: int, axis: Axis, width: float) -> Iterator[str]:
@@ -100,6 +115,6 @@ def _ticks(axis: Axis, bottom: int) -> Iterator[str]:
     for value in axis.ticks(7):
         x = axis.at(value)
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
-        yield f'<text class="soft mid" x="{x:.1f}" y="{bottom + 17}">{percent_label(value)}</text>'
-    yield f'<text class="soft mid" x="{(_LEFT + _RIGHT) / 2}" y="{bottom + 36}">'
+        yield f'<text class="soft mid" x="{x:.1f}" y="{bottom + 19}">{percent_label(value)}</text>'
+    yield f'<text class="soft mid" x="{(_LEFT + _RIGHT) / 2}" y="{bottom + 40}">'
     yield "← better · loss of quality against the baseline · worse →</text>"

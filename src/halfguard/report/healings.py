@@ -9,7 +9,9 @@ from itertools import pairwise
 from halfguard.records.ranges import module_label
 from halfguard.records.step import Action, HealingRow, StepRow
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text, Tone
-from halfguard.report.curves import Change, Column, Line, draw_curves, single_value, thin_columns
+from halfguard.report.columns import Column, single_value, thin_columns
+from halfguard.report.curves import Line, draw_curves
+from halfguard.report.marks import Change
 from halfguard.report.timeline import Timeline, first_step_of, last_step_of
 
 _CHANGES = ("applied", "taken back")
@@ -57,7 +59,7 @@ def healing_blocks(timeline: Timeline) -> Iterator[Block]:
                 whole=True,
             ),
             "Steps that cost a repetition or were lost, added up; those by which the loss scale finds its "
-            "level are left out. Green lines: an island was made. Dashed red lines: one was taken back.",
+            "level are left out.",
         )
         yield _table(timeline, changes)
     for row in timeline.healings:
@@ -82,8 +84,8 @@ def _times(count: int) -> str:
 
 
 def _table(timeline: Timeline, changes: Sequence[HealingRow]) -> Table:
-    heads = ("", "after step", "change", "island", "operation", "bad steps before", "after",
-             "scale before", "after")  # fmt: skip
+    heads = ("number", "after step", "change", "island", "operation", "bad steps before", "bad steps after",
+             "scale before", "scale after")  # fmt: skip
     # Several changes after one step share what was before and what came after.
     steps = sorted({row.step for row in changes})
     around = dict(zip(steps, pairwise(_stretches(timeline, steps)), strict=True))

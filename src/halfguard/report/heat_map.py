@@ -14,14 +14,16 @@ from itertools import groupby
 from halfguard.records.ranges import LayerRange, ProbeReport, headroom
 from halfguard.report.axes import LETTER, Axis, display_width, shorten
 from halfguard.report.blocks import clean
+from halfguard.report.svg import WIDTH, Key, draw_legend, svg_start, swatch
 
 ROWS = 200  # layers that are shown: the ones with the least headroom
-# Each colour stands for less headroom than its limit. All are visible on white and on dark backgrounds.
+# Each colour stands for less headroom than its limit: from red over yellow to blue, which people with any
+# kind of colour vision can tell apart, on white and on dark pages. An overflow is struck through as well.
 HEADROOM_COLOURS = (
     (0, "#c51b8a"), (1, "#a50026"), (2, "#d73027"), (3, "#f46d43"), (4, "#fdae61"),
     (6, "#fee090"), (8, "#e0f3f8"), (12, "#abd9e9"), (math.inf, "#4575b4"),
 )  # fmt: skip
-_WIDTH, _TOP, _ROW, _GAP = 720, 56, 15, 18
+_TOP, _ROW, _GAP = 30, 18, 18
 _NAME = 32  # letters of a layer's name
 
 
@@ -65,15 +67,19 @@ def draw_panels(
     names = [clean(name).replace("\n", " ") for name in names]
     shown = [shorten(name, _NAME) for name in names]
     left = 12 + LETTER * max(map(display_width, shown), default=0)
-    width = (_WIDTH - left - _GAP) / 2
+    width = (WIDTH - left - _GAP) / 2
     bottom = _TOP + _ROW * len(names)
+    legend, above = draw_legend(_keys(), 18)
+    about = f"{len(names)} layers, {edges[-1] - edges[0]} steps. {_describe(names, halves)}"
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {bottom + 36}" role="img" aria-label="headroom of every layer">',
-        *_legend(),
+        svg_start(18 + above + bottom + 44, "Headroom of every layer at every step", about),
+        '<text class="strong" x="2" y="14">headroom in bits</text>',
+        *legend,
+        f'<g transform="translate(0 {18 + above:.0f})">',
     ]
     for row, (name, short) in enumerate(zip(names, shown, strict=True)):
         full = f"<title>{escape(name)}</title>" if short != name else ""
-        place = f'x="{left - 8:.1f}" y="{_TOP + _ROW * row + 11}"'
+        place = f'x="{left - 8:.1f}" y="{_TOP + _ROW * row + 13}"'
         parts.append(f'<text class="mono end" {place}>{full}{escape(short)}</text>')
     for index, (title, values) in enumerate(halves):
         start = left + index * (width + _GAP)
@@ -82,18 +88,31 @@ def draw_panels(
         for row, bits in enumerate(values):
             parts += _cells(bits, row, axis, edges)
         parts += _steps(axis, bottom)
-    return "".join([*parts, "</svg>"])
+    return "".join([*parts, "</g></svg>"])
 
 
-def _legend() -> Iterator[str]:
-    limits = [f"< {limit}" for limit, _ in HEADROOM_COLOURS[1:-1]]
-    labels = ["overflow", *limits, f"≥ {HEADROOM_COLOURS[-2][0]} bits", "no values"]
-    fills = [*(f'fill="{colour}"' for _, colour in HEADROOM_COLOURS), 'class="zero"']
-    place = 2.0
-    for fill, label in zip(fills, labels, strict=True):
-        yield f'<rect {fill} x="{place:.1f}" y="4" width="14" height="12"/>'
-        yield f'<text x="{place + 19:.1f}" y="14">{escape(label)}</text>'
-        place += 33 + 6.6 * len(label)
+def _keys() -> list[Key]:
+    limits = [f"below {limit}" for limit, _ in HEADROOM_COLOURS[1:-1]]
+    labels = ["overflow", *limits, f"{HEADROOM_COLOURS[-2][0]} or more", "no values"]
+    styles = [*(f'fill="{colour}"' for _, colour in HEADROOM_COLOURS), 'class="zero"']
+    samples = [swatch(style) for style in styles]
+    samples[0] += '<path class="strike" d="M3 0h14"/>'
+    return [Key(sample, label) for sample, label in zip(samples, labels, strict=True)]
+
+
+def _describe(names: Sequence[str], halves: Sequence[tuple[str, list[list[float]]]]) -> str:
+    """Return the layer with the least headroom of each half."""
+    found = []
+    for title, values in halves:
+        least = [
+            (min(bits, default=math.inf), name) for bits, name in zip(values, names, strict=True)
+        ]
+        bits, name = min(least, default=(math.inf, ""))
+        amount = "an overflow" if bits < 0 else f"{bits:.1f} bits"
+        found.append(
+            f"{title}: " + (f"least is {amount} in {name}" if bits < math.inf else "no values")
+        )
+    return "; ".join(found)
 
 
 def _cells(values: Sequence[float], row: int, axis: Axis, edges: Sequence[int]) -> Iterator[str]:
@@ -108,6 +127,9 @@ def _cells(values: Sequence[float], row: int, axis: Axis, edges: Sequence[int]) 
         place = f'x="{x:.2f}" y="{_TOP + _ROW * row}" width="{width:.2f}" height="{_ROW - 1}"'
         yield f'<rect {fill} {place} shape-rendering="crispEdges">'
         yield f"<title>{steps}: {'not finite' if least == -math.inf else found}</title></rect>"
+        if least < 0:
+            middle = _TOP + _ROW * (row + 0.5) - 0.5
+            yield f'<path class="strike" d="M{x + 1:.2f} {middle}h{max(width - 2, 1):.2f}"/>'
 
 
 def _fill(bits: float) -> str:
@@ -121,6 +143,6 @@ def _steps(axis: Axis, bottom: int) -> Iterator[str]:
         if step == int(step) and step < axis.high:
             x = axis.at(step + 0.5)
             yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
-            yield f'<text class="soft mid" x="{x:.1f}" y="{bottom + 17}">{step:.0f}</text>'
+            yield f'<text class="soft mid" x="{x:.1f}" y="{bottom + 19}">{step:.0f}</text>'
     middle = (axis.start + axis.end) / 2
-    yield f'<text class="soft mid" x="{middle:.1f}" y="{bottom + 32}">step</text>'
+    yield f'<text class="soft mid" x="{middle:.1f}" y="{bottom + 38}">step</text>'

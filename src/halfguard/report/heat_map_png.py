@@ -38,7 +38,10 @@ def save_png(report: ProbeReport, path: str | os.PathLike[str]) -> None:
         image = _draw(body, title, values, names if column == 0 else None)
     bar = figure.add_axes((margin / width, 0.42 / height, 2 * panel / width, 0.12 / height))
     colours = figure.colorbar(image, cax=bar, orientation="horizontal", extend="both")
-    colours.set_label("headroom in bits: doublings until FP16 overflows", fontsize=8)
+    colours.set_label(
+        "headroom in bits: doublings until FP16 overflows; struck through: overflow; grey: no values",
+        fontsize=8,
+    )
     bar.tick_params(labelsize=8)
     worst = min((layer.forward_headroom for layer in report.layers), default=math.inf)
     steps = f"{report.steps} step{'s' * (report.steps != 1)}"
@@ -61,6 +64,17 @@ def _draw(axes: Any, title: str, values: list[list[float]], names: list[str] | N
     colours = ListedColormap(shades).with_extremes(under=overflow, over=most, bad="#e9ecef")
     norm = BoundaryNorm([limit for limit, _ in HEADROOM_COLOURS[:-1]], len(shades))
     image = axes.imshow(padded, aspect="auto", interpolation="nearest", cmap=colours, norm=norm)
+    # An overflow is struck through, as on the page.
+    struck = [
+        (row, step) for row, bits in enumerate(values) for step, b in enumerate(bits) if b < 0
+    ]
+    axes.hlines(
+        [row for row, _ in struck],
+        [step - 0.4 for _, step in struck],
+        [step + 0.4 for _, step in struck],
+        colors="white",
+        linestyles=(0, (2, 1)),
+    )
     axes.set_title(title, fontsize=9)
     axes.set_xlabel("step", fontsize=8, labelpad=2)
     axes.tick_params(labelsize=8, length=2)

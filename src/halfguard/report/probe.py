@@ -13,9 +13,14 @@ _CAPTION = (
     "the layer. Backward: gradients."
 )
 
+_HEADS = (
+    "Lost: the share of gradients that become 0 in FP16, at the current and at the best loss scale. Loss "
+    "scales: those that fit the layer."
+)
 
-def probe_page(report: ProbeReport) -> Page:
-    """Return the page of a probe."""
+
+def probe_page(report: ProbeReport, name: str = "") -> Page:
+    """Return the page of a probe; ``name`` is what was probed, such as ``train.py:job``."""
     window, count = report.window, len(report.layers)
     fits = f"{window.low:g} to {window.high:g}" if window else "none fits all layers"
     tones: dict[str, Tone] = {"error": "bad"}
@@ -25,7 +30,15 @@ def probe_page(report: ProbeReport) -> Page:
         [tones.get(found.severity, "") for found in report.findings],
     )
     few = f" Of {count} layers, the {ROWS} with the least headroom." if count > ROWS else ""
-    heads = ("layer", "range", "forward, bits", "backward, bits", "lost now", "at best", "scales")
+    heads = (
+        "layer",
+        "range",
+        "forward, bits",
+        "backward, bits",
+        "lost now",
+        "lost at best",
+        "loss scales",
+    )
     rows = [_layer(layer, report.best_scale) for layer in report.layers]
     blocks: list[Block] = [
         Text([f"Steps: {report.steps} in {report.precision}. Layers: {count}."]),
@@ -35,9 +48,23 @@ def probe_page(report: ProbeReport) -> Page:
         Heading("Headroom"),
         Figure(draw_heat_map(report), _CAPTION + few),
         Heading("Layers"),
+        Text([_HEADS]),
         Table(heads, rows, ["" if row[1] == "fits" else "bad" for row in rows]),
     ]
-    return Page("What FP16 would do to this model", blocks)
+    return Page(_title(report, name), blocks)
+
+
+def _title(report: ProbeReport, name: str) -> str:
+    bad = [layer for layer in report.layers if layer.forward_headroom < 0]
+    subject = f"{name} in FP16" if name else "This model in FP16"
+    if not bad:
+        return f"{subject}: {'no layer overflows' if report.window else 'no loss scale fits all layers'}"
+    which = (
+        module_label(bad[0].module)
+        if len(bad) == 1
+        else f"{len(bad)} of {len(report.layers)} layers"
+    )
+    return f"{subject}: {which} overflow{'s' * (len(bad) == 1)}"
 
 
 def _layer(layer: LayerRange, scale: float) -> list[str]:

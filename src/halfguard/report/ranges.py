@@ -13,14 +13,16 @@ from html import escape
 
 from halfguard.formats import FP16
 from halfguard.records.culprit import TensorRange
+from halfguard.report.axes import shorten
 from halfguard.report.blocks import clean
+from halfguard.report.svg import Key, draw_legend, svg_start, swatch
 
 # FP16's limits, as exponents of two.
 SMALLEST, NORMAL, LARGEST = map(
     math.log2, (FP16.smallest_subnormal, FP16.smallest_normal, FP16.largest)
 )
-_LEFT, _WIDTH, _ROW, _TOP = 178, 700, 30, 42
-_PLOT, _COUNTS = 396, 586  # width of the axis, and position of the counts
+_LEFT, _ROW, _TOP = 206, 30, 42
+_PLOT, _COUNTS = 376, 592  # width of the axis, and position of the counts
 _LOWEST = -28.0  # start of the axis, as an exponent
 
 
@@ -30,12 +32,21 @@ def draw_ranges(inputs: Sequence[TensorRange], outputs: Sequence[TensorRange]) -
     highest = min(max([LARGEST + 8, *(_magnitudes(part)[1] for part, _ in rows)]) + 2, 130.0)
     axis = _Axis(highest)
     height = _TOP + _ROW * len(rows) + 34
+    keys = [
+        Key(swatch('class="in" rx="2"'), "input"),
+        Key(swatch('class="out" rx="2"'), "output"),
+        Key('<path class="rest" d="M6-7l9 7l-9 7z"/>', "values that are not finite"),
+    ]
+    legend, above = draw_legend(keys, 0)
+    about = "; ".join(f"{part.name} {part.low:.4g} to {part.high:.4g}" for part, _ in rows)
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="ranges against FP16">',
+        svg_start(above + height + 18, "Ranges against the range of FP16", about),
+        *legend,
+        f'<g transform="translate(0 {above:.0f})">',
         *_bands(axis, height),
         *(piece for i, (part, kind) in enumerate(rows) for piece in _bar(axis, i, part, kind)),
         *_ticks(axis, height),
-        "</svg>",
+        "</g></svg>",
     ]
     return "".join(parts)
 
@@ -79,7 +90,7 @@ def _bands(axis: _Axis, height: int) -> Iterator[str]:
 def _bar(axis: _Axis, index: int, part: TensorRange, kind: str) -> Iterator[str]:
     y = _TOP + _ROW * index
     name = clean(part.name)
-    shown = f"{name[:16]} {part.dtype}" if len(name) <= 16 else f"{name[:15]}… {part.dtype}"
+    shown = f"{shorten(name, 12)} {part.dtype}"
     yield f'<text class="mono end" x="{_LEFT - 8}" y="{y + 11}">{escape(shown)}</text>'
     low, high = _magnitudes(part)
     if part.low == part.high == 0:
@@ -109,6 +120,7 @@ def _ticks(axis: _Axis, height: int) -> Iterator[str]:
     far = axis.highest - 2
     if far - LARGEST > 10:
         labels[far] = f"{2.0**far:.0e}".replace("e+", "e")
+    yield f'<text class="soft mid" x="{_LEFT + _PLOT / 2}" y="{y + 39}">magnitude</text>'
     for exponent, label in labels.items():
         x = axis.x(exponent)
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 5}"/>'

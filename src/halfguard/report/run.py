@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
 
-from halfguard.records.step import Action, Cause, NoteRow, RunInfo, StepRow, Summary
+from halfguard.records.step import Action, NoteRow, RunInfo, StepRow, Summary
 from halfguard.report.blocks import (
     Block,
     Code,
-    Figure,
     Heading,
     Link,
     Mono,
@@ -20,15 +18,12 @@ from halfguard.report.blocks import (
     Text,
     Tone,
 )
-from halfguard.report.curves import Change, Line, Mark, draw_curves, thin_columns
 from halfguard.report.healings import healing_blocks, healing_changes
-from halfguard.report.run_curves import grad_norm_columns, loss_columns, loss_scale_columns
+from halfguard.report.run_drawings import both_ends, curve_blocks, is_harmless, unusual_label
 from halfguard.report.run_report import RunReport
 from halfguard.report.watch import watch_blocks
 
-Row = TypeVar("Row")
 _SHOWN = 30  # unusual steps listed from the beginning, and as many from the end
-_MARKS = 200  # the same for marks in a drawing
 
 
 def run_page(report: RunReport, folder: str = ".") -> Page:
@@ -36,7 +31,7 @@ def run_page(report: RunReport, folder: str = ".") -> Page:
     summary, changes = report.timeline.summary(), healing_changes(report.timeline)
     blocks: list[Block] = [
         *_summary(report, summary),
-        *_curves(report, changes),
+        *curve_blocks(report.timeline, changes),
         *healing_blocks(report.timeline),
         *watch_blocks([row for _, row in sorted(report.timeline.watched.items())], changes),
         *_unusual_steps(report, folder),
@@ -44,7 +39,16 @@ def run_page(report: RunReport, folder: str = ".") -> Page:
         *_epochs(report.timeline.epochs.values()),
         *_environment(report.info),
     ]
-    return Page(f"Run {report.name}", blocks)
+    torch = "" if report.info is None else report.info.environment.get("torch", "")
+    return Page(_title(report, summary), blocks, torch)
+
+
+def _title(report: RunReport, summary: Summary) -> str:
+    if not report.timeline.parts:
+        return f"Run {report.name}"
+    unusual = report.timeline.unusual
+    ended = " and was stopped" if unusual and unusual[-1].action is Action.HALT else ""
+    return f"Run {report.name} applied {summary.applied} of {summary.steps} steps{ended}"
 
 
 def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
@@ -78,37 +82,6 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
         yield Text(["The journal is not closed: the run has not ended, or it was killed."])
 
 
-def _curves(report: RunReport, changes: Sequence[Change]) -> Iterator[Block]:
-    parts = report.timeline.parts
-    if not parts:
-        return
-    yield Heading("Over the steps")
-    marks = []
-    for row in _both_ends(report.timeline.unusual, _MARKS):
-        text = f"step {row.step}: {_label(row.action)}, {_label(row.cause)}"
-        marks.append(Mark(row.step, text, bad=not _is_harmless(row)))
-    ticks = " Ticks at the lower edge are unusual steps." if marks else ""
-    ticks += " Numbered lines are healings." if changes else ""
-    for label, columns, meaning in (
-        ("loss", loss_columns(parts), "mean and highest of each group of healthy steps."),
-        ("gradient norm", grad_norm_columns(parts), "lowest to highest of each group."),
-        ("loss scale", loss_scale_columns(parts), "at the end of each group."),
-    ):
-        lines = [Line(label, thin_columns(columns), 1)]
-        log = None if label == "loss" else True
-        drawing = draw_curves(lines, label=label, log=log, marks=marks, changes=changes)
-        yield Figure(drawing, f"{label.capitalize()}: {meaning}{ticks}")
-
-
-def _is_harmless(row: StepRow) -> bool:
-    """Return whether healthy runs have such steps too: the scale adapts, a step is repeated in FP32."""
-    if row.action is Action.RETRY or row.routine:
-        return True
-    # Journals that do not say what is routine have no evidence either.
-    overflow = row.action is Action.SKIP and row.cause is Cause.GRADIENT_OVERFLOW
-    return overflow and not row.evidence
-
-
 def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
     rows = report.timeline.unusual
     if not rows and not report.incidents:
@@ -116,12 +89,12 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
     yield Heading("Unusual steps")
     counts: dict[str, int] = {}
     for row in rows:
-        what = f"{_label(row.cause)}, {_label(row.action)}"
+        what = f"{unusual_label(row.cause)}, {unusual_label(row.action)}"
         counts[what] = counts.get(what, 0) + 1
     yield Text(["; ".join(f"{count} times {what}" for what, count in counts.items())])
-    shown = _both_ends(rows, _SHOWN)
+    shown = both_ends(rows, _SHOWN)
     heads = ("step", "action", "cause", "loss", "gradient norm", "scale", "worst", "incident")
-    tones: list[Tone] = ["" if _is_harmless(row) else "bad" for row in shown]
+    tones: list[Tone] = ["" if is_harmless(row) else "bad" for row in shown]
     yield Table(heads, [_step(row, report.incidents, folder) for row in shown], tones)
     if len(shown) < len(rows):
         yield Text([f"{len(rows) - len(shown)} in between are left out; steps.jsonl has them."])
@@ -135,22 +108,18 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
 def _notes(rows: Sequence[NoteRow]) -> Iterator[Block]:
     if rows:
         yield Heading("Notes of the training script")
-        shown = _both_ends(rows, _SHOWN)
+        shown = both_ends(rows, _SHOWN)
         yield Table(("step", "note"), [[str(row.step), row.text] for row in shown])
         if len(shown) < len(rows):
             yield Text([f"{len(rows) - len(shown)} in between are left out; steps.jsonl has them."])
-
-
-def _both_ends(rows: Sequence[Row], count: int) -> list[Row]:
-    return list(rows) if len(rows) <= 2 * count else [*rows[:count], *rows[-count:]]
 
 
 def _step(row: StepRow, incidents: dict[int, list[str]], folder: str) -> list[str]:
     kept = incidents.get(row.step)
     return [
         str(row.step),
-        _label(row.action),
-        _label(row.cause),
+        unusual_label(row.action),
+        unusual_label(row.cause),
         f"{row.loss:.4g}",
         f"{row.grad_norm:.4g}",
         f"{row.scale:g}",
@@ -183,7 +152,3 @@ def _environment(info: RunInfo | None) -> Iterator[Block]:
     facts = ", ".join(f"{name} {value}" for name, value in info.environment.items())
     yield Text([f"Started {info.started}; {facts}."])
     yield Code(json.dumps(info.config, default=str), "json")
-
-
-def _label(value: Action | Cause | None) -> str:
-    return "no known cause" if value is None else str(value).replace("_", " ")

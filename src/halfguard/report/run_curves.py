@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from halfguard.records.step import HealthyStepsRow, StepRow
-from halfguard.report.curves import Column, single_value
+from halfguard.report.columns import COLUMNS, Column, single_value, thin_columns
+
+Parts = Sequence[StepRow | HealthyStepsRow]
+EVERY_STEP = 2000  # a run of up to so many steps is drawn step by step
 
 
 def _group(part: HealthyStepsRow, mean: float, low: float, high: float) -> Iterator[Column]:
@@ -15,18 +18,36 @@ def _group(part: HealthyStepsRow, mean: float, low: float, high: float) -> Itera
         yield Column(step, mean, low, high)
 
 
-def loss_columns(parts: Sequence[StepRow | HealthyStepsRow]) -> list[Column]:
-    """Return the mean and the highest loss of each group."""
+def loss_columns(parts: Parts) -> list[Column]:
+    """Return the loss of every step of a short run; of a longer one the mean and the spread of buckets."""
     found: list[Column] = []
     for part in parts:
-        if isinstance(part, HealthyStepsRow):
-            found += _group(part, part.loss_mean, part.loss_mean, part.loss_max)
-        else:
+        if isinstance(part, StepRow):
             found.append(single_value(part.step, part.loss))
-    return found
+        elif part.losses:
+            found += _curve(part)
+        else:
+            found += _group(part, part.loss_mean, part.loss_mean, part.loss_max)
+    short = bool(found) and found[-1].step - found[0].step < EVERY_STEP
+    return thin_columns(found, EVERY_STEP if short else COLUMNS)
 
 
-def grad_norm_columns(parts: Sequence[StepRow | HealthyStepsRow]) -> list[Column]:
+def _curve(part: HealthyStepsRow) -> Iterator[Column]:
+    size = part.steps_per_loss
+    lows, highs = part.losses_low or part.losses, part.losses_high or part.losses
+    for index, (mean, low, high) in enumerate(zip(part.losses, lows, highs, strict=False)):
+        first = part.first_step + index * size
+        last = min(first + size - 1, part.last_step)
+        yield Column((first + last) / 2, mean, low, high)
+
+
+def has_every_loss(parts: Parts) -> bool:
+    """Return whether the loss of every step is known."""
+    groups = [part for part in parts if isinstance(part, HealthyStepsRow)]
+    return all(g.first_step == g.last_step or (g.losses and g.steps_per_loss == 1) for g in groups)
+
+
+def grad_norm_columns(parts: Parts) -> list[Column]:
     """Return the lowest and the highest gradient norm of each group."""
     found: list[Column] = []
     for part in parts:
@@ -37,17 +58,19 @@ def grad_norm_columns(parts: Sequence[StepRow | HealthyStepsRow]) -> list[Column
             found += _group(part, middle, low, high)
         else:
             found.append(single_value(part.step, part.grad_norm))
-    return found
+    return thin_columns(found)
 
 
-def loss_scale_columns(parts: Sequence[StepRow | HealthyStepsRow]) -> list[Column]:
+def loss_scale_columns(parts: Parts) -> list[Column]:
     """Return the loss scale at the end of each group."""
-    return [
-        single_value(step, part.scale)
-        for part in parts
-        for step in (
-            sorted({part.first_step, part.last_step})
-            if isinstance(part, HealthyStepsRow)
-            else [part.step]
-        )
-    ]
+    return thin_columns(
+        [
+            single_value(step, part.scale)
+            for part in parts
+            for step in (
+                sorted({part.first_step, part.last_step})
+                if isinstance(part, HealthyStepsRow)
+                else [part.step]
+            )
+        ]
+    )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from halfguard.records.script_answer import ScriptAnswer
-from halfguard.report.autopsy import cure_blocks, module_parts, origin_blocks, trial_blocks
-from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text
+from halfguard.records.autopsy import ReplayTrial
+from halfguard.records.script_answer import OperationRun, ScriptAnswer
+from halfguard.report.autopsy import cure_blocks, module_parts, origin_blocks
+from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text, Tone
+from halfguard.report.command_line import hide_secrets_in, hide_secrets_in_text
 
 _FP32 = {
     "fine": "In FP32 this step is fine.",
     "fails": "In FP32 this step fails as well: 16 bits are not to blame.",
     "unknown": "Whether FP32 would have been fine is not known.",
 }
+_PROVEN, _PATCHED = "the patched script", "the script, patched"  # names of trials
 _TITLES = {
     "nothing bad": "No bad number in {backward} backward passes",
     "crashed": "The script crashed, but no number was bad",
@@ -23,14 +26,28 @@ _TITLES = {
 
 
 def script_answer_page(answer: ScriptAnswer) -> Page:
-    """Return the page of an answer; it ends with what to do."""
+    """Return the page of an answer; it ends with what to do. A page is handed on: its secrets are masked."""
+    answer = _without_secrets(answer)
     if answer.outcome == "bad number":
         title = f"Step {answer.step}: the first bad number was in {answer.event}"
         if "step" in answer.event.split()[:3] or answer.event.startswith("the loss scale"):
             title = f"Step {answer.step}: {answer.event}"
         return Page(title, [*_bad_number(answer), *_limits(answer)])
     title = _TITLES[answer.outcome].format(backward=answer.backward)
+    overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
+    if answer.outcome == "nothing bad" and overflowed:
+        title += f", but an overflow was swallowed at {overflowed[0].place}"
+    elif answer.outcome == "nothing bad" and answer.advice:
+        title += ", but the script trains wrongly"
     return Page(title, [*_good_run(answer), *_limits(answer)])
+
+
+def _without_secrets(answer: ScriptAnswer) -> ScriptAnswer:
+    commands = {"script": answer.script, "next": answer.next}
+    texts = {"error": answer.error, "log": answer.log}
+    hidden = {name: hide_secrets_in(text) if text else "" for name, text in commands.items()}
+    hidden |= {name: hide_secrets_in_text(text) for name, text in texts.items()}
+    return answer.model_copy(update=hidden)
 
 
 def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
@@ -57,8 +74,10 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
         yield from origin_blocks(answer.culprit, answer.way)
         if answer.exact:
             yield Text([answer.exact])
+    if answer.runs:
+        yield from _operation_runs(answer.runs)
     if answer.trials:
-        yield from trial_blocks(answer.trials)
+        yield from _trials(answer.trials)
     yield from _recommendation(answer)
 
 
@@ -70,7 +89,6 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
     subject = culprit.op if culprit.kind == "op" else culprit.name
     did = "made the first bad number" if culprit.kind == "op" else "was bad before the step"
     place = [" at ", Mono(culprit.place)] if culprit.file else []
-    fixed = f" Fixed by: {answer.cure.trial}." if answer.cure else ""
     yield Text(
         [
             "In short: ",
@@ -78,9 +96,68 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
             f" {did}, ",
             *module_parts(culprit.module),
             *place,
-            f". {_FP32[answer.in_fp32]}{fixed}",
+            f". {_FP32[answer.in_fp32]}{_fixed(answer)}",
         ]
     )
+
+
+def _fixed(answer: ScriptAnswer) -> str:
+    """Return what makes the step good; it is a fix only if the patched script has trained on."""
+    if answer.cure is None or not answer.cure.trial:
+        return ""
+    if _PROVEN in answer.cure.trial:
+        return f" Fixed by: {answer.cure.trial}."
+    in_vain = any(one.name.startswith(_PATCHED) and not one.good for one in answer.trials)
+    later = " The script, patched so, failed at a later step." if in_vain else ""
+    return f" This step is good with: {answer.cure.trial}.{later}"
+
+
+def _operation_runs(runs: tuple[OperationRun, ...]) -> Iterator[Block]:
+    yield Heading("The operation, run again from its kept inputs")
+    rows = []
+    for run in runs:
+        name = f"{run.precision}, as it ran" if run.as_it_ran else run.precision
+        bad = f"{run.not_finite} of {run.elements}"
+        numbers = [_number(run.low), _number(run.high), bad]
+        rows.append([name, *([run.note, "", ""] if run.note else numbers)])
+    tones: list[Tone] = ["bad" if run.not_finite or run.note else "good" for run in runs]
+    yield Table(("precision", "smallest result", "largest result", "not finite"), rows, tones)
+
+
+def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
+    """Yield the table of trials, without the columns that no trial fills."""
+    yield Heading("What would have prevented it")
+    yield Text(["Each change was applied alone:"])
+    columns = {
+        "change": [trial.name for trial in trials],
+        "step": ["good" if trial.good else "bad" for trial in trials],
+        "loss": [_number(trial.loss) for trial in trials],
+        "gradient norm": [_number(trial.grad_norm) for trial in trials],
+        "error": [
+            "" if one.error_as_written is None else f"{one.error_as_written:.2%}" for one in trials
+        ],
+        "largest scale": [
+            "" if one.largest_scale is None else f"{one.largest_scale:g}" for one in trials
+        ],
+        "note": [trial.note for trial in trials],
+    }
+    shown = {head: cells for head, cells in columns.items() if any(cells)}
+    yield Table(
+        tuple(shown),
+        [list(row) for row in zip(*shown.values(), strict=True)],
+        ["good" if trial.good else "bad" for trial in trials],
+    )
+    said = []
+    if "error" in shown:
+        said.append("Error: of all gradients together, relative to FP32 as written.")
+    if "largest scale" in shown:
+        said.append("Largest scale: the largest loss scale tried at which the step is finite.")
+    if said:
+        yield Text([" ".join(said)])
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.6g}"
 
 
 def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
@@ -89,12 +166,14 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
         yield from cure_blocks(answer.cure)
     elif answer.advice:
         yield Text([answer.advice], "bad")
-        yield Text(["This was not tested: no change that could be tried makes the step good."])
+        bad = answer.outcome == "bad number"
+        tried = ": no change that could be tried makes the step good" if bad else ""
+        yield Text([f"This was not tested{tried}."])
     else:
         yield Text(["No cure is known."], "bad")
     if answer.incident:
         yield Text(["The bad step is kept in ", Mono(answer.incident), "."])
-        yield Code(f"halfguard replay {answer.incident} --entry FILE.py:FUNCTION")
+        yield Code(f"halfguard replay {answer.incident}")
 
 
 def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
@@ -122,14 +201,23 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.findings:
         yield Heading("What lint found in the files that ran")
         yield Listing([f"{f.code} {f.place}: {f.message}" for f in answer.findings])
+    if answer.trials:
+        yield from _trials(answer.trials)
+    if answer.cure is not None or answer.advice:
+        yield from _recommendation(answer)
     if answer.next:
         yield Heading("Next")
         yield Code(answer.next)
 
 
 def _ran(answer: ScriptAnswer) -> str:
-    passes = f"({answer.backward} backward passes) in {answer.seconds:.1f} s"
-    return f" ran {answer.steps} optimizer steps {passes}."
+    steps = _count(answer.steps, "optimizer step")
+    passes = _count(answer.backward, "backward pass", "es")
+    return f" ran {steps} ({passes}) in {answer.seconds:.1f} s."
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{'' if number == 1 else plural}"
 
 
 def _limits(answer: ScriptAnswer) -> Iterator[Block]:

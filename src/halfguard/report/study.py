@@ -23,6 +23,13 @@ from halfguard.report.blocks import (
 from halfguard.report.forest import draw_forest
 from halfguard.report.study_runs import cost_section, evidence_section, training_section
 
+_NAMED = 2  # candidates of one verdict that a title names; of more it says the number
+_VERBS = {  # for one candidate, and for several
+    VerdictLabel.FAIL: ("FAILS", "FAIL"),
+    VerdictLabel.MARGINAL: ("is MARGINAL", "are MARGINAL"),
+    VerdictLabel.INCONCLUSIVE: ("is INCONCLUSIVE", "are INCONCLUSIVE"),
+    VerdictLabel.PASS: ("PASSES", "PASS"),
+}
 _ANSWERS = {"yes": "yes", "no": "NO", "unknown": "not known", "person": "for a person"}
 
 
@@ -38,7 +45,21 @@ def study_page(study: Study, verdict: Verdict, sign_off: SignOffStatus | None = 
         *_signature(verdict, sign_off),
         *evidence_section(study, verdict),
     ]
-    return Page(f"{study.name}: {verdict.word}", blocks)
+    torch = next((run.environment["torch"] for run in study.runs if "torch" in run.environment), "")
+    return Page(f"{study.name}: {outcome_title(verdict, f' on {verdict.metric}')}", blocks, torch)
+
+
+def outcome_title(verdict: Verdict, metric: str = "") -> str:
+    """Return who fails and who passes, the failures first, such as ``a FAILS on auc, b PASSES``."""
+    found = []
+    for word, verb in _VERBS.items():
+        names = [row.candidate for row in verdict.comparisons if row.word is word]
+        if len(names) > _NAMED:
+            found.append(f"{len(names)} candidates {verb[1]}")
+        elif names:
+            found.append(f"{' and '.join(names)} {verb[len(names) > 1]}")
+    first, *others = found or [str(verdict.word)]
+    return ", ".join([f"{first}{metric}", *others])
 
 
 def _tone(word: VerdictLabel) -> Tone:
@@ -52,13 +73,10 @@ def verdict_section(verdict: Verdict) -> Iterator[Block]:
         [_comparison(row) for row in verdict.comparisons],
         [_tone(row.word) for row in verdict.comparisons],
     )
-    thin = (
-        " The thin bar holds for all candidates together." if len(verdict.comparisons) > 1 else ""
-    )
     yield Figure(
         draw_forest(verdict),
-        f"Loss of {verdict.metric} against {verdict.baseline}: each dot is a seed, the thick bar is the 95% "
-        f"interval.{thin} A bar that is completely in one area decides the verdict.",
+        f"Loss of {verdict.metric} against {verdict.baseline}: an arrow points to a value beyond the edge. "
+        "A bar that is completely in one area decides the verdict.",
     )
     for row in verdict.comparisons:
         yield Text([Mono(row.candidate), f": {row.word}. {row.reason}"])

@@ -9,7 +9,8 @@ from halfguard.records.sizes import format_bytes
 from halfguard.records.study import Curve, RunResult, Study
 from halfguard.records.verdict import TrainingStats, Verdict
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text
-from halfguard.report.curves import Line, Series, draw_curves, gather_columns
+from halfguard.report.columns import Series, gather_columns
+from halfguard.report.curves import Line, draw_curves
 
 _ROWS = 400  # runs that are listed one by one
 
@@ -17,7 +18,15 @@ _ROWS = 400  # runs that are listed one by one
 def cost_section(study: Study, verdict: Verdict) -> Iterator[Block]:
     """Yield speed, memory, skipped steps and gradient norms of every candidate."""
     yield Heading("Speed, memory, steps, gradients")
-    heads = ("", "speed", "peak memory", "skipped", "in FP32", "norm / baseline", "loss scale")
+    heads = (
+        "candidate",
+        "speed",
+        "peak memory",
+        "skipped",
+        "in FP32",
+        "norm / baseline",
+        "loss scale",
+    )
     yield Table(heads, [_stats(stats) for stats in verdict.efforts])
     if study.spec.get("command"):
         yield Text(["Speed is the duration of the baseline's runs divided by the candidate's."])
@@ -74,7 +83,8 @@ def training_section(study: Study, verdict: Verdict) -> Iterator[Block]:
             continue
         caption = f"{label.capitalize()} over steps: {meaning}"
         caption += " ▾ marks values that are not finite."
-        yield Figure(draw_curves(lines, label=label, log=log), caption)
+        spread = "lowest to highest seed"
+        yield Figure(draw_curves(lines, label=label, log=log, spread=spread), caption)
 
 
 def _has_scale(runs: Sequence[RunResult], name: str) -> bool:

@@ -138,7 +138,18 @@ def _insert(row: StepRow | HealthyStepsRow, parts: list[StepRow | HealthyStepsRo
     kept: list[StepRow | HealthyStepsRow] = []
     for part in parts[start:end]:  # a group that the new row covers in part keeps the rest
         if isinstance(part, HealthyStepsRow) and part.first_step < first_step_of(row):
-            kept.append(part.model_copy(update={"last_step": first_step_of(row) - 1}))
+            kept.append(_cut(part, part.first_step, first_step_of(row) - 1))
         if isinstance(part, HealthyStepsRow) and part.last_step > last_step_of(row):
-            kept.append(part.model_copy(update={"first_step": last_step_of(row) + 1}))
+            kept.append(_cut(part, last_step_of(row) + 1, part.last_step))
     parts[start:end] = sorted([*kept, row], key=first_step_of)
+
+
+def _cut(part: HealthyStepsRow, first: int, last: int) -> HealthyStepsRow:
+    """Return the steps from ``first`` to ``last`` of a group, with their part of the loss curve."""
+    size, before = part.steps_per_loss, first - part.first_step
+    kept = slice(before // size, (last - part.first_step) // size + 1)
+    if before % size:  # the curve has no point that begins here
+        kept = slice(0)
+    names = ("losses", "losses_low", "losses_high")
+    curve = {name: getattr(part, name)[kept] for name in names}
+    return part.model_copy(update={"first_step": first, "last_step": last, **curve})

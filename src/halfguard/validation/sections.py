@@ -31,9 +31,11 @@ def _parse_bytes(value: object) -> object:
 
 
 def as_seeds(value: object) -> object:
-    """Convert a count to the seeds 0, 1, 2, ..."""
-    if type(value) is not int:
+    """Convert a count to the seeds 0, 1, 2, ...; refuse what is neither a count nor a list."""
+    if isinstance(value, list | tuple):
         return value
+    if type(value) is not int or value < 1:
+        raise ValueError("a number of seeds such as 4, or a list such as [0, 1, 2, 3], is needed")
     if value > MAX_SEEDS:
         raise ValueError(f"at most {MAX_SEEDS:,} seeds are allowed, not {value:,}")
     return tuple(range(value))

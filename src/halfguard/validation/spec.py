@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
@@ -34,6 +34,23 @@ PLACEHOLDERS = ("{precision}", "{seed}", "{out}")
 
 class Spec(Section):
     """A study as described in ``SPEC.yaml`` for ``halfguard validate``."""
+
+    # Keys of other configurations: what to write here instead.
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("use_amp", "use_mixed_precision", "mixed_precision", "amp", "fp16", "precision"),
+            "candidates: [fp16-mixed] (the baseline is fp32)",
+        ),
+        "bf16": "candidates: [bf16-mixed] (the baseline is fp32)",
+        **dict.fromkeys(
+            ("clip_grad_norm", "gradient_clip_val", "max_grad_norm", "grad_clip", "guard"),
+            "candidates: [{precision: fp16-mixed, guard: {clip: {max_norm: 1.0}}}]",
+        ),
+        **dict.fromkeys(("seed", "num_seeds", "n_seeds"), "seeds: 4"),
+        **dict.fromkeys(("max_steps", "num_steps", "num_train_steps", "epochs"), "steps: 100"),
+        **dict.fromkeys(("script", "program", "train"), "command or entry"),
+        **dict.fromkeys(("threshold", "tolerance", "margin"), "thresholds: {pass: 1%}"),
+    }
 
     name: str = Field(min_length=1)
     entry: str | None = None

@@ -10,6 +10,7 @@ from halfguard.records.study import Study
 from halfguard.records.verdict import SignOffStatus, Verdict
 from halfguard.report import study_page, to_html, to_junit, to_markdown
 from halfguard.report.blocks import Page
+from halfguard.report.html import without_origin
 
 VERDICT_FILE = "verdict.json"
 
@@ -42,9 +43,16 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
     write_atomically(folder / "junit.xml", to_junit(verdict))
 
 
+def _write_if_changed(path: Path, html: str) -> None:
+    """Write a page unless the file shows the same already: a later date alone would void a sign-off."""
+    known = path.read_text("utf-8", "replace") if path.is_file() else ""
+    if without_origin(known) != without_origin(html):
+        write_atomically(path, html)
+
+
 def write_pages(folder: Path, study: Study, verdict: Verdict, sign_off: SignOffStatus) -> Page:
     """Write ``report.html`` and ``report.md``; return their page."""
     page = study_page(study, verdict, sign_off)
-    write_atomically(folder / "report.html", to_html(page))
+    _write_if_changed(folder / "report.html", to_html(page))
     write_atomically(folder / "report.md", to_markdown(page))
     return page

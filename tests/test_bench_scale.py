@@ -57,8 +57,11 @@ def test_lint_grows_with_the_lines() -> None:
 
 
 def test_a_journal_grows_with_unusual_steps_and_groups() -> None:
-    (table,) = journal.tables([10_000, 100_000])
-    small, large = table.column("MB on disk")
-    assert large / small == pytest.approx(10, rel=0.1)
-    assert large * 1e6 / 200 < 300  # bytes per row: a row for each unusual step and each group
-    assert str(table).count("\n| 10") == 2
+    # Up to step 20,000 the curve of the loss is finer; from there on only the number of rows counts.
+    (table,) = journal.tables([20_000, 110_000, 200_000])
+    start, small, large = table.column("MB on disk")
+    assert (large - small) / (small - start) == pytest.approx(1, rel=0.05)
+    per_row = (large - small) * 1e6 / 180  # a row for each unusual step and each group
+    assert per_row < 300
+    assert start * 1e6 < 60_000
+    assert str(table).count("\n| ") == 5  # two lines of the heading, three rows

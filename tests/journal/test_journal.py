@@ -20,6 +20,7 @@ from halfguard.journal import (
     read_rows,
 )
 from halfguard.records import HealthyStepsRow, RunInfo, Summary
+from halfguard.records.step import LossCurve
 from tests.journal.helper import skipped, spans, steps
 
 
@@ -46,27 +47,39 @@ def test_a_row_summarizes_its_healthy_steps(tmp_path: Path) -> None:
             grad_norm_min=0.25,
             grad_norm_max=2.0,
             scale=8.0,
-            losses=(1.0, 4.0, 1.0),
+            losses=LossCurve(steps_per_point=1, mean=(1.0, 4.0, 1.0)),
         )
     ]
 
 
-def test_late_groups_keep_the_spread_of_their_losses_in_buckets(tmp_path: Path) -> None:
-    with Journal(tmp_path, steps_per_row=120) as journal:
-        for step in range(1990, 2230):
+def loss_curve(folder: Path, first: int, count: int) -> LossCurve:
+    """Return the curve of one group, in which the loss of a step is its number."""
+    with Journal(folder, steps_per_row=count) as journal:
+        for step in range(first, first + count):
             journal.add_healthy_step(step, loss=float(step), grad_norm=1.0, scale=1.0)
-        assert all(row.losses == () for row in journal.recent_rows(9))  # type: ignore[union-attr]
-    early, late = read_rows(tmp_path / STEPS_FILE)
-    assert isinstance(early, HealthyStepsRow)
-    assert isinstance(late, HealthyStepsRow)
-    assert (early.first_step, early.losses, early.steps_per_loss) == (
-        1990,
-        tuple(float(step) for step in range(1990, 2110)),
-        1,
-    )
-    assert (late.first_step, late.steps_per_loss, len(late.losses)) == (2110, 50, 3)
-    assert (late.losses_low[0], late.losses[0], late.losses_high[0]) == (2110.0, 2134.5, 2159.0)
-    assert (late.losses_low[2], late.losses[2], late.losses_high[2]) == (2210.0, 2219.5, 2229.0)
+        assert all(row.losses is None for row in journal.recent_rows(9))  # type: ignore[union-attr]
+    (row,) = read_rows(folder / STEPS_FILE)
+    assert isinstance(row, HealthyStepsRow)
+    assert row.losses is not None
+    return row.losses
+
+
+def test_an_early_group_keeps_the_loss_of_every_step(tmp_path: Path) -> None:
+    curve = loss_curve(tmp_path, 1990, 120)
+    assert curve == LossCurve(steps_per_point=1, mean=tuple(map(float, range(1990, 2110))))
+
+
+@pytest.mark.parametrize(("first", "size"), [(2_000, 50), (19_999, 50), (20_000, 500)])
+def test_later_groups_keep_the_spread_of_their_losses(
+    tmp_path: Path, first: int, size: int
+) -> None:
+    curve = loss_curve(tmp_path, first, 2 * size + 20)
+    assert curve.steps_per_point == size
+    starts = [first, first + size, first + 2 * size]
+    ends = [start + length - 1 for start, length in zip(starts, (size, size, 20), strict=True)]
+    assert list(curve.low) == starts
+    assert list(curve.high) == ends
+    assert list(curve.mean) == [(a + b) / 2 for a, b in zip(starts, ends, strict=True)]
 
 
 def test_a_row_of_version_1_is_read() -> None:
@@ -74,7 +87,7 @@ def test_a_row_of_version_1_is_read() -> None:
         '{"kind": "window", "schema_version": 1, "first_step": 0, "last_step": 9, "loss_mean": 1.0, '
         '"loss_max": 2.0, "grad_norm_min": 0.5, "grad_norm_max": 1.0, "scale": 8.0}'
     )
-    assert HealthyStepsRow.from_json(old).losses == ()
+    assert HealthyStepsRow.from_json(old).losses is None
 
 
 def test_losses_that_are_not_known_have_no_curve(tmp_path: Path) -> None:
@@ -83,7 +96,7 @@ def test_losses_that_are_not_known_have_no_curve(tmp_path: Path) -> None:
             journal.add_healthy_step(step, loss=float("nan"), grad_norm=1.0, scale=1.0)
     (row,) = read_rows(tmp_path / STEPS_FILE)
     assert isinstance(row, HealthyStepsRow)
-    assert row.losses == ()
+    assert row.losses is None
 
 
 def test_what_closes_a_group(tmp_path: Path) -> None:

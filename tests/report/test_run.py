@@ -25,6 +25,7 @@ from halfguard.records import (
     StepRow,
     Summary,
 )
+from halfguard.records.step import LossCurve
 from halfguard.report import RunReport, run_page, to_html, to_markdown
 from halfguard.report.columns import COLUMNS, gather_columns
 from halfguard.report.run_curves import EVERY_STEP, loss_columns
@@ -92,13 +93,11 @@ def test_three_curves_with_marks_and_a_link_to_the_incident() -> None:
     assert 'href="./../runs/a/incidents/000100-r0"' in page
 
 
-def curve(first: int, losses: list[float], size: int = 1) -> HealthyStepsRow:
-    spread = (
-        {} if size == 1 else {"losses_low": [0.1] * len(losses), "losses_high": [9.0] * len(losses)}
-    )
-    last = first + size * len(losses) - 1
-    made = window(first, last).model_dump() | {"losses": losses, "steps_per_loss": size, **spread}
-    return HealthyStepsRow.model_validate(made)
+def curve(first: int, losses: list[float], size: int = 1, high: float = 9.0) -> HealthyStepsRow:
+    low, highs = ((), ()) if size == 1 else ((0.1,) * len(losses), (high,) * len(losses))
+    made = LossCurve(steps_per_point=size, mean=tuple(losses), low=low, high=highs)
+    row = window(first, first + size * len(losses) - 1)
+    return row.model_copy(update={"losses": made})
 
 
 def test_a_short_run_is_drawn_step_by_step() -> None:
@@ -113,7 +112,7 @@ def test_a_short_run_is_drawn_step_by_step() -> None:
 
 def test_a_long_run_is_drawn_with_the_extremes_of_its_buckets() -> None:
     rows = [curve(start, [1.0] * 20, size=50) for start in range(0, 100_000, 1000)]
-    rows[50] = rows[50].model_copy(update={"losses_high": (9.0,) * 7 + (77.0,) + (9.0,) * 12})
+    rows[50] = curve(50_000, [1.0] * 20, size=50, high=77.0)
     columns = loss_columns(build_timeline(rows).parts)
     assert len(columns) <= COLUMNS < EVERY_STEP
     assert (min(c.low for c in columns), max(c.high for c in columns)) == (0.1, 77.0)

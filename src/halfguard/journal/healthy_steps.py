@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
-from typing import Any
 
 from halfguard.records import HealthyStepsRow
+from halfguard.records.step import LossCurve
 
-EVERY_STEP_UNTIL = 2000  # a group that begins before this step keeps the loss of each of its steps
-STEPS_PER_LOSS = 50  # later groups keep the mean, lowest and highest loss of so many steps
+# A group that begins before this step has a point in the curve of the loss for so many steps. A long run
+# is drawn with fewer points than that, so its journal stays small.
+_STEPS_PER_POINT = ((2_000, 1), (20_000, 50))
+_STEPS_PER_LATE_POINT = 500
 
 
 class HealthySteps:
@@ -24,7 +27,7 @@ class HealthySteps:
         """Remove all steps; the next one may have any number."""
         # No step is negative: first = next = -1 means "empty" and never matches a step.
         self.first_step = self.next_step = -1
-        self.losses: list[float] = []
+        self.losses = array("d")  # 8 bytes a step
         self.grad_norm_min = float("inf")
         self.grad_norm_max = float("-inf")
         self.scale = 1.0
@@ -57,23 +60,26 @@ class HealthySteps:
             grad_norm_min=self.grad_norm_min,
             grad_norm_max=self.grad_norm_max,
             scale=self.scale,
-            **(self._loss_curve() if with_losses else {}),
+            losses=self._loss_curve() if with_losses else None,
         )
 
-    def _loss_curve(self) -> dict[str, Any]:
-        known = [loss for loss in self.losses if math.isfinite(loss)]
-        if len(known) < len(self.losses) or len(known) < 2:
-            return {}  # a framework did not tell its losses, or one step, which the mean describes
-        if self.first_step < EVERY_STEP_UNTIL:
-            return {"losses": _round(known)}
-        size = STEPS_PER_LOSS
-        groups = [known[start : start + size] for start in range(0, len(known), size)]
-        return {
-            "steps_per_loss": size,
-            "losses": _round([sum(group) / len(group) for group in groups]),
-            "losses_low": _round([min(group) for group in groups]),
-            "losses_high": _round([max(group) for group in groups]),
-        }
+    def _loss_curve(self) -> LossCurve | None:
+        if len(self) < 2 or not all(map(math.isfinite, self.losses)):
+            return None  # the mean describes one step; some frameworks do not tell their losses
+        size = _steps_per_point(self.first_step)
+        if size == 1:
+            return LossCurve(steps_per_point=1, mean=_round(self.losses))
+        points = [self.losses[start : start + size] for start in range(0, len(self), size)]
+        return LossCurve(
+            steps_per_point=size,
+            mean=_round([sum(point) / len(point) for point in points]),
+            low=_round([min(point) for point in points]),
+            high=_round([max(point) for point in points]),
+        )
+
+
+def _steps_per_point(first_step: int) -> int:
+    return next((size for end, size in _STEPS_PER_POINT if first_step < end), _STEPS_PER_LATE_POINT)
 
 
 def _round(values: Sequence[float]) -> tuple[float, ...]:

@@ -30,9 +30,9 @@ class Record(BaseModel):
 
     def to_json(self) -> str:
         """Return one line of JSON that ``from_json`` of this and later versions can read."""
-        head = json.dumps({"kind": self.kind, "schema_version": self.schema_version})
+        head = f'{{"kind": "{self.kind}", "schema_version": {self.schema_version}'
         body = self.model_dump_json()
-        return head if body == "{}" else f"{head[:-1]}, {body[1:]}"
+        return head + "}" if body == "{}" else f"{head}, {body[1:]}"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

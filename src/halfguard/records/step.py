@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from halfguard.records.base import Migration, Record
+from halfguard.records.base import FloatRecordPart, Migration, Record
 
 
 class Cause(StrEnum):
@@ -112,6 +112,15 @@ class StepRow(Record):
     note: str = ""
 
 
+class LossCurve(FloatRecordPart):
+    """The losses of consecutive healthy steps: one by one, or the mean and the extremes of several."""
+
+    steps_per_point: int = Field(ge=1)
+    mean: tuple[float, ...]
+    low: tuple[float, ...] = Field(default=(), description="lowest; empty for single steps")
+    high: tuple[float, ...] = Field(default=(), description="highest; empty for single steps")
+
+
 class HealthyStepsRow(Record):
     """Consecutive healthy steps, summarized in one row."""
 
@@ -126,12 +135,7 @@ class HealthyStepsRow(Record):
     grad_norm_min: float
     grad_norm_max: float
     scale: float = Field(description="loss scale at the last step")
-    losses: tuple[float, ...] = Field(
-        default=(), description="the curve of the loss: means of steps_per_loss steps each"
-    )
-    losses_low: tuple[float, ...] = Field(default=(), description="lowest; empty for single steps")
-    losses_high: tuple[float, ...] = Field(default=(), description="highest, of the same steps")
-    steps_per_loss: int = Field(default=1, ge=1)
+    losses: LossCurve | None = None
 
 
 class HealthRow(Record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from halfguard.records.step import HealthyStepsRow, StepRow
+from halfguard.records.step import HealthyStepsRow, LossCurve, StepRow
 from halfguard.report.columns import COLUMNS, Column, single_value, thin_columns
 
 Parts = Sequence[StepRow | HealthyStepsRow]
@@ -24,18 +24,18 @@ def loss_columns(parts: Parts) -> list[Column]:
     for part in parts:
         if isinstance(part, StepRow):
             found.append(single_value(part.step, part.loss))
-        elif part.losses:
-            found += _curve(part)
+        elif part.losses is not None:
+            found += _curve(part, part.losses)
         else:
             found += _group(part, part.loss_mean, part.loss_mean, part.loss_max)
     short = bool(found) and found[-1].step - found[0].step < EVERY_STEP
     return thin_columns(found, EVERY_STEP if short else COLUMNS)
 
 
-def _curve(part: HealthyStepsRow) -> Iterator[Column]:
-    size = part.steps_per_loss
-    lows, highs = part.losses_low or part.losses, part.losses_high or part.losses
-    for index, (mean, low, high) in enumerate(zip(part.losses, lows, highs, strict=False)):
+def _curve(part: HealthyStepsRow, losses: LossCurve) -> Iterator[Column]:
+    size = losses.steps_per_point
+    lows, highs = losses.low or losses.mean, losses.high or losses.mean
+    for index, (mean, low, high) in enumerate(zip(losses.mean, lows, highs, strict=False)):
         first = part.first_step + index * size
         last = min(first + size - 1, part.last_step)
         yield Column((first + last) / 2, mean, low, high)
@@ -44,7 +44,11 @@ def _curve(part: HealthyStepsRow) -> Iterator[Column]:
 def has_every_loss(parts: Parts) -> bool:
     """Return whether the loss of every step is known."""
     groups = [part for part in parts if isinstance(part, HealthyStepsRow)]
-    return all(g.first_step == g.last_step or (g.losses and g.steps_per_loss == 1) for g in groups)
+    return all(
+        group.first_step == group.last_step
+        or (group.losses is not None and group.losses.steps_per_point == 1)
+        for group in groups
+    )
 
 
 def grad_norm_columns(parts: Parts) -> list[Column]:

@@ -14,6 +14,7 @@ from halfguard.records.step import (
     HealthRow,
     HealthWarning,
     HealthyStepsRow,
+    LossCurve,
     NoteRow,
     StepRow,
     Summary,
@@ -146,10 +147,16 @@ def _insert(row: StepRow | HealthyStepsRow, parts: list[StepRow | HealthyStepsRo
 
 def _cut(part: HealthyStepsRow, first: int, last: int) -> HealthyStepsRow:
     """Return the steps from ``first`` to ``last`` of a group, with their part of the loss curve."""
-    size, before = part.steps_per_loss, first - part.first_step
-    kept = slice(before // size, (last - part.first_step) // size + 1)
-    if before % size:  # the curve has no point that begins here
-        kept = slice(0)
-    names = ("losses", "losses_low", "losses_high")
-    curve = {name: getattr(part, name)[kept] for name in names}
-    return part.model_copy(update={"first_step": first, "last_step": last, **curve})
+    losses = part.losses and _cut_curve(
+        part.losses, first - part.first_step, last - part.first_step
+    )
+    return part.model_copy(update={"first_step": first, "last_step": last, "losses": losses})
+
+
+def _cut_curve(losses: LossCurve, first: int, last: int) -> LossCurve | None:
+    size = losses.steps_per_point
+    if first % size:
+        return None  # the curve has no point that begins here
+    kept = slice(first // size, last // size + 1)
+    parts = {name: getattr(losses, name)[kept] for name in ("mean", "low", "high")}
+    return losses.model_copy(update=parts)

@@ -77,7 +77,7 @@ def test_a_page_says_what_happened(write: object) -> None:
     text = re.sub(r"<[^>]*>|[`*\\]", "", page.partition("</style>")[2] or page)
     for part in ("Run runs/a applied 299 of 300 steps", "299 of 300 steps were applied (99.67%)",
                  "1 skipped, 1 repeated in FP32",
-                 "lowered 1 times", "not closed", "1 times forward overflow, skip", "up.weight",
+                 "lowered once", "not closed", "once forward overflow, skip", "up.weight",
                  "halfguard replay runs/a/incidents/000100-r0", "fp16-mixed"):  # fmt: skip
         assert part in text, part
 

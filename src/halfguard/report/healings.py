@@ -46,7 +46,7 @@ def healing_blocks(timeline: Timeline) -> Iterator[Block]:
     if changes:
         yield Text(
             [
-                f"The guard changed the precision of the model {_times(len(changes))} while it trained."
+                f"The guard changed the precision of the model {times(len(changes))} while it trained."
             ]
         )
         label = "steps repeated in FP32 or not applied, so far"
@@ -79,7 +79,8 @@ def _change(row: HealingRow) -> str:
     return "in FP32" if row.action == "applied" else "taken back"
 
 
-def _times(count: int) -> str:
+def times(count: int) -> str:
+    """Return how often something happened, in words."""
     return "once" if count == 1 else f"{count} times"
 
 

@@ -18,7 +18,7 @@ from halfguard.report.blocks import (
     Text,
     Tone,
 )
-from halfguard.report.healings import healing_blocks, healing_changes
+from halfguard.report.healings import healing_blocks, healing_changes, times
 from halfguard.report.run_drawings import both_ends, curve_blocks, is_harmless, unusual_label
 from halfguard.report.run_report import RunReport
 from halfguard.report.watch import watch_blocks
@@ -67,12 +67,12 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
     )
     facts = [
         f"{skipped} skipped, {summary.retried} repeated in FP32, {summary.rollbacks} rolled back.",
-        f"Loss scale {summary.scale:g} at the end, lowered {summary.scale_reductions} times.",
+        f"Loss scale {summary.scale:g} at the end, lowered {times(summary.scale_reductions)}.",
     ]
     if summary.applied:
         facts.append(f"Gradient norms {summary.grad_norm_min:.3g} to {summary.grad_norm_max:.3g}.")
     if report.timeline.resumed:
-        facts.append(f"Resumed {report.timeline.resumed} times; a repeated step counts once.")
+        facts.append(f"Resumed {times(report.timeline.resumed)}; a repeated step counts once.")
     yield Text([" ".join(facts)])
     for warning in report.timeline.warnings.values():
         yield Text([f"Warning at step {warning.step}: {warning.text}"], "bad")
@@ -91,7 +91,7 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
     for row in rows:
         what = f"{unusual_label(row.cause)}, {unusual_label(row.action)}"
         counts[what] = counts.get(what, 0) + 1
-    yield Text(["; ".join(f"{count} times {what}" for what, count in counts.items())])
+    yield Text(["; ".join(f"{times(count)} {what}" for what, count in counts.items())])
     shown = both_ends(rows, _SHOWN)
     heads = ("step", "action", "cause", "loss", "gradient norm", "scale", "worst", "incident")
     tones: list[Tone] = ["" if is_harmless(row) else "bad" for row in shown]

@@ -40,7 +40,8 @@ def curve_blocks(timeline: Timeline, changes: Sequence[Change]) -> Iterator[Bloc
         ("loss", loss_columns(parts), _loss_meaning(timeline), "lowest to highest"),
         ("gradient norm", grad_norm_columns(parts), "the middle of each group of healthy steps.",
          "lowest to highest of a group"),
-        ("loss scale", loss_scale_columns(parts), "at the end of each group.", ""),
+        ("loss scale", loss_scale_columns(parts), "at the end of each group.",
+         "lowest to highest of neighbouring groups"),
     ):  # fmt: skip
         log = None if label == "loss" else True
         drawing = draw_curves(

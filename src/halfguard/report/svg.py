@@ -10,7 +10,7 @@ from halfguard.report.axes import display_width, shorten
 from halfguard.report.blocks import clean
 
 WIDTH = 720  # of every drawing, in its own units; text is 14 of them high
-LETTER = 7.2  # mean width of a letter of a legend
+LETTER = 7.8  # mean width of a letter of a legend
 _SAMPLE, _ROW = 26, 20  # width of a sample in a legend, and height of its rows
 
 # Shapes around (0, 0), as paths.

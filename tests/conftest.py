@@ -9,7 +9,8 @@ import random
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 
 _TURNS = pytest.StashKey[Turns]()
+_FAMILY = 12  # tests of one function from which on --sample-families runs a third
 
 # Set by pytest, by torch when its first dispatch mode is entered, and by importing Lightning.
 _NOT_OURS = (
@@ -70,6 +72,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample-cells", action="store_true", help="run a third of the slow cells")
+    parser.addoption(
+        "--sample-families",
+        action="store_true",
+        help="run a third of tests with many parameter sets",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
@@ -85,16 +92,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("sampled") is None:
             item.add_marker(pytest.mark.slow)
     if config.getoption("--sample-cells"):
-        left_out = {item for item in items if _is_left_out(item)}
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=list(left_out))
+        _deselect(config, items, {item for item in items if _is_left_out(item)})
+    if config.getoption("--sample-families"):
+        _deselect(config, items, _rest_of_families(items))
     items.sort(key=lambda item: _device_of(item) == standin.NAME)
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: set[pytest.Item]) -> None:
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
 
 
 def _is_left_out(item: pytest.Item) -> bool:
     """Leave out two of three slow cells of a matrix, always the same ones."""
     marks = [item.get_closest_marker(name) for name in ("cell", "slow")]
-    return None not in marks and zlib.crc32(item.nodeid.encode()) % 3 != 0
+    return None not in marks and not _in_sample(item)
+
+
+def _rest_of_families(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return two of three tests of each function with many parameter sets, always the same ones."""
+    size = Counter(_function_of(item) for item in items)
+    return {i for i in items if size[_function_of(i)] >= _FAMILY and not _in_sample(i)}
+
+
+def _function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _in_sample(item: pytest.Item) -> bool:
+    return zlib.crc32(item.nodeid.encode()) % 3 == 0
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

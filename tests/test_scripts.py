@@ -1,4 +1,4 @@
-"""scripts/test leaves out slow tests and some cells; scripts/bench passes what benchmarks accept."""
+"""scripts/test leaves out what is said there; scripts/bench passes what benchmarks accept."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def started(folder: Path, *command: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("given", "passed"),
     [
-        ([], [*PARALLEL, "-m", "not slow"]),
+        ([], [*PARALLEL, "-m", "not slow", "--sample-families"]),
         (["--all"], ALL),
         (["--all", "-k", "two words"], [*ALL, "-k", "two words"]),
         (["tests/ops", "-x"], ["-m", "pytest", "tests/ops", "-x"]),

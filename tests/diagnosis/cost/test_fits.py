@@ -18,7 +18,7 @@ from halfguard.workload.user_error import is_out_of_memory
 from tests.diagnosis.cost.jobs import HALF, codes, job, loss
 from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("device")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 class TestFits:

@@ -15,7 +15,7 @@ from halfguard.records.cost import Cost
 from halfguard.records.sizes import format_bytes
 from tests.diagnosis.cost.jobs import HALF, Net, codes, job, loss
 
-pytestmark = pytest.mark.usefixtures("device")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 class TestNoGainInMemory:

@@ -13,6 +13,8 @@ from halfguard.diagnosis.machine.speed import measure_rate, measure_speeds
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.slow  # it measures times
+
 
 def test_speeds_are_relative_to_fp32() -> None:
     found = measure_speeds(CPU)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -30,17 +32,30 @@ def test_a_result_that_was_computed_in_half_is_far_outside(name: str) -> None:
     call, reference = Call(name, (FULL, FULL), HALF), Reference(name)
     arguments = reference.arguments(call)
     correct = first_tensor(operation(name)(*arguments))
-    assert reference.error(call, correct, roundings=4) <= 1
+    assert reference.error(call, correct, torch.device("cuda")) <= 1
     rounded = replace_tensors(arguments, lambda x: x.half().float() if x.is_floating_point() else x)
     in_half = first_tensor(operation(name)(*rounded)).half().float()
-    assert reference.error(call, in_half, roundings=4) > 8
+    assert reference.error(call, in_half, torch.device("cuda")) > 8
+
+
+def test_a_transposed_convolution_may_add_its_columns_in_half_on_a_cpu() -> None:
+    name = "conv_transpose2d.input"
+    call, reference = Call(name, (HALF, HALF), HALF), Reference(name)
+    x, weight = reference.arguments(call)[:2]
+    out = torch.zeros(1, 2, 5, 5, dtype=HALF)
+    for i, j in product(range(3), range(3)):
+        column = torch.einsum("bchw,cd->bdhw", x.float(), weight[:, :, i, j].float()).half()
+        out[:, :, i : i + 3, j : j + 3] += column
+    assert reference.error(call, out, torch.device("cpu")) <= 1
+    off_by_two_percent = (out.float() * 1.02).half()
+    assert reference.error(call, off_by_two_percent, torch.device("cpu")) > 1
 
 
 def test_nan_is_an_infinite_error() -> None:
     call, reference = Call("exp", (FULL, FULL), HALF), Reference("exp")
     result = first_tensor(operation("exp")(*reference.arguments(call)))
     result[0, 0] = torch.nan
-    assert reference.error(call, result, roundings=4) == float("inf")
+    assert reference.error(call, result, torch.device("cuda")) == float("inf")
 
 
 def test_the_dtypes_of_a_call_follow_its_rule() -> None:

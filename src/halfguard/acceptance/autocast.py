@@ -26,7 +26,6 @@ from halfguard.acceptance.autocast_call import (
     first_tensor,
     short_name,
 )
-from halfguard.acceptance.error_bound import ACCELERATOR_ROUNDINGS
 from halfguard.acceptance.operations import SAMPLES, operation, replace_tensors
 from halfguard.acceptance.setting import Cases, NotRunError, Setting
 from halfguard.autocast_ops import RULES, AutocastRule
@@ -95,8 +94,7 @@ def _check(name: str, device: torch.device) -> AcceptanceCase:
                 missing = seen.error
                 if place.type != "cpu" or not reference.sample.only_cuda:
                     continue  # on a CPU, the casts before the missing kernel are still checked
-            roundings = 1 if place.type == "cpu" else ACCELERATOR_ROUNDINGS
-            problem, error = _judge(call, reference, seen, roundings)
+            problem, error = _judge(call, reference, seen, place)
             where = "emulated on the CPU" if place.type == "cpu" else f"on {place.type}"
             problems += [f"{where}, {call}: {problem}"] if problem else []
             worst[place] = max(worst[place], error)
@@ -135,7 +133,9 @@ def _observe(call: Call, reference: Reference, place: torch.device) -> _Observed
     return _Observed(first.dtypes, result.cpu())
 
 
-def _judge(call: Call, reference: Reference, seen: _Observed, roundings: int) -> tuple[str, float]:
+def _judge(
+    call: Call, reference: Reference, seen: _Observed, place: torch.device
+) -> tuple[str, float]:
     """Return what is wrong with a call, if anything, and its error over the bound."""
     if call.rule is AutocastRule.BANNED:
         return ("" if _REFUSAL in seen.error else "autocast does not refuse it"), 0.0
@@ -148,7 +148,7 @@ def _judge(call: Call, reference: Reference, seen: _Observed, roundings: int) ->
     if seen.result.dtype is not call.returned_in:
         found, wanted = short_name(seen.result.dtype), short_name(call.returned_in)
         return f"it returns {found}, not {wanted}", 0.0
-    error = reference.error(call, seen.result, roundings=roundings)
+    error = reference.error(call, seen.result, place)
     return ("" if error <= 1 else f"its error is {error:.3g} times the bound"), error
 
 

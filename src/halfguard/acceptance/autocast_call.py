@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfguard.acceptance.error_bound import condition, error_bound
+from halfguard.acceptance.error_bound import ACCELERATOR_ROUNDINGS, condition, error_bound
 from halfguard.acceptance.operations import SAMPLES, make_arguments, operation, replace_tensors
 from halfguard.autocast_ops import RULES, AutocastRule
 
@@ -85,16 +85,18 @@ class Reference:
         """Return the arguments of a call on the CPU."""
         return replace_tensors(self._arguments, lambda x: self._given(x, call))
 
-    def error(self, call: Call, result: Tensor, *, roundings: int) -> float:
+    def error(self, call: Call, result: Tensor, place: torch.device) -> float:
         """Return the largest error of a result in units of its bound; infinite for NaN."""
         exact = self._exact(call)
+        on_cpu = place.type == "cpu"
+        stages = (on_cpu and self.sample.cpu_stages) or self.sample.stages
         bound = error_bound(
             exact,
             self._condition,
             terms=max(x.numel() for x in self._inputs),
-            stages=self.sample.stages,
+            stages=stages,
             dtype=result.dtype,
-            roundings=roundings,
+            roundings=1 if on_cpu else ACCELERATOR_ROUNDINGS,
         )
         ratios = (result.double() - exact).abs() / bound
         return math.inf if bool(ratios.isnan().any()) else float(ratios.max())

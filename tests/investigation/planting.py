@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import indent
 
 from tests.investigation.real_data import MAKERS
+from tests.investigation.real_data_second import SECOND_MAKERS
 from tests.investigation.real_scripts import PLANT, Fault, RealScript
 
 
@@ -22,7 +23,7 @@ def prepare(script: RealScript, checkouts: Path, place: Path) -> Path:
         _edit(folder / edit.path, edit.anchor, edit.replacement, script)
     fault = script.fault
     _edit(folder / fault.path, fault.anchor, planted(fault), script)
-    MAKERS[script.data](folder)
+    (MAKERS | SECOND_MAKERS)[script.data](folder)
     return folder
 
 

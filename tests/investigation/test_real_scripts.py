@@ -10,19 +10,24 @@ import pytest
 
 from tests.investigation.planting import planted, prepare
 from tests.investigation.real_data import MAKERS
+from tests.investigation.real_data_second import SECOND_MAKERS
 from tests.investigation.real_scripts import PLANT, REAL_SCRIPTS, RealScript
+from tests.investigation.real_scripts_second import SECOND_SET
 
-each = pytest.mark.parametrize("script", REAL_SCRIPTS, ids=lambda one: one.name)
+ALL = REAL_SCRIPTS + SECOND_SET
+each = pytest.mark.parametrize("script", ALL, ids=lambda one: one.name)
 
 
 def test_names_and_faults_are_unique() -> None:
-    assert len({one.name for one in REAL_SCRIPTS}) == len(REAL_SCRIPTS)
-    assert len({one.line for one in REAL_SCRIPTS}) == len(REAL_SCRIPTS)
+    assert len({one.name for one in ALL}) == len(ALL)
+    assert len({one.line for one in ALL}) == len(ALL)
+    assert len({(one.source, one.path) for one in ALL}) == len(ALL)
+    assert not MAKERS.keys() & SECOND_MAKERS.keys()
 
 
 @each
 def test_a_description_is_whole(script: RealScript) -> None:
-    assert script.data in MAKERS
+    assert script.data in MAKERS or script.data in SECOND_MAKERS
     assert shlex.split(script.arguments) is not None
     assert script.line in script.fault.lines
     assert len(script.version) == 40 or script.source.isidentifier()

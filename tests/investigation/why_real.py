@@ -1,9 +1,9 @@
 """Measure the answers of ``halfguard why`` on training scripts of other projects, each with a planted fault.
 
-``scripts/why_real CHECKOUTS [NAME ...] [--json] [--fresh] [--out FILE]``. CHECKOUTS has the repositories that
-``real_scripts`` names, as owner/name. Each script is copied with its fault to a temporary folder, and asked
-twice: with the fault, and without it, where no number may be called bad. Results are kept in a JSON file:
-what was measured before is not run again, unless ``--fresh``.
+``scripts/why_real CHECKOUTS [NAME ...] [--set first|second] [--json] [--fresh] [--out FILE]``. CHECKOUTS has
+the repositories that ``real_scripts`` or ``real_scripts_second`` names, as owner/name. Each script is copied
+with its fault to a temporary folder, and asked twice: with the fault, and without it, where no number may be
+called bad. Results are kept in a JSON file: what was measured before is not run again, unless ``--fresh``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from pathlib import Path
 from halfguard.investigation import Target
 from tests.investigation.planting import prepare
 from tests.investigation.real_scripts import PLANT, REAL_SCRIPTS, RealScript
+from tests.investigation.real_scripts_second import SECOND_SET
 from tests.investigation.truth import Case, Measured, ask_in_fork, import_frameworks, measure_in
 
+SETS = {"first": REAL_SCRIPTS, "second": SECOND_SET}
+# Not `evaluate`: a script of the second set has a file of that name.
 IMPORTED = (
     "torchvision",
     "timm",
     "datasets",
-    "evaluate",
+    "diffusers",
     "lightning.pytorch.cli",
     "transformers.trainer",
     "transformers.models.bert.modeling_bert",
@@ -93,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkouts", type=Path, help="folder with repositories, as owner/name")
     parser.add_argument("names", nargs="*", help="beginnings of names")
+    parser.add_argument("--set", choices=SETS, default="first")
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
     parser.add_argument("--fresh", action="store_true", help="measure again")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir(), "why_real.json"))
@@ -108,7 +112,7 @@ def _measure_all(options: argparse.Namespace) -> list[RealMeasured]:
     out: Path = options.out
     kept = json.loads(out.read_text("utf-8")) if out.is_file() else {}
     found = []
-    for script in REAL_SCRIPTS:
+    for script in SETS[options.set]:
         if options.names and not script.name.startswith(tuple(options.names)):
             continue
         if options.fresh or script.name not in kept:

@@ -63,7 +63,9 @@ def force_fp32(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Op
         for state in optimizer.state.values():
             for key, value in state.items():
                 state[key] = _wide(value)
-    FP32Arguments().__enter__()  # type: ignore[no-untyped-call]
+    lift = FP32Arguments()  # type: ignore[no-untyped-call]
+    lift.__enter__()
+    _lift_in_backward(lift)
 
 
 def _frozen_parameters() -> list[Tensor]:
@@ -97,11 +99,6 @@ class FP32Arguments(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if func is Tensor.backward:
-            # A mode is off inside the function that it intercepts, and a checkpointed block is computed
-            # again there.
-            with self:
-                return _backward(*args, **kwargs)
         if func in (Tensor.half, Tensor.bfloat16):
             return args[0].float()
         if name in _AS_THEY_ARE:
@@ -113,14 +110,19 @@ class FP32Arguments(TorchFunctionMode):
         return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
 
 
-def _backward(
-    loss: Tensor,
-    gradient: Tensor | None = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Any = None,
-) -> None:
-    torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
+def _lift_in_backward(mode: FP32Arguments) -> None:
+    """Keep the mode during backward passes: hooks, functions of the user, checkpointed blocks.
+
+    A mode is off inside the function that it intercepts, which is what starts a backward pass.
+    """
+    original: Any = torch.autograd.graph._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return original(*args, **kwargs)
+
+    for owner in (torch.autograd.graph, torch.autograd):
+        owner._engine_run_backward = run_backward  # type: ignore[attr-defined]
 
 
 def _wide(value: Any) -> Any:

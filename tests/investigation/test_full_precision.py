@@ -1,0 +1,99 @@
+"""Half numbers of a script are FP32 after ``force_fp32``, also where a backward pass runs its code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from halfguard.investigation.full_precision import force_fp32
+
+Computed = Callable[[Tensor], Tensor]
+Start = Callable[[Tensor, Tensor], None]
+SEEN: list[torch.dtype] = []
+
+
+class Halved(torch.autograd.Function):
+    """Computes in half, in both directions."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return see(x)
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return see(grads[0])
+
+
+def see(x: Tensor) -> Tensor:
+    half = x.half()
+    SEEN.extend([half.dtype, x.to(torch.float16).dtype])
+    return half.float()
+
+
+def by_function(x: Tensor) -> Tensor:
+    out: Tensor = Halved.apply(x)
+    return out
+
+
+def by_hook(x: Tensor) -> Tensor:
+    out = x * 2
+    out.register_hook(see)
+    return out
+
+
+def by_checkpoint(x: Tensor) -> Tensor:
+    out: Tensor = checkpoint(lambda y: see(y).exp(), x, use_reentrant=False)
+    return out
+
+
+def by_reentrant_checkpoint(x: Tensor) -> Tensor:
+    out: Tensor = checkpoint(lambda y: see(y).exp(), x, use_reentrant=True)
+    return out
+
+
+def method(loss: Tensor, _x: Tensor) -> None:
+    loss.backward()
+
+
+def function(loss: Tensor, _x: Tensor) -> None:
+    torch.autograd.backward([loss])
+
+
+def grad(loss: Tensor, x: Tensor) -> None:
+    torch.autograd.grad(loss, [x])
+
+
+CASES: list[tuple[Computed, Start]] = [
+    (computed, start)
+    for computed in (by_function, by_hook, by_checkpoint, by_reentrant_checkpoint)
+    for start in (method, function, grad)
+    if (computed, start) != (by_reentrant_checkpoint, grad)  # torch refuses it
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("computed", "start"), CASES)
+def test_code_in_a_backward_pass_is_lifted(computed: Computed, start: Start) -> None:
+    child = os.fork()  # what is forced stays for the life of a process
+    if not child:
+        status = 1
+        try:
+            status = 0 if _lifts(computed, start) else 2
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def _lifts(computed: Computed, start: Start) -> bool:
+    x = torch.ones(3, requires_grad=True)
+    force_fp32([x], [])
+    loss = computed(x).sum()
+    forward = len(SEEN)
+    start(loss, x)
+    return len(SEEN) > forward and set(SEEN) == {torch.float32}

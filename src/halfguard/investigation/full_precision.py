@@ -63,8 +63,8 @@ def force_fp32(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Op
         for state in optimizer.state.values():
             for key, value in state.items():
                 state[key] = _wide(value)
-    lift = FP32Arguments()  # type: ignore[no-untyped-call]
-    lift.__enter__()
+    lift = FP32Arguments()
+    lift.__enter__()  # type: ignore[no-untyped-call]
     _lift_in_backward(lift)
 
 

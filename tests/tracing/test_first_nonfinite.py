@@ -126,6 +126,35 @@ class PassingOn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_a_bad_number_is_followed_through_item() -> None:
+    model = nn.Linear(2, 2)
+
+    def loss(x: Tensor) -> Tensor:
+        rate = torch.div(x.sum(), x.sum() - x.sum())  # <- rate
+        with torch.no_grad():
+            moved = model.weight.add(torch.ones(2, 2), alpha=-rate.item())
+        return (x @ moved).sum()
+
+    culprit = find_first_nonfinite(lambda: loss(torch.ones(1, 2)), model)
+    assert culprit is not None
+    assert culprit.op == "div"
+    assert culprit.code.endswith("# <- rate")
+
+
+def test_a_mask_that_is_filled_after_a_bad_number_was_read_is_no_culprit_of_it() -> None:
+    model = nn.Linear(2, 2)
+
+    def loss(x: Tensor) -> Tensor:
+        (x / (x - x)).sum().item()
+        scores = model(x).masked_fill(torch.eye(2, dtype=torch.bool), -torch.inf)
+        out: Tensor = scores.softmax(-1).log().sum()  # <- log
+        return out
+
+    culprit = find_first_nonfinite(lambda: loss(torch.ones(2, 2)), model)
+    assert culprit is not None
+    assert culprit.code.endswith("# <- log")
+
+
 def test_a_mode_that_passes_calls_on_is_not_the_place() -> None:
     def log(x: Tensor) -> Tensor:
         return torch.log(x * 0)

@@ -6,10 +6,14 @@ without a bad input, this operation is the origin.
 
 An infinity that was written on purpose (a mask) counts as good while it stays an infinity: a softmax turns it
 into 0. An operation that turns it into NaN, or adds an infinity of its own, is an origin.
+
+A bad number may leave a tensor (``rate.item()``) and enter an operation as a plain number, such as the
+learning rate of an optimizer: the origin of the tensor is then that of the result.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -49,6 +53,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.origins = Origins()
         self.last: Origin | None = None
+        # The origin of the last bad number that the script took out of a tensor, as by ``.item()``.
+        self._number: Origin | None = None
         self._places = OperationPlaces(modules, outermost)
         self._outermost = outermost
 
@@ -72,13 +78,20 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if packet in known.UNWRITTEN:
             self.origins.mark_unwritten(out)
             return out
+        if packet == "_local_scalar_dense" and _is_bad_number(out):
+            self._number = self.origins.get(args[0])
         shared = {tensor.untyped_storage()._cdata for _, tensor, _ in arguments}
         results = filter(can_check, tensors_in(out))
         fresh = [t for t in results if t.untyped_storage()._cdata not in shared]
         bad = [tensor for tensor in (*fresh, *written) if not self._found_finite(tensor)]
         if bad:
             inputs = before or self._inputs(packet, arguments, overwritten=False)
-            self._assign_origin(func, inputs, bad, where, frame)
+            given = any(map(_is_bad_number, (*args, *kwargs.values())))
+            if self._number is not None and given and not inputs.bad and packet not in known.FILLS:
+                for tensor in bad:  # they come from a number, such as a learning rate
+                    self.origins.put(tensor, self._number)
+            else:
+                self._assign_origin(func, inputs, bad, where, frame)
         return out
 
     def _found_finite(self, tensor: Tensor) -> bool:
@@ -166,6 +179,10 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin = self.origins.new(culprit, intended=only_masks)
         self.origins.put(tensor, origin)
         return origin
+
+
+def _is_bad_number(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _index(origin: Origin) -> int:

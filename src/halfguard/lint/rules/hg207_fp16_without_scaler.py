@@ -107,13 +107,14 @@ def _divides_gradients(file: PythonFile) -> bool:
     for call in file.calls("div_", "mul_", "divide_", "_foreach_div_", "_foreach_mul_"):
         if name_of(receiver(call)).endswith(".grad") or called_name(call).startswith("_foreach"):
             return True
-    changed = [n.target for n in file.nodes(ast.AugAssign) if isinstance(n.op, ast.Div | ast.Mult)]
-    changed += [
-        target
-        for node in file.nodes(ast.Assign)
-        if isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Div | ast.Mult)
-        for target in node.targets
-    ]
+    factors = (ast.Div, ast.Mult)
+    changed: list[ast.expr] = []
+    for node in file.nodes(ast.AugAssign):
+        changed += [node.target] if isinstance(node.op, factors) else []
+    for assign in file.nodes(ast.Assign):
+        value = assign.value
+        is_factor = isinstance(value, ast.BinOp) and isinstance(value.op, factors)
+        changed += assign.targets if is_factor else []
     return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in changed)
 
 

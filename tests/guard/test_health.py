@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from halfguard.guard.config import preset_names
 from halfguard.guard.guard import Guard
-from halfguard.guard.health import ATTEMPTS, ZERO_STEPS, RunHealth
+from halfguard.guard.health import ATTEMPTS, SCHEDULE_STEPS, ZERO_STEPS, RunHealth
 from halfguard.journal import read_rows
 from halfguard.records import Action, HealthRow, HealthWarning
 from tests.support.models import OPTIMIZERS, batches, loss_fn, make
@@ -53,7 +53,32 @@ def test_gradients_of_0_now_and_then_are_nothing() -> None:
 @given(st.integers(0, 24), st.integers(0, 24))
 def test_the_scale_may_fall_by_less_than_ten_halvings(start: int, falls: int) -> None:
     steps = [(Action.SKIP, float("inf"), 2.0 ** (start - fall)) for fall in range(falls + 1)]
-    assert warnings_of(steps) == ([LOW] if falls >= 10 else [])
+    counted = falls - max(0, start - 16)  # above torch's first scale it is searched for
+    assert warnings_of(steps) == ([LOW] if counted >= 10 else [])
+
+
+@given(st.integers(16, 60), st.integers(0, 54))
+def test_the_search_from_any_first_scale_down_to_a_usual_one_is_healthy(
+    start: int, falls: int
+) -> None:
+    falls = min(falls, start - 7)  # 128 is the last that is not low
+    steps = [(Action.SKIP, float("inf"), 2.0 ** (start - fall)) for fall in range(falls + 1)]
+    assert warnings_of([*steps, (Action.APPLY, 1.0, 2.0 ** (start - falls))]) == []
+
+
+def test_a_scale_that_was_in_use_counts_whatever_its_size() -> None:
+    used = (Action.APPLY, 1.0, 2.0**40)
+    assert warnings_of([used, (Action.SKIP, 1.0, 2.0**31)]) == []
+    assert warnings_of([used, (Action.SKIP, 1.0, 2.0**30)]) == [LOW]
+
+
+def test_a_schedule_that_runs_ahead_is_told_once_after_ten_skipped_steps() -> None:
+    health = RunHealth()
+    told = [warning for _ in range(40) for warning in health.add_moved_schedule()]
+    assert told == [HealthWarning.SCHEDULE_AHEAD]
+    assert [bool(RunHealth().add_moved_schedule()) for _ in range(SCHEDULE_STEPS - 1)] == [
+        False
+    ] * 9
 
 
 def test_a_scale_that_grew_is_compared_with_its_peak() -> None:

@@ -57,10 +57,17 @@ class GuardScaler(torch.amp.GradScaler):
         return self.guard
 
     def scale(self, outputs: Any) -> Any:
-        """Scale a loss, or each of several; see ``HostedGuard.scale``."""
+        """Scale a loss, or each of several; see ``HostedGuard.scale``.
+
+        Losses of single samples are scaled one by one, as torch does; the guard notes their mean.
+        """
         if isinstance(outputs, list | tuple):
             return type(outputs)(self.scale(item) for item in outputs)
-        return self._bound.scale(outputs)
+        if not isinstance(outputs, Tensor) or outputs.numel() == 1:
+            return self._bound.scale(outputs)
+        self._bound.scale(outputs.mean())
+        scale = self._bound.scaler._get_scale_async()
+        return outputs if scale is None else outputs * scale.to(outputs.device)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Unscale and measure; leave out an optimizer without gradients, of which a host may not know."""

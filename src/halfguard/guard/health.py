@@ -1,7 +1,7 @@
 """Warnings about a run that goes on, but not well. Pure: it is fed with decided steps, and reads no device.
 
 Each warning is given once. The limits are far from what healthy runs do: the search for the first loss scale
-(65536 down to 1024, say) and single skipped steps give none.
+(65536 down to 1024, say, or 2**50 down to 2**20) and single skipped steps give none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections import deque
 from halfguard.records import Action, HealthWarning
 
 ZERO_STEPS = 10  # applied steps in a row with a gradient norm of exactly 0
-LOW_SCALE = 2.0**-10  # of the largest loss scale of the run
+LOW_SCALE = 2.0**-10  # of the largest loss scale of an applied step, or of ...
+FIRST_SCALE = 2.0**16  # ... torch's first scale: what lies above it is searched through
+SCHEDULE_STEPS = 10  # skipped steps after which the learning rate was changed
 ATTEMPTS = 200  # the last steps, of which ...
 LEAST_APPLIED = 0.9  # ... this share must be applied
 _APPLIED = (Action.APPLY, Action.RETRY)
@@ -23,7 +25,8 @@ class RunHealth:
     def __init__(self) -> None:
         self.told: list[HealthWarning] = []
         self._zeros = 0
-        self._peak = 0.0  # the largest loss scale so far
+        self._peak = 0.0  # the largest loss scale so far that was in use
+        self._moved = 0  # skipped steps after which the learning rate was changed
         self._recent: deque[bool] = deque(maxlen=ATTEMPTS)  # since the first applied step
         self._applied = 0  # of the recent ones
 
@@ -32,7 +35,7 @@ class RunHealth:
         applied = action in _APPLIED
         if applied:
             self._zeros = self._zeros + 1 if grad_norm == 0 else 0
-        self._peak = max(self._peak, scale)
+        self._peak = max(self._peak, scale if applied else min(scale, FIRST_SCALE))
         if applied or self._recent:  # before the first applied step the scale is searched for
             if len(self._recent) == ATTEMPTS:
                 self._applied -= self._recent[0]
@@ -45,6 +48,19 @@ class RunHealth:
     def is_low(self, scale: float) -> bool:
         """Return whether the loss scale has fallen further than that of a healthy run."""
         return scale <= self._peak * LOW_SCALE
+
+    def add_moved_schedule(self) -> dict[HealthWarning, str]:
+        """Add a change of the learning rate after a skipped step; return a new warning, mostly none."""
+        self._moved += 1
+        if self._moved < SCHEDULE_STEPS or HealthWarning.SCHEDULE_AHEAD in self.told:
+            return {}
+        self.told.append(HealthWarning.SCHEDULE_AHEAD)
+        text = (
+            f"The learning rate was changed after {self._moved} steps that were skipped: the schedule runs "
+            "ahead of the updates. Step the scheduler only after an applied step (guard.last.applied), and "
+            "begin with a lower loss scale."
+        )
+        return {HealthWarning.SCHEDULE_AHEAD: text}
 
     @property
     def _applies_too_few(self) -> bool:

@@ -44,6 +44,7 @@ from halfguard.guard.protocols import Scheduler
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.outcome import StepOutcome
+from halfguard.guard.unsupported import raise_if_unsupported
 from halfguard.precision.modes import autocast
 from halfguard.records import Action
 from halfguard.step.loss import LossFunction
@@ -101,6 +102,7 @@ class HostedGuard(Guard):
         self._stepper.around_step = self._scheduler_and_ema.rates.cut_during_step
         self.last: StepOutcome | None = None  # of the last apply(); None once a step was abandoned
         self._outcomes: dict[int, StepOutcome] = {}  # the last one of each optimizer
+        self._rates_at_skip: dict[int, list[Any]] = {}  # of optimizers whose last step was skipped
         self.repeating = False  # the host's forward pass runs again, in FP32
         self._micro = MicroBatch(None)  # whose forward pass began last
         self._window = StepBatches()  # kept for further optimizers once one of them has stepped
@@ -202,13 +204,22 @@ class HostedGuard(Guard):
         if id(optimizer) not in self._examined:
             self.unscale(optimizer)
         measured = self._examined.pop(id(optimizer))
+        self._notice_moved_schedule(optimizer)
         with self._transaction:
             self._window, self._spent = self._window_in_use, True
             self._batches, self._begun = self._window, True
             self._stepped_in_window.add(id(optimizer))
             self.last = self._outcomes[id(optimizer)] = self._conclude([optimizer], *measured)
         self._void = self.last.action is Action.ROLL_BACK
+        if self.last.action is Action.SKIP:
+            self._rates_at_skip[id(optimizer)] = _rates(optimizer)
         return self.last
+
+    def _notice_moved_schedule(self, optimizer: Optimizer) -> None:
+        """Count a learning rate that the host's scheduler has changed since a step was skipped."""
+        before = self._rates_at_skip.pop(id(optimizer), None)
+        if before is not None and before != _rates(optimizer):
+            self._recorder.add_moved_schedule(self.step_index, self.epoch)
 
     def abandon(self) -> None:
         """Leave no trace of the open window: the host does not step. Every rank must call it."""
@@ -322,7 +333,7 @@ class HostedGuard(Guard):
     def _raise_if_unscaled_gradients_stay(self) -> None:
         """Raise if gradients of the next loss would be added to gradients that are unscaled already."""
         left, self._left = self._left, set()
-        if any(id(one) in left and _has_gradients(one) for one in self.optimizers):
+        if any(id(one) in left and _holds_values(one) for one in self.optimizers):
             raise UsageError(
                 "Gradients were unscaled, not applied and not cleared, and another loss would be added to "
                 "them: gradients of two different scales.",
@@ -363,17 +374,36 @@ class HostedGuard(Guard):
         self._forget_window()
 
     def _own(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer of the guard that this is, or that this wraps."""
+        """Return the optimizer of the guard that this is, or that this wraps; a new one is added."""
         inner: object = optimizer
         while inner is not None:
             for own in self.optimizers:
                 if own is inner:
                     return own
-            inner = getattr(inner, "optimizer", None)
+            innermost, inner = inner, getattr(inner, "optimizer", None)
+        if (
+            self._recovery is None
+            and self._window_in_use.micro_batches
+            and _has_gradients(optimizer)
+        ):
+            return self._add(innermost if isinstance(innermost, Optimizer) else optimizer)
         raise UsageError(
             f"The guard does not have this {type(optimizer).__name__}.",
             cure="Pass every optimizer that steps to the guard: HostedGuard(model, [first, second]).",
         )
+
+    def _add(self, optimizer: Optimizer) -> Optimizer:
+        """Guard an optimizer that was made later: of another phase, of a second model, after a restart.
+
+        Its gradients are those of the open window. Snapshots would not have it, so recovery excludes it.
+        """
+        raise_if_unsupported(self.model, [optimizer])
+        self.optimizers.append(optimizer)
+        self._stepper.refresh_parameters(keep_gradients=True)
+        logger.info(
+            "step %d: a new %s is guarded as well.", self.step_index, type(optimizer).__name__
+        )
+        return optimizer
 
     # -- how a step differs from that of a plain loop
 
@@ -457,6 +487,18 @@ class HostedGuard(Guard):
 
 def _has_gradients(optimizer: Optimizer) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def _holds_values(optimizer: Optimizer) -> bool:
+    """Return whether a gradient is not 0: ``zero_grad(set_to_none=False)`` leaves zeros. Reads the device."""
+    gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
+    return any(bool(local_tensor(grad).any()) for grad in gradients if grad is not None)
+
+
+def _rates(optimizer: Optimizer) -> list[Any]:
+    """Return the learning rates that are numbers: reading a tensor would wait for the device."""
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [rate for rate in rates if isinstance(rate, int | float)]
 
 
 def _not_hosted(call: str) -> UsageError:

@@ -120,7 +120,7 @@ class Recorder:
             tally.add(decision.action, decision.cause, seen.grad_norm, seen.scale)
         self.last_step = LastStep(report.step, seen.loss, seen.grad_norm, seen.scale)
         for warning, text in self.health.add(decision.action, seen.grad_norm, seen.scale).items():
-            self._warn(warning, text, report)
+            self._warn(warning, text, report.step, report.epoch)
         if decision.cause is None:
             self.journal.add_healthy_step(report.step, seen.loss, seen.grad_norm, seen.scale)
             self._log_metrics(decision, seen, report)
@@ -158,12 +158,16 @@ class Recorder:
         if self._metrics_log is not None:
             self._metrics_log.add(decision, seen, report.step, self.tally)
 
-    def _warn(self, warning: HealthWarning, text: str, report: StepReport) -> None:
+    def add_moved_schedule(self, step: int, epoch: int) -> None:
+        """Count a change of the learning rate after a skipped step."""
+        for warning, text in self.health.add_moved_schedule().items():
+            self._warn(warning, text, step, epoch)
+
+    def _warn(self, warning: HealthWarning, text: str, step: int, epoch: int) -> None:
         self.tally.add_warning(warning)
-        row = HealthRow(step=report.step, epoch=report.epoch, warning=warning, text=text)
-        self.journal.add_warning(row)
+        self.journal.add_warning(HealthRow(step=step, epoch=epoch, warning=warning, text=text))
         if not rank():
-            logger.warning("step %d: %s", report.step, text)
+            logger.warning("step %d: %s", step, text)
 
     def capture(
         self,

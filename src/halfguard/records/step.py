@@ -89,6 +89,7 @@ class HealthWarning(StrEnum):
     ZERO_GRADIENTS = "zero_gradients"
     LOW_SCALE = "low_scale"
     FEW_APPLIED = "few_applied"
+    SCHEDULE_AHEAD = "schedule_ahead"
 
 
 class StepRow(Record):

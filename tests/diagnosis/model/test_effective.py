@@ -6,6 +6,7 @@ autocast while the framework trains it. Nothing of doctor's takes part in that.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -316,8 +317,12 @@ def test_anomaly_detection_of_a_trainer() -> None:
 def test_a_module_that_optimizes_by_hand_is_not_run() -> None:
     module, trainer = Module(Truth()), lightning.Trainer(accelerator="cpu", logger=False)
     module.automatic_optimization = False
-    with pytest.raises(UsageError, match="uses manual optimization"):
-        hg.doctor(module, trainer=trainer, batch=data())
+    before = copy.deepcopy(module.state_dict())
+    diagnosis = hg.doctor(module, trainer=trainer, batch=data())
+    assert diagnosis.ok
+    assert diagnosis.effective is None
+    assert "manual optimization" in found(diagnosis, "HD100").why
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert hg.doctor(module, trainer=trainer, batch=data(), loss=lambda m, x: loss(m.inner, x)).ok
 
 

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.diagnosis.model.forward import ObservedForward
+from halfguard.diagnosis.model.found_masters import find_masters
 from halfguard.diagnosis.model.measured_precision import MeasuredPrecision, parse_precision
+from halfguard.diagnosis.model.optimizer_trial import keeps_small_updates
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.diagnosis import EffectivePrecision
@@ -35,10 +37,15 @@ class OptimizerParameter:
     optimizer: Optimizer | None = None
     in_model: bool = True  # a parameter of the model, or the master of one
     master_of: Tensor | None = None
+    keeps_updates: bool = False  # the optimizer was seen to keep updates of half weights
+
+    @property
+    def trained_as_half(self) -> bool:
+        return self.tensor.requires_grad and self.tensor.dtype in HALF_DTYPES
 
     @property
     def updated_in_half(self) -> bool:
-        return self.tensor.requires_grad and self.tensor.dtype in HALF_DTYPES
+        return self.trained_as_half and not self.keeps_updates
 
     @property
     def weight(self) -> Tensor:
@@ -80,6 +87,7 @@ class TrainingSetup:
     training_arguments: Any = None  # of transformers
     checkpoint: Any = None
     detects_anomalies: bool = False
+    not_run: str = ""  # why there is no forward pass, although there is a batch
     # Set after the forward pass.
     forward: ObservedForward | None = None
     measured: MeasuredPrecision | None = None  # None if it raised
@@ -165,14 +173,19 @@ class TrainingSetup:
         return {id(parameter): name for name, parameter in self.model.named_parameters()}
 
     def _parameters_of(self, optimizer: Optimizer) -> Iterable[OptimizerParameter]:
-        owners: dict[int, Tensor] = {}
         if isinstance(optimizer, MasterWeights):
             owners = {id(master): half for half, master in optimizer.masters().items()}
+        else:
+            owners = find_masters(self.model, optimizer)
+        keeps: dict[torch.dtype, bool] = {}
         for position, group in enumerate(optimizer.param_groups):
             # By index: iterating over MasterWeights' parameters moves gradients into the masters.
             params = group["params"]
             for index in range(len(params)):
                 owner = owners.get(id(params[index]), params[index])
+                dtype = params[index].dtype
+                if dtype in HALF_DTYPES and dtype not in keeps:
+                    keeps[dtype] = keeps_small_updates(optimizer, dtype)
                 name = self._parameter_names.get(id(owner))
                 unnamed = f"parameter {index} of group {position}"
                 yield OptimizerParameter(
@@ -182,6 +195,7 @@ class TrainingSetup:
                     optimizer,
                     in_model=name is not None,
                     master_of=owners.get(id(params[index])),
+                    keeps_updates=keeps.get(dtype, False),
                 )
 
 

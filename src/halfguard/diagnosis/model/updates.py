@@ -22,6 +22,7 @@ from halfguard.diagnosis.model.training_setup import MeasuredGradients, Optimize
 # Divide by the size of the gradient.
 _NORMALISED = ("adam", "rmsprop", "adagrad", "adafactor", "lamb", "rprop")
 _OWN_RATE = ("prodigy", "dadapt")  # multiply the rate by an estimate, which begins very small
+MUCH = 0.1  # of the updates; in runs that train well it was below 0.01 at the first step
 _CHUNK = 1 << 20  # elements that are compared at a time
 
 

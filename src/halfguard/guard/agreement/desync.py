@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +92,8 @@ class Replicas:
         self._model, self._optimizers, self._scale = model, optimizers, scale
         self._buffers: list[TrackedBuffer] = []
         self._parameters: dict[Holders, list[NamedTensor]] = {ALL: []}
-        self._changed_value = torch.tensor([_CHANGED], device=next(model.parameters()).device)
+        weights = chain(model.parameters(), *map(parameters_of, optimizers))
+        self._changed_value = torch.tensor([_CHANGED], device=next(weights).device)
         if world_size() > 1 and find_layout(model, list(model.parameters())).replicated:
             self._buffers = list(buffers_to_compare(unwrap_model(model)))
         self._initial_sums = self._sums([buffer.unwritten for buffer in self._buffers])

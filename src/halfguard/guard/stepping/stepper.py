@@ -59,14 +59,14 @@ class Stepper:
         self.model = model
         self.optimizers = optimizers
         self.config = config
-        self.device = _device_of(model)
+        self._first_weight = _first_weight(model, optimizers)  # changed by steps and checkpoints
+        self.device = self._first_weight.device
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
         self.module_tensors = ModuleTensors(model, self.buffers, enabled=config.buffers != "none")
         # A backward pass has begun, or a forward pass after others that held their gradients back.
         self._sync_begun = False
         self._backward_checked = False  # for an optimizer that steps inside it
-        self._first_weight = next(model.parameters())  # a step changes it, and loading a checkpoint
         # A loop's forward pass began before the guard knew of it, as a host's second one may.
         self._keeps_at_end = hosted
         self._hosted = hosted  # a framework runs backward, clips, and clears gradients
@@ -427,8 +427,11 @@ class Stepper:
                     "call optimizer.zero_grad() before the step.",
                 )
 
-    def refresh_parameters(self) -> bool:
-        """Refresh names and layout if the optimizers' parameters changed; return whether they did."""
+    def refresh_parameters(self, *, keep_gradients: bool = False) -> bool:
+        """Refresh names and layout if the optimizers' parameters changed; return whether they did.
+
+        ``keep_gradients`` of new parameters that are known to be those of the present step.
+        """
         # By identity: a parameter may be replaced inside a group, as Gaussian splatting does.
         lists = [group["params"] for o in self.optimizers for group in o.param_groups]
         # list.__iter__: iterating over the parameters of MasterWeights collects gradients.
@@ -436,7 +439,8 @@ class Stepper:
         self._parameter_ids = list(map(id, chain.from_iterable(map(list.__iter__, lists))))
         if before == self._parameter_ids:
             return False
-        if before:  # gradients of parameters that were not optimized so far are those of many steps
+        # Gradients of parameters that were not optimized so far are those of many steps.
+        if before and not keep_gradients:
             known = set(before)
             for parameter in chain.from_iterable(map(list.__iter__, lists)):
                 if id(parameter) not in known:
@@ -560,9 +564,10 @@ def _by_name(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[tuple[st
     return [(name, p, owners[id(p)]) for name, p in named if id(p) in owners]
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    for parameter in model.parameters():
-        return parameter.device
+def _first_weight(model: nn.Module, optimizers: Sequence[Optimizer]) -> Tensor:
+    """Return the first parameter of the model; of a model without any, the first that is optimized."""
+    for weight in chain(model.parameters(), *map(parameters_of, optimizers)):
+        return weight
     raise UsageError("The model has no parameters, so there is nothing to guard.")
 
 

@@ -5,9 +5,10 @@ Finds a model that is cast to float16, in a file that trains it with a plain bac
 or with a `Trainer` whose `fp16` is off. In a project that converts weights to float16, also finds a scaler
 that exists only for `precision == "amp"`: with `"fp16"` the weights are trained without one.
 
-Nothing is reported if the file shows that updates are kept: by float32 copies, by an optimizer of its own
-that computes in float32, or by the learning rate (SGD from 0.01; Adam and its like from 0.002, with an eps
-that is not 0 in float16). `hg.doctor` measures the updates themselves.
+Nothing is reported if the file shows that updates are kept: by float32 copies, by parameters that are cast
+back to float32, by an optimizer of its own that computes in float32 or adds up what rounding cuts off, by the
+name of an imported one ("master", "Kahan", "stochastic"), or by the learning rate (SGD from 0.01; Adam and
+its like from 0.002, with an eps that is not 0 in float16). `hg.doctor` measures the updates themselves.
 
 ## Why is this bad?
 In float16, 1 - 1e-4 is 1: every update below 2**-11 of its weight is lost, without an error. The loss stops

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from halfguard.lint.conditions import exclude_each_other
 from halfguard.lint.expressions import argument, boolean, has_keyword, name_of, receiver
 from halfguard.lint.half_weights import find_half_models
+from halfguard.lint.kept_updates import are_cast_back
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.numeric_checks import underflows_half
 from halfguard.lint.python_file import PythonFile
@@ -66,7 +67,9 @@ def check(file: PythonFile) -> Iterator[Match]:
         fused = boolean(argument(call, -1, "fused")) is True
         model = _model_of(call.args[0])
         made_half = [half for name, half in half_models if name and name == model]
-        if is_zero and not fused and not all(exclude_each_other(file, h, call) for h in made_half):
+        if not is_zero or fused or are_cast_back(file, call):
+            continue
+        if not all(exclude_each_other(file, h, call) for h in made_half):
             yield match_at(call, "The eps of this Adam is 0 in float16: its first step is NaN.")
 
 

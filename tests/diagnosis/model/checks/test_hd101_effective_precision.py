@@ -92,3 +92,32 @@ def test_an_autocast_of_the_code_itself_is_a_note_under_a_framework(tmp_path: Pa
     assert finding.severity == "note"
     weights = hg.doctor(net().bfloat16(), trainer=arguments, batch=(batch().bfloat16(),))
     assert found(weights, "HD101").severity == "warning"
+
+
+@pytest.mark.usefixtures("framework")
+@pytest.mark.parametrize(("rate", "severity"), [(0.1, "note"), (1e-6, "warning")])
+def test_half_weights_are_a_note_under_a_framework_if_updates_are_kept(
+    tmp_path: Path, rate: float, severity: str
+) -> None:
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    model = net().bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    diagnosis = hg.doctor(model, optimizer, trainer=arguments, batch=(batch().bfloat16(),))
+    assert found(diagnosis, "HD101").severity == severity
+
+
+class LeavesAutocast(CastsItself):
+    """Switches autocast off around all of its forward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            output: torch.Tensor = self.net(x.float())
+        return output
+
+
+def test_autocast_that_the_code_switches_off_everywhere_is_a_note() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        left = hg.doctor(LeavesAutocast(), precision="bf16-mixed", batch=batch())
+    assert found(left, "HD101").severity == "note"
+    never = hg.doctor(net(), precision="bf16-mixed", batch=batch())
+    assert found(never, "HD101").severity == "warning"

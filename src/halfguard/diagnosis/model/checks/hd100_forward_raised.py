@@ -1,4 +1,4 @@
-"""HD100: the forward pass raises an error in this precision."""
+"""HD100: the forward pass raises an error in this precision; a note if it must not be run at all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from halfguard.records.finding import Finding
 
 def check(setup: TrainingSetup) -> Iterator[Finding]:
     """Report the error that was raised, unless HD110 explains it better."""
+    if setup.not_run:
+        yield Finding(
+            code="HD100",
+            severity="note",
+            message="the forward pass was not run, so its precision is not known.",
+            subject="training_step",
+            why=setup.not_run,
+            cure="Pass loss=: a function loss(module, batch) that returns the loss.",
+        )
     error = None if setup.forward is None else setup.forward.error
     if error is None or is_dtype_mismatch(error):
         return

@@ -21,7 +21,7 @@ from halfguard.records.finding import Finding
 
 def check(setup: TrainingSetup) -> Iterator[Finding]:
     """Find FP16 parameters that are trained with a loss scaler; HD103 reports adapters."""
-    found = [p for p in setup.trained_in_half if p.tensor.dtype is torch.float16]
+    found = [p for p in setup.parameters if p.trained_as_half and p.tensor.dtype is torch.float16]
     if not found or not setup.scaler_enabled or setup.has_frozen_half_base:
         return
     fused = all(parameter.group.get("fused") for parameter in found)

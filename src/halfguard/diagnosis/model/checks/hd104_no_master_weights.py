@@ -19,10 +19,8 @@ from halfguard.diagnosis.model.training_setup import (
     count_are,
     join_names,
 )
-from halfguard.diagnosis.model.updates import lost_share, needs_gradients
+from halfguard.diagnosis.model.updates import MUCH, lost_share, needs_gradients
 from halfguard.records.finding import Finding, Severity
-
-_MUCH = 0.1  # of the updates; in runs that train well it was below 0.01 at the first step
 
 
 def check(setup: TrainingSetup) -> Iterator[Finding]:
@@ -48,7 +46,7 @@ def check(setup: TrainingSetup) -> Iterator[Finding]:
 
 
 def _severity(dtype: torch.dtype, share: float | None) -> Severity:
-    if share is None or share < _MUCH:
+    if share is None or share < MUCH:
         return "note"
     return "error" if dtype is torch.float16 else "warning"
 

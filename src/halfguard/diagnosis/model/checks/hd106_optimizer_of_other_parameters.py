@@ -23,6 +23,7 @@ def check(setup: TrainingSetup) -> Iterator[Finding]:
     """Find model parameters without an optimizer, and optimizer parameters that fit in their place."""
     if setup.model is None or not setup.optimizers:
         return
+    yield from _note_copies(setup)
     in_optimizer = {one.name for one in setup.parameters}
     trainable = {name: p for name, p in setup.model.named_parameters() if p.requires_grad}
     left_out = {name: p for name, p in trainable.items() if name not in in_optimizer}
@@ -42,6 +43,25 @@ def check(setup: TrainingSetup) -> Iterator[Finding]:
         "by load_state_dict(assign=True). The old ones get no gradient: nothing is trained.",
         cure=f"optimizer = {_constructor_call(outside[0].optimizer)}  # after the model is complete",
     )
+
+
+def _note_copies(setup: TrainingSetup) -> Iterator[Finding]:
+    """Tell of FP32 copies that a loop must fill and read itself; MasterWeights does it alone."""
+    copies = [
+        one
+        for one in setup.parameters
+        if one.master_of is not None and not isinstance(one.optimizer, MasterWeights)
+    ]
+    if copies:
+        yield Finding(
+            code="HD106",
+            severity="note",
+            message=f"the optimizer has FP32 copies of {len(copies)} half weights: "
+            f"{join_names(one.name for one in copies)}.",
+            subject=copies[0].name,
+            why="The loop must copy gradients to them, and new values back: otherwise nothing is trained.",
+            cure="optimizer = halfguard.MasterWeights(optimizer)  # does both",
+        )
 
 
 def _possible_shapes(parameter: Tensor) -> Iterator[tuple[int | None, ...]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.records.finding import Finding
 
@@ -32,7 +34,7 @@ def check(setup: TrainingSetup) -> Iterator[Finding]:
 def _is_problem(setup: TrainingSetup) -> bool:
     if setup.gradients is not None:
         return setup.gradients.lost >= _MANY
-    return not setup.trained_in_half
+    return torch.float16 not in setup.trained_dtypes
 
 
 def _describe_lost(setup: TrainingSetup) -> str:

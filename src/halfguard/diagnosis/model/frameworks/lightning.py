@@ -17,7 +17,6 @@ from halfguard.diagnosis.model.frameworks.conversions import conversion_line, ex
 from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs, is_a, move_batch, patch
 from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
 from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
-from halfguard.errors import UsageError
 
 _FP16_ON_CPU = (
     "from lightning.pytorch.plugins import MixedPrecision\n"
@@ -33,6 +32,8 @@ _SETTINGS = {
     "fp16-weights": "16-true",
     "fp64": "64-true",
 }
+
+_MANUAL = "With manual optimization training_step() would change weights."
 
 # Hooks that may set attributes, with their arguments, in the order in which a Trainer calls them.
 _BEFORE_TRAINING = {
@@ -54,12 +55,7 @@ def read_setup(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
     """Return the setup of a LightningModule and its Trainer."""
     module, plugin = inputs.require_model("a Lightning Trainer"), trainer.precision_plugin
     device = trainer.strategy.root_device
-    if inputs.batch is not None and inputs.loss is None and not module.automatic_optimization:
-        raise UsageError(
-            f"{type(module).__name__} uses manual optimization: its training_step() would change weights, "
-            "so doctor() does not run it.",
-            cure="Pass loss=: a function loss(module, batch) that returns the loss.",
-        )
+    manual = inputs.loss is None and not module.automatic_optimization
 
     @contextmanager
     def as_trained() -> Iterator[None]:
@@ -77,11 +73,12 @@ def read_setup(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
         optimizers=inputs.optimizers or tuple(trainer.optimizers),
         scaler=inputs.scaler or getattr(plugin, "scaler", None),
         asked=_requested(trainer.precision, device.type, inputs.precision),
-        run_forward=run_forward if inputs.batch is not None else None,
+        run_forward=run_forward if inputs.batch is not None and not manual else None,
         as_trained=as_trained,
         advise=partial(_advise, device.type, module),
         checkpoint=inputs.checkpoint,
         detects_anomalies=bool(getattr(trainer, "_detect_anomaly", False)),
+        not_run=_MANUAL if inputs.batch is not None and manual else "",
     )
 
 

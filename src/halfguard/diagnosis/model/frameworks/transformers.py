@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from halfguard.diagnosis.model.arguments import check_optimizers
 from halfguard.diagnosis.model.effective import resolve_precision
 from halfguard.diagnosis.model.frameworks.accelerate import move_model, prepare_forward
 from halfguard.diagnosis.model.frameworks.conversions import conversion_line, explain_difference
@@ -43,7 +44,7 @@ def _read_trainer(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
                 return inputs.loss(model, batch)
             return trainer.compute_loss(model, dict(batch))
 
-    own = (trainer.optimizer,) if trainer.optimizer is not None else ()
+    own = check_optimizers(trainer.optimizer)
     scaler = inputs.scaler or trainer.accelerator.scaler
     return _make_setup(trainer.args, inputs, model, inputs.optimizers or own, scaler, run_forward)
 

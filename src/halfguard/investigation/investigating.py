@@ -19,7 +19,7 @@ from pathlib import Path
 
 from halfguard.errors import UsageError
 from halfguard.investigation.answering import answer_bad_number, answer_crash, answer_good_run
-from halfguard.investigation.crashes import Crash, crash_place
+from halfguard.investigation.crashes import Crash, crash_place, with_place
 from halfguard.investigation.cures import list_cures
 from halfguard.investigation.inspecting import choose_passes
 from halfguard.investigation.interrupting import Interruption
@@ -263,6 +263,7 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     log = one.log_tail() if first.error or first.ended == "died" else ""
     roots = _roots(one.target, one.folder)
     place = crash_place(one.log_tail(_TRACEBACK_LINES), roots) if first.error else None
+    log = with_place(log, place)
     shared = () if one.copy is None else (*one.copy.shared, *map(str, one.copy.changed()))
     if first.event is None:
         inspected = None
@@ -277,9 +278,9 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     event, second, note = _track(one, first, first.event)
     if not second.trials and second.culprit is not None and not note:
         second = _try_in_passes(one, first, event, second)
-    crash = None
-    if event.kind == "exception" and second.culprit is None:
-        crash = Crash(first.error, place, second.made)
+    crash = Crash(first.error, place, second.made)
+    if not crash.is_of_scaler and (event.kind != "exception" or second.culprit is not None):
+        crash = None
     proven = _cure(one, first, event, second, crash)
     answer = (
         answer_bad_number(one.target, first, event, second, proven, note=note, shared=shared)

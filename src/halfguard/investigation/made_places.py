@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -43,8 +44,9 @@ class MadePlaces:
         self._folders = plan.isolated or plan.originals
         # By identity: a module may have a hash of its own, which fails before it is complete.
         self._modules: dict[int, tuple[weakref.ref[nn.Module], Place]] = {}
-        self._half: dict[int, Place] = {}  # parameters by identity
-        self._optimizers: dict[int, Place] = {}
+        # By identity: parameters that became half, and optimizers; the lines are the innermost first.
+        self._half: dict[int, tuple[Place, ...]] = {}
+        self._optimizers: dict[int, tuple[Place, ...]] = {}
         self._by_scaler: set[int] = set()  # optimizers that a scaler has stepped
         self._scaler: Place | None = None
         self._scaling: Place | None = None
@@ -68,18 +70,27 @@ class MadePlaces:
             return made
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         half = [p for p in parameters if p.dtype in HALF_DTYPES]
-        cast = next((found for p in half if (found := self._half.get(id(p))) is not None), None)
-        if cast is None and half:
-            cast = self._owner(half[0])
+        cast = next((found for p in half if (found := self._half.get(id(p)))), ())
+        owner = self._owner(half[0]) if half and not cast else None
+        lines = self._optimizers.get(id(optimizer), ())
         return made.model_copy(
             update={
-                "optimizer": self._optimizers.get(id(optimizer)),
+                "optimizer": next(iter(lines), None),
+                "optimizer_callers": lines[1:],
                 "optimizer_class": type(optimizer).__name__,
                 "eps": _eps(optimizer),
-                "half_weights": cast,
+                "half_weights": next(iter(cast), owner),
+                "half_callers": cast[1:],
+                "half_module": self._frozen_half(parameters),
                 "stepped_by_scaler": id(optimizer) in self._by_scaler,
             }
         )
+
+    def _frozen_half(self, trained: list[torch.Tensor]) -> Place | None:
+        """Return the only line that made weights half which are not trained."""
+        own = {id(parameter) for parameter in trained}
+        places = {lines[0] for one, lines in self._half.items() if one not in own}
+        return places.pop() if len(places) == 1 else None
 
     def _owner(self, parameter: torch.Tensor) -> Place | None:
         """Return the line that made the module of a parameter which was made in half."""
@@ -108,15 +119,18 @@ class MadePlaces:
 
     def place(self, without: Any = None) -> Place | None:
         """Return the innermost line of the user's files, outside of methods of ``without``."""
+        return next(self._places(without), None)
+
+    def _places(self, without: Any = None) -> Iterator[Place]:
+        """Yield the lines of the user's files that run now, the innermost first."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if is_own_file(code.co_filename, self._folders):
                 first = code.co_varnames[0] if code.co_argcount else ""
                 if without is None or frame.f_locals.get(first) is not without:
-                    return code.co_filename, frame.f_lineno
+                    yield code.co_filename, frame.f_lineno
             frame = frame.f_back
-        return None
 
     # -- one sensor each
 
@@ -138,9 +152,9 @@ class MadePlaces:
             before = {id(p) for p in module.parameters() if p.dtype in HALF_DTYPES}
             out = original(module, *args, **kwargs)
             new = [p for p in module.parameters() if p.dtype in HALF_DTYPES and id(p) not in before]
-            place = self.place() if new else None
-            if place is not None:
-                self._half.update(dict.fromkeys(map(id, new), place))
+            lines = tuple(self._places()) if new else ()
+            if lines:
+                self._half.update(dict.fromkeys(map(id, new), lines))
             return out
 
         cast.__name__ = name
@@ -158,9 +172,7 @@ class MadePlaces:
         setattr(owner, name, call)
 
     def _made_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        place = self.place(without=optimizer)
-        if place is not None:
-            self._optimizers[id(optimizer)] = place
+        self._optimizers[id(optimizer)] = tuple(self._places(without=optimizer))
 
     def _made_scaler(self, scaler: Any, *_: Any) -> None:
         self._scaler = self.place(without=scaler) or self._scaler

@@ -124,12 +124,21 @@ class Made(FloatRecordPart):
     """Lines of the user's own files that made what a cure may have to change; None if unknown."""
 
     optimizer: Place | None = None
+    optimizer_callers: tuple[Place, ...] = Field(
+        default=(), description="lines that led to the one that made it, innermost first"
+    )
     optimizer_class: str = Field(default="", description="of the optimizer that stepped")
     eps: float | None = Field(
         default=None, description="the smallest of that optimizer, if it has one"
     )
     stepped_by_scaler: bool = Field(default=False, description="of the same optimizer, before")
     half_weights: Place | None = Field(default=None, description="its weights became half here")
+    half_callers: tuple[Place, ...] = Field(
+        default=(), description="lines that led to that one, innermost first"
+    )
+    half_module: Place | None = Field(
+        default=None, description="weights that no optimizer holds became half here"
+    )
     scaler: Place | None = None
     scaling: Place | None = Field(default=None, description="a call of scaler.scale")
     autocast: Place | None = Field(default=None, description="an FP16 region")

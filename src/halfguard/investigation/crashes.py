@@ -89,7 +89,7 @@ def crash_place(log: str, folders: Sequence[Path]) -> Place | None:
 
 
 def with_place(log: str, place: Place | None) -> str:
-    """Return the end of a traceback with the user's innermost line, which a framework's lines may have hidden."""
+    """Return the end of a traceback with the user's innermost line, which may be far above."""
     shown = "" if place is None else f'  File "{place[0]}", line {place[1]}'
     if place is None or re.search(rf"{re.escape(shown)}\b", log):
         return log
@@ -118,12 +118,13 @@ def _different_dtypes(crash: Crash) -> str:
 
 
 def _not_reached(crash: Crash) -> str:
-    optimizer = describe_place(crash.made.optimizer)
+    optimizer, copied = describe_place(crash.made.optimizer), describe_place(crash.made.copied)
     return (
         "No parameter of this optimizer has a gradient. It may hold other tensors than the model that was "
         "trained, which was copied, replaced or wrapped later (then make the optimizer last); or gradients "
         "were set to None before the step; or all of its parameters are frozen."
         + (f" It was made at {optimizer}." if optimizer else "")
+        + (f" A model was copied after that at {copied}." if copied else "")
     )
 
 
@@ -143,8 +144,8 @@ def _unscaled_twice(crash: Crash) -> str:
 
 def _empty_state(crash: Crash) -> str:
     return (
-        "The checkpoint has no state of a scaler: it was written by a run without one, or by one whose scaler "
-        f"was off. Load the state only if there is one.{_at(crash)}"
+        "The checkpoint has no state of a scaler: it was written by a run without one, or whose scaler was "
+        f"off. Load the state only if there is one.{_at(crash)}"
     )
 
 

@@ -6,10 +6,12 @@ code of installed packages is passed over, so that what a framework makes has th
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import weakref
 from collections.abc import Iterator
+from functools import wraps
 from types import FrameType
 from typing import Any
 
@@ -26,6 +28,10 @@ _CASTS = ("half", "bfloat16", "to")
 def _eps(optimizer: torch.optim.Optimizer) -> float | None:
     given = [group.get("eps") for group in optimizer.param_groups]
     return min((float(eps) for eps in given if isinstance(eps, int | float)), default=None)
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return any(group.get("fused") for group in optimizer.param_groups)
 
 
 def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
@@ -51,6 +57,9 @@ class MadePlaces:
         self._scaler: Place | None = None
         self._scaling: Place | None = None
         self._autocast: Place | None = None
+        self._autocast_device = ""
+        self._copied: Place | None = None  # a model, after the last optimizer was made
+        self._last_optimizer: dict[str, Any] = {}
 
     def install(self) -> None:
         """Put the sensors on torch; they stay for the life of the process."""
@@ -62,12 +71,20 @@ class MadePlaces:
         self._watch_call(torch.amp.GradScaler, "scale", self._scaled)
         self._watch_call(torch.amp.GradScaler, "step", self._stepped_by_scaler)
         self._watch_call(torch.autocast, "__init__", self._made_autocast)
+        self._watch_copies()
 
     def facts(self, optimizer: torch.optim.Optimizer | None) -> Made:
         """Return the places; those of one optimizer, if it is known."""
-        made = Made(scaler=self._scaler, scaling=self._scaling, autocast=self._autocast)
-        if optimizer is None:
-            return made
+        made = Made(
+            scaler=self._scaler,
+            scaling=self._scaling,
+            autocast=self._autocast,
+            autocast_device=self._autocast_device,
+            copied=self._copied,
+        )
+        if optimizer is None:  # it may have been deleted
+            facts = {"half_module": self._frozen_half([]), **self._last_optimizer}
+            return made.model_copy(update=facts)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         half = [p for p in parameters if p.dtype in HALF_DTYPES]
         cast = next((found for p in half if (found := self._half.get(id(p)))), ())
@@ -79,6 +96,7 @@ class MadePlaces:
                 "optimizer_callers": lines[1:],
                 "optimizer_class": type(optimizer).__name__,
                 "eps": _eps(optimizer),
+                "fused": _is_fused(optimizer),
                 "half_weights": next(iter(cast), owner),
                 "half_callers": cast[1:],
                 "half_module": self._frozen_half(parameters),
@@ -160,6 +178,17 @@ class MadePlaces:
         cast.__name__ = name
         setattr(nn.Module, name, cast)
 
+    def _watch_copies(self) -> None:
+        original: Any = copy.deepcopy
+
+        @wraps(original)
+        def deepcopy(one: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(one, nn.Module) and self._optimizers:
+                self._copied = self.place() or self._copied
+            return original(one, *args, **kwargs)
+
+        setattr(copy, deepcopy.__name__, deepcopy)
+
     def _watch_call(self, owner: type, name: str, note: Any) -> None:
         original: Any = getattr(owner, name)
 
@@ -172,7 +201,16 @@ class MadePlaces:
         setattr(owner, name, call)
 
     def _made_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._optimizers[id(optimizer)] = tuple(self._places(without=optimizer))
+        lines = tuple(self._places(without=optimizer))
+        self._optimizers[id(optimizer)] = lines
+        self._copied = None
+        self._last_optimizer = {
+            "optimizer": next(iter(lines), None),
+            "optimizer_callers": lines[1:],
+            "optimizer_class": type(optimizer).__name__,
+            "eps": _eps(optimizer),
+            "fused": _is_fused(optimizer),
+        }
 
     def _made_scaler(self, scaler: Any, *_: Any) -> None:
         self._scaler = self.place(without=scaler) or self._scaler
@@ -186,3 +224,4 @@ class MadePlaces:
     def _made_autocast(self, region: Any, *_: Any) -> None:
         if region._enabled and region.fast_dtype is torch.float16:
             self._autocast = self.place(without=region) or self._autocast
+            self._autocast_device = region.device

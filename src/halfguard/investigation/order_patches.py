@@ -39,7 +39,7 @@ def unscale_once(place: Place) -> str:
         file.remove(statement)
         return file.patch()
     at = next(index for index, one in enumerate(block) if one is statement)
-    group = [statement]
+    group: list[ast.stmt] = [statement]
     for one in block[at + 1 :]:  # the clipping that follows it
         if not any(called_name(call) in _CLIPPINGS for call in all_calls(one)):
             break

@@ -28,6 +28,20 @@ EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "excep
 TrialKind = Literal[
     "fp32", "bf16", "composition", "stable", "statement", "slice", "function", "island", "scale"
 ]
+MisuseKind = Literal[
+    "clipped",  # gradients that are still scaled
+    "schedule",  # it moves on while steps are skipped
+    "not scaled",  # a loss, whose gradients the scaler divides
+    "other scaler",  # has scaled the loss
+    "penalty",  # made of scaled gradients
+    "scaler off",  # there is no such device
+    "hidden error",  # of the scaler
+    "not zeroed",  # gradients add up over steps
+    "no scaler",  # FP16 gradients that are too small
+    "rounded integers",
+    "lost updates",  # of half weights
+    "bad buffer",
+]
 Start = Literal["event", "first module", "script"]
 # "late": its time was over; "interrupted": by Ctrl-C
 Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "late", "died"]
@@ -131,6 +145,7 @@ class Made(FloatRecordPart):
     eps: float | None = Field(
         default=None, description="the smallest of that optimizer, if it has one"
     )
+    fused: bool = Field(default=False, description="the optimizer skips steps by itself")
     stepped_by_scaler: bool = Field(default=False, description="of the same optimizer, before")
     half_weights: Place | None = Field(default=None, description="its weights became half here")
     half_callers: tuple[Place, ...] = Field(
@@ -142,12 +157,27 @@ class Made(FloatRecordPart):
     scaler: Place | None = None
     scaling: Place | None = Field(default=None, description="a call of scaler.scale")
     autocast: Place | None = Field(default=None, description="an FP16 region")
+    autocast_device: str = Field(default="", description="of that region")
+    copied: Place | None = Field(
+        default=None, description="a model was copied here, after the optimizer was made"
+    )
     raw_step: Place | None = Field(default=None, description="a step on scaled gradients")
     not_updated: int = Field(default=0, description="scaled backward passes since scaler.update()")
     hides: Place | None = Field(default=None, description="it made bad numbers finite")
     modules: tuple[SubmodulePlace, ...] = Field(
         default=(), description="of the culprit's module, and those around it"
     )
+
+
+class Misused(FloatRecordPart):
+    """A use of torch that trains wrongly, although no number is bad."""
+
+    kind: MisuseKind
+    sentence: str
+    place: Place | None = Field(default=None, description="the line at fault")
+    by: Place | None = Field(default=None, description="a line that shows it, such as the step")
+    error: str = Field(default="", description="an exception that the script has hidden")
+    scale: float = Field(default=1.0, description="a loss scale that would do")
 
 
 class TrialResult(FloatRecordPart):
@@ -177,7 +207,7 @@ class PassResult(FloatRecordPart):
     raw_step: Place | None = Field(
         default=None, description="a line that stepped on scaled gradients"
     )
-    misuse: tuple[str, ...] = Field(default=(), description="calls that train wrongly, with lines")
+    misuse: tuple[Misused, ...] = ()
     workers: bool = Field(default=False, description="a loader has worker processes")
     spawns: bool = Field(default=False, description="it started ranks by itself")
     autocast_off: str = Field(default="", description="a device whose autocast torch switched off")

@@ -74,7 +74,7 @@ def keep_weights_in_fp32(
 
 
 def cast_elsewhere(file: SourceFile, statement: ast.stmt, callers: tuple[Place, ...]) -> str:
-    """Write float32 where the dtype of a cast has its name: in its only assignment, or in the caller's line."""
+    """Write float32 where the dtype of a cast comes from: its only assignment, or the caller's line."""
     names = [
         given.id
         for call in all_calls(statement)
@@ -148,6 +148,17 @@ def begin_with_scale(place: Place | None, scale: float) -> str:
     if file is None or len(scalers) != 1 or not _has_keywords(scalers[0]):
         return ""
     set_keyword(file, scalers[0], "init_scale", f"{scale!r}")
+    return file.patch()
+
+
+def change_keyword(place: Place, name: str, value: str) -> str:
+    """Change a keyword argument that is given on a line."""
+    file = SourceFile.read(place[0])
+    found = [] if file is None else calls_at(file, place[1])
+    given = [k for call in found for k in call.keywords if k.arg == name]
+    if file is None or len(given) != 1:
+        return ""
+    file.replace(given[0].value, value)
     return file.patch()
 
 

@@ -37,7 +37,7 @@ def script_answer_page(answer: ScriptAnswer) -> Page:
     overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
     if answer.outcome == "nothing bad" and overflowed:
         title += f", but an overflow was swallowed at {overflowed[0].place}"
-    elif answer.outcome == "nothing bad" and answer.advice:
+    elif answer.outcome == "nothing bad" and (answer.advice or answer.cure is not None):
         title += ", but the script trains wrongly"
     return Page(title, [*_good_run(answer), *_limits(answer)])
 

@@ -89,9 +89,9 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     event, second, note = _track(one, first, first.event)
     if not second.trials and second.culprit is not None and not note:
         second = try_in_passes(one, first, event, second)
-    crash: Crash | None = Crash(first.error, place, second.made)
-    if crash is not None and not crash.is_of_scaler and (event.kind != "exception" or second.culprit is not None):
-        crash = None
+    found = Crash(first.error, place, second.made)
+    is_crash = event.kind == "exception" and second.culprit is None
+    crash = found if is_crash or found.is_of_scaler else None
     proven = cure_bad_run(one, first, event, second, crash)
     answer = (
         answer_bad_number(one.target, first, event, second, proven, note=note, shared=shared)

@@ -47,6 +47,7 @@ class Misuse:
         self._off: tuple[Place, str] | None = None  # a scaler that is off, and its device
         self._hidden: list[_Hidden] = []
         self._penalty: Place | None = None  # gradients of a scaled loss that become a loss
+        self._scaled_penalty = False  # since the last backward pass
         self._penalties = 0  # without a look at the scale
         self._scale_read = False  # since the last backward pass
 
@@ -63,10 +64,10 @@ class Misuse:
         self._sources.before_backward(call)
         if not call.accumulates:
             if call.scaled and call.creates_graph:
-                self._penalty = self._penalty or user_place()
-                self._penalties += not self._scale_read
+                self._penalty, self._scaled_penalty = self._penalty or user_place(), True
         else:
-            self._scale_read = False
+            self._penalties += self._scaled_penalty and not self._scale_read
+            self._scaled_penalty = self._scale_read = False
 
     def after_backward(self, call: BackwardCall) -> None:
         """A backward pass has run."""

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterator
 
 from halfguard.investigation import source_patches as patches
+from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import untried
 from halfguard.investigation.order_patches import owner_of
@@ -33,7 +34,25 @@ def cures_of(one: Misused, first: PassResult) -> list[Cure]:
     else:
         make = _PATCHES.get(one.kind)
         found = [] if make is None else list(make(one, first))
-    return [untried(one.sentence, patch) for patch in dict.fromkeys(found) if patch]
+    cures = [untried(one.sentence, patch) for patch in dict.fromkeys(found) if patch]
+    return [*_prepared(one), *cures]
+
+
+def _prepared(one: Misused) -> Iterator[Cure]:
+    """Yield a schedule that Accelerate moves, if it was not given to prepare."""
+    file, statement = _read(one.place)
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if (
+        one.kind != "schedule"
+        or one.place is None
+        or file is None
+        or not isinstance(call, ast.Call)
+    ):
+        return
+    patch, line = add_to_prepare(one.place, owner_of(file, call))
+    if patch:
+        text = f"{one.sentence} Accelerate does so, if it is given the schedule: {describe_place(line)}."
+        yield untried(text, patch)
 
 
 def _unscale_before_clipping(one: Misused, _first: PassResult) -> Iterator[str]:
@@ -64,7 +83,6 @@ def _move_schedule_with_steps(one: Misused, first: PassResult) -> Iterator[str]:
     file, statement = _read(one.place)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if file is not None and isinstance(call, ast.Call) and one.place is not None:
-        yield add_to_prepare(one.place, owner_of(file, call))
         yield _move_if_stepped(file, statement)
     if made.scaler is not None:
         yield patches.begin_with_scale(made.scaler, first.scaler.last)
@@ -168,13 +186,22 @@ def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
     function = backward[0].func
     if not together or not isinstance(function, ast.Attribute):
         return
-    device = f'"{made.autocast_device}"'
-    scaler = f"torch.amp.GradScaler({device}, init_scale={one.scale!r})"
+    scaler = f"torch.amp.GradScaler({_device(made)}, init_scale={one.scale!r})"
     file.insert_after(making, f"{' ' * making.col_offset}scaler = {scaler}")
     file.replace(function.value, f"scaler.scale({file.source(function.value)})")
     margin, optimizer = " " * stepping.col_offset, owner_of(file, steps[0])
     file.replace(stepping, f"scaler.step({optimizer})\n{margin}scaler.update()")
     yield file.patch()
+
+
+def _device(made: Made) -> str:
+    """Return the device of the FP16 region as it is written there."""
+    file = None if made.autocast is None else SourceFile.read(made.autocast[0])
+    if file is not None and made.autocast is not None:
+        for call in calls_at(file, made.autocast[1]):
+            if called_name(call) == "autocast" and call.args:
+                return file.source(call.args[0])
+    return f'"{made.autocast_device}"'
 
 
 def _fp32_weights(_one: Misused, first: PassResult) -> Iterator[str]:

@@ -47,11 +47,11 @@ def _call_scaler(place: Place, made: Made) -> str:
 def _prepare_optimizer(place: Place, made: Made) -> str:  # noqa: ARG001
     """Give the optimizer to Accelerate's prepare, if it was left out there."""
     found = _stepped(place)
-    return "" if found is None else add_to_prepare(place, found[2])
+    return "" if found is None else add_to_prepare(place, found[2])[0]
 
 
-def add_to_prepare(place: Place, name: str) -> str:
-    """Give something more to Accelerate's prepare, in the file of a line."""
+def add_to_prepare(place: Place, name: str) -> tuple[str, Place]:
+    """Give something more to Accelerate's prepare, in the file of a line; return the patch and the line."""
     file = SourceFile.read(place[0])
     for node in () if file is None else ast.walk(file.tree):
         value = node.value if isinstance(node, ast.Assign) else None
@@ -69,8 +69,8 @@ def add_to_prepare(place: Place, name: str) -> str:
             left = ", ".join([*map(file.source, names), name])
             function = file.source(value.func)
             file.replace(node, f"{left} = {function}({', '.join([*given, name])})")
-            return file.patch()
-    return ""
+            return file.patch(), (file.path, node.lineno)
+    return "", place
 
 
 def _lightning_optimizer(place: Place, made: Made) -> str:  # noqa: ARG001

@@ -10,7 +10,6 @@ from halfguard.investigation.advice import (
     advise,
     advise_on_mask,
     advise_on_raw_step,
-    advise_on_swallowed,
 )
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import judge_fp32
@@ -132,13 +131,13 @@ def answer_good_run(
     target: Target,
     first: PassResult,
     inspected: PassResult | None,
+    misused: Sequence[Misused],
     *,
     proven: Proven,
     log: str,
     shared: tuple[str, ...],
 ) -> ScriptAnswer:
     """Return the answer for a script without a bad number."""
-    misused = (*first.misuse, *(() if inspected is None else inspected.misuse))
     cure = proven.cure
     outcome = "nothing bad" if first.backward else "no training"
     if first.ended == "interrupted":
@@ -158,9 +157,7 @@ def answer_good_run(
         loss=first.loss,
         trials=proven.trials,
         cure=cure,
-        advice=""
-        if cure is not None
-        else " ".join([*(one.sentence for one in misused), *advise_on_swallowed(swallowed)]),
+        advice="" if cure is not None else " ".join(one.sentence for one in misused),
         loss_scale=_loss_scale(first.scaler),
         headroom=_headroom(headroom, inspected),
         swallowed=swallowed,

@@ -68,7 +68,7 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
     patch, place = loop_patches.switch_anomaly_off(script)
     if patch:
         yield untried(
-            "detect_anomaly raises at an overflow that the scaler would skip while its scale finds its level. "
+            "detect_anomaly raises at an overflow that the scaler would skip while its scale finds a level. "
             f"Switch it off: {describe_place(place)}.",
             patch,
         )

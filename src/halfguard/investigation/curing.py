@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Iterator
 
+from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
-from halfguard.investigation.cures import list_cures
+from halfguard.investigation.cures import list_cures, untried
 from halfguard.investigation.misuse_patches import cures_of, misuse_cures
-from halfguard.investigation.passes import Event, PassResult, TrialPlan, TrialResult
+from halfguard.investigation.passes import (
+    Event,
+    Misused,
+    PassResult,
+    TrialKind,
+    TrialPlan,
+    TrialResult,
+)
 from halfguard.investigation.patching import fits
 from halfguard.investigation.proving import (
     SOON_SECONDS,
@@ -19,6 +29,10 @@ from halfguard.investigation.proving import (
 )
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.trial_choice import CALIBRATED, run_trials
+from halfguard.records.autopsy import Cure
+
+_KEPT = 0.8  # of the norm of the gradients in FP32
+_IN_FP32: tuple[TrialKind, ...] = ("statement", "slice", "function")
 
 
 def cure_bad_run(
@@ -34,14 +48,66 @@ def cure_bad_run(
     return prove(cures, first, event, lambda *how: _run_patched(one, *how))
 
 
-def cure_good_run(one: Investigation, first: PassResult, inspected: PassResult | None) -> Proven:
-    """Choose a cure of what a script without a bad number misuses: the first after which that is gone."""
+def cure_good_run(
+    one: Investigation, first: PassResult, inspected: PassResult | None
+) -> tuple[tuple[Misused, ...], Proven]:
+    """Return what a script without a bad number misuses, and the first cure after which that is gone."""
+    seen = () if inspected is None else inspected.misuse
     ended = first.ended in ("finished", "exited", "steps")
     if first.error or not ended or not _can_patch(one) or first.seconds > SOON_SECONDS:
-        return Proven()
+        told = tuple(misused for misused in seen if misused.kind != "no scaler")
+        return (*first.misuse, *told), Proven()
+    seen = tuple(found for misused in seen for found in _confirmed(one, first, misused))
+    cures: list[tuple[Cure, Misused]] = []
     with contextlib.chdir(one.base):
-        cures = [(cure, misused) for misused in first.misuse for cure in cures_of(misused, first)]
-    return prove_silence(cures, first, lambda *how: _run_patched(one, *how))
+        for misused in (*first.misuse, *seen):
+            cures += [(cure, misused) for cure in cures_of(misused, first)]
+    for misused in seen:
+        cures += [(cure, misused) for cure in _fp32_lines(one, misused)]
+
+    def run(patch: str, steps: int, seconds: float) -> PassResult | None:
+        result = _run_patched(one, patch, steps, seconds)
+        if not seen or result is None or result.error or result.event is not None:
+            return result
+        doing = "auditing the patched script"
+        again = one.run("inspect", doing, trial=Patched(patch, steps, seconds))
+        return result.model_copy(update={"misuse": (*result.misuse, *again.misuse)})
+
+    return (*first.misuse, *seen), prove_silence(cures, first, run)
+
+
+def _confirmed(one: Investigation, first: PassResult, misused: Misused) -> Iterator[Misused]:
+    """Yield what is known; gradients without a scaler only if the same step has others in FP32."""
+    half = describe_place(first.made.half_weights)
+    if misused.kind == "lost updates" and half:
+        text = f"{misused.sentence} They became half at {half}."
+        yield misused.model_copy(update={"sentence": text})
+        return
+    if misused.kind != "no scaler":
+        yield misused
+        return
+    if not first.made.autocast_device:
+        return
+    found = one.run(
+        "judge", "trying FP32", event=Event(kind="loss", how="", step=0, backward=misused.backward)
+    )
+    norm = found.trials[0].trial.grad_norm if found.trials and found.differs_at is None else 0.0
+    if norm > 0 and misused.norm < _KEPT * norm:
+        exponent = min(24, max(4, round(-math.log2(norm)) + 3))
+        yield misused.model_copy(update={"scale": 2.0**exponent})
+
+
+def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:
+    """Yield statements in FP32 for overflow that was swallowed there."""
+    if misused.kind != "swallowed":
+        return
+    event = Event(kind="loss", how="", step=0, backward=misused.backward)
+    for kind in _IN_FP32:
+        plan = TrialPlan(name="this line in FP32", kind=kind, place=misused.place)
+        found = one.run("judge", "trying this line in FP32", event=event, change=plan)
+        for trial in found.trials:
+            if trial.trial.good and trial.patch:
+                yield untried(misused.sentence, trial.patch)
 
 
 def _can_patch(one: Investigation) -> bool:

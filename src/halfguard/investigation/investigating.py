@@ -78,9 +78,9 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         if first.backward and first.ended != "interrupted":
             one.inspect = choose_passes(first)
             inspected = one.run("inspect", "auditing a few steps")
-        proven = cure_good_run(one, first, inspected)
+        misused, proven = cure_good_run(one, first, inspected)
         answer = answer_good_run(
-            one.target, first, inspected, proven=proven, log=log, shared=shared
+            one.target, first, inspected, misused, proven=proven, log=log, shared=shared
         )
         notes = (*answer.notes, *_further_notes(one, answer))
         return answer.model_copy(update={"notes": notes})

@@ -1,4 +1,4 @@
-"""Patches of the training loop around a backward pass: its batch left out, its loss divided, its checks off."""
+"""Patches of the loop around a backward pass: its batch left out, its loss divided, its checks off."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def switch_anomaly_off(script: str) -> _Found:
 
 
 def divide_by_micro_batches(place: Place) -> str:
-    """Divide the loss of a backward pass by the number of passes before a step: those of ``for _ in range(n)``."""
+    """Divide the loss of a backward pass by the number of passes before a step: that of a range."""
     file = SourceFile.read(place[0])
     statement = None if file is None else file.statement_at(place[1])
     calls = [] if statement is None else list(all_calls(statement))

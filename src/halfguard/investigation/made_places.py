@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from halfguard.investigation.passes import Made, PassPlan, Place, SubmodulePlace
+from halfguard.investigation.advice import describe_place
+from halfguard.investigation.passes import Made, Misused, PassPlan, Place, SubmodulePlace
 from halfguard.precision.modes import HALF_DTYPES
 
 _PACKAGES = ("site-packages", "dist-packages")
@@ -109,6 +110,22 @@ class MadePlaces:
         own = {id(parameter) for parameter in trained}
         places = {lines[0] for one, lines in self._half.items() if one not in own}
         return places.pop() if len(places) == 1 else None
+
+    def bad_buffers(self, made: Made) -> tuple[Misused, ...]:
+        """Return the first half buffer that is not finite; one with -inf alone is a mask."""
+        for reference, place in list(self._modules.values()):
+            module = reference()
+            for name, buffer in () if module is None else module.named_buffers(recurse=False):
+                half = buffer.dtype in HALF_DTYPES and buffer.numel() > 0
+                if half and bool((buffer.isnan() | buffer.isposinf()).any()):
+                    half_at = made.half_weights or made.half_module or place
+                    text = (
+                        f"{name} of {type(module).__name__} is half, and not finite at the end: what it "
+                        f"holds does not fit. It became half at {describe_place(half_at)}. Keep the "
+                        "weights and the buffers in FP32, and run the model under torch.autocast."
+                    )
+                    return (Misused(kind="bad buffer", sentence=text, place=half_at),)
+        return ()
 
     def _owner(self, parameter: torch.Tensor) -> Place | None:
         """Return the line that made the module of a parameter which was made in half."""

@@ -41,6 +41,7 @@ MisuseKind = Literal[
     "rounded integers",
     "lost updates",  # of half weights
     "bad buffer",
+    "swallowed",  # overflow that became a finite number
 ]
 Start = Literal["event", "first module", "script"]
 # "late": its time was over; "interrupted": by Ctrl-C
@@ -98,6 +99,7 @@ class PassPlan(FloatRecordPart):
     start: Start = "event"
     alone: bool = Field(default=False, description="loaders have no worker processes")
     inspect: tuple[int, ...] = Field(default=(), description="backward passes to look at")
+    patched: bool = Field(default=False, description="the script is patched, to see if it trains")
     emulate: bool = False
     isolated: tuple[str, ...] = Field(default=(), description="folders that may be written to")
     originals: tuple[str, ...] = Field(default=(), description="the folders that were copied")
@@ -178,6 +180,8 @@ class Misused(FloatRecordPart):
     by: Place | None = Field(default=None, description="a line that shows it, such as the step")
     error: str = Field(default="", description="an exception that the script has hidden")
     scale: float = Field(default=1.0, description="a loss scale that would do")
+    backward: int = Field(default=0, description="finished backward passes before it was seen")
+    norm: float = Field(default=math.nan, description="of the gradients there")
 
 
 class TrialResult(FloatRecordPart):

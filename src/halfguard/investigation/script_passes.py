@@ -139,6 +139,7 @@ class Investigation:
             every_step=every_step,
             trial=self._trial_inside(change),
             inspect=self.inspect,
+            patched=trial is not None,
             emulate=self.emulate,
             isolated=() if copy is None else copy.folders(),
             originals=(str(self.folder),) if copy is None else tuple(map(str, copy.roots)),

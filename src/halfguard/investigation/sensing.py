@@ -156,6 +156,8 @@ class Sensing(LoopObserver):
         )
 
     def looked(self, look: Look) -> None:
+        if self._plan.patched:  # the patch may look, to leave out the batch
+            return
         if look.tensor.requires_grad:
             self._found("loss", f"a number that the script read by {look.how}")
         elif self._looked is None and not self._overflowed:
@@ -211,5 +213,9 @@ class Sensing(LoopObserver):
         write_losses(self._plan.losses, self._losses)
         files = self._surroundings.source_files()
         made = self._made.facts(self._stepped or next(iter(self._loop.optimizers), None))
-        facts = {"files": files, "made": made, "misuse": self._misuse.found(made, result.error)}
+        misuse = self._misuse.found(made, result.error)
+        if result.event is None and not result.error:
+            with self._loop.unobserved():
+                misuse += self._made.bad_buffers(made)
+        facts = {"files": files, "made": made, "misuse": misuse}
         leave(self._plan.answer, result.model_copy(update=facts))

@@ -157,12 +157,12 @@ def answer_good_run(
         loss=first.loss,
         trials=proven.trials,
         cure=cure,
-        advice="" if cure is not None else " ".join(one.sentence for one in misused),
+        advice=" ".join(_misuse(misused, cure)),
         loss_scale=_loss_scale(first.scaler),
         headroom=_headroom(headroom, inspected),
         swallowed=swallowed,
         findings=tuple(_lint(first.files)),
-        notes=(*_notes(first, shared), *(() if cure is None else _misuse(misused, cure))),
+        notes=_notes(first, shared),
         next=_next(target, first, headroom),
     )
 

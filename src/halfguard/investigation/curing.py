@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from pathlib import Path
+
+import torch
 
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
@@ -91,10 +94,24 @@ def _confirmed(one: Investigation, first: PassResult, misused: Misused) -> Itera
     found = one.run(
         "judge", "trying FP32", event=Event(kind="loss", how="", step=0, backward=misused.backward)
     )
-    norm = found.trials[0].trial.grad_norm if found.trials and found.differs_at is None else 0.0
-    if norm > 0 and misused.norm < _KEPT * norm:
-        exponent = min(24, max(4, round(-math.log2(norm)) + 3))
+    if not found.trials or found.differs_at is not None or not found.trials[0].gradients:
+        return
+    norms = _norms(Path(found.trials[0].gradients), misused.sizes)
+    pairs = [(half, full) for half, full in zip(misused.norms, norms, strict=False) if full > 0]
+    lost = [full for half, full in pairs if half < _KEPT * full]
+    if len(lost) > len(pairs) / 2:
+        exponent = min(24, max(4, round(-math.log2(max(norms))) + 3))
         yield misused.model_copy(update={"scale": 2.0**exponent})
+
+
+def _norms(file: Path, sizes: tuple[int, ...]) -> list[float]:
+    """Return the norm of each gradient that a trial has kept."""
+    values = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.float64)
+    return (
+        [float(one.norm()) for one in torch.split(values, sizes)]
+        if sum(sizes) == len(values)
+        else []
+    )
 
 
 def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 
-from halfguard.investigation.order_patches import owner_of
 from halfguard.investigation.passes import Place
 from halfguard.investigation.source_patches import all_calls, called_name
 from halfguard.replaying.source_edits import SourceFile
@@ -73,7 +72,7 @@ def leave_out_batch(script: str, hides: Place | None) -> _Found:
         return file.patch(), place
     found = [c for c in all_calls(file.tree) if called_name(c) == "backward"]
     statement = file.statement_at(found[0].lineno) if len(found) == 1 else None
-    loss = None if statement is None else _loss_of(file, found[0])
+    loss = None if statement is None else _loss_of(found[0])
     if statement is None or not loss or loop_at(file, statement.lineno) is None:
         return "", None
     margin = " " * statement.col_offset
@@ -96,12 +95,11 @@ def _guard(loss: str, column: int) -> str:
     return f"if not torch.isfinite({loss}):\n{' ' * column}    continue"
 
 
-def _loss_of(file: SourceFile, backward: ast.Call) -> str:
+def _loss_of(backward: ast.Call) -> str:
     """Return the name of the loss: of ``loss.backward()`` or ``scaler.scale(loss).backward()``."""
     owner = backward.func.value if isinstance(backward.func, ast.Attribute) else None
-    if isinstance(owner, ast.Call) and called_name(owner) == "scale" and len(owner.args) == 1:
+    if backward.args:  # accelerator.backward(loss)
+        owner = backward.args[0]
+    elif isinstance(owner, ast.Call) and called_name(owner) == "scale" and len(owner.args) == 1:
         owner = owner.args[0]
-    if isinstance(owner, ast.Name):
-        return owner.id
-    given = backward.args[0] if len(backward.args) == 1 else None  # accelerator.backward(loss)
-    return given.id if isinstance(given, ast.Name) and owner_of(file, backward) else ""
+    return owner.id if isinstance(owner, ast.Name) else ""

@@ -116,7 +116,7 @@ class SmallGradients:
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop
-        self._seen: list[tuple[int, float, Place | None]] = []
+        self._seen: list[Misused] = []
         self._small = 0
 
     def look(self, call: BackwardCall, gradients: list[Tensor]) -> None:
@@ -125,19 +125,27 @@ class SmallGradients:
             return
         with self._loop.unobserved():
             largest = [float(g.detach().abs().max()) for g in gradients if g.numel()]
-            norms = torch.stack([g.detach().float().norm() for g in gradients if not g.is_sparse])
+            dense = [g.detach() for g in gradients if not g.is_sparse]
+            norms = tuple(float(g.double().norm()) for g in dense)
         few = sum(one < _FEW_BITS for one in largest)
         self._small += few > len(largest) / 2
-        self._seen.append((self._loop.backward, float(norms.norm()), user_place()))
+        place = user_place()
+        text = (
+            "Autocast runs in float16 without a loss scale, and most gradients are too small for it: they "
+            f"are 0, or have a few bits left, at {describe_place(place)}. Scale the loss by a GradScaler."
+        )
+        seen = Misused(
+            kind="no scaler",
+            sentence=text,
+            place=place,
+            backward=self._loop.backward,
+            norms=norms,
+            sizes=tuple(g.numel() for g in dense),
+        )
+        self._seen.append(seen)
 
     def found(self) -> tuple[Misused, ...]:
         """Return what was seen; only FP32 can tell if it is wrong."""
         if len(self._seen) < _FEWEST_STEPS or self._small < len(self._seen) / 2:
             return ()
-        backward, norm, place = self._seen[len(self._seen) // 2]
-        text = (
-            "Autocast runs in float16 without a loss scale, and most gradients are too small for it: they "
-            f"are 0, or have a few bits left, at {describe_place(place)}. Scale the loss by a GradScaler."
-        )
-        one = Misused(kind="no scaler", sentence=text, place=place, backward=backward, norm=norm)
-        return (one,)
+        return (self._seen[len(self._seen) // 2],)

@@ -181,7 +181,8 @@ class Misused(FloatRecordPart):
     error: str = Field(default="", description="an exception that the script has hidden")
     scale: float = Field(default=1.0, description="a loss scale that would do")
     backward: int = Field(default=0, description="finished backward passes before it was seen")
-    norm: float = Field(default=math.nan, description="of the gradients there")
+    norms: tuple[float, ...] = Field(default=(), description="of the gradients there")
+    sizes: tuple[int, ...] = Field(default=(), description="elements of the gradients there")
 
 
 class TrialResult(FloatRecordPart):

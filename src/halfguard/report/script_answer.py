@@ -164,12 +164,12 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
     yield Heading("Recommendation")
     if answer.cure is not None:
         yield from cure_blocks(answer.cure)
-    elif answer.advice:
+    if answer.advice:
         yield Text([answer.advice], "bad")
         bad = answer.outcome == "bad number"
         tried = ": no change that could be tried makes the step good" if bad else ""
         yield Text([f"This was not tested{tried}."])
-    else:
+    elif answer.cure is None:
         yield Text(["No cure is known."], "bad")
     if answer.incident:
         yield Text(["The bad step is kept in ", Mono(answer.incident), "."])

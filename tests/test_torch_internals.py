@@ -234,7 +234,7 @@ def scaler_and_autocast_know_whether_they_are_on() -> None:
             assert torch.is_autocast_enabled("cpu") is not on
 
 
-@used_by("guard", "_maybe_opt_step", "_found_inf_per_device")
+@used_by("guard investigation", "_maybe_opt_step", "_found_inf_per_device")
 def a_step_is_taken_through_a_method_that_can_be_replaced() -> None:
     taken = []
 
@@ -254,7 +254,7 @@ def a_step_is_taken_through_a_method_that_can_be_replaced() -> None:
     assert x.tolist() == [1, 1]
 
 
-@used_by("guard precision", "_step_supports_amp_scaling")
+@used_by("guard precision investigation", "_step_supports_amp_scaling")
 def a_fused_optimizer_unscales_by_itself() -> None:
     x = [nn.Parameter(torch.ones(2))]
     for fused in (True, False):

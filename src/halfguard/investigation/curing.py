@@ -108,7 +108,7 @@ def _norms(file: Path, sizes: tuple[int, ...]) -> list[float]:
     """Return the norm of each gradient that a trial has kept."""
     values = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.float64)
     return (
-        [float(one.norm()) for one in torch.split(values, sizes)]
+        [float(one.norm()) for one in torch.split(values, list(sizes))]
         if sum(sizes) == len(values)
         else []
     )

@@ -72,8 +72,15 @@ class LostUpdates:
         ] = []  # parameter, a copy, where it has a gradient
         self._shares: list[float] = []
         self._place: Place | None = None
-        register_optimizer_step_pre_hook(self._keep)
-        register_optimizer_step_post_hook(self._compare)
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._keep),
+            register_optimizer_step_post_hook(self._compare),
+        )
+
+    def remove(self) -> None:
+        """Take the sensors away."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _keep(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._before = []

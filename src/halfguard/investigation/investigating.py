@@ -25,6 +25,7 @@ from halfguard.records.autopsy import is_source_patch
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.replaying import ANSWER_FILE
 
+__all__ = ["Investigation", "investigate"]
 _TRACEBACK_LINES = 2000
 _BEFORE_THE_STEP = (None, "input", "parameter", "buffer")
 

@@ -18,7 +18,7 @@ from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.substitution import user_place
 
 _POSITIONS = 16  # fewer numbers in a row are no positions
-_MOST_LOST = 0.5  # of the elements whose gradient is not 0
+_MOST_LOST = 0.9  # of the elements whose gradient is not 0
 _FEWEST_STEPS = 3
 _FEW_BITS = 2.0**-19  # gradients below have at most 5 significant bits in float16
 _MOST_ELEMENTS = 5_000_000  # of parameters that are copied

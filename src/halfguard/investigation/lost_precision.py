@@ -124,7 +124,7 @@ class SmallGradients:
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop
         self._seen: list[Misused] = []
-        self._small = 0
+        self._small: list[bool] = []
 
     def look(self, call: BackwardCall, gradients: list[Tensor]) -> None:
         """Look at the gradients of a backward pass."""
@@ -135,7 +135,7 @@ class SmallGradients:
             dense = [g.detach() for g in gradients if not g.is_sparse]
             norms = tuple(float(g.double().norm()) for g in dense)
         few = sum(one < _FEW_BITS for one in largest)
-        self._small += few > len(largest) / 2
+        self._small.append(few > len(largest) / 2)
         place = user_place()
         text = (
             "Autocast runs in float16 without a loss scale, and most gradients are too small for it: they "
@@ -153,6 +153,8 @@ class SmallGradients:
 
     def found(self) -> tuple[Misused, ...]:
         """Return what was seen; only FP32 can tell if it is wrong."""
-        if len(self._seen) < _FEWEST_STEPS or self._small < len(self._seen) / 2:
+        # Later they may be small because the model has learnt.
+        early = self._small[1 : len(self._small) // 2 + 1]
+        if len(self._seen) < _FEWEST_STEPS or not all(early):
             return ()
         return (self._seen[len(self._seen) // 2],)

@@ -65,7 +65,7 @@ def used_by(rooms: str, *names: str) -> Callable[[Check], Check]:
 # -- tensors and storages
 
 
-@used_by("guard precision tracing", "_version")
+@used_by("guard investigation precision tracing", "_version")
 def a_version_counts_changes_in_place() -> None:
     x = torch.zeros(2)
     before = x._version
@@ -234,7 +234,7 @@ def scaler_and_autocast_know_whether_they_are_on() -> None:
             assert torch.is_autocast_enabled("cpu") is not on
 
 
-@used_by("guard", "_maybe_opt_step", "_found_inf_per_device")
+@used_by("guard", "_maybe_opt_step")
 def a_step_is_taken_through_a_method_that_can_be_replaced() -> None:
     taken = []
 
@@ -254,7 +254,16 @@ def a_step_is_taken_through_a_method_that_can_be_replaced() -> None:
     assert x.tolist() == [1, 1]
 
 
-@used_by("guard precision", "_step_supports_amp_scaling")
+@used_by("guard investigation", "_found_inf_per_device")
+def what_a_scaler_has_found_is_kept_for_each_optimizer() -> None:
+    x = nn.Parameter(torch.ones(2))
+    scaler, optimizer = torch.amp.GradScaler("cpu", 8.0), torch.optim.SGD([x], lr=1.0)
+    scaler.scale(x.sum() * torch.inf).backward()
+    scaler.unscale_(optimizer)
+    assert [value.item() for value in scaler._found_inf_per_device(optimizer).values()] == [1]
+
+
+@used_by("guard precision investigation", "_step_supports_amp_scaling")
 def a_fused_optimizer_unscales_by_itself() -> None:
     x = [nn.Parameter(torch.ones(2))]
     for fused in (True, False):

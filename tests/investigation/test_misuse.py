@@ -17,7 +17,9 @@ def test_clipping_of_scaled_gradients_and_a_schedule_that_runs_ahead_are_told(
 ) -> None:
     answer = ask("clips_scaled.py", tmp_path)
     assert answer.outcome == "nothing bad"
-    assert "clips_scaled.py:15: torch.nn.utils.clip_grad_norm_" in answer.advice
+    assert answer.cure is not None
+    assert "clips_scaled.py:15: torch.nn.utils.clip_grad_norm_" in answer.cure.sentence
+    assert "+    scaler.unscale_(optimizer)" in answer.cure.patch
     assert "clips_scaled.py:18: schedule.step()" in answer.advice
 
 
@@ -47,3 +49,81 @@ def test_clipping_of_another_network_without_a_scaler_is_not_blamed(tmp_path: Pa
     answer = ScriptAnswer.from_json(why("--json", "two.py", cwd=tmp_path).stdout)
     assert answer.outcome == "nothing bad"
     assert "clipped" not in answer.advice
+
+
+LOOP = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+other = torch.amp.GradScaler("cpu", init_scale=4.0)
+for step in range(12):
+    x = torch.randn(16, 8, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = (net(x) - x[:, :1].detach()).square().mean()
+    grad = torch.autograd.grad(scaler.scale(loss), x, create_graph=True)[0] / scaler.get_scale()
+    total = loss + 0.01 * grad.float().square().sum()
+    opt.zero_grad()
+    scaler.scale(total).backward()
+    scaler.step(opt)
+    scaler.update()
+"""
+CHANGES = {
+    "not scaled": ("scaler.scale(total).backward()", "total.backward()"),
+    "other scaler": ("scaler.scale(total)", "other.scale(total)"),
+    "penalty": (" / scaler.get_scale()", ""),
+    "not zeroed": ("    opt.zero_grad()\n", ""),
+    "hidden": (
+        "    scaler.step(opt)\n    scaler.update()\n",
+        (
+            "    try:\n        scaler.unscale_(opt)\n        scaler.unscale_(opt)\n"
+            "        scaler.step(opt)\n        scaler.update()\n    except RuntimeError:\n        pass\n"
+        ),
+    ),
+    "off": ('scaler = torch.amp.GradScaler("cpu"', 'scaler = torch.amp.GradScaler("cuda"'),
+}
+TOLD = {
+    "not scaled": "was not multiplied",
+    "other scaler": "another one divides",
+    "penalty": "Divide them by scaler.get_scale()",
+    "not zeroed": "zero_grad() in every step",
+    "hidden": "raised",
+    "off": "it does nothing",
+}
+
+
+def ask_loop(folder: Path, old: str, new: str) -> ScriptAnswer:
+    """Ask about the loop after a change."""
+    assert old in LOOP
+    (folder / "train.py").write_text(LOOP.replace(old, new).lstrip(), "utf-8")
+    return ScriptAnswer.from_json(why("--json", "train.py", cwd=folder).stdout)
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_wrong_use_of_the_scaler_is_told_with_a_patch_that_was_run(
+    tmp_path: Path, kind: str
+) -> None:
+    answer = ask_loop(tmp_path, *CHANGES[kind])
+    assert answer.cure is not None, answer.advice
+    assert TOLD[kind] in answer.cure.sentence
+    assert answer.cure.patch.startswith("--- ")
+    assert answer.trials[-1].good
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("step", "step"),  # nothing is changed
+        ("scaler.scale(total).backward()", "(scaler.scale(total) / 2).backward()"),
+        ("scaler.scale(total).backward()", "sum(scaler.scale([total, total])).backward()"),
+        ("    opt.zero_grad()\n", "    for p in net.parameters():\n        p.grad = None\n"),
+    ],
+)
+def test_a_right_use_of_the_scaler_is_not_told(tmp_path: Path, old: str, new: str) -> None:
+    answer = ask_loop(tmp_path, old, new)
+    assert answer.outcome == "nothing bad"
+    assert answer.advice == ""
+    assert answer.cure is None

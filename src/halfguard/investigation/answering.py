@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from halfguard.investigation.advice import (
     advise,
     advise_on_mask,
     advise_on_raw_step,
-    advise_on_swallowed,
 )
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import judge_fp32
-from halfguard.investigation.passes import Event, Headroom, PassResult, ScalerFacts, Target
+from halfguard.investigation.passes import (
+    Event,
+    Headroom,
+    Misused,
+    PassResult,
+    ScalerFacts,
+    Target,
+)
 from halfguard.investigation.proving import Proven
 from halfguard.lint.run import Linter
 from halfguard.lint.settings import Settings
+from halfguard.records.autopsy import Cure
 from halfguard.records.finding import Finding
 from halfguard.records.script_answer import ScriptAnswer
 
@@ -66,7 +74,7 @@ def answer_bad_number(
         advice=advice,
         incident=second.incident,
         loss_scale=_loss_scale(first.scaler),
-        notes=_notes(first, shared),
+        notes=(*_notes(first, shared), *_misuse(first.misuse, cure)),
     )
 
 
@@ -85,8 +93,14 @@ def answer_crash(
         cure=proven.cure,
         advice="" if proven.cure is not None else crash.advice,
         loss_scale=_loss_scale(first.scaler),
-        notes=(*_notes(first, shared), *first.misuse),
+        notes=(*_notes(first, shared), *_misuse(first.misuse, proven.cure)),
     )
+
+
+def _misuse(misused: Sequence[Misused], cure: Cure | None) -> Iterator[str]:
+    """Yield what a script misuses besides what its cure mends."""
+    told = "" if cure is None else cure.sentence
+    yield from (one.sentence for one in misused if one.sentence not in told)
 
 
 def _repeated(second: PassResult, event: Event) -> str:
@@ -117,11 +131,14 @@ def answer_good_run(
     target: Target,
     first: PassResult,
     inspected: PassResult | None,
+    misused: Sequence[Misused],
     *,
+    proven: Proven,
     log: str,
     shared: tuple[str, ...],
 ) -> ScriptAnswer:
     """Return the answer for a script without a bad number."""
+    cure = proven.cure
     outcome = "nothing bad" if first.backward else "no training"
     if first.ended == "interrupted":
         outcome = "interrupted"
@@ -138,7 +155,9 @@ def answer_good_run(
         error=first.error or ("the process died" if first.ended == "died" else ""),
         log=log,
         loss=first.loss,
-        advice=" ".join([*first.misuse, *advise_on_swallowed(swallowed)]),
+        trials=proven.trials,
+        cure=cure,
+        advice=" ".join(_misuse(misused, cure)),
         loss_scale=_loss_scale(first.scaler),
         headroom=_headroom(headroom, inspected),
         swallowed=swallowed,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from halfguard.investigation import order_patches, scaler_patches, value_patches
 from halfguard.investigation import source_patches as patches
-from halfguard.investigation import value_patches
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.cures import untried
 from halfguard.investigation.made_places import is_own_file
@@ -34,15 +35,49 @@ class Crash:
                 return advise(self)
         return ""
 
+    @property
+    def is_of_scaler(self) -> bool:
+        """Return whether the scaler was called in a wrong order: no number is to blame."""
+        return bool(re.search(f"{_TWICE}|{_NO_STEP}|{_NOT_REACHED}", self.error))
+
     def cures(self) -> list[Cure]:
         """Return patches that may cure it; a run of the patched script has to show that."""
-        return [untried(self.advice, patch) for patch in self._patches() if patch]
+        found = [untried(self.advice, patch) for patch in self._patches() if patch]
+        return [*self._named(), *found]
+
+    def _named(self) -> Iterator[Cure]:
+        """Yield cures whose line is another than that of the advice."""
+        if re.search(_TWICE, self.error):
+            way = scaler_patches.update_before_continue(self.made)
+            if way is not None:
+                yield untried(
+                    f"The loop goes on without scaler.update() at {describe_place(way[1])}, so that the next "
+                    "iteration unscales the same step again. Step and update the scaler in every iteration; "
+                    "it skips bad steps by itself.",
+                    way[0],
+                )
+        if re.search(_NOT_REACHED, self.error):
+            moved = order_patches.make_optimizer_last(self.made)
+            if moved is not None:
+                text = f"{self.advice} Its statement is moved: {describe_place(moved[1])}."
+                yield untried(text, moved[0])
 
     def _patches(self) -> Iterator[str]:
+        made, place = self.made, self.place
+        if place is not None:
+            if re.search(_TWICE, self.error):
+                yield order_patches.unscale_once(place)
+            if re.search(_NO_STEP, self.error):
+                yield order_patches.update_after_step(place)
+            if re.search(_CONSTANT, self.error):
+                yield value_patches.write_smallest_number(place, "float16")
+            if re.search(_EMPTY_STATE, self.error):
+                yield order_patches.load_if_not_empty(place)
         if re.search(f"{_FP16_GRADIENTS}|{_DTYPES}", self.error):
-            yield patches.keep_weights_in_fp32(self.made.half_weights, "float16")
-        if re.search(_CONSTANT, self.error) and self.place is not None:
-            yield value_patches.write_smallest_number(self.place, "float16")
+            for dtype in ("float16", None):
+                yield patches.keep_weights_in_fp32(made.half_weights, dtype, made.half_callers)
+        if re.search(_DTYPES, self.error) and place is not None:
+            yield order_patches.cast_arguments(place, self.error)
 
 
 def crash_place(log: str, folders: Sequence[Path]) -> Place | None:
@@ -53,9 +88,19 @@ def crash_place(log: str, folders: Sequence[Path]) -> Place | None:
     return own[-1] if own else None
 
 
+def with_place(log: str, place: Place | None) -> str:
+    """Return the end of a traceback with the user's innermost line, which may be far above."""
+    shown = "" if place is None else f'  File "{place[0]}", line {place[1]}'
+    if place is None or re.search(rf"{re.escape(shown)}\b", log):
+        return log
+    return f"{shown}\n    {linecache.getline(*place).strip()}\n  ...\n{log}"
+
+
 def _half_weights(crash: Crash) -> str:
-    half = describe_place(crash.made.half_weights)
-    return f" They became half at {half}." if half else ""
+    half = describe_place(crash.made.half_weights or crash.made.half_module)
+    told = f" They became half at {half}." if half else ""
+    caller = next(iter(crash.made.half_callers), None)
+    return f"{told} That line was called at {describe_place(caller)}." if caller else told
 
 
 def _fp16_gradients(crash: Crash) -> str:
@@ -68,17 +113,18 @@ def _fp16_gradients(crash: Crash) -> str:
 def _different_dtypes(crash: Crash) -> str:
     return (
         "Half weights met FP32 numbers outside of autocast. Keep the weights in FP32, and run the model "
-        f"under torch.autocast; or cast the inputs.{_half_weights(crash)}"
+        f"under torch.autocast; or cast the inputs.{_at(crash)}{_half_weights(crash)}"
     )
 
 
 def _not_reached(crash: Crash) -> str:
-    optimizer = describe_place(crash.made.optimizer)
+    optimizer, copied = describe_place(crash.made.optimizer), describe_place(crash.made.copied)
     return (
         "No parameter of this optimizer has a gradient. It may hold other tensors than the model that was "
         "trained, which was copied, replaced or wrapped later (then make the optimizer last); or gradients "
         "were set to None before the step; or all of its parameters are frozen."
         + (f" It was made at {optimizer}." if optimizer else "")
+        + (f" A model was copied after that at {copied}." if copied else "")
     )
 
 
@@ -96,6 +142,13 @@ def _unscaled_twice(crash: Crash) -> str:
     )
 
 
+def _empty_state(crash: Crash) -> str:
+    return (
+        "The checkpoint has no state of a scaler: it was written by a run without one, or whose scaler was "
+        f"off. Load the state only if there is one.{_at(crash)}"
+    )
+
+
 def _constant(crash: Crash) -> str:
     return (
         "A constant does not fit half, whose smallest is -65504: write torch.finfo(torch.float16).min, or "
@@ -109,14 +162,19 @@ def _at(crash: Crash) -> str:
 
 
 _FP16_GRADIENTS = "Attempting to unscale FP16 gradients"
+_NOT_REACHED = "No inf checks were recorded for this optimizer"
+_NO_STEP = "No inf checks were recorded prior to update"
+_TWICE = r"(unscale_|step)\(\) has already been called"
+_EMPTY_STATE = "source state dict is empty, possibly because it was saved from a disabled"
 _CONSTANT = "Half without overflow"
 # Of Linear and of convolutions; with other dtypes half is not to blame.
 _DTYPES = r"same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same"
 _KNOWN: tuple[tuple[str, Callable[[Crash], str]], ...] = (
     (_FP16_GRADIENTS, _fp16_gradients),
     (_CONSTANT, _constant),
-    ("No inf checks were recorded for this optimizer", _not_reached),
-    ("No inf checks were recorded prior to update", _no_step),
-    (r"unscale_\(\) has already been called", _unscaled_twice),
+    (_NOT_REACHED, _not_reached),
+    (_NO_STEP, _no_step),
+    (_TWICE, _unscaled_twice),
+    (_EMPTY_STATE, _empty_state),
     (_DTYPES, _different_dtypes),
 )

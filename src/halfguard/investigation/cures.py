@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 
 from halfguard.formats import FP16
-from halfguard.investigation import scaler_patches, value_patches
+from halfguard.investigation import loop_patches, scaler_patches, value_patches
 from halfguard.investigation import source_patches as patches
 from halfguard.investigation.advice import advise_on_mask, advise_on_raw_step, describe_place
 from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, TrialKind, TrialResult
@@ -38,12 +38,19 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
     culprit = found.culprit
     if culprit is None:
         return []
-    raw = list(_raw_step(found))
+    raw = [*_raw_step(found), *_anomaly(found, event, script)]
     if culprit.kind != "op":
-        return raw
-    before = [*raw, *_mask(found, culprit), *_added_masks(culprit), *_misuse(found, culprit, event)]
+        return [*raw, *_skipped(found, event, script)]
+    before = [
+        *raw,
+        *_micro_batches(culprit),
+        *_mask(found, culprit),
+        *_added_masks(culprit),
+        *_misuse(found, culprit, event),
+    ]
     before += _zero_eps(found, culprit, event)
-    return [*before, *_cures(found, culprit, event, script), *_last_resorts(found, culprit)]
+    after = [*_last_resorts(found, culprit), *_skipped(found, event, script)]
+    return [*before, *_cures(found, culprit, event, script), *after]
 
 
 def _raw_step(found: PassResult) -> Iterator[Cure]:
@@ -51,6 +58,47 @@ def _raw_step(found: PassResult) -> Iterator[Cure]:
     if found.made.raw_step is not None:
         text = advise_on_raw_step(found.made.raw_step)
         yield from (untried(text, patch) for patch in scaler_patches.step_by_scaler(found.made))
+
+
+def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
+    """Yield a run without detect_anomaly, which raises at an overflow that a scaler would have skipped."""
+    lower = _trial(found.trials, "scale")
+    if not event.how.startswith("detect_anomaly") or lower is None or not lower.trial.good:
+        return
+    patch, place = loop_patches.switch_anomaly_off(script)
+    if patch:
+        yield untried(
+            "detect_anomaly raises at an overflow that the scaler would skip while its scale finds a level. "
+            f"Switch it off: {describe_place(place)}.",
+            patch,
+        )
+
+
+def _micro_batches(culprit: Culprit) -> Iterator[Cure]:
+    """Yield a mean over micro-batches, if the sum of their gradients does not fit half."""
+    if "AccumulateGrad" in culprit.op and culprit.dtype in HALF_NAMES:
+        patch = loop_patches.divide_by_micro_batches((culprit.file, culprit.line))
+        if patch:
+            yield untried(
+                f"The sum of the gradients of all micro-batches does not fit {culprit.dtype} at "
+                f"{culprit.place}: divide each loss by their number.",
+                patch,
+            )
+
+
+def _skipped(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
+    """Yield a loop that leaves out batches without a finite loss: 16 bits are not to blame for them."""
+    if judge_fp32(found.trials) == "fine" or event.kind not in ("loss", "gradients", "looked"):
+        return
+    patch, place = loop_patches.leave_out_batch(script, found.made.hides)
+    if patch:
+        culprit = "" if found.culprit is None else f" What is bad comes from {found.culprit.place}."
+        yield untried(
+            f"Leave out batches whose loss is not finite, before their backward pass, as a stopgap: "
+            f"{describe_place(place)}.{culprit if found.culprit and found.culprit.file else ''} Repair or "
+            "drop such samples there.",
+            patch,
+        )
 
 
 def untried(sentence: str, patch: str) -> Cure:
@@ -101,14 +149,20 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
 
 def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     """Yield weights in FP32 for a model that is half by itself, with the range of bfloat16."""
-    half = found.made.half_weights
-    patch = patches.keep_weights_in_fp32(half, "bfloat16")
-    if patch and culprit.dtype == "float16" and judge_fp32(found.trials) == "fine":
-        yield untried(
-            f"Keep the weights in FP32, and run the model under autocast in bfloat16: {culprit.op} at "
-            f"{culprit.place} leaves the range of float16. They became half at {describe_place(half)}.",
-            patch,
-        )
+    if culprit.dtype != "float16" or judge_fp32(found.trials) != "fine":
+        return
+    made = found.made
+    half = made.half_weights or made.half_module
+    range_of = f"{culprit.op} at {culprit.place} leaves the range of float16"
+    where = f"They became half at {describe_place(half)}."
+    patch = patches.keep_weights_in_fp32(half, "bfloat16", made.half_callers)
+    if patch:
+        what = "Keep the weights in FP32, and run the model under autocast in bfloat16"
+        yield untried(f"{what}: {range_of}. {where}", patch)
+    patch = patches.keep_weights_in_fp32(half, None, made.half_callers)
+    if patch:
+        what = "Keep the weights, and what is passed to the model, in FP32"
+        yield untried(f"{what}: {range_of}. {where}", patch)
 
 
 def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> Iterator[Cure]:

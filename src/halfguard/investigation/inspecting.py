@@ -16,10 +16,19 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from halfguard.investigation.advice import advise_on_swallowed
 from halfguard.investigation.called_modules import CalledModules
 from halfguard.investigation.finite import bad_tensors
 from halfguard.investigation.leaving import leave
-from halfguard.investigation.passes import Ended, Headroom, PassPlan, PassResult, Place
+from halfguard.investigation.lost_precision import LostUpdates, RoundedPositions, SmallGradients
+from halfguard.investigation.passes import (
+    Ended,
+    Headroom,
+    Misused,
+    PassPlan,
+    PassResult,
+    Place,
+)
 from halfguard.investigation.training_loop import BackwardCall, LoopObserver, TrainingLoop
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.audit import AuditFinding
@@ -46,8 +55,11 @@ def choose_passes(first: PassResult) -> tuple[int, ...]:
 class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
     """Flags operations that leave the range of half, and keeps the largest half result that does not."""
 
-    def __init__(self, modules: CalledModules, outermost: CodeType) -> None:
+    def __init__(
+        self, modules: CalledModules, outermost: CodeType, positions: RoundedPositions
+    ) -> None:
         super().__init__(modules, outermost, MAX_BYTES)
+        self.positions = positions
         self.headroom: Headroom | None = None
         self._code = outermost
         self._located = OperationPlaces(modules, outermost)
@@ -60,6 +72,10 @@ class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket.__name__.startswith("empty"):  # it holds no numbers yet
+            return out
+        with undispatched():
+            self.positions.look(func, args, out)
         for tensor in tensors_in(out):
             if tensor.dtype in HALF_DTYPES and tensor.numel() and not tensor.is_meta:
                 with undispatched():
@@ -96,6 +112,9 @@ class Inspecting(LoopObserver):
         self._headroom: Headroom | None = None
         self._found: dict[tuple[str, int, str], AuditFinding] = {}
         self._steps = 0
+        self._positions, self._updates = RoundedPositions(), LostUpdates(loop)
+        self._gradients = SmallGradients(loop)
+        self._swallowed: list[Misused] = []
         self._until = time.monotonic() + 2 * _SECONDS
         self._handle: Any = register_module_forward_pre_hook(self._first_call)
         self._stepping: set[Place | None] = set()  # lines that step an optimizer
@@ -110,7 +129,8 @@ class Inspecting(LoopObserver):
                 self._begin()
 
     def _begin(self) -> None:
-        self._watch = HeadroomWatch(self._modules, self._code)
+        self._updates.is_on = True
+        self._watch = HeadroomWatch(self._modules, self._code, self._positions)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
 
     def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
@@ -123,8 +143,18 @@ class Inspecting(LoopObserver):
             parameters = nn.ParameterList(self._loop.parameters)
             report = judge(watch, parameters, call.outputs[0], LIMIT)
             is_skipped = call.scaled and bool(bad_tensors(gradients))  # by the scaler, which saw it
+        self._gradients.look(call, gradients)
         for finding in () if is_skipped else filter(self._matters, report.findings):
             self._found.setdefault((finding.file, finding.line, finding.op), finding)
+            if finding.fault == "overflow" and finding.file:
+                self._swallowed.append(
+                    Misused(
+                        kind="swallowed",
+                        sentence=advise_on_swallowed([finding])[0],
+                        place=(finding.file, finding.line),
+                        backward=self._loop.backward,
+                    )
+                )
         seen = [found for found in (self._headroom, watch.headroom) if found is not None]
         self._headroom = max(seen, key=lambda found: found.largest / found.limit, default=None)
         self._steps += 1
@@ -159,5 +189,11 @@ class Inspecting(LoopObserver):
                 headroom=self._headroom,
                 swallowed=tuple(self._found.values()),
                 inspected=self._steps,
+                misuse=(
+                    *self._swallowed[:1],
+                    *self._positions.found(),
+                    *self._updates.found(),
+                    *self._gradients.found(),
+                ),
             ),
         )

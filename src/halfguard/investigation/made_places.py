@@ -6,16 +6,20 @@ code of installed packages is passed over, so that what a framework makes has th
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import weakref
+from collections.abc import Iterator
+from functools import wraps
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
-from halfguard.investigation.passes import Made, PassPlan, Place, SubmodulePlace
+from halfguard.investigation.advice import describe_place
+from halfguard.investigation.passes import Made, Misused, PassPlan, Place, SubmodulePlace
 from halfguard.precision.modes import HALF_DTYPES
 
 _PACKAGES = ("site-packages", "dist-packages")
@@ -25,6 +29,10 @@ _CASTS = ("half", "bfloat16", "to")
 def _eps(optimizer: torch.optim.Optimizer) -> float | None:
     given = [group.get("eps") for group in optimizer.param_groups]
     return min((float(eps) for eps in given if isinstance(eps, int | float)), default=None)
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return any(group.get("fused") for group in optimizer.param_groups)
 
 
 def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
@@ -43,12 +51,16 @@ class MadePlaces:
         self._folders = plan.isolated or plan.originals
         # By identity: a module may have a hash of its own, which fails before it is complete.
         self._modules: dict[int, tuple[weakref.ref[nn.Module], Place]] = {}
-        self._half: dict[int, Place] = {}  # parameters by identity
-        self._optimizers: dict[int, Place] = {}
+        # By identity: parameters that became half, and optimizers; the lines are the innermost first.
+        self._half: dict[int, tuple[Place, ...]] = {}
+        self._optimizers: dict[int, tuple[Place, ...]] = {}
         self._by_scaler: set[int] = set()  # optimizers that a scaler has stepped
         self._scaler: Place | None = None
         self._scaling: Place | None = None
         self._autocast: Place | None = None
+        self._autocast_device = ""
+        self._copied: Place | None = None  # a model, after the last optimizer was made
+        self._last_optimizer: dict[str, Any] = {}
 
     def install(self) -> None:
         """Put the sensors on torch; they stay for the life of the process."""
@@ -60,26 +72,60 @@ class MadePlaces:
         self._watch_call(torch.amp.GradScaler, "scale", self._scaled)
         self._watch_call(torch.amp.GradScaler, "step", self._stepped_by_scaler)
         self._watch_call(torch.autocast, "__init__", self._made_autocast)
+        self._watch_copies()
 
     def facts(self, optimizer: torch.optim.Optimizer | None) -> Made:
         """Return the places; those of one optimizer, if it is known."""
-        made = Made(scaler=self._scaler, scaling=self._scaling, autocast=self._autocast)
-        if optimizer is None:
-            return made
+        made = Made(
+            scaler=self._scaler,
+            scaling=self._scaling,
+            autocast=self._autocast,
+            autocast_device=self._autocast_device,
+            copied=self._copied,
+        )
+        if optimizer is None:  # it may have been deleted
+            facts = {"half_module": self._frozen_half([]), **self._last_optimizer}
+            return made.model_copy(update=facts)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         half = [p for p in parameters if p.dtype in HALF_DTYPES]
-        cast = next((found for p in half if (found := self._half.get(id(p))) is not None), None)
-        if cast is None and half:
-            cast = self._owner(half[0])
+        cast = next((found for p in half if (found := self._half.get(id(p)))), ())
+        owner = self._owner(half[0]) if half and not cast else None
+        lines = self._optimizers.get(id(optimizer), ())
         return made.model_copy(
             update={
-                "optimizer": self._optimizers.get(id(optimizer)),
+                "optimizer": next(iter(lines), None),
+                "optimizer_callers": lines[1:],
                 "optimizer_class": type(optimizer).__name__,
                 "eps": _eps(optimizer),
-                "half_weights": cast,
+                "fused": _is_fused(optimizer),
+                "half_weights": next(iter(cast), owner),
+                "half_callers": cast[1:],
+                "half_module": self._frozen_half(parameters),
                 "stepped_by_scaler": id(optimizer) in self._by_scaler,
             }
         )
+
+    def _frozen_half(self, trained: list[torch.Tensor]) -> Place | None:
+        """Return the only line that made weights half which are not trained."""
+        own = {id(parameter) for parameter in trained}
+        places = {lines[0] for one, lines in self._half.items() if one not in own}
+        return places.pop() if len(places) == 1 else None
+
+    def bad_buffers(self, made: Made) -> tuple[Misused, ...]:
+        """Return the first half buffer that is not finite; one with -inf alone is a mask."""
+        for reference, place in list(self._modules.values()):
+            module = reference()
+            for name, buffer in () if module is None else module.named_buffers(recurse=False):
+                half = buffer.dtype in HALF_DTYPES and buffer.numel() > 0
+                if half and bool((buffer.isnan() | buffer.isposinf()).any()):
+                    half_at = made.half_weights or made.half_module or place
+                    text = (
+                        f"{name} of {type(module).__name__} is half, and not finite at the end: what it "
+                        f"holds does not fit. It became half at {describe_place(half_at)}. Keep the "
+                        "weights and the buffers in FP32, and run the model under torch.autocast."
+                    )
+                    return (Misused(kind="bad buffer", sentence=text, place=half_at),)
+        return ()
 
     def _owner(self, parameter: torch.Tensor) -> Place | None:
         """Return the line that made the module of a parameter which was made in half."""
@@ -108,15 +154,18 @@ class MadePlaces:
 
     def place(self, without: Any = None) -> Place | None:
         """Return the innermost line of the user's files, outside of methods of ``without``."""
+        return next(self._places(without), None)
+
+    def _places(self, without: Any = None) -> Iterator[Place]:
+        """Yield the lines of the user's files that run now, the innermost first."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if is_own_file(code.co_filename, self._folders):
                 first = code.co_varnames[0] if code.co_argcount else ""
                 if without is None or frame.f_locals.get(first) is not without:
-                    return code.co_filename, frame.f_lineno
+                    yield code.co_filename, frame.f_lineno
             frame = frame.f_back
-        return None
 
     # -- one sensor each
 
@@ -138,13 +187,24 @@ class MadePlaces:
             before = {id(p) for p in module.parameters() if p.dtype in HALF_DTYPES}
             out = original(module, *args, **kwargs)
             new = [p for p in module.parameters() if p.dtype in HALF_DTYPES and id(p) not in before]
-            place = self.place() if new else None
-            if place is not None:
-                self._half.update(dict.fromkeys(map(id, new), place))
+            lines = tuple(self._places()) if new else ()
+            if lines:
+                self._half.update(dict.fromkeys(map(id, new), lines))
             return out
 
         cast.__name__ = name
         setattr(nn.Module, name, cast)
+
+    def _watch_copies(self) -> None:
+        original: Any = copy.deepcopy
+
+        @wraps(original)
+        def deepcopy(one: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(one, nn.Module) and self._optimizers:
+                self._copied = self.place() or self._copied
+            return original(one, *args, **kwargs)
+
+        setattr(copy, deepcopy.__name__, deepcopy)
 
     def _watch_call(self, owner: type, name: str, note: Any) -> None:
         original: Any = getattr(owner, name)
@@ -158,9 +218,16 @@ class MadePlaces:
         setattr(owner, name, call)
 
     def _made_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        place = self.place(without=optimizer)
-        if place is not None:
-            self._optimizers[id(optimizer)] = place
+        lines = tuple(self._places(without=optimizer))
+        self._optimizers[id(optimizer)] = lines
+        self._copied = None
+        self._last_optimizer = {
+            "optimizer": next(iter(lines), None),
+            "optimizer_callers": lines[1:],
+            "optimizer_class": type(optimizer).__name__,
+            "eps": _eps(optimizer),
+            "fused": _is_fused(optimizer),
+        }
 
     def _made_scaler(self, scaler: Any, *_: Any) -> None:
         self._scaler = self.place(without=scaler) or self._scaler
@@ -174,3 +241,4 @@ class MadePlaces:
     def _made_autocast(self, region: Any, *_: Any) -> None:
         if region._enabled and region.fast_dtype is torch.float16:
             self._autocast = self.place(without=region) or self._autocast
+            self._autocast_device = region.device

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -10,15 +12,27 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from halfguard.investigation.advice import describe_place
-from halfguard.investigation.training_loop import TrainingLoop
+from halfguard.investigation.gradient_sources import GradientSources
+from halfguard.investigation.passes import Made, Misused
+from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
 from halfguard.replaying.substitution import Place, user_place
 
 _CLIPPINGS = ("clip_grad_norm_", "clip_grad_value_")
 _SMALL = 0.01  # of the loss scale: a limit below it was not multiplied by the scale
+_FEWEST_PENALTIES = 3
 _FEWEST, _MOST_AHEAD = (
     5,
     0.1,
 )  # moves, and their share of steps; a scale that finds its level skips fewer
+
+
+@dataclass
+class _Hidden:
+    """An exception of a scaler; the script went on if it has more backward passes."""
+
+    error: str
+    place: Place | None
+    backward: int
 
 
 class Misuse:
@@ -26,35 +40,142 @@ class Misuse:
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop
+        self._sources = GradientSources(loop)
         self._clipped: tuple[Place, float, float] | None = None  # line, limit and loss scale
         self._schedule: Place | None = None
         self._ahead = 0  # moves of a schedule after a step that was skipped
+        self._off: tuple[Place, str] | None = None  # a scaler that is off, and its device
+        self._hidden: list[_Hidden] = []
+        self._penalty: Place | None = None  # gradients of a scaled loss that become a loss
+        self._scaled_penalty = False  # since the last backward pass
+        self._penalties = 0  # without a look at the scale
+        self._scale_read = False  # since the last backward pass
 
     def install(self) -> None:
         """Put the sensors on torch; they stay for the life of the process."""
         for name in _CLIPPINGS:
             self._watch_clipping(name)
         self._watch_schedules()
+        self._watch_scaler()
+        self._sources.install()
 
-    def sentences(self) -> tuple[str, ...]:
-        """Return what is wrong, each with its line."""
-        told = []
+    def before_backward(self, call: BackwardCall) -> None:
+        """A backward pass is about to run."""
+        self._sources.before_backward(call)
+        if not call.accumulates:
+            if call.scaled and call.creates_graph:
+                self._penalty, self._scaled_penalty = self._penalty or user_place(), True
+        else:
+            self._penalties += self._scaled_penalty and not self._scale_read
+            self._scaled_penalty = self._scale_read = False
+
+    def after_backward(self, call: BackwardCall) -> None:
+        """A backward pass has run."""
+        self._sources.after_backward(call)
+
+    def after_step(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        self._sources.after_step(optimizer)
+
+    def found(self, made: Made, error: str) -> tuple[Misused, ...]:
+        """Return what is wrong, each with its line; ``error`` is the one that ended the script."""
+        return (
+            *self._found_calls(made),
+            *self._sources.misused(),
+            *self._found_off(made),
+            *self._found_hidden(error),
+        )
+
+    def _found_calls(self, made: Made) -> Iterator[Misused]:
         if self._clipped is not None:
             place, limit, scale = self._clipped
-            told.append(
+            text = (
                 f"Gradients were clipped to {limit:g} while they were still multiplied by the loss scale of "
                 f"{scale:g}, so that almost nothing was left of them: {describe_place(place)}. Call "
                 "scaler.unscale_(optimizer) before it, or let the framework clip."
             )
+            yield Misused(kind="clipped", sentence=text, place=place)
         steps = self._loop.scaler_steps
         many = self._ahead >= _FEWEST and self._ahead > _MOST_AHEAD * steps
         if self._schedule is not None and many:
-            told.append(
+            made_at = describe_place(made.optimizer if made.fused else made.scaler)
+            subject = "The optimizer is fused, and tells nobody that it" if made.fused else ""
+            related = f"{subject or 'The scaler'} {'skips' if made.fused else 'was made at'}"
+            text = (
                 f"The schedule moved {self._ahead} times after a step that the scaler had skipped, in "
                 f"{steps} steps: {describe_place(self._schedule)}. Move it only if the optimizer has stepped "
-                "(scaler.get_scale() is not lower than before)."
+                "(scaler.get_scale() is not lower than before), or begin with a lower scale."
+                + (f" {related}: {made_at}." if made_at else "")
             )
-        return tuple(told)
+            yield Misused(kind="schedule", sentence=text, place=self._schedule)
+        if self._penalty is not None and self._penalties >= _FEWEST_PENALTIES:
+            text = (
+                "Gradients of a scaled loss become a part of another loss, and are still multiplied by the "
+                f"loss scale there: {describe_place(self._penalty)}. Divide them by scaler.get_scale()."
+            )
+            yield Misused(kind="penalty", sentence=text, place=self._penalty)
+
+    def _found_off(self, made: Made) -> Iterator[Misused]:
+        if self._off is not None and made.autocast_device and not self._loop.scaler:
+            place, device = self._off
+            text = (
+                f"The scaler is for {device}, which is not here, so it does nothing, while autocast runs in "
+                f"float16 on {made.autocast_device}: small gradients become 0. Make the scaler for that "
+                f"device: {describe_place(place)}."
+            )
+            yield Misused(kind="scaler off", sentence=text, place=place)
+
+    def _found_hidden(self, error: str) -> Iterator[Misused]:
+        went_on = [one for one in self._hidden if one.backward < self._loop.backward]
+        if went_on and not error:
+            one = went_on[0]
+            text = (
+                f"The scaler raised {one.error!r} {len(went_on)} times, and the script went on, without the "
+                f"rest of these steps: {describe_place(one.place)}."
+            )
+            yield Misused(kind="hidden error", sentence=text, place=one.place, error=one.error)
+
+    def _watch_scaler(self) -> None:
+        scaler: Any = torch.amp.GradScaler
+        for name in ("unscale_", "step", "update"):
+            self._watch_errors(name)
+        original, get_scale = scaler.__init__, scaler.get_scale
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def __init__(one: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(one, *args, **kwargs)
+            given = signature.bind(one, *args, **kwargs)
+            given.apply_defaults()
+            place = user_place()
+            if given.arguments.get("enabled") and not one.is_enabled() and place is not None:
+                self._off = place, str(given.arguments.get("device", "cuda"))
+
+        def read(one: Any) -> float:
+            self._scale_read = True
+            return float(get_scale(one))
+
+        scaler.__init__, scaler.get_scale = __init__, read
+
+    def _watch_errors(self, name: str) -> None:
+        """Note exceptions of a method of the scaler, and the sources of what it steps."""
+        original: Any = getattr(torch.amp.GradScaler, name)
+
+        @wraps(original)
+        def call(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            optimizer = args[0] if args else kwargs.get("optimizer")
+            try:
+                if name == "step":
+                    self._sources.before_scaler_step(scaler, optimizer)
+                return original(scaler, *args, **kwargs)
+            except (RuntimeError, ValueError, AssertionError) as error:
+                self._hidden.append(_Hidden(str(error), user_place(), self._loop.backward))
+                raise
+            finally:
+                if name == "step":
+                    self._sources.after_step(optimizer)
+
+        setattr(torch.amp.GradScaler, name, call)
 
     def _watch_clipping(self, name: str) -> None:
         original: Any = getattr(torch.nn.utils, name)

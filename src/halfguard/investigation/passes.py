@@ -28,6 +28,21 @@ EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "excep
 TrialKind = Literal[
     "fp32", "bf16", "composition", "stable", "statement", "slice", "function", "island", "scale"
 ]
+MisuseKind = Literal[
+    "clipped",  # gradients that are still scaled
+    "schedule",  # it moves on while steps are skipped
+    "not scaled",  # a loss, whose gradients the scaler divides
+    "other scaler",  # has scaled the loss
+    "penalty",  # made of scaled gradients
+    "scaler off",  # there is no such device
+    "hidden error",  # of the scaler
+    "not zeroed",  # gradients add up over steps
+    "no scaler",  # FP16 gradients that are too small
+    "rounded integers",
+    "lost updates",  # of half weights
+    "bad buffer",
+    "swallowed",  # overflow that became a finite number
+]
 Start = Literal["event", "first module", "script"]
 # "late": its time was over; "interrupted": by Ctrl-C
 Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "late", "died"]
@@ -84,6 +99,7 @@ class PassPlan(FloatRecordPart):
     start: Start = "event"
     alone: bool = Field(default=False, description="loaders have no worker processes")
     inspect: tuple[int, ...] = Field(default=(), description="backward passes to look at")
+    patched: bool = Field(default=False, description="the script is patched, to see if it trains")
     emulate: bool = False
     isolated: tuple[str, ...] = Field(default=(), description="folders that may be written to")
     originals: tuple[str, ...] = Field(default=(), description="the folders that were copied")
@@ -124,21 +140,49 @@ class Made(FloatRecordPart):
     """Lines of the user's own files that made what a cure may have to change; None if unknown."""
 
     optimizer: Place | None = None
+    optimizer_callers: tuple[Place, ...] = Field(
+        default=(), description="lines that led to the one that made it, innermost first"
+    )
     optimizer_class: str = Field(default="", description="of the optimizer that stepped")
     eps: float | None = Field(
         default=None, description="the smallest of that optimizer, if it has one"
     )
+    fused: bool = Field(default=False, description="the optimizer skips steps by itself")
     stepped_by_scaler: bool = Field(default=False, description="of the same optimizer, before")
     half_weights: Place | None = Field(default=None, description="its weights became half here")
+    half_callers: tuple[Place, ...] = Field(
+        default=(), description="lines that led to that one, innermost first"
+    )
+    half_module: Place | None = Field(
+        default=None, description="weights that no optimizer holds became half here"
+    )
     scaler: Place | None = None
     scaling: Place | None = Field(default=None, description="a call of scaler.scale")
     autocast: Place | None = Field(default=None, description="an FP16 region")
+    autocast_device: str = Field(default="", description="of that region")
+    copied: Place | None = Field(
+        default=None, description="a model was copied here, after the optimizer was made"
+    )
     raw_step: Place | None = Field(default=None, description="a step on scaled gradients")
     not_updated: int = Field(default=0, description="scaled backward passes since scaler.update()")
     hides: Place | None = Field(default=None, description="it made bad numbers finite")
     modules: tuple[SubmodulePlace, ...] = Field(
         default=(), description="of the culprit's module, and those around it"
     )
+
+
+class Misused(FloatRecordPart):
+    """A use of torch that trains wrongly, although no number is bad."""
+
+    kind: MisuseKind
+    sentence: str
+    place: Place | None = Field(default=None, description="the line at fault")
+    by: Place | None = Field(default=None, description="a line that shows it, such as the step")
+    error: str = Field(default="", description="an exception that the script has hidden")
+    scale: float = Field(default=1.0, description="a loss scale that would do")
+    backward: int = Field(default=0, description="finished backward passes before it was seen")
+    norms: tuple[float, ...] = Field(default=(), description="of the gradients there")
+    sizes: tuple[int, ...] = Field(default=(), description="elements of the gradients there")
 
 
 class TrialResult(FloatRecordPart):
@@ -168,7 +212,7 @@ class PassResult(FloatRecordPart):
     raw_step: Place | None = Field(
         default=None, description="a line that stepped on scaled gradients"
     )
-    misuse: tuple[str, ...] = Field(default=(), description="calls that train wrongly, with lines")
+    misuse: tuple[Misused, ...] = ()
     workers: bool = Field(default=False, description="a loader has worker processes")
     spawns: bool = Field(default=False, description="it started ranks by itself")
     autocast_off: str = Field(default="", description="a device whose autocast torch switched off")

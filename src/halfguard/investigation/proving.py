@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from halfguard.investigation.passes import Event, PassResult
+from halfguard.investigation.passes import Event, Misused, PassResult
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 
 PROOF = "the patched script, run from its start"
@@ -77,6 +77,34 @@ def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatche
     ):  # it was run in vain, or there was no time for it
         best = best.model_copy(update={"patch": ""})
     return Proven(best, tuple(trials))
+
+
+def prove_silence(
+    cures: Sequence[tuple[Cure, Misused]], first: PassResult, run: RunPatched
+) -> Proven:
+    """Return the first cure with which the script runs well, and does no longer misuse torch in this way."""
+    trials, spent = list[ReplayTrial](), 0.0
+    for cure, misused in cures[:_MOST]:
+        if spent > _SECONDS:
+            break
+        result = run(cure.patch, 2 * first.steps + _FURTHER, 20 + 3 * first.seconds)
+        if result is None:
+            continue
+        if result.ended == "interrupted":
+            break
+        spent += result.seconds
+        is_over = result.ended in ("finished", "exited", "steps", "late") and not result.error
+        is_gone = misused.kind not in {one.kind for one in result.misuse}
+        good = is_over and is_gone and result.event is None and result.backward > 0
+        note = f"{result.steps} steps, {result.backward} backward passes"
+        if not good:
+            seen = "" if result.event is None else f"bad at step {result.event.step}"
+            note = (result.error or seen or "it is misused as before")[:200]
+        name = PROOF if good else f"{FAILED}: {misused.kind}"
+        trials.append(ReplayTrial(name=name, good=good, loss=result.loss, note=note))
+        if good:
+            return Proven(cure.model_copy(update={"trial": PROOF}), tuple(trials))
+    return Proven(None, tuple(trials))
 
 
 def without_proof(cures: Sequence[Cure]) -> Cure | None:

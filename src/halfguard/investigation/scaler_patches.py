@@ -47,26 +47,30 @@ def _call_scaler(place: Place, made: Made) -> str:
 def _prepare_optimizer(place: Place, made: Made) -> str:  # noqa: ARG001
     """Give the optimizer to Accelerate's prepare, if it was left out there."""
     found = _stepped(place)
-    if found is None:
-        return ""
-    file, _, optimizer = found
-    for node in ast.walk(file.tree):
+    return "" if found is None else add_to_prepare(place, found[2])[0]
+
+
+def add_to_prepare(place: Place, name: str) -> tuple[str, Place]:
+    """Give something more to Accelerate's prepare, in the file of a line; return the patch and the line."""
+    file = SourceFile.read(place[0])
+    for node in () if file is None else ast.walk(file.tree):
         value = node.value if isinstance(node, ast.Assign) else None
         if (
-            not isinstance(node, ast.Assign)
+            file is None
+            or not isinstance(node, ast.Assign)
             or not isinstance(value, ast.Call)
             or called_name(value) != "prepare"
         ):
             continue
         given = [file.source(argument) for argument in value.args]
-        if optimizer not in given and len(node.targets) == 1:
+        if name not in given and len(node.targets) == 1:
             targets = node.targets[0]
             names = targets.elts if isinstance(targets, ast.Tuple) else [targets]
-            left = ", ".join([*map(file.source, names), optimizer])
+            left = ", ".join([*map(file.source, names), name])
             function = file.source(value.func)
-            file.replace(node, f"{left} = {function}({', '.join([*given, optimizer])})")
-            return file.patch()
-    return ""
+            file.replace(node, f"{left} = {function}({', '.join([*given, name])})")
+            return file.patch(), (file.path, node.lineno)
+    return "", place
 
 
 def _lightning_optimizer(place: Place, made: Made) -> str:  # noqa: ARG001

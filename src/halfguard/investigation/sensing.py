@@ -18,6 +18,7 @@ from torch import Tensor
 
 from halfguard.investigation.finite import bad_tensors, first_number, storages
 from halfguard.investigation.leaving import ProgressFile, leave
+from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.misuse import Misuse
 from halfguard.investigation.passes import (
     Ended,
@@ -58,8 +59,11 @@ class Sensing(LoopObserver):
         self._progress = ProgressFile(plan.answer)
         self._misuse = Misuse(loop)
         self._misuse.install()
+        self._made = MadePlaces(plan)
+        self._made.install()
 
     def before_backward(self, call: BackwardCall) -> None:
+        self._misuse.before_backward(call)
         if not call.accumulates:
             return
         with self._loop.unobserved():
@@ -82,6 +86,7 @@ class Sensing(LoopObserver):
             stale, self._stale = self._stale, storages(bad)
             new = [g for g in bad if g.untyped_storage()._cdata not in stale]
         self._overflowed = bool(bad) and call.scaled
+        self._misuse.after_backward(call)
         if new and not call.scaled:
             self._found("gradients", "the gradients, after a backward pass")
         elif call.scaled:
@@ -118,6 +123,7 @@ class Sensing(LoopObserver):
         # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad. If they were not
         # used in between, a pass that looks at every step is run afterwards.
         self._stepped = optimizer
+        self._misuse.after_step(optimizer)
         every = self._plan.every_step
         looked_at = (p for p in _parameters(optimizer) if every or p.dtype in HALF_DTYPES)
         if self._are_broken(looked_at):
@@ -150,6 +156,8 @@ class Sensing(LoopObserver):
         )
 
     def looked(self, look: Look) -> None:
+        if self._plan.patched:  # the patch may look, to leave out the batch
+            return
         if look.tensor.requires_grad:
             self._found("loss", f"a number that the script read by {look.how}")
         elif self._looked is None and not self._overflowed:
@@ -195,7 +203,6 @@ class Sensing(LoopObserver):
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
             raw_step=self._loop.raw_step,
-            misuse=self._misuse.sentences(),
             workers=self._loop.workers,
             spawns=self._surroundings.spawns,
             autocast_off=self._surroundings.autocast_off,
@@ -205,4 +212,10 @@ class Sensing(LoopObserver):
     def _leave(self, result: PassResult) -> NoReturn:
         write_losses(self._plan.losses, self._losses)
         files = self._surroundings.source_files()
-        leave(self._plan.answer, result.model_copy(update={"files": files}))
+        made = self._made.facts(self._stepped or next(iter(self._loop.optimizers), None))
+        misuse = self._misuse.found(made, result.error)
+        if result.event is None and not result.error:
+            with self._loop.unobserved():
+                misuse += self._made.bad_buffers(made)
+        facts = {"files": files, "made": made, "misuse": misuse}
+        leave(self._plan.answer, result.model_copy(update=facts))

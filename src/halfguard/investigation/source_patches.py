@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from halfguard.investigation.passes import Made, Place
 from halfguard.replaying.source_edits import SourceFile
 
+_DTYPES = ("torch_dtype", "dtype")
 _HALF_NAMES = ("float16", "half", "bfloat16")
 _DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
 
@@ -44,8 +45,13 @@ def give_eps(made: Made, eps: str) -> str:
     return file.patch()
 
 
-def keep_weights_in_fp32(place: Place | None, dtype: str) -> str:
-    """Leave out the cast of a model, and run its forward under autocast instead."""
+def keep_weights_in_fp32(
+    place: Place | None, dtype: str | None, callers: tuple[Place, ...] = ()
+) -> str:
+    """Leave out the cast of a model, and run its forward under autocast instead.
+
+    Without a dtype nothing runs under autocast: what is passed to the model is not cast to half either.
+    """
     file = None if place is None else SourceFile.read(place[0])
     if file is None or place is None:
         return ""
@@ -54,12 +60,79 @@ def keep_weights_in_fp32(place: Place | None, dtype: str) -> str:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         function = statement.value.func
         target = function.value if isinstance(function, ast.Attribute) else None
-    if statement is None or target is None or not _leave_out_casts(file, statement):
+    if statement is None:
         return ""
+    if target is None or not _leave_out_casts(file, statement):
+        return cast_elsewhere(file, statement, callers)
     name, margin = file.source(target), " " * statement.col_offset
+    if dtype is None:
+        _leave_out_casts_of_inputs(file, name)
+        return file.patch()
     region = f"torch.autocast({_DEVICE}, dtype=torch.{dtype})"
     file.insert_after(statement, f"{margin}{name}.forward = {region}({name}.forward)")
     return file.patch()
+
+
+def cast_elsewhere(file: SourceFile, statement: ast.stmt, callers: tuple[Place, ...]) -> str:
+    """Write float32 where the dtype of a cast comes from: its only assignment, or the caller's line."""
+    names = [
+        given.id
+        for call in all_calls(statement)
+        if called_name(call) == "to" or any(k.arg in _DTYPES for k in call.keywords)
+        for given in (*call.args, *(k.value for k in call.keywords))
+        if isinstance(given, ast.Name)
+    ]
+    for name in names:
+        values = [
+            node.value
+            for node in ast.walk(file.tree)
+            if isinstance(node, ast.Assign) and _assigns(node, name)
+        ]
+        if len(values) == 1 and _is_half(values[0], file):
+            file.replace(values[0], "torch.float32")
+            return file.patch()
+        patch = _cast_by_caller(file, statement, name, callers)
+        if patch:
+            return patch
+    return ""
+
+
+def _cast_by_caller(
+    file: SourceFile, statement: ast.stmt, name: str, callers: tuple[Place, ...]
+) -> str:
+    """Write float32 for an argument of the function around a statement, if its caller gave half."""
+    function = file.function_at(statement.lineno)
+    outer = SourceFile.read(callers[0][0]) if callers else None
+    if function is None or outer is None:
+        return ""
+    order = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    order = order[1:] if order[:1] == ["self"] else order
+    called = [c for c in calls_at(outer, callers[0][1]) if called_name(c) == function.name]
+    for call in called:
+        given = {k.arg: k.value for k in call.keywords} | dict(zip(order, call.args, strict=False))
+        if name in given and _is_half(given[name], outer):
+            outer.replace(given[name], "torch.float32")
+            return outer.patch()
+    return ""
+
+
+def _assigns(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+
+
+def _leave_out_casts_of_inputs(file: SourceFile, name: str) -> None:
+    """Leave out casts to half of what is passed to a model, or to its methods."""
+    for call in all_calls(file.tree):
+        called = file.source(call.func)
+        if called != name and not called.startswith(f"{name}."):
+            continue
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            if (
+                isinstance(argument, ast.Call)
+                and isinstance(argument.func, ast.Attribute)
+                and _is_cast(argument, file)
+            ):
+                file.replace(argument, file.source(argument.func.value))
 
 
 def keep_adapters_in_fp32(place: Place | None) -> str:
@@ -75,6 +148,17 @@ def begin_with_scale(place: Place | None, scale: float) -> str:
     if file is None or len(scalers) != 1 or not _has_keywords(scalers[0]):
         return ""
     set_keyword(file, scalers[0], "init_scale", f"{scale!r}")
+    return file.patch()
+
+
+def change_keyword(place: Place, name: str, value: str) -> str:
+    """Change a keyword argument that is given on a line."""
+    file = SourceFile.read(place[0])
+    found = [] if file is None else calls_at(file, place[1])
+    given = [k for call in found for k in call.keywords if k.arg == name]
+    if file is None or len(given) != 1:
+        return ""
+    file.replace(given[0].value, value)
     return file.patch()
 
 
@@ -200,9 +284,10 @@ def _leave_out_casts(file: SourceFile, statement: ast.stmt) -> bool:
         if isinstance(node.func, ast.Attribute) and _is_cast(node, file):
             file.replace(node, file.source(node.func.value))
             return True
-        for keyword in node.keywords:
-            if keyword.arg in ("torch_dtype", "dtype") and _is_half(keyword.value, file):
-                file.replace(keyword.value, "torch.float32")
+        named = [keyword.value for keyword in node.keywords if keyword.arg in _DTYPES]
+        for given in (*named, *(node.args if called_name(node) == "to" else ())):
+            if _is_half(given, file):
+                file.replace(given, "torch.float32")
                 found = True
     return found
 

@@ -41,6 +41,8 @@ class BackwardCall:
     outputs: list[Tensor]
     scaled: bool
     accumulates: bool  # into .grad; False for torch.autograd.grad
+    scaler: Any = None  # that has scaled one of them, if it is known
+    creates_graph: bool = False  # its results are used in another loss
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,15 @@ class Look:
 
     tensor: Tensor
     how: str
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A loss that a scaler has scaled."""
+
+    scaled: weakref.ref[Tensor]
+    raw: Tensor
+    scaler: weakref.ref[Any]
 
 
 class LoopObserver:
@@ -88,7 +99,8 @@ class TrainingLoop:
     _optimizers: list[weakref.ref[Any]] = field(default_factory=list)
     # Without an optimizer: what the last backward pass gave gradients to.
     _leaves: list[weakref.ref[Tensor]] = field(default_factory=list)
-    _scaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = field(default_factory=dict)
+    _scaled: dict[int, Scaled] = field(default_factory=dict)
+    _scaled_since: bool = False  # a loss, since the last backward pass
     raw_step: Place | None = None  # the first line that stepped on gradients that were still scaled
     workers: bool = False  # a loader has worker processes
     not_updated: int = 0  # scaled backward passes since the scaler's last update
@@ -140,7 +152,11 @@ class TrainingLoop:
     @property
     def scale(self) -> float:
         """The present loss scale; 1 without a scaler."""
-        scale = None if self.scaler is None else self.scaler._scale
+        return self.scale_of(self.scaler)
+
+    def scale_of(self, scaler: Any) -> float:
+        """Return the scale of a scaler; 1 without one."""
+        scale = None if scaler is None else scaler._scale
         with self.unobserved():
             return 1.0 if scale is None else float(scale)
 
@@ -163,7 +179,7 @@ class TrainingLoop:
             tensors = [t for t in outputs if type(t) is Tensor]
             if self._busy or len(tensors) < len(outputs) or _is_transformed():
                 return original(outputs, *args, **kwargs)
-            call = self._read(tensors, accumulates=bool(kwargs.get("accumulate_grad")))
+            call = self._read(tensors, args, accumulates=bool(kwargs.get("accumulate_grad")))
             self.observer.before_backward(call)
             if call.accumulates and not self._optimizers:
                 self._leaves = [weakref.ref(leaf) for leaf in _leaves_of(tensors)]
@@ -190,15 +206,30 @@ class TrainingLoop:
         for owner in (torch.autograd.graph, torch.autograd):
             owner._engine_run_backward = run_backward  # type: ignore[attr-defined]
 
-    def _read(self, outputs: list[Tensor], *, accumulates: bool) -> BackwardCall:
-        known = [self._scaled.get(id(output)) for output in outputs]
-        pairs = [
-            (output, one[1] if one is not None and one[0]() is output else None)
-            for output, one in zip(outputs, known, strict=True)
+    def _read(
+        self, outputs: list[Tensor], options: tuple[Any, ...], *, accumulates: bool
+    ) -> BackwardCall:
+        found = [self._scaled.get(id(output)) for output in outputs]
+        known = [
+            one if one is not None and one.scaled() is output else None
+            for output, one in zip(outputs, found, strict=True)
         ]
-        self._scaled.clear()
-        losses = [output if raw is None else raw for output, raw in pairs]
-        return BackwardCall(losses, outputs, any(raw is not None for _, raw in pairs), accumulates)
+        # What was scaled since the last backward pass may have been divided, or added, before this one.
+        derived = not any(known) and self._scaled_since
+        self._scaled_since = False
+        self._scaled = {key: one for key, one in self._scaled.items() if one not in known}
+        losses = [o if one is None else one.raw for o, one in zip(outputs, known, strict=True)]
+        scaler = next((one.scaler() for one in known if one is not None), None)
+        if scaler is None and derived:
+            scaler = self.scaler
+        return BackwardCall(
+            losses,
+            outputs,
+            any(known) or derived,
+            accumulates,
+            scaler,
+            creates_graph=len(options) > 2 and bool(options[2]),
+        )
 
     def _watch_optimizers(self) -> None:
         original = torch.optim.Optimizer.__init__
@@ -230,11 +261,12 @@ class TrainingLoop:
             if scaler.is_enabled():
                 self.observer.before_scaling(scaler)
             scaled = original(scaler, outputs)
-            if scaler.is_enabled() and isinstance(scaled, Tensor):
-                self.scaler = scaler
+            if scaler.is_enabled():
+                self.scaler, self._scaled_since = scaler, True
                 if len(self._scaled) > _KEPT:
                     self._scaled.clear()
-                self._scaled[id(scaled)] = weakref.ref(scaled), outputs
+                for one, raw in _pairs(scaled, outputs):
+                    self._scaled[id(one)] = Scaled(weakref.ref(one), raw, weakref.ref(scaler))
             return scaled
 
         setattr(torch.amp.GradScaler, scale.__name__, scale)
@@ -269,6 +301,8 @@ class TrainingLoop:
                 self._in_scaler = False
                 if scaler.is_enabled():
                     self._by_scaler.add(id(optimizer))
+                    if _has_skipped(scaler, optimizer):
+                        self._skipped = weakref.ref(optimizer)
 
         setattr(torch.amp.GradScaler, step.__name__, step)
 
@@ -310,7 +344,7 @@ class TrainingLoop:
         if caller.startswith(("torch.", "halfguard.")):
             return
         one = self._scaled.get(id(tensor))
-        if one is not None and one[0]() is tensor:  # a scaled loss may be infinite
+        if one is not None and one.scaled() is tensor:  # a scaled loss may be infinite
             return
         with self.unobserved():
             finite = bool(_isfinite(tensor.detach()).all())
@@ -342,6 +376,23 @@ def _leaves_of(outputs: list[Tensor]) -> list[Tensor]:
             found.append(variable)
         waiting += [following for following, _ in node.next_functions]
     return found
+
+
+def _has_skipped(scaler: Any, optimizer: Any) -> bool:
+    """Return whether an optimizer that looks at the scale itself (a fused one) left out its step."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    found = scaler._found_inf_per_device(optimizer)
+    return any(bool(one) for one in found.values())
+
+
+def _pairs(scaled: Any, raw: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what a scaler has scaled, and what it was before; it takes a loss or a list of them."""
+    if isinstance(scaled, Tensor) and isinstance(raw, Tensor):
+        yield scaled, raw
+    elif isinstance(scaled, list | tuple) and isinstance(raw, list | tuple):
+        for pair in zip(scaled, raw, strict=False):
+            yield from _pairs(*pair)
 
 
 def _is_one_number(tensor: Tensor) -> bool:

@@ -146,6 +146,41 @@ class SourceFile:
         at_end = self.text.endswith("\n") or end < len(self.text.encode())
         self._add((end, end), f"{line}\n" if at_end else f"\n{line}")
 
+    def insert_before(self, statement: ast.stmt, text: str) -> None:
+        """Write lines before the first one of a statement."""
+        self.refused |= not self.is_alone(statement)
+        start = self._offset(statement.lineno, 0)
+        self._add((start, start), f"{text}\n")
+
+    def remove(self, statement: ast.stmt) -> None:
+        """Leave out a statement with its lines; the only one of a block becomes ``pass``."""
+        block = self.block_of(statement)
+        if len(block) == 1 or not self.is_alone(statement):
+            self.replace(statement, "pass")
+            return
+        end = (statement.end_lineno or statement.lineno) + 1
+        self._add((self._offset(statement.lineno, 0), self._offset(end, 0)), "")
+
+    def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return the statements of the block that holds one."""
+        for node in ast.walk(self.tree):
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(node, name, None)
+                if isinstance(block, list) and any(one is statement for one in block):
+                    return block
+        return []
+
+    def moved(self, statement: ast.stmt, column: int) -> str:
+        """Return the lines of a statement as they read at another column."""
+        first, *rest = self.source(statement).split("\n")
+        shift, kept = column - statement.col_offset, text_lines(statement)
+        lines = [" " * column + first]
+        for number, line in enumerate(rest, statement.lineno + 1):
+            indent = len(line) - len(line.lstrip(" "))
+            at = " " * max(0, indent + shift)
+            lines.append(line if number in kept else at + line.lstrip(" "))
+        return "\n".join(lines)
+
     def patch(self) -> str:
         """Return all edits as a unified diff; empty if there is none, or if they do not fit together."""
         ranges = sorted(self.edits)

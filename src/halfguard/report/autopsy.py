@@ -229,7 +229,8 @@ def cure_blocks(cure: Cure) -> Iterator[Block]:
             yield Text(
                 ["Save these lines as fix.patch, and apply them: ", Mono("patch -p1 < fix.patch")]
             )
-        yield Code(cure.patch, _LANGUAGES.get(cure.what, "yaml"))
+        language = "diff" if is_source_patch(cure.patch) else _LANGUAGES.get(cure.what, "yaml")
+        yield Code(cure.patch, language)
 
 
 def _percent(value: float | None) -> str:

@@ -37,7 +37,7 @@ def script_answer_page(answer: ScriptAnswer) -> Page:
     overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
     if answer.outcome == "nothing bad" and overflowed:
         title += f", but an overflow was swallowed at {overflowed[0].place}"
-    elif answer.outcome == "nothing bad" and answer.advice:
+    elif answer.outcome == "nothing bad" and (answer.advice or answer.cure is not None):
         title += ", but the script trains wrongly"
     return Page(title, [*_good_run(answer), *_limits(answer)])
 
@@ -164,12 +164,12 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
     yield Heading("Recommendation")
     if answer.cure is not None:
         yield from cure_blocks(answer.cure)
-    elif answer.advice:
+    if answer.advice:
         yield Text([answer.advice], "bad")
         bad = answer.outcome == "bad number"
         tried = ": no change that could be tried makes the step good" if bad else ""
         yield Text([f"This was not tested{tried}."])
-    else:
+    elif answer.cure is None:
         yield Text(["No cure is known."], "bad")
     if answer.incident:
         yield Text(["The bad step is kept in ", Mono(answer.incident), "."])

@@ -1,0 +1,105 @@
+"""Patches of the loop around a backward pass: its batch left out, its loss divided, its checks off."""
+
+from __future__ import annotations
+
+import ast
+
+from halfguard.investigation.passes import Place
+from halfguard.investigation.source_patches import all_calls, called_name
+from halfguard.replaying.source_edits import SourceFile
+
+Loop = ast.For | ast.While
+_Found = tuple[str, Place | None]
+
+
+def switch_anomaly_off(script: str) -> _Found:
+    """Switch detect_anomaly off, as an argument or as a call; return patch and line."""
+    file = SourceFile.read(script) if script else None
+    place: Place | None = None
+    for call in () if file is None else all_calls(file.tree):
+        assert file is not None  # noqa: S101
+        given = [k for k in call.keywords if k.arg == "detect_anomaly"]
+        given = [k for k in given if isinstance(k.value, ast.Constant) and k.value.value is True]
+        if given:
+            file.replace(given[0].value, "False")
+            place = script, given[0].value.lineno
+        elif called_name(call) == "set_detect_anomaly" and call.args:
+            file.replace(call.args[0], "False")
+            place = script, call.lineno
+        elif called_name(call) == "detect_anomaly" and not call.args and not call.keywords:
+            file.replace(call, f"{file.source(call.func)}(check_nan=False)")
+            place = script, call.lineno
+    return ("" if file is None or place is None else file.patch()), place
+
+
+def divide_by_micro_batches(place: Place) -> str:
+    """Divide the loss of a backward pass by the number of passes before a step: that of a range."""
+    file = SourceFile.read(place[0])
+    statement = None if file is None else file.statement_at(place[1])
+    calls = [] if statement is None else list(all_calls(statement))
+    backward = [c for c in calls if called_name(c) == "backward" and not c.args]
+    loop = None if file is None else loop_at(file, place[1])
+    if file is None or len(backward) != 1 or not isinstance(loop, ast.For):
+        return ""
+    count = loop.iter
+    steps = any(called_name(call) == "step" for call in all_calls(loop))
+    if steps or not isinstance(count, ast.Call) or called_name(count) != "range":
+        return ""
+    function = backward[0].func
+    if len(count.args) != 1 or not isinstance(function, ast.Attribute):
+        return ""
+    file.replace(function.value, f"({file.source(function.value)} / {file.source(count.args[0])})")
+    return file.patch()
+
+
+def leave_out_batch(script: str, hides: Place | None) -> _Found:
+    """Go on with the next batch if a loss is not finite; also instead of a line that hides this."""
+    place = hides
+    file = SourceFile.read(script if hides is None else hides[0])
+    if file is None:
+        return "", None
+    if hides is not None:
+        statement = file.statement_at(hides[1])
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        call = statement.value if isinstance(statement, ast.Assign) else None
+        if not isinstance(call, ast.Call) or not isinstance(target, ast.Name):
+            return "", None
+        given = call.args[0] if call.args else None
+        same = isinstance(given, ast.Name) and given.id == target.id
+        if not same or loop_at(file, hides[1]) is None or statement is None:
+            return "", None
+        file.replace(statement, _guard(target.id, statement.col_offset))
+        return file.patch(), place
+    found = [c for c in all_calls(file.tree) if called_name(c) == "backward"]
+    statement = file.statement_at(found[0].lineno) if len(found) == 1 else None
+    loss = None if statement is None else _loss_of(found[0])
+    if statement is None or not loss or loop_at(file, statement.lineno) is None:
+        return "", None
+    margin = " " * statement.col_offset
+    file.insert_before(statement, margin + _guard(loss, statement.col_offset))
+    return file.patch(), (file.path, statement.lineno)
+
+
+def loop_at(file: SourceFile, line: int) -> Loop | None:
+    """Return the innermost loop around a line, in the same function."""
+    scope = file.function_at(line) or file.tree
+    around = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, Loop) and node.lineno < line <= (node.end_lineno or 0)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _guard(loss: str, column: int) -> str:
+    return f"if not torch.isfinite({loss}):\n{' ' * column}    continue"
+
+
+def _loss_of(backward: ast.Call) -> str:
+    """Return the name of the loss: of ``loss.backward()`` or ``scaler.scale(loss).backward()``."""
+    owner = backward.func.value if isinstance(backward.func, ast.Attribute) else None
+    if backward.args:  # accelerator.backward(loss)
+        owner = backward.args[0]
+    elif isinstance(owner, ast.Call) and called_name(owner) == "scale" and len(owner.args) == 1:
+        owner = owner.args[0]
+    return owner.id if isinstance(owner, ast.Name) else ""

@@ -1,0 +1,189 @@
+"""Patches of calls that train wrongly, and of the loop around a backward pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfguard.investigation import loop_patches
+from halfguard.investigation.misuse_patches import cures_of
+from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
+from tests.investigation.patched_script import at, patched, write
+
+LOOP = """
+import torch
+opt = torch.optim.SGD(p)
+for x in data:
+    with torch.autocast(device, dtype=torch.float16):
+        loss = f(x)
+    opt.zero_grad()
+    scaler.scale(loss).backward()
+    clip_grad_norm_(p, 1.0)
+    scaler.step(opt)
+    scaler.update()
+    sched.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "train.py"
+
+
+def mend(
+    script: Path, kind: MisuseKind, place: Place, by: Place | None = None, made: Made | None = None
+) -> str:
+    """Return the script after the first patch of a misuse."""
+    misused = Misused(kind=kind, sentence=f"wrong at {place[1]}", place=place, by=by, scale=1024.0)
+    cures = cures_of(misused, PassResult(made=made or Made()))
+    return patched(script, cures[0].patch) if cures else ""
+
+
+def test_gradients_are_unscaled_before_they_are_clipped(script: Path) -> None:
+    write(script, LOOP)
+    text = mend(script, "clipped", at(script, "clip_grad"))
+    assert "    scaler.unscale_(opt)\n    clip_grad_norm_(p, 1.0)\n" in text
+
+
+def test_accelerate_clips_what_it_has_prepared(script: Path) -> None:
+    write(
+        script,
+        "m, opt = acc.prepare(m, opt)\nacc.backward(loss)\ntorch.nn.utils.clip_grad_norm_(p, 1)\n",
+    )
+    text = mend(script, "clipped", at(script, "clip_grad"))
+    assert text.endswith("acc.clip_grad_norm_(p, 1)\n")
+
+
+def test_a_schedule_moves_with_the_steps(script: Path) -> None:
+    write(script, LOOP)
+    text = mend(script, "schedule", at(script, "sched.step"))
+    assert "    scale_before = scaler.get_scale()\n    scaler.step(opt)\n" in text
+    assert "    if scaler.get_scale() >= scale_before:\n        sched.step()\n" in text
+
+
+def test_a_schedule_is_given_to_accelerate_and_the_line_is_named(script: Path) -> None:
+    write(script, "m, opt = acc.prepare(m, opt)\nopt.step()\nsched.step()\n")
+    misused = Misused(kind="schedule", sentence="It runs ahead.", place=at(script, "sched.step"))
+    cure = cures_of(misused, PassResult())[0]
+    assert "train.py:1: m, opt = acc.prepare" in cure.sentence
+    assert patched(script, cure.patch).startswith("m, opt, sched = acc.prepare(m, opt, sched)\n")
+
+
+def test_a_fused_optimizer_is_no_longer_fused(script: Path) -> None:
+    write(script, "opt = AdamW(p, fused=True)\nsched.step()\n")
+    made = Made(optimizer=(str(script), 1), fused=True)
+    assert "AdamW(p, fused=False)" in mend(script, "schedule", at(script, "sched.step"), made=made)
+
+
+def test_a_loss_is_scaled_by_the_scaler_that_steps(script: Path) -> None:
+    write(script, "d_loss.backward()\nscaler_g.scale(fake).backward()\nscaler_d.step(opt_d)\n")
+    by = at(script, "step")
+    text = mend(script, "not scaled", at(script, "d_loss"), by)
+    assert text.startswith("scaler_d.scale(d_loss).backward()\n")
+    assert "scaler_d.scale(fake)" in mend(script, "other scaler", at(script, "fake"), by)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("g = grad(s.scale(loss), x)[0]", "g = grad(s.scale(loss), x)[0] / s.get_scale()"),
+        ("(g,) = grad(s.scale(loss), x)", "(g,) = (grad(s.scale(loss), x)[0] / s.get_scale(),)"),
+        ("gs = grad(s.scale(loss), x)", "gs = [g / s.get_scale() for g in grad(s.scale(loss), x)]"),
+    ],
+)
+def test_gradients_of_a_penalty_are_unscaled(script: Path, line: str, expected: str) -> None:
+    write(script, f"{line}\n")
+    assert mend(script, "penalty", (str(script), 1)) == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [('"cuda"', '"cpu"'), ("", 'device="cpu"'), ("device", "")]
+)
+def test_a_scaler_is_made_for_the_device_of_autocast(
+    script: Path, given: str, expected: str
+) -> None:
+    write(script, f"scaler = torch.amp.GradScaler({given})\n")
+    made = Made(autocast_device="cpu")
+    text = mend(script, "scaler off", (str(script), 1), made=made)
+    assert text == (f"scaler = torch.amp.GradScaler({expected})\n" if expected else "")
+
+
+def test_gradients_are_zeroed_before_the_backward_pass(script: Path) -> None:
+    write(script, LOOP.replace("    opt.zero_grad()\n", ""))
+    text = mend(script, "not zeroed", at(script, "backward"))
+    assert "    opt.zero_grad()\n    scaler.scale(loss).backward()\n" in text
+
+
+def test_a_scaler_is_added(script: Path) -> None:
+    write(
+        script,
+        """
+        import torch
+        opt = torch.optim.SGD(p)
+        for x in data:
+            with torch.autocast(device, dtype=torch.float16):
+                loss = f(x)
+            loss.backward()
+            opt.step()
+        """,
+    )
+    made = Made(optimizer=at(script, "SGD"), autocast=at(script, "autocast"), autocast_device="cpu")
+    text = mend(script, "no scaler", at(script, "backward"), made=made)
+    assert "scaler = torch.amp.GradScaler(device, init_scale=1024.0)\n" in text
+    assert "    scaler.scale(loss).backward()\n    scaler.step(opt)\n    scaler.update()\n" in text
+
+
+def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
+    write(script, "try:\n    s.unscale_(opt)\n    s.step(opt)\nexcept Exception:\n    pass\n")
+    error = "unscale_() has already been called on this optimizer since the last update()."
+    misused = Misused(kind="hidden error", sentence="!", place=at(script, "unscale_"), error=error)
+    cure = cures_of(misused, PassResult())[0]
+    assert "unscale_" not in patched(script, cure.patch)
+
+
+def test_positions_stay_in_fp32(script: Path) -> None:
+    write(script, "t = torch.arange(a, b).to(x.dtype)\n")
+    assert mend(script, "rounded integers", (str(script), 1)) == "t = torch.arange(a, b).float()\n"
+
+
+def test_micro_batches_become_a_mean(script: Path) -> None:
+    write(script, "for m in range(ACC):\n    loss = f(m)\n    loss.backward()\nopt.step()\n")
+    patch = loop_patches.divide_by_micro_batches(at(script, "backward"))
+    assert "    (loss / ACC).backward()\n" in patched(script, patch)
+    write(script, "for m in range(ACC):\n    loss.backward()\n    opt.step()\n")
+    assert not loop_patches.divide_by_micro_batches(at(script, "backward"))
+
+
+def test_detect_anomaly_is_switched_off(script: Path) -> None:
+    write(script, "trainer = Trainer(detect_anomaly=True)\n")
+    patch, place = loop_patches.switch_anomaly_off(str(script))
+    assert place == (str(script), 1)
+    assert patched(script, patch) == "trainer = Trainer(detect_anomaly=False)\n"
+
+
+@pytest.mark.parametrize(
+    "line", ["loss.backward()", "s.scale(loss).backward()", "acc.backward(loss)"]
+)
+def test_a_batch_without_a_finite_loss_is_left_out(script: Path, line: str) -> None:
+    write(script, f"import torch\nfor x in data:\n    loss = f(x)\n    {line}\n")
+    patch, _ = loop_patches.leave_out_batch(str(script), None)
+    guard = "    if not torch.isfinite(loss):\n        continue\n"
+    assert f"    loss = f(x)\n{guard}    {line}\n" in patched(script, patch)
+
+
+def test_a_line_that_hides_a_bad_loss_is_replaced(script: Path) -> None:
+    write(
+        script,
+        "import torch\nfor x in d:\n    loss = torch.nan_to_num(loss)\n    loss.backward()\n",
+    )
+    patch, _ = loop_patches.leave_out_batch(str(script), at(script, "nan_to_num"))
+    text = patched(script, patch)
+    assert "nan_to_num" not in text
+    assert "if not torch.isfinite(loss):\n        continue\n    loss.backward()" in text
+
+
+def test_a_step_in_a_function_without_a_loop_is_left_alone(script: Path) -> None:
+    write(script, "def step(x):\n    loss = f(x)\n    loss.backward()\n")
+    assert loop_patches.leave_out_batch(str(script), None)[0] == ""

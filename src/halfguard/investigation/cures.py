@@ -40,7 +40,7 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
         return []
     raw = [*_raw_step(found), *_anomaly(found, event, script)]
     if culprit.kind != "op":
-        return [*raw, *_skipped(found, event, script)]
+        return [*raw, *_skipped(found, event)]
     before = [
         *raw,
         *_micro_batches(culprit),
@@ -49,7 +49,7 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
         *_misuse(found, culprit, event),
     ]
     before += _zero_eps(found, culprit, event)
-    after = [*_last_resorts(found, culprit), *_skipped(found, event, script)]
+    after = [*_last_resorts(found, culprit), *_skipped(found, event)]
     return [*before, *_cures(found, culprit, event, script), *after]
 
 
@@ -86,16 +86,21 @@ def _micro_batches(culprit: Culprit) -> Iterator[Cure]:
             )
 
 
-def _skipped(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
-    """Yield a loop that leaves out batches without a finite loss: 16 bits are not to blame for them."""
-    if judge_fp32(found.trials) == "fine" or event.kind not in ("loss", "gradients", "looked"):
+def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
+    """Yield a loop that leaves out batches whose loss it makes finite by itself until now."""
+    hides = found.made.hides
+    if (
+        hides is None
+        or judge_fp32(found.trials) == "fine"
+        or event.kind not in ("loss", "gradients", "looked")
+    ):
         return
-    patch, place = loop_patches.leave_out_batch(script, found.made.hides)
+    patch = loop_patches.leave_out_batch(hides)
     if patch:
         culprit = "" if found.culprit is None else f" What is bad comes from {found.culprit.place}."
         yield untried(
             f"Leave out batches whose loss is not finite, before their backward pass, as a stopgap: "
-            f"{describe_place(place)}.{culprit if found.culprit and found.culprit.file else ''} Repair or "
+            f"{describe_place(hides)}.{culprit if found.culprit and found.culprit.file else ''} Repair or "
             "drop such samples there.",
             patch,
         )

@@ -52,32 +52,19 @@ def divide_by_micro_batches(place: Place) -> str:
     return file.patch()
 
 
-def leave_out_batch(script: str, hides: Place | None) -> _Found:
-    """Go on with the next batch if a loss is not finite; also instead of a line that hides this."""
-    place = hides
-    file = SourceFile.read(script if hides is None else hides[0])
-    if file is None:
-        return "", None
-    if hides is not None:
-        statement = file.statement_at(hides[1])
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        call = statement.value if isinstance(statement, ast.Assign) else None
-        if not isinstance(call, ast.Call) or not isinstance(target, ast.Name):
-            return "", None
-        given = call.args[0] if call.args else None
-        same = isinstance(given, ast.Name) and given.id == target.id
-        if not same or loop_at(file, hides[1]) is None or statement is None:
-            return "", None
-        file.replace(statement, _guard(target.id, statement.col_offset))
-        return file.patch(), place
-    found = [c for c in all_calls(file.tree) if called_name(c) == "backward"]
-    statement = file.statement_at(found[0].lineno) if len(found) == 1 else None
-    loss = None if statement is None else _loss_of(found[0])
-    if statement is None or not loss or loop_at(file, statement.lineno) is None:
-        return "", None
+def leave_out_batch(hides: Place) -> str:
+    """Go on with the next batch if a loss is not finite, instead of a line that makes such a loss finite."""
+    file = SourceFile.read(hides[0])
+    statement = None if file is None else file.statement_at(hides[1])
+    if file is None or not isinstance(statement, ast.Assign) or loop_at(file, hides[1]) is None:
+        return ""
+    target, call = statement.targets[0], statement.value
+    given = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    if not isinstance(target, ast.Name) or not isinstance(given, ast.Name) or given.id != target.id:
+        return ""
     margin = " " * statement.col_offset
-    file.insert_before(statement, margin + _guard(loss, statement.col_offset))
-    return file.patch(), (file.path, statement.lineno)
+    file.replace(statement, f"if not torch.isfinite({target.id}):\n{margin}    continue")
+    return file.patch()
 
 
 def loop_at(file: SourceFile, line: int) -> Loop | None:
@@ -89,17 +76,3 @@ def loop_at(file: SourceFile, line: int) -> Loop | None:
         if isinstance(node, Loop) and node.lineno < line <= (node.end_lineno or 0)
     ]
     return max(around, key=lambda node: node.lineno, default=None)
-
-
-def _guard(loss: str, column: int) -> str:
-    return f"if not torch.isfinite({loss}):\n{' ' * column}    continue"
-
-
-def _loss_of(backward: ast.Call) -> str:
-    """Return the name of the loss: of ``loss.backward()`` or ``scaler.scale(loss).backward()``."""
-    owner = backward.func.value if isinstance(backward.func, ast.Attribute) else None
-    if backward.args:  # accelerator.backward(loss)
-        owner = backward.args[0]
-    elif isinstance(owner, ast.Call) and called_name(owner) == "scale" and len(owner.args) == 1:
-        owner = owner.args[0]
-    return owner.id if isinstance(owner, ast.Name) else ""

@@ -81,6 +81,14 @@ def test_a_schedule_that_runs_ahead_is_told_once_after_ten_skipped_steps() -> No
     ] * 9
 
 
+def test_a_skipped_step_for_each_growth_of_the_scale_is_no_schedule_that_runs_ahead() -> None:
+    health = RunHealth()
+    for step in range(40_000):
+        skipped = step % 2000 == 0
+        health.add(Action.SKIP if skipped else Action.APPLY, 1.0, 65536.0)
+        assert not (skipped and health.add_moved_schedule())
+
+
 def test_a_scale_that_grew_is_compared_with_its_peak() -> None:
     grown = [(Action.APPLY, 1.0, 2.0**power) for power in range(16, 25)]
     assert warnings_of([*grown, (Action.SKIP, 1.0, 2.0**15)]) == []

@@ -59,13 +59,16 @@ class GuardScaler(torch.amp.GradScaler):
     def scale(self, outputs: Any) -> Any:
         """Scale a loss, or each of several; see ``HostedGuard.scale``.
 
-        Losses of single samples are scaled one by one, as torch does; the guard notes their mean.
+        Losses of single samples are scaled one by one, as torch does; the guard notes the mean of those
+        that are finite.
         """
         if isinstance(outputs, list | tuple):
             return type(outputs)(self.scale(item) for item in outputs)
         if not isinstance(outputs, Tensor) or outputs.numel() == 1:
             return self._bound.scale(outputs)
-        self._bound.scale(outputs.mean())
+        finite = outputs.isfinite()  # a host may leave out the others before its backward pass
+        mean = torch.where(finite, outputs, 0.0).sum() / finite.sum()
+        self._bound.scale(mean)
         scale = self._bound.scaler._get_scale_async()
         return outputs if scale is None else outputs * scale.to(outputs.device)
 

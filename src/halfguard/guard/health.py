@@ -13,7 +13,8 @@ from halfguard.records import Action, HealthWarning
 ZERO_STEPS = 10  # applied steps in a row with a gradient norm of exactly 0
 LOW_SCALE = 2.0**-10  # of the largest loss scale of an applied step, or of ...
 FIRST_SCALE = 2.0**16  # ... torch's first scale: what lies above it is searched through
-SCHEDULE_STEPS = 10  # skipped steps after which the learning rate was changed
+SCHEDULE_STEPS = 10  # skipped steps after which the learning rate was changed, at least ...
+SCHEDULE_SHARE = 0.05  # ... this share of all steps: the growth of the scale costs one in thousands
 ATTEMPTS = 200  # the last steps, of which ...
 LEAST_APPLIED = 0.9  # ... this share must be applied
 _APPLIED = (Action.APPLY, Action.RETRY)
@@ -26,6 +27,7 @@ class RunHealth:
         self.told: list[HealthWarning] = []
         self._zeros = 0
         self._peak = 0.0  # the largest loss scale so far that was in use
+        self._steps = 0
         self._moved = 0  # skipped steps after which the learning rate was changed
         self._recent: deque[bool] = deque(maxlen=ATTEMPTS)  # since the first applied step
         self._applied = 0  # of the recent ones
@@ -33,6 +35,7 @@ class RunHealth:
     def add(self, action: Action, grad_norm: float, scale: float) -> dict[HealthWarning, str]:
         """Add a step that was decided; return new warnings with their texts, mostly none."""
         applied = action in _APPLIED
+        self._steps += 1
         if applied:
             self._zeros = self._zeros + 1 if grad_norm == 0 else 0
         self._peak = max(self._peak, scale if applied else min(scale, FIRST_SCALE))
@@ -52,7 +55,8 @@ class RunHealth:
     def add_moved_schedule(self) -> dict[HealthWarning, str]:
         """Add a change of the learning rate after a skipped step; return a new warning, mostly none."""
         self._moved += 1
-        if self._moved < SCHEDULE_STEPS or HealthWarning.SCHEDULE_AHEAD in self.told:
+        few = self._moved < max(SCHEDULE_STEPS, SCHEDULE_SHARE * self._steps)
+        if few or HealthWarning.SCHEDULE_AHEAD in self.told:
             return {}
         self.told.append(HealthWarning.SCHEDULE_AHEAD)
         text = (

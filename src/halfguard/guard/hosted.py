@@ -44,7 +44,6 @@ from halfguard.guard.protocols import Scheduler
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.outcome import StepOutcome
-from halfguard.guard.unsupported import raise_if_unsupported
 from halfguard.precision.modes import autocast
 from halfguard.records import Action
 from halfguard.step.loss import LossFunction
@@ -374,36 +373,17 @@ class HostedGuard(Guard):
         self._forget_window()
 
     def _own(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer of the guard that this is, or that this wraps; a new one is added."""
+        """Return the optimizer of the guard that this is, or that this wraps."""
         inner: object = optimizer
         while inner is not None:
             for own in self.optimizers:
                 if own is inner:
                     return own
-            innermost, inner = inner, getattr(inner, "optimizer", None)
-        if (
-            self._recovery is None
-            and self._window_in_use.micro_batches
-            and _has_gradients(optimizer)
-        ):
-            return self._add(innermost if isinstance(innermost, Optimizer) else optimizer)
+            inner = getattr(inner, "optimizer", None)
         raise UsageError(
             f"The guard does not have this {type(optimizer).__name__}.",
             cure="Pass every optimizer that steps to the guard: HostedGuard(model, [first, second]).",
         )
-
-    def _add(self, optimizer: Optimizer) -> Optimizer:
-        """Guard an optimizer that was made later: of another phase, of a second model, after a restart.
-
-        Its gradients are those of the open window. Snapshots would not have it, so recovery excludes it.
-        """
-        raise_if_unsupported(self.model, [optimizer])
-        self.optimizers.append(optimizer)
-        self._stepper.refresh_parameters(keep_gradients=True)
-        logger.info(
-            "step %d: a new %s is guarded as well.", self.step_index, type(optimizer).__name__
-        )
-        return optimizer
 
     # -- how a step differs from that of a plain loop
 

@@ -76,8 +76,14 @@ class Crash:
         if re.search(f"{_FP16_GRADIENTS}|{_DTYPES}", self.error):
             for dtype in ("float16", None):
                 yield patches.keep_weights_in_fp32(made.half_weights, dtype, made.half_callers)
+        if re.search(_FP16_GRADIENTS, self.error):
+            yield patches.switch_on(place, "autocast_adapter_dtype", anywhere=True)
+            yield patches.widen_parameters(made)
         if re.search(_DTYPES, self.error) and place is not None:
             yield order_patches.cast_arguments(place, self.error)
+        kernel = re.search(_NO_KERNEL, self.error)
+        if kernel is not None and place is not None:
+            yield from patches.call_in_fp32(place, kernel[1])
 
 
 def crash_place(log: str, folders: Sequence[Path]) -> Place | None:
@@ -156,6 +162,15 @@ def _constant(crash: Crash) -> str:
     )
 
 
+def _no_kernel(crash: Crash) -> str:
+    found = re.search(_NO_KERNEL, crash.error)
+    kernel, dtype = ("", "half") if found is None else found.groups()
+    return (
+        f"torch has no {kernel} for {dtype} here: compute it in FP32, with .float() on what it is given."
+        f"{_at(crash)}"
+    )
+
+
 def _at(crash: Crash) -> str:
     place = describe_place(crash.place)
     return f" The line is {place}." if place else ""
@@ -169,6 +184,7 @@ _EMPTY_STATE = "source state dict is empty, possibly because it was saved from a
 _CONSTANT = "Half without overflow"
 # Of Linear and of convolutions; with other dtypes half is not to blame.
 _DTYPES = r"same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same"
+_NO_KERNEL = r'"([^"]*)" not implemented for .(Half|BFloat16)\b'
 _KNOWN: tuple[tuple[str, Callable[[Crash], str]], ...] = (
     (_FP16_GRADIENTS, _fp16_gradients),
     (_CONSTANT, _constant),
@@ -177,4 +193,5 @@ _KNOWN: tuple[tuple[str, Callable[[Crash], str]], ...] = (
     (_TWICE, _unscaled_twice),
     (_EMPTY_STATE, _empty_state),
     (_DTYPES, _different_dtypes),
+    (_NO_KERNEL, _no_kernel),
 )

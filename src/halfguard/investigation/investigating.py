@@ -27,6 +27,7 @@ from halfguard.replaying import ANSWER_FILE
 
 __all__ = ["Investigation", "investigate"]
 _TRACEBACK_LINES = 2000
+_SOON = 10.0  # seconds of a script that may be tracked as a whole, for what it has read
 _BEFORE_THE_STEP = (None, "input", "parameter", "buffer")
 
 
@@ -133,10 +134,14 @@ def _track(one: Investigation, first: PassResult, event: Event) -> tuple[Event, 
         if broke is not None and broke.kind == "parameters" and broke.backward < event.backward:
             later = f"{broke.how}; it was seen {first.steps - broke.step} steps later"
             return _track(one, first, broke.model_copy(update={"how": later}))
-    if event.backward == 0 and kind in _BEFORE_THE_STEP:
+    from_data = kind == "input" and first.seconds < _SOON
+    if from_data or (event.backward == 0 and kind in _BEFORE_THE_STEP):
         earlier = one.run("track", "tracking the whole script", event=event, start="script")
-        if earlier.culprit is not None:
+        if earlier.culprit is not None and earlier.culprit.kind == "op":
             note = "It was found by tracking the script from its first line."
+            if event.backward:  # its trials ended at the first step
+                in_fp32 = tuple(trial for trial in found.trials if trial.plan.kind == "fp32")
+                earlier = earlier.model_copy(update={"trials": in_fp32})
             return event, earlier, note
     elif found.culprit is None:
         again = one.run("track", "tracking every step", event=event, start="first module")

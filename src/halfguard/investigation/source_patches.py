@@ -135,6 +135,43 @@ def _leave_out_casts_of_inputs(file: SourceFile, name: str) -> None:
                 file.replace(argument, file.source(argument.func.value))
 
 
+def widen_parameters(made: Made) -> str:
+    """Make what an optimizer trains FP32, directly after the statement that makes it."""
+    file = None if made.optimizer is None else SourceFile.read(made.optimizer[0])
+    statement = (
+        None if file is None or made.optimizer is None else file.statement_at(made.optimizer[1])
+    )
+    if file is None or not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return ""
+    name, margin = file.source(statement.targets[0]), " " * statement.col_offset
+    lines = (
+        f"for group in {name}.param_groups:  # a GradScaler needs FP32 weights",
+        '    for parameter in group["params"]:',
+        "        parameter.data = parameter.data.float()",
+    )
+    file.insert_after(statement, "\n".join(margin + line for line in lines))
+    return file.patch()
+
+
+def call_in_fp32(place: Place, kernel: str) -> Iterator[str]:
+    """Yield patches that cast the first argument of a call to FP32: first of the kernel's own function."""
+    file = SourceFile.read(place[0])
+    statement = None if file is None else file.statement_at(place[1])
+    count = 0 if statement is None else len([c for c in all_calls(statement) if c.args])
+    for index in range(count):
+        file = SourceFile.read(place[0])
+        statement = None if file is None else file.statement_at(place[1])
+        if file is None or statement is None:
+            return
+        calls = [call for call in all_calls(statement) if call.args]
+        calls.sort(key=lambda call: not kernel.startswith(called_name(call) or "-"))
+        given = calls[index].args[0]
+        text = file.source(given)
+        simple = isinstance(given, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+        file.replace(given, f"{text}.float()" if simple else f"({text}).float()")
+        yield file.patch()
+
+
 def keep_adapters_in_fp32(place: Place | None) -> str:
     """Let peft keep adapters in FP32."""
     return switch_on(place, "autocast_adapter_dtype", anywhere=False)

@@ -427,11 +427,8 @@ class Stepper:
                     "call optimizer.zero_grad() before the step.",
                 )
 
-    def refresh_parameters(self, *, keep_gradients: bool = False) -> bool:
-        """Refresh names and layout if the optimizers' parameters changed; return whether they did.
-
-        ``keep_gradients`` of new parameters that are known to be those of the present step.
-        """
+    def refresh_parameters(self) -> bool:
+        """Refresh names and layout if the optimizers' parameters changed; return whether they did."""
         # By identity: a parameter may be replaced inside a group, as Gaussian splatting does.
         lists = [group["params"] for o in self.optimizers for group in o.param_groups]
         # list.__iter__: iterating over the parameters of MasterWeights collects gradients.
@@ -439,8 +436,7 @@ class Stepper:
         self._parameter_ids = list(map(id, chain.from_iterable(map(list.__iter__, lists))))
         if before == self._parameter_ids:
             return False
-        # Gradients of parameters that were not optimized so far are those of many steps.
-        if before and not keep_gradients:
+        if before:  # gradients of parameters that were not optimized so far are those of many steps
             known = set(before)
             for parameter in chain.from_iterable(map(list.__iter__, lists)):
                 if id(parameter) not in known:

@@ -27,6 +27,7 @@ def crash(error: str, **made: tuple[str, int]) -> Crash:
         ("RuntimeError: unscale_() has already been called on this optimizer since", "once per step"),
         ("RuntimeError: mat1 and mat2 must have the same dtype, but got Float and Half", "autocast"),
         ("RuntimeError: value cannot be converted to type c10::Half without overflow", "-65504"),
+        ("NotImplementedError: \"ctc_loss_cpu\" not implemented for 'Half'", "no ctc_loss_cpu for Half"),
         ("RuntimeError: Input type (float) and bias type (c10::Half) should be the same", "autocast"),
     ],
 )  # fmt: skip
@@ -76,6 +77,16 @@ def test_half_weights_with_a_scaler_get_a_patch_that_trains(tmp_path: Path) -> N
     assert "-model = model.half()" in answer.cure.patch
     assert answer.trials[-1].good
     assert "needs FP32 weights" in str(script_answer_page(answer))
+
+
+@pytest.mark.slow
+def test_an_operation_without_a_half_kernel_gets_fp32_arguments(tmp_path: Path) -> None:
+    answer = ask("half_ctc.py", tmp_path)
+    assert answer.outcome == "crashed"
+    assert answer.cure is not None
+    assert "half_ctc.py:11" in answer.cure.sentence
+    assert "+    loss = criterion(log_probabilities.float(), text," in answer.cure.patch
+    assert answer.trials[-1].good
 
 
 @pytest.mark.slow

@@ -35,6 +35,31 @@ def test_an_optimizer_gets_an_eps(script: Path) -> None:
     assert "lr=1e-3, eps=1e-4)" in patched(script, source_patches.give_eps(made, "1e-4"))
 
 
+def test_what_an_optimizer_trains_becomes_fp32(script: Path) -> None:
+    script.write_text("def main():\n    opt = AdamW(ps)\n    train(opt)\n")
+    made = Made(optimizer=at(script, "AdamW"))
+    assert patched(script, source_patches.widen_parameters(made)) == (
+        "def main():\n    opt = AdamW(ps)\n"
+        "    for group in opt.param_groups:  # a GradScaler needs FP32 weights\n"
+        '        for parameter in group["params"]:\n'
+        "            parameter.data = parameter.data.float()\n"
+        "    train(opt)\n"
+    )
+
+
+def test_an_optimizer_without_a_name_is_left_alone(script: Path) -> None:
+    script.write_text("train(AdamW(ps))\n")
+    assert source_patches.widen_parameters(Made(optimizer=at(script, "AdamW"))) == ""
+
+
+def test_the_function_of_the_kernel_is_cast_first(script: Path) -> None:
+    script.write_text("loss = scale(F.ctc_loss(x @ w, y), 2)\n")
+    found = list(source_patches.call_in_fp32(at(script, "ctc"), "ctc_loss_cpu"))
+    assert len(found) == 2
+    assert "+loss = scale(F.ctc_loss((x @ w).float(), y), 2)" in found[0]
+    assert "+loss = scale(F.ctc_loss(x @ w, y).float(), 2)" in found[1]
+
+
 def test_an_optimizer_without_an_eps_gets_none(script: Path) -> None:
     script.write_text("opt = torch.optim.SGD(ps, lr=1e-3)\n")
     made = Made(optimizer=at(script, "SGD"), optimizer_class="SGD")

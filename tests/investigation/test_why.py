@@ -396,3 +396,14 @@ def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:
     done = why("nothing.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "There is no file nothing.py" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_nan_that_the_data_had_is_followed_to_the_line_that_made_it(tmp_path: Path) -> None:
+    answer = ask("constant_sensor.py", tmp_path)
+    assert answer.step == 5
+    assert answer.culprit is not None
+    assert answer.culprit.op == "div"
+    assert answer.culprit.line == culprit_line("constant_sensor.py")
+    assert answer.in_fp32 == "fails"
+    assert "from its first line" in answer.repeated

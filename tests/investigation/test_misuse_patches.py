@@ -135,6 +135,87 @@ def test_a_scaler_is_added(script: Path) -> None:
     assert "    scaler.scale(loss).backward()\n    scaler.step(opt)\n    scaler.update()\n" in text
 
 
+NO_SCALER = """
+import torch
+opt = torch.optim.SGD(p)
+for x in data:
+    with torch.autocast(device_type=device.type, dtype=torch.float16):
+        loss = f(x)
+    (loss / 2).backward()
+    if clips:
+        torch.nn.utils.clip_grad_norm_(p, 1.0)
+    if last:
+        opt.step()
+        opt.zero_grad()
+    sched.step()
+"""
+
+
+def mend_without_scaler(script: Path, text: str) -> str:
+    """Return the script after a scaler was added."""
+    write(script, text)
+    autocast = at(script, "autocast")
+    made = Made(optimizer=at(script, "SGD"), autocast=autocast, autocast_device="cpu")
+    return mend(script, "no scaler", at(script, "backward"), made=made)
+
+
+def test_a_scaler_that_is_added_unscales_before_gradients_are_clipped(script: Path) -> None:
+    text = mend_without_scaler(script, NO_SCALER)
+    assert "scaler = torch.amp.GradScaler(device.type, init_scale=1024.0)\n" in text
+    assert "    (scaler.scale(loss / 2)).backward()\n" in text
+    clip = "        torch.nn.utils.clip_grad_norm_(p, 1.0)\n"
+    assert f"    if clips:\n        scaler.unscale_(opt)\n{clip}" in text
+    assert "        scaler.step(opt)\n        scaler.update()\n        opt.zero_grad()\n" in text
+    assert text.endswith("    sched.step()\n")
+
+
+def test_a_scaler_that_is_added_has_a_name_of_its_own(script: Path) -> None:
+    other = NO_SCALER.replace("import torch\n", "import torch\nscaler = StandardScaler()\n")
+    text = mend_without_scaler(script, other)
+    assert "scaler = StandardScaler()\n" in text
+    assert "grad_scaler = torch.amp.GradScaler(" in text
+    assert "        grad_scaler.unscale_(opt)\n" in text
+    assert "        grad_scaler.step(opt)\n        grad_scaler.update()\n" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    sched.step()\n", "    other.step()\n"),  # two optimizers
+        ("opt.step()", "opt.step(closure)"),
+        ("(loss / 2).backward()", "engine.backward(loss); (loss / 2).backward()"),
+    ],
+)
+def test_no_scaler_is_added_to_a_loop_that_is_not_known(script: Path, old: str, new: str) -> None:
+    assert not mend_without_scaler(script, NO_SCALER.replace(old, new))
+
+
+@pytest.mark.parametrize("kind", ["lost updates", "bad buffer"])
+@pytest.mark.parametrize(("cast", "dtype"), [("half", "float16"), ("bfloat16", "bfloat16")])
+def test_weights_stay_in_fp32_under_autocast_of_their_dtype(
+    script: Path, kind: MisuseKind, cast: str, dtype: str
+) -> None:
+    write(script, f"import torch\nnet = Net().{cast}()\nout = net(x.{cast}())\n")
+    place = at(script, "Net")
+    misused = Misused(kind=kind, sentence="!", place=place, dtype=dtype)
+    under, without = cures_of(misused, PassResult(made=Made(half_weights=place)))
+    before = script.read_text("utf-8")
+    region = '"cuda" if torch.cuda.is_available() else "cpu"'
+    assert patched(script, under.patch) == (
+        "import torch\nnet = Net()\n"
+        f"net.forward = torch.autocast({region}, dtype=torch.{dtype})(net.forward)\n"
+        f"out = net(x.{cast}())\n"
+    )
+    script.write_text(before, "utf-8")
+    assert patched(script, without.patch) == "import torch\nnet = Net()\nout = net(x)\n"
+
+
+def test_a_buffer_of_a_frozen_module_stays_in_fp32(script: Path) -> None:
+    write(script, "import torch\nteacher = Net().half()\n")
+    text = mend(script, "bad buffer", at(script, "Net"))  # no weights that are trained are half
+    assert "teacher = Net()\n" in text
+
+
 def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
     write(script, "try:\n    s.unscale_(opt)\n    s.step(opt)\nexcept Exception:\n    pass\n")
     error = "unscale_() has already been called on this optimizer since the last update()."
@@ -143,9 +224,28 @@ def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
     assert "unscale_" not in patched(script, cure.patch)
 
 
-def test_positions_stay_in_fp32(script: Path) -> None:
-    write(script, "t = torch.arange(a, b).to(x.dtype)\n")
-    assert mend(script, "rounded integers", (str(script), 1)) == "t = torch.arange(a, b).float()\n"
+@pytest.mark.parametrize(
+    ("cast", "expected"),
+    [
+        (".to(x.dtype)", ".float()"),
+        (".half()", ".float()"),
+        (".to(torch.bfloat16)", ".float()"),
+        (".to(device).half()", ".to(device).float()"),
+        (".half().to(x.device)", ".float().to(x.device)"),
+        ('.to("cpu").to(x.dtype)', '.to("cpu").float()'),
+        (".to(device, torch.float16)", ".to(device, torch.float32)"),
+        (".to(device=d, dtype=x.dtype)", ".to(device=d, dtype=torch.float32)"),
+    ],
+)
+def test_positions_stay_in_fp32(script: Path, cast: str, expected: str) -> None:
+    write(script, f"t = torch.arange(a, b){cast}\n")
+    text = mend(script, "rounded integers", (str(script), 1))
+    assert text == f"t = torch.arange(a, b){expected}\n"
+
+
+def test_positions_that_are_not_cast_on_their_line_have_no_patch(script: Path) -> None:
+    write(script, "t = angles(torch.arange(a, b), x)\n")
+    assert not mend(script, "rounded integers", (str(script), 1))
 
 
 def test_micro_batches_become_a_mean(script: Path) -> None:

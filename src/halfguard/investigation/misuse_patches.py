@@ -186,12 +186,24 @@ def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
     function = backward[0].func
     if not together or not isinstance(function, ast.Attribute):
         return
-    scaler = f"torch.amp.GradScaler({_device(made)}, init_scale={one.scale!r})"
-    file.insert_after(making, f"{' ' * making.col_offset}scaler = {scaler}")
-    file.replace(function.value, f"scaler.scale({file.source(function.value)})")
+    new = f"torch.amp.GradScaler({_device(made)}, init_scale={one.scale!r})"
+    taken = any(isinstance(n, ast.Name) and n.id == "scaler" for n in ast.walk(file.tree))
+    scaler = "grad_scaler" if taken else "scaler"
+    file.insert_after(making, f"{' ' * making.col_offset}{scaler} = {new}")
+    file.replace(function.value, f"{scaler}.scale({file.source(function.value)})")
     margin, optimizer = " " * stepping.col_offset, owner_of(file, steps[0])
-    file.replace(stepping, f"scaler.step({optimizer})\n{margin}scaler.update()")
+    file.replace(stepping, f"{scaler}.step({optimizer})\n{margin}{scaler}.update()")
+    for clipping in _clippings(file, statement.lineno, stepping.lineno)[:1]:
+        line = f"{' ' * clipping.col_offset}{scaler}.unscale_({optimizer})"
+        file.insert_before(clipping, line)
     yield file.patch()
+
+
+def _clippings(file: SourceFile, first: int, last: int) -> list[ast.stmt]:
+    """Return the statements between two lines that clip gradients."""
+    lines = {c.lineno for c in all_calls(file.tree) if called_name(c).startswith("clip_grad")}
+    found = [file.statement_at(line) for line in sorted(lines) if first < line < last]
+    return [statement for statement in found if statement is not None]
 
 
 def _device(made: Made) -> str:
@@ -199,15 +211,17 @@ def _device(made: Made) -> str:
     file = None if made.autocast is None else SourceFile.read(made.autocast[0])
     if file is not None and made.autocast is not None:
         for call in calls_at(file, made.autocast[1]):
-            if called_name(call) == "autocast" and call.args:
-                return file.source(call.args[0])
+            named = [k.value for k in call.keywords if k.arg == "device_type"]
+            if called_name(call) == "autocast" and (given := [*call.args[:1], *named]):
+                return file.source(given[0])
     return f'"{made.autocast_device}"'
 
 
-def _fp32_weights(_one: Misused, first: PassResult) -> Iterator[str]:
+def _fp32_weights(one: Misused, first: PassResult) -> Iterator[str]:
     made: Made = first.made
-    for dtype in ("float16", None):
-        yield patches.keep_weights_in_fp32(made.half_weights, dtype, made.half_callers)
+    half = one.place if one.kind == "bad buffer" else made.half_weights
+    for dtype in (one.dtype or "float16", None):
+        yield patches.keep_weights_in_fp32(half, dtype, made.half_callers)
 
 
 def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
@@ -217,8 +231,24 @@ def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
         return
     for call in all_calls(statement):
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "half", "bfloat16"):
-            file.replace(call, f"{file.source(call.func.value)}.float()")
+            _cast_to_fp32(file, call, call.func)
     yield file.patch()
+
+
+def _cast_to_fp32(file: SourceFile, call: ast.Call, function: ast.Attribute) -> None:
+    """Let a cast be one to FP32; a device that is given stays."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    dtypes = [one for one in given if file.source(one).endswith(("dtype", *patches.HALF_NAMES))]
+    if len(given) == 1 and not call.keywords:
+        is_device = isinstance(given[0], ast.Constant) or "device" in file.source(given[0])
+        if dtypes or not is_device:
+            file.replace(given[0], "")
+            file.replace_attribute(function, "float")
+    elif given:
+        for one in dtypes:
+            file.replace(one, "torch.float32")
+    else:
+        file.replace_attribute(function, "float")
 
 
 # -- pieces of a loop

@@ -31,7 +31,7 @@ class Net(nn.Module):
         at = torch.arange(6000, 6064).float()
         h = (weights @ h) * torch.cos(at / 100).mean()
         far = 3000 * h.float()
-        near = 1 / (1 + far * far)
+        near = far / (far * far).mean(-1, keepdim=True).sqrt()
         return self.head(h + near)
 
 
@@ -83,6 +83,9 @@ WITHOUT_SCALER = (
     ("    scaler.unscale_(opt)\n", ""),
     ("scaler.step(opt)\n    scaler.update()", "opt.step()"),
 )
+IN_HALF = (("far = 3000 * h.float()", "far = 3000 * h.half()"), ("h + near", "h + near.float()"))
+# Where it is infinite in half it is almost 0 in FP32.
+HARMLESS = (("far / (far * far).mean(-1, keepdim=True).sqrt()", "1 / (1 + far * far)"),)
 Changes = tuple[tuple[str, str], ...]
 # what is changed, what is told, and lines that the patch adds
 FAULTS: dict[str, tuple[str, Changes, str, tuple[str, ...]]] = {
@@ -99,9 +102,9 @@ FAULTS: dict[str, tuple[str, Changes, str, tuple[str, ...]]] = {
     ),
     "swallowed": (
         SCALED,
-        (("far = 3000 * h.float()", "far = 3000 * h.half()"), ("h + near", "h + near.float()")),
-        "near = 1 / (1 + far * far)",
-        ("+        near = 1 / (1 + far.float() * far.float())",),
+        IN_HALF,
+        "near = far / (far * far).mean(-1, keepdim=True).sqrt()",
+        ("+        near = far.float() / (far.float() * far.float()).mean(",),
     ),
     "rounded integers": (
         SCALED,
@@ -153,6 +156,7 @@ def test_what_is_lost_is_told_with_a_patch_after_which_it_is_not(tmp_path: Path,
     ("text", "changes"),
     [
         (SCALED, ()),
+        (SCALED, (*IN_HALF, *HARMLESS)),
         (SCALED, (*WITHOUT_SCALER, ("torch.float16", "torch.bfloat16"))),
         (SCALED, (*WITHOUT_SCALER, ("1e-7 * net(x)", "net(x)"))),
         (HALF, ()),

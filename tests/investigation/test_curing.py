@@ -130,6 +130,13 @@ def test_small_gradients_without_fp16_autocast_are_not_even_tried(one: Passes) -
     assert one.asked == []
 
 
+def test_a_scaler_that_is_off_is_told_once(one: Passes) -> None:
+    one.judged["fp32"] = in_fp32(one, 3e-6, 4e-6, 1e-7)
+    off = Misused(kind="scaler off", sentence="It does nothing.", place=None)
+    first = first_run(one, autocast_device="cpu").model_copy(update={"misuse": (off,)})
+    assert cure_good_run(one, first, no_scaler(one))[0] == (off,)
+
+
 def test_of_a_long_run_only_what_needs_no_trial_is_told(one: Passes) -> None:
     first = first_run(one, autocast_device="cpu").model_copy(update={"seconds": 600.0})
     assert cure_good_run(one, first, no_scaler(one))[0] == ()

@@ -10,10 +10,11 @@ import ast
 from collections.abc import Callable, Iterator
 
 from halfguard.investigation import source_patches as patches
+from halfguard.investigation.added_scaler import add_scaler
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import untried
-from halfguard.investigation.order_patches import owner_of
+from halfguard.investigation.order_patches import owner_of, steps_around
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
 from halfguard.investigation.scaler_patches import add_to_prepare
 from halfguard.investigation.source_patches import all_calls, called_name, calls_at
@@ -67,7 +68,7 @@ def _unscale_before_clipping(one: Misused, _first: PassResult) -> Iterator[str]:
         file.replace(clips[0].func, f"{accelerator}.{called_name(clips[0])}")
         yield file.patch()
         return
-    for step in _steps(file, statement.lineno):
+    for step in steps_around(file, statement.lineno):
         if step.args and step.lineno > statement.lineno:
             margin, scaler = " " * statement.col_offset, owner_of(file, step)
             line = f"{margin}{scaler}.unscale_({file.source(step.args[0])})"
@@ -92,7 +93,9 @@ def _move_if_stepped(file: SourceFile, statement: ast.stmt | None) -> str:
     """Move a schedule only if the scale has not fallen."""
     if statement is None:
         return ""
-    before = [c for c in _steps(file, statement.lineno) if c.args and c.lineno < statement.lineno]
+    before = [
+        c for c in steps_around(file, statement.lineno) if c.args and c.lineno < statement.lineno
+    ]
     step = file.statement_at(before[-1].lineno) if before else None
     if step is None:
         return ""
@@ -163,7 +166,7 @@ def _zero_gradients(one: Misused, _first: PassResult) -> Iterator[str]:
     file, statement = _read(one.place)
     if file is None or statement is None:
         return
-    for step in _steps(file, statement.lineno):
+    for step in steps_around(file, statement.lineno):
         optimizer = file.source(step.args[0]) if step.args else owner_of(file, step)
         file.insert_before(statement, f"{' ' * statement.col_offset}{optimizer}.zero_grad()")
         yield file.patch()
@@ -171,50 +174,8 @@ def _zero_gradients(one: Misused, _first: PassResult) -> Iterator[str]:
 
 
 def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
-    """Scale the loss, and step by the scaler, which is made directly after the optimizer."""
-    file, statement = _read(one.place)
-    made = first.made
-    if file is None or statement is None or made.optimizer is None:
-        return
-    making = file.statement_at(made.optimizer[1])
-    backward = [c for c in all_calls(statement) if called_name(c) == "backward"]
-    steps = [c for c in _steps(file, statement.lineno) if not c.args]
-    stepping = file.statement_at(steps[0].lineno) if len(steps) == 1 else None
-    if made.optimizer[0] != file.path or making is None or stepping is None or len(backward) != 1:
-        return
-    together = file.function_at(making.lineno) in (None, file.function_at(statement.lineno))
-    function = backward[0].func
-    if not together or not isinstance(function, ast.Attribute):
-        return
-    new = f"torch.amp.GradScaler({_device(made)}, init_scale={one.scale!r})"
-    taken = any(isinstance(n, ast.Name) and n.id == "scaler" for n in ast.walk(file.tree))
-    scaler = "grad_scaler" if taken else "scaler"
-    file.insert_after(making, f"{' ' * making.col_offset}{scaler} = {new}")
-    file.replace(function.value, f"{scaler}.scale({file.source(function.value)})")
-    margin, optimizer = " " * stepping.col_offset, owner_of(file, steps[0])
-    file.replace(stepping, f"{scaler}.step({optimizer})\n{margin}{scaler}.update()")
-    for clipping in _clippings(file, statement.lineno, stepping.lineno)[:1]:
-        line = f"{' ' * clipping.col_offset}{scaler}.unscale_({optimizer})"
-        file.insert_before(clipping, line)
-    yield file.patch()
-
-
-def _clippings(file: SourceFile, first: int, last: int) -> list[ast.stmt]:
-    """Return the statements between two lines that clip gradients."""
-    lines = {c.lineno for c in all_calls(file.tree) if called_name(c).startswith("clip_grad")}
-    found = [file.statement_at(line) for line in sorted(lines) if first < line < last]
-    return [statement for statement in found if statement is not None]
-
-
-def _device(made: Made) -> str:
-    """Return the device of the FP16 region as it is written there."""
-    file = None if made.autocast is None else SourceFile.read(made.autocast[0])
-    if file is not None and made.autocast is not None:
-        for call in calls_at(file, made.autocast[1]):
-            named = [k.value for k in call.keywords if k.arg == "device_type"]
-            if called_name(call) == "autocast" and (given := [*call.args[:1], *named]):
-                return file.source(given[0])
-    return f'"{made.autocast_device}"'
+    if one.place is not None:
+        yield add_scaler(one.place, first.made, one.scale)
 
 
 def _fp32_weights(one: Misused, first: PassResult) -> Iterator[str]:
@@ -257,18 +218,6 @@ def _cast_to_fp32(file: SourceFile, call: ast.Call, function: ast.Attribute) -> 
 def _read(place: Place | None) -> tuple[SourceFile | None, ast.stmt | None]:
     file = None if place is None else SourceFile.read(place[0])
     return file, None if file is None or place is None else file.statement_at(place[1])
-
-
-def _steps(file: SourceFile, line: int) -> list[ast.Call]:
-    """Return the calls ``.step(...)`` of the function around a line, schedules left out, by line."""
-    scope = file.function_at(line) or file.tree
-    found = [
-        call
-        for call in all_calls(scope)
-        if called_name(call) == "step" and "sched" not in owner_of(file, call).lower()
-    ]
-    by_scaler = [call for call in found if call.args]
-    return sorted(by_scaler or found, key=lambda call: call.lineno)
 
 
 def _scaler_of_step(place: Place | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.investigation.lost_precision import LostUpdates, RoundedPositions
+from halfguard.investigation.passes import Misused
 from halfguard.investigation.training_loop import TrainingLoop
 
 
@@ -33,11 +34,15 @@ class Looking(TorchDispatchMode):
     ("numbers", "dtype", "rounded"),
     [
         (torch.arange(6000, 6064), torch.float16, True),
+        (torch.arange(6000, 6064, dtype=torch.int32), torch.float16, True),
         (torch.arange(300, 364), torch.bfloat16, True),
         (torch.arange(0, 1024), torch.float16, False),  # all of them fit
         (torch.arange(6000, 6064), torch.float32, False),
         (torch.arange(6000, 9000, 7), torch.float16, False),  # no positions
         (torch.arange(6000, 6004), torch.float16, False),  # too few
+        (torch.arange(6000, 6064).view(8, 8), torch.float16, False),  # a picture, or tokens
+        (torch.full((64,), 6001), torch.float16, False),  # equal before
+        (torch.ones(64, dtype=torch.bool), torch.float16, False),
     ],
 )
 def test_positions_that_become_equal_are_told(
@@ -48,16 +53,103 @@ def test_positions_that_become_equal_are_told(
     assert bool(looking.positions.found()) is rounded
 
 
-@pytest.mark.parametrize(("rate", "lost"), [(1e-7, True), (1.0, False)])
-def test_updates_that_are_lost_in_every_step_are_told(rate: float, lost: bool) -> None:
-    updates = LostUpdates(TrainingLoop())
+@pytest.fixture
+def seeded() -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = nn.Linear(8, 8).half()
-        optimizer = torch.optim.SGD(net.parameters(), lr=rate)
-        for _ in range(3):
-            net(torch.randn(4, 8).half()).float().square().sum().backward()
+        yield
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of the user, which may keep FP32 weights of its own."""
+
+
+def train(
+    net: nn.Module, rates: Sequence[float], make: type[torch.optim.SGD] = torch.optim.SGD
+) -> tuple[Misused, ...]:
+    """Step once with each rate, and return what is told of the updates."""
+    updates = LostUpdates(TrainingLoop())
+    optimizer = make(net.parameters(), lr=rates[0])
+    dtype = next(net.parameters()).dtype
+    try:
+        for rate in rates:
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.zero_grad()
+            net(torch.linspace(-1, 1, 32).view(4, 8).to(dtype)).float().sum().backward()
             updates.is_on = True
             optimizer.step()
-    updates.remove()
-    assert bool(updates.found()) is lost
+    finally:
+        updates.remove()
+    return updates.found()
+
+
+def linear(dtype: torch.dtype, value: float = 1.0) -> nn.Linear:
+    net = nn.Linear(8, 8)
+    nn.init.constant_(net.weight, value)
+    nn.init.constant_(net.bias, value)
+    return net.to(dtype)
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_updates_that_are_lost_in_every_step_are_told(dtype: torch.dtype) -> None:
+    (told,) = train(linear(dtype), [1e-7] * 3)
+    assert told.kind == "lost updates"
+    assert told.sentence.startswith("100% of the updates")
+    assert f"torch.{told.dtype}" == str(dtype)
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize(
+    ("dtype", "rates"),
+    [
+        (torch.float16, [0.1] * 3),
+        (torch.bfloat16, [0.1] * 3),
+        (torch.float32, [1e-7] * 3),  # FP32 weights, or masters of half ones
+        (torch.float16, [0.0, 0.1, 0.1]),  # a warm-up
+        (torch.float16, [0.1, 0.1, 0.0]),  # the end of a schedule
+        (torch.float16, [1e-7] * 2),  # too few to tell
+    ],
+)
+def test_updates_that_are_not_lost_are_not_told(dtype: torch.dtype, rates: list[float]) -> None:
+    assert train(linear(dtype), rates) == ()
+
+
+@pytest.mark.usefixtures("seeded")
+def test_steps_of_another_optimizer_are_not_judged() -> None:
+    assert train(linear(torch.float16), [1e-7] * 3, Own) == ()
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize(("large", "told"), [(4, True), (16, False)])
+def test_updates_are_called_lost_if_nine_tenths_are(large: int, told: bool) -> None:
+    net = linear(torch.float16)
+    with torch.no_grad():
+        net.weight.view(-1)[:large] = 1e-4  # so small that an update changes it
+    assert bool(train(net, [1e-5] * 3)) is told
+
+
+@pytest.mark.usefixtures("seeded")
+def test_elements_without_a_gradient_do_not_count() -> None:
+    layer = linear(torch.float16)
+    with torch.no_grad():
+        layer.bias[2:] = -1000.0  # these units are off
+        layer.weight[:2] = 1e-4
+        layer.bias[:2] = 1e-4
+    assert train(nn.Sequential(layer, nn.ReLU()), [1e-4] * 3) == ()
+
+
+class Words(nn.Embedding):
+    """An embedding with sparse gradients, of which three rows are used."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8, sparse=True)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return super().forward(torch.arange(3)) + input[:3]
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize(("rate", "lost"), [(1e-9, True), (1.0, False)])
+def test_sparse_gradients_are_counted_too(rate: float, lost: bool) -> None:
+    assert bool(train(Words().half(), [rate] * 3)) is lost

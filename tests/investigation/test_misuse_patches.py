@@ -116,23 +116,30 @@ def test_gradients_are_zeroed_before_the_backward_pass(script: Path) -> None:
     assert "    opt.zero_grad()\n    scaler.scale(loss).backward()\n" in text
 
 
-def test_a_scaler_is_added(script: Path) -> None:
-    write(
-        script,
-        """
-        import torch
-        opt = torch.optim.SGD(p)
-        for x in data:
-            with torch.autocast(device, dtype=torch.float16):
-                loss = f(x)
-            loss.backward()
-            opt.step()
-        """,
+@pytest.mark.parametrize("kind", ["lost updates", "bad buffer"])
+@pytest.mark.parametrize(("cast", "dtype"), [("half", "float16"), ("bfloat16", "bfloat16")])
+def test_weights_stay_in_fp32_under_autocast_of_their_dtype(
+    script: Path, kind: MisuseKind, cast: str, dtype: str
+) -> None:
+    write(script, f"import torch\nnet = Net().{cast}()\nout = net(x.{cast}())\n")
+    place = at(script, "Net")
+    misused = Misused(kind=kind, sentence="!", place=place, dtype=dtype)
+    under, without = cures_of(misused, PassResult(made=Made(half_weights=place)))
+    before = script.read_text("utf-8")
+    region = '"cuda" if torch.cuda.is_available() else "cpu"'
+    assert patched(script, under.patch) == (
+        "import torch\nnet = Net()\n"
+        f"net.forward = torch.autocast({region}, dtype=torch.{dtype})(net.forward)\n"
+        f"out = net(x.{cast}())\n"
     )
-    made = Made(optimizer=at(script, "SGD"), autocast=at(script, "autocast"), autocast_device="cpu")
-    text = mend(script, "no scaler", at(script, "backward"), made=made)
-    assert "scaler = torch.amp.GradScaler(device, init_scale=1024.0)\n" in text
-    assert "    scaler.scale(loss).backward()\n    scaler.step(opt)\n    scaler.update()\n" in text
+    script.write_text(before, "utf-8")
+    assert patched(script, without.patch) == "import torch\nnet = Net()\nout = net(x)\n"
+
+
+def test_a_buffer_of_a_frozen_module_stays_in_fp32(script: Path) -> None:
+    write(script, "import torch\nteacher = Net().half()\n")
+    text = mend(script, "bad buffer", at(script, "Net"))  # no weights that are trained are half
+    assert "teacher = Net()\n" in text
 
 
 def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
@@ -143,9 +150,28 @@ def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
     assert "unscale_" not in patched(script, cure.patch)
 
 
-def test_positions_stay_in_fp32(script: Path) -> None:
-    write(script, "t = torch.arange(a, b).to(x.dtype)\n")
-    assert mend(script, "rounded integers", (str(script), 1)) == "t = torch.arange(a, b).float()\n"
+@pytest.mark.parametrize(
+    ("cast", "expected"),
+    [
+        (".to(x.dtype)", ".float()"),
+        (".half()", ".float()"),
+        (".to(torch.bfloat16)", ".float()"),
+        (".to(device).half()", ".to(device).float()"),
+        (".half().to(x.device)", ".float().to(x.device)"),
+        ('.to("cpu").to(x.dtype)', '.to("cpu").float()'),
+        (".to(device, torch.float16)", ".to(device, torch.float32)"),
+        (".to(device=d, dtype=x.dtype)", ".to(device=d, dtype=torch.float32)"),
+    ],
+)
+def test_positions_stay_in_fp32(script: Path, cast: str, expected: str) -> None:
+    write(script, f"t = torch.arange(a, b){cast}\n")
+    text = mend(script, "rounded integers", (str(script), 1))
+    assert text == f"t = torch.arange(a, b){expected}\n"
+
+
+def test_positions_that_are_not_cast_on_their_line_have_no_patch(script: Path) -> None:
+    write(script, "t = angles(torch.arange(a, b), x)\n")
+    assert not mend(script, "rounded integers", (str(script), 1))
 
 
 def test_micro_batches_become_a_mean(script: Path) -> None:

@@ -89,7 +89,8 @@ def _confirmed(one: Investigation, first: PassResult, misused: Misused) -> Itera
     if misused.kind != "no scaler":
         yield misused
         return
-    if not first.made.autocast_device:
+    is_off = any(known.kind == "scaler off" for known in first.misuse)  # which tells the same
+    if is_off or not first.made.autocast_device:
         return
     found = one.run(
         "judge", "trying FP32", event=Event(kind="loss", how="", step=0, backward=misused.backward)

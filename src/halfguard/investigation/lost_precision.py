@@ -72,6 +72,7 @@ class LostUpdates:
         ] = []  # parameter, a copy, where it has a gradient
         self._shares: list[float] = []
         self._place: Place | None = None
+        self._dtype = ""
         self._hooks = (
             register_optimizer_step_pre_hook(self._keep),
             register_optimizer_step_post_hook(self._compare),
@@ -90,9 +91,11 @@ class LostUpdates:
         with self._loop.unobserved():
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 room -= parameter.numel()
-                if parameter.dtype in HALF_DTYPES and parameter.grad is not None and room > 0:
-                    has_gradient = parameter.grad != 0
+                gradient = parameter.grad
+                if parameter.dtype in HALF_DTYPES and gradient is not None and room > 0:
+                    has_gradient = (gradient.to_dense() if gradient.is_sparse else gradient) != 0
                     self._before.append((parameter, parameter.detach().clone(), has_gradient))
+                    self._dtype = str(parameter.dtype).removeprefix("torch.")
 
     def _compare(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not self._before:
@@ -115,7 +118,7 @@ class LostUpdates:
             "are smaller than the distance to the next half number. Keep the weights in FP32, and run the "
             "model under torch.autocast."
         )
-        return (Misused(kind="lost updates", sentence=text, place=self._place),)
+        return (Misused(kind="lost updates", sentence=text, place=self._place, dtype=self._dtype),)
 
 
 class SmallGradients:
@@ -131,8 +134,8 @@ class SmallGradients:
         if call.scaled or self._loop.scaler is not None or not gradients:
             return
         with self._loop.unobserved():
-            largest = [float(g.detach().abs().max()) for g in gradients if g.numel()]
             dense = [g.detach() for g in gradients if not g.is_sparse]
+            largest = [float(g.abs().max()) for g in dense if g.numel()]
             norms = tuple(float(g.double().norm()) for g in dense)
         few = sum(one < _FEW_BITS for one in largest)
         self._small.append(few > len(largest) / 2)

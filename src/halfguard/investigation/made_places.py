@@ -44,6 +44,22 @@ def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
     return any(file.startswith(os.path.join(folder, "")) for folder in folders)  # noqa: PTH118
 
 
+def _is_bad(buffer: torch.Tensor) -> bool:
+    """Return whether a buffer holds NaN or inf; -inf alone is a mask."""
+    # Subclasses stand for tensors without numbers.
+    if type(buffer) is not torch.Tensor or buffer.is_meta or not buffer.is_floating_point():
+        return False
+    return bool((buffer.isnan() | buffer.isposinf()).any())
+
+
+def _bad_buffers(module: nn.Module) -> Iterator[tuple[int, str]]:
+    """Yield the module and the name of buffers that are bad, and not half."""
+    for one in module.modules():
+        for name, buffer in one.named_buffers(recurse=False):
+            if buffer.dtype not in HALF_DTYPES and _is_bad(buffer):
+                yield id(one), name
+
+
 class MadePlaces:
     """Notes where the script makes things, from the installation of the sensors on."""
 
@@ -55,6 +71,7 @@ class MadePlaces:
         self._half: dict[int, tuple[Place, ...]] = {}
         self._optimizers: dict[int, tuple[Place, ...]] = {}
         self._by_scaler: set[int] = set()  # optimizers that a scaler has stepped
+        self._bad_before: set[tuple[int, str]] = set()  # buffers that were bad in FP32, by module
         self._scaler: Place | None = None
         self._scaling: Place | None = None
         self._autocast: Place | None = None
@@ -116,15 +133,16 @@ class MadePlaces:
         for reference, place in list(self._modules.values()):
             module = reference()
             for name, buffer in () if module is None else module.named_buffers(recurse=False):
-                half = buffer.dtype in HALF_DTYPES and buffer.numel() > 0
-                if half and bool((buffer.isnan() | buffer.isposinf()).any()):
+                was_bad = (id(module), name) in self._bad_before
+                if buffer.dtype in HALF_DTYPES and not was_bad and _is_bad(buffer):
                     half_at = made.half_weights or made.half_module or place
                     text = (
                         f"{name} of {type(module).__name__} is half, and not finite at the end: what it "
                         f"holds does not fit. It became half at {describe_place(half_at)}. Keep the "
                         "weights and the buffers in FP32, and run the model under torch.autocast."
                     )
-                    return (Misused(kind="bad buffer", sentence=text, place=half_at),)
+                    dtype = str(buffer.dtype).removeprefix("torch.")
+                    return (Misused(kind="bad buffer", sentence=text, place=half_at, dtype=dtype),)
         return ()
 
     def _owner(self, parameter: torch.Tensor) -> Place | None:
@@ -185,6 +203,7 @@ class MadePlaces:
 
         def cast(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             before = {id(p) for p in module.parameters() if p.dtype in HALF_DTYPES}
+            self._bad_before.update(_bad_buffers(module))
             out = original(module, *args, **kwargs)
             new = [p for p in module.parameters() if p.dtype in HALF_DTYPES and id(p) not in before]
             lines = tuple(self._places()) if new else ()

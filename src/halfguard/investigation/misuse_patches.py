@@ -10,10 +10,11 @@ import ast
 from collections.abc import Callable, Iterator
 
 from halfguard.investigation import source_patches as patches
+from halfguard.investigation.added_scaler import add_scaler
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import untried
-from halfguard.investigation.order_patches import owner_of
+from halfguard.investigation.order_patches import owner_of, steps_around
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
 from halfguard.investigation.scaler_patches import add_to_prepare
 from halfguard.investigation.source_patches import all_calls, called_name, calls_at
@@ -67,7 +68,7 @@ def _unscale_before_clipping(one: Misused, _first: PassResult) -> Iterator[str]:
         file.replace(clips[0].func, f"{accelerator}.{called_name(clips[0])}")
         yield file.patch()
         return
-    for step in _steps(file, statement.lineno):
+    for step in steps_around(file, statement.lineno):
         if step.args and step.lineno > statement.lineno:
             margin, scaler = " " * statement.col_offset, owner_of(file, step)
             line = f"{margin}{scaler}.unscale_({file.source(step.args[0])})"
@@ -92,7 +93,9 @@ def _move_if_stepped(file: SourceFile, statement: ast.stmt | None) -> str:
     """Move a schedule only if the scale has not fallen."""
     if statement is None:
         return ""
-    before = [c for c in _steps(file, statement.lineno) if c.args and c.lineno < statement.lineno]
+    before = [
+        c for c in steps_around(file, statement.lineno) if c.args and c.lineno < statement.lineno
+    ]
     step = file.statement_at(before[-1].lineno) if before else None
     if step is None:
         return ""
@@ -163,7 +166,7 @@ def _zero_gradients(one: Misused, _first: PassResult) -> Iterator[str]:
     file, statement = _read(one.place)
     if file is None or statement is None:
         return
-    for step in _steps(file, statement.lineno):
+    for step in steps_around(file, statement.lineno):
         optimizer = file.source(step.args[0]) if step.args else owner_of(file, step)
         file.insert_before(statement, f"{' ' * statement.col_offset}{optimizer}.zero_grad()")
         yield file.patch()
@@ -171,43 +174,15 @@ def _zero_gradients(one: Misused, _first: PassResult) -> Iterator[str]:
 
 
 def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
-    """Scale the loss, and step by the scaler, which is made directly after the optimizer."""
-    file, statement = _read(one.place)
-    made = first.made
-    if file is None or statement is None or made.optimizer is None:
-        return
-    making = file.statement_at(made.optimizer[1])
-    backward = [c for c in all_calls(statement) if called_name(c) == "backward"]
-    steps = [c for c in _steps(file, statement.lineno) if not c.args]
-    stepping = file.statement_at(steps[0].lineno) if len(steps) == 1 else None
-    if made.optimizer[0] != file.path or making is None or stepping is None or len(backward) != 1:
-        return
-    together = file.function_at(making.lineno) in (None, file.function_at(statement.lineno))
-    function = backward[0].func
-    if not together or not isinstance(function, ast.Attribute):
-        return
-    scaler = f"torch.amp.GradScaler({_device(made)}, init_scale={one.scale!r})"
-    file.insert_after(making, f"{' ' * making.col_offset}scaler = {scaler}")
-    file.replace(function.value, f"scaler.scale({file.source(function.value)})")
-    margin, optimizer = " " * stepping.col_offset, owner_of(file, steps[0])
-    file.replace(stepping, f"scaler.step({optimizer})\n{margin}scaler.update()")
-    yield file.patch()
+    if one.place is not None:
+        yield add_scaler(one.place, first.made, one.scale)
 
 
-def _device(made: Made) -> str:
-    """Return the device of the FP16 region as it is written there."""
-    file = None if made.autocast is None else SourceFile.read(made.autocast[0])
-    if file is not None and made.autocast is not None:
-        for call in calls_at(file, made.autocast[1]):
-            if called_name(call) == "autocast" and call.args:
-                return file.source(call.args[0])
-    return f'"{made.autocast_device}"'
-
-
-def _fp32_weights(_one: Misused, first: PassResult) -> Iterator[str]:
+def _fp32_weights(one: Misused, first: PassResult) -> Iterator[str]:
     made: Made = first.made
-    for dtype in ("float16", None):
-        yield patches.keep_weights_in_fp32(made.half_weights, dtype, made.half_callers)
+    half = one.place if one.kind == "bad buffer" else made.half_weights
+    for dtype in (one.dtype or "float16", None):
+        yield patches.keep_weights_in_fp32(half, dtype, made.half_callers)
 
 
 def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
@@ -217,8 +192,24 @@ def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
         return
     for call in all_calls(statement):
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "half", "bfloat16"):
-            file.replace(call, f"{file.source(call.func.value)}.float()")
+            _cast_to_fp32(file, call, call.func)
     yield file.patch()
+
+
+def _cast_to_fp32(file: SourceFile, call: ast.Call, function: ast.Attribute) -> None:
+    """Let a cast be one to FP32; a device that is given stays."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    dtypes = [one for one in given if file.source(one).endswith(("dtype", *patches.HALF_NAMES))]
+    if len(given) == 1 and not call.keywords:
+        is_device = isinstance(given[0], ast.Constant) or "device" in file.source(given[0])
+        if dtypes or not is_device:
+            file.replace(given[0], "")
+            file.replace_attribute(function, "float")
+    elif given:
+        for one in dtypes:
+            file.replace(one, "torch.float32")
+    else:
+        file.replace_attribute(function, "float")
 
 
 # -- pieces of a loop
@@ -227,18 +218,6 @@ def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
 def _read(place: Place | None) -> tuple[SourceFile | None, ast.stmt | None]:
     file = None if place is None else SourceFile.read(place[0])
     return file, None if file is None or place is None else file.statement_at(place[1])
-
-
-def _steps(file: SourceFile, line: int) -> list[ast.Call]:
-    """Return the calls ``.step(...)`` of the function around a line, schedules left out, by line."""
-    scope = file.function_at(line) or file.tree
-    found = [
-        call
-        for call in all_calls(scope)
-        if called_name(call) == "step" and "sched" not in owner_of(file, call).lower()
-    ]
-    by_scaler = [call for call in found if call.args]
-    return sorted(by_scaler or found, key=lambda call: call.lineno)
 
 
 def _scaler_of_step(place: Place | None) -> str:

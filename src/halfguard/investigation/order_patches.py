@@ -132,6 +132,18 @@ def owner_of(file: SourceFile, call: ast.Call) -> str:
     return file.source(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
+def steps_around(file: SourceFile, line: int) -> list[ast.Call]:
+    """Return the calls ``.step(...)`` of the function around a line, schedules left out, by line."""
+    scope = file.function_at(line) or file.tree
+    found = [
+        call
+        for call in all_calls(scope)
+        if called_name(call) == "step" and "sched" not in owner_of(file, call).lower()
+    ]
+    by_scaler = [call for call in found if call.args]
+    return sorted(by_scaler or found, key=lambda call: call.lineno)
+
+
 def step_of(
     file: SourceFile,
     scaler: str,

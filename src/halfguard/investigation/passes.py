@@ -183,6 +183,7 @@ class Misused(FloatRecordPart):
     backward: int = Field(default=0, description="finished backward passes before it was seen")
     norms: tuple[float, ...] = Field(default=(), description="of the gradients there")
     sizes: tuple[int, ...] = Field(default=(), description="elements of the gradients there")
+    dtype: str = Field(default="", description="of the half weights or buffers")
 
 
 class TrialResult(FloatRecordPart):

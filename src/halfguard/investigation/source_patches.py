@@ -13,7 +13,7 @@ from halfguard.investigation.passes import Made, Place
 from halfguard.replaying.source_edits import SourceFile
 
 _DTYPES = ("torch_dtype", "dtype")
-_HALF_NAMES = ("float16", "half", "bfloat16")
+HALF_NAMES = ("float16", "half", "bfloat16")
 _DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
 
 
@@ -338,7 +338,7 @@ def _is_cast(call: ast.Call, file: SourceFile) -> bool:
 
 
 def _is_half(node: ast.expr, file: SourceFile) -> bool:
-    return file.source(node).removeprefix("torch.") in _HALF_NAMES
+    return file.source(node).removeprefix("torch.") in HALF_NAMES
 
 
 def _assigned(statement: ast.stmt) -> ast.expr | None:

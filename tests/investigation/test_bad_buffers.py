@@ -1,0 +1,114 @@
+"""Half buffers that are not finite at the end of a run, and those that are meant to be."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfguard.investigation.made_places import MadePlaces
+from halfguard.investigation.passes import Misused, PassPlan, Target
+
+HERE = Path(__file__)
+
+
+class Tracker(nn.Module):
+    """Holds one buffer, and adds what it is given."""
+
+    total: Tensor
+
+    def __init__(self, first: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("total", first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = self.total + x.detach().sum()
+        return self.weight * x
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> MadePlaces:
+    """Return the sensors on modules and casts, for the time of a test."""
+    for name in ("__init__", "half", "bfloat16", "to"):
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
+    plan = PassPlan(
+        kind="sense",
+        target=Target(name=HERE.name),
+        folder="",
+        base="",
+        answer="",
+        losses="",
+        originals=(str(HERE.parent),),
+    )
+    made = MadePlaces(plan)
+    made._watch_modules()
+    for name in ("half", "bfloat16", "to"):
+        made._watch_cast(name)
+    return made
+
+
+def found(places: MadePlaces, module: nn.Module) -> tuple[Misused, ...]:
+    """Return what is told of a run that trains the module."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return places.bad_buffers(places.facts(optimizer))
+
+
+def line_of(text: str) -> int:
+    lines = HERE.read_text("utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(text))
+
+
+def test_a_sum_that_overflows_is_told_with_the_line_of_the_cast(places: MadePlaces) -> None:
+    module = Tracker(torch.zeros(1))
+    module = module.half()  # becomes half
+    for _ in range(3):
+        module(torch.full((4,), 8000.0, dtype=torch.float16))
+    (told,) = found(places, module)
+    assert (told.kind, told.dtype) == ("bad buffer", "float16")
+    assert told.place == (str(HERE), line_of("# becomes half"))
+    assert "total of Tracker is half" in told.sentence
+
+
+def test_a_buffer_that_overflows_in_the_cast_itself_is_told(places: MadePlaces) -> None:
+    module = Tracker(torch.full((1,), 1e5)).half()
+    assert found(places, module)
+
+
+def test_a_nan_in_bfloat16_is_told_by_its_dtype(places: MadePlaces) -> None:
+    module = Tracker(torch.zeros(1)).to(torch.bfloat16)
+    module(torch.tensor([math.inf, -math.inf], dtype=torch.bfloat16))
+    assert found(places, module)[0].dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        torch.full((4, 4), -math.inf).triu(1),  # a mask
+        torch.tensor([math.inf]),  # a minimum before its first batch
+        torch.tensor([math.nan]),  # not known yet
+        torch.tensor([60000.0]),  # it fits
+        torch.tensor([2**20]),  # a count
+        torch.zeros(0),
+    ],
+)
+def test_a_buffer_that_is_meant_to_be_so_is_not_told(places: MadePlaces, first: Tensor) -> None:
+    module = Tracker(first).half()
+    assert found(places, module) == ()
+
+
+def test_an_fp32_buffer_is_not_told(places: MadePlaces) -> None:
+    module = Tracker(torch.tensor([math.inf]))
+    module.weight.data = module.weight.data.half()
+    assert found(places, module) == ()
+
+
+def test_buffers_without_numbers_are_passed_over(places: MadePlaces) -> None:
+    empty = Tracker(torch.full((1,), math.inf, device="meta")).half()
+    lazy = nn.LazyBatchNorm1d().half()
+    assert empty.total.is_meta
+    assert lazy.running_mean is not None
+    assert found(places, Tracker(torch.zeros(1))) == ()

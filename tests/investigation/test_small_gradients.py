@@ -1,0 +1,82 @@
+"""FP16 gradients without a scaler: told if they are too small from the beginning, and never otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfguard.investigation.lost_precision import SmallGradients
+from halfguard.investigation.passes import Misused
+from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
+
+SMALL, LARGE = 1e-9, 1.0
+
+
+def run(
+    factors: Iterable[float], *, scaled: bool = False, scaler: object = None, sparse: bool = False
+) -> tuple[Misused, ...]:
+    """Train with losses of these sizes under FP16 autocast, and return what the sensor tells."""
+    loop = TrainingLoop(scaler=scaler)
+    sensor = SmallGradients(loop)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        words = nn.Embedding(8, 8, sparse=sparse)
+        layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        parameters = [*words.parameters(), *layers.parameters()]
+        for factor in factors:
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = layers(words(torch.arange(8)))
+            loss = (out * factor).float().mean()
+            loss.backward()
+            sensor.look(BackwardCall([loss], [loss], scaled, accumulates=True), _take(parameters))
+            loop.backward += 1
+    return sensor.found()
+
+
+def _take(parameters: list[nn.Parameter]) -> list[Tensor]:
+    taken = [p.grad for p in parameters if p.grad is not None]
+    for parameter in parameters:
+        parameter.grad = None
+    return taken
+
+
+def test_gradients_that_are_too_small_from_the_beginning_are_told() -> None:
+    (told,) = run([SMALL] * 7)
+    assert told.kind == "no scaler"
+    assert told.place is not None
+    assert told.backward == 3  # the middle of the run is tried in FP32
+    assert told.sizes == (64, 64, 8, 8, 1)
+    assert len(told.norms) == len(told.sizes)
+
+
+def test_gradients_that_are_small_in_the_first_batch_too_are_told() -> None:
+    assert run([LARGE, *[SMALL] * 6])  # the first one may be unlike the others
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        [LARGE] * 7,
+        [LARGE] * 4 + [SMALL] * 3,  # the model has learnt
+        [SMALL, LARGE, *[SMALL] * 5],
+        [SMALL, SMALL, SMALL, LARGE, SMALL, SMALL, SMALL],
+        [SMALL] * 2,  # too few to tell
+        [],
+    ],
+)
+def test_other_gradients_are_not_told(factors: list[float]) -> None:
+    assert run(factors) == ()
+
+
+def test_a_scaler_that_is_there_is_respected() -> None:
+    assert run([SMALL] * 7, scaled=True) == ()
+    assert run([SMALL] * 7, scaler=torch.amp.GradScaler("cpu")) == ()
+
+
+def test_sparse_gradients_are_left_to_the_others() -> None:
+    (told,) = run([SMALL] * 7, sparse=True)
+    assert told.sizes == (64, 8, 8, 1)
+    assert run([LARGE] * 7, sparse=True) == ()

@@ -17,7 +17,7 @@ from halfguard.lint.python_file import PythonFile
 from halfguard.lint.syntax_tree import parameter_names
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_DEPTH = 3
+_DEPTH, _MOST = 3, 20  # functions that call each other, and calls of each that are looked at
 
 
 class _Place(NamedTuple):
@@ -122,7 +122,7 @@ def _places(file: PythonFile, name: str, node: ast.AST, depth: int = 0) -> Itera
         yield _Place(file.class_of(node), name, node)
         return
     names = [n for n in parameter_names(function) if n != "self"] if function else []
-    calls = list(file.calls(function.name)) if function and first in names else []
+    calls = list(file.calls(function.name))[:_MOST] if function and first in names else []
     assigned = [a for a in file.assignments.get(first, ()) if a.function is function]
     if not calls or depth == _DEPTH:
         yield _Place(function if first in names or assigned else None, name, node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import islice
 
 from halfguard.lint.expressions import argument, called_name, name_of, number, receiver
 from halfguard.lint.python_file import PythonFile
@@ -12,7 +13,7 @@ from halfguard.lint.syntax_tree import parameter_names
 
 _IN_PLACE = {"div_": ast.Div, "divide_": ast.Div, "mul_": ast.Mult}
 _FOREACH = {"_foreach_div_": ast.Div, "_foreach_mul_": ast.Mult}
-_DEPTH = 3
+_DEPTH, _MOST = 3, 20  # functions that call each other, and calls of each that are looked at
 
 
 def scales_by_hand(file: PythonFile, step: Step) -> bool:
@@ -80,7 +81,7 @@ def _factors(file: PythonFile, node: ast.expr, depth: int = 0) -> Iterator[str |
     names = [n for n in parameter_names(function) if n != "self"] if function else []
     if function is None or name not in names or depth == _DEPTH:
         return
-    for call in file.calls(function.name):
+    for call in islice(file.calls(function.name), _MOST):
         given = argument(call, names.index(name), name)
         if given is not None:
             yield from _factors(file, given, depth + 1)

@@ -5,21 +5,29 @@ changes a weight by about a quarter of the learning rate if gradients are noisy.
 so its rate says less: 0.01 keeps the updates of gradients above 0.02.
 
 An optimizer that is written here is read. Of one that is imported only the name and the settings are known:
-"master", "Kahan" and the like say that it keeps what rounding cuts off.
+"master weights", "Kahan" and the like say that it keeps what rounding cuts off.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
-from halfguard.lint.expressions import argument, boolean, called_name, name_of
+from halfguard.lint.cast_back import CastBack
+from halfguard.lint.expressions import argument, boolean, called_name, name_of, receiver, string
 from halfguard.lint.numeric_checks import underflows_half
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 
 _SGD_RATE, _ADAM_RATE = 0.01, 0.002
-_KEEPING = re.compile(r"master|kahan|compensat|stochastic|fp16_?optimizer", re.I)
+# In snake case: identifiers of what keeps small updates, and names that an optimizer with copies may have.
+_KEEPING = re.compile(
+    r"kahan|^compensat|stochastic_?round|fp16_?optim|"
+    r"^masters?$|(^|_)masters?_?(weight|param|cop(y|ies)|tensor|value|data|fp32|float|p$|w$)"
+)
+_KEEPING_KIND = re.compile(r"(^|_)master_?\w*(adam|sgd|lion|lamb|adagrad|rms|optim)")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ADAM_LIKE = {"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"}
 
 
@@ -37,11 +45,15 @@ def keeps_updates(file: PythonFile) -> bool:
     made = [c for c in file.nodes(ast.Call) if _is_torch_optimizer(file, c)]
     written = list(file.calls(*own))
     if not made and not written:
-        return any(_names_it(file, call) for call in file.nodes(ast.Call))
-    return all(
-        _updates_copies(file, call) or are_cast_back(file, call) or _is_high(file, call)
-        for call in made
-    ) and all(_is_exact(file, own[called_name(call)]) for call in written)
+        stepped = {name_of(receiver(step)) for step in file.calls("step")} - {""}
+        return any(_names_it(file, call, stepped) for call in file.nodes(ast.Call))
+    cast = CastBack(file)
+    if not all(
+        _updates_copies(file, call) or cast.covers(call) or _is_high(file, call) for call in made
+    ):
+        return False
+    classes = {called_name(call) for call in written}
+    return all(_is_exact(own[name]) for name in classes) or _compensates(file)
 
 
 def _is_torch_optimizer(file: PythonFile, call: ast.Call) -> bool:
@@ -55,31 +67,33 @@ def _updates_copies(file: PythonFile, call: ast.Call) -> bool:
     return given is not None and file.precision(given) is Precision.FULL
 
 
-def are_cast_back(file: PythonFile, call: ast.Call) -> bool:
-    """Return whether the parameters were made float32 again: ``p.data = p.data.float()``."""
-    assigned = [
-        node for node in file.nodes(ast.Assign) if file.precision(node.value) is Precision.FULL
-    ]
-    targets = [target for node in assigned for target in node.targets]
-    cast = {
-        name_of(target.value)
-        for target in targets
-        if isinstance(target, ast.Attribute) and target.attr == "data"
-    }
-    given = argument(call, 0, "params")
-    if isinstance(given, ast.List | ast.Tuple):
-        return bool(given.elts) and all(name_of(one) in cast for one in given.elts)
-    loops = [node for node in file.nodes(ast.For) if "parameters()" in file.text(node.iter)]
-    names = {
-        name.id for loop in loops for name in ast.walk(loop.target) if isinstance(name, ast.Name)
-    }
-    return bool(names & cast)
+def _is_exact(written: ast.ClassDef) -> bool:
+    """Return whether an optimizer of this file computes in float32, or names what keeps small updates."""
+    for node in ast.walk(written):
+        if isinstance(node, ast.Call) and called_name(node) == "float" and receiver(node):
+            return True
+        if any(_says_so(name) for name in _identifiers(node)):
+            return True
+    return False
 
 
-def _is_exact(file: PythonFile, written: ast.ClassDef) -> bool:
-    """Return whether an optimizer of this file computes in float32, or keeps what rounding cuts off."""
-    text = file.text(written)
-    return ".float()" in text or bool(_KEEPING.search(text)) or _compensates(file)
+def _identifiers(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node has itself; strings only where they are keys: ``state["master"]``."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+            yield name
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+            yield name
+        case ast.keyword(arg=str(name)) | ast.Subscript(slice=ast.Constant(value=str(name))):
+            yield name
+        case ast.Dict(keys=keys):
+            yield from (text for key in keys if (text := string(key)))
+        case ast.Call(args=[first, *_]) if called_name(node) in {"setdefault", "get"}:
+            yield string(first) or ""
+
+
+def _says_so(name: str) -> bool:
+    return bool(_KEEPING.search(_CAMEL.sub("_", name).lower()))
 
 
 def _compensates(file: PythonFile) -> bool:
@@ -96,10 +110,16 @@ def _compensates(file: PythonFile) -> bool:
     return False
 
 
-def _names_it(file: PythonFile, call: ast.Call) -> bool:
-    """Return whether an optimizer from elsewhere says that it keeps small updates."""
-    parameters = any("parameters()" in file.text(given) for given in call.args[:1])
-    return parameters and bool(_KEEPING.search(file.text(call)))
+def _names_it(file: PythonFile, call: ast.Call, stepped: set[str]) -> bool:
+    """Return whether an optimizer from elsewhere, which is stepped, says that it keeps small updates."""
+    parent = file.parents.get(call)
+    targets = parent.targets if isinstance(parent, ast.Assign) else []
+    if not any(name_of(target) in stepped for target in targets):
+        return False
+    kind = _CAMEL.sub("_", called_name(call)).lower()
+    keywords = [k.arg for k in call.keywords if k.arg and boolean(k.value) is not False]
+    says_so = _KEEPING_KIND.search(kind) or any(map(_says_so, [kind, *keywords]))
+    return bool(says_so) and any("parameters()" in file.text(given) for given in call.args[:1])
 
 
 def _is_high(file: PythonFile, call: ast.Call) -> bool:

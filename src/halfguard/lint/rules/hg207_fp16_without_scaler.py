@@ -2,7 +2,8 @@
 
 ## What it does
 Finds a backward pass in a function that uses float16 autocast, or calls one that does, in a file without a
-gradient scaler. A loss that is multiplied by hand, and whose gradients are divided, has a scale.
+gradient scaler. A loss that is multiplied by hand, and whose gradients are divided by the same factor (above
+1), has a scale.
 
 ## Why is this bad?
 Gradients below 2.98e-8 are zero in float16. Without a loss scale they are lost without an error: the loss
@@ -47,10 +48,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from halfguard.lint.autocast import Autocast
-from halfguard.lint.expressions import argument, boolean, called_name, name_of, receiver
+from halfguard.lint.expressions import argument, boolean, name_of, receiver
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
+from halfguard.lint.scaled_by_hand import scales_by_hand
 from halfguard.lint.steps import Step
 from halfguard.lint.syntax_tree import Function, parameter_default, parameter_names
 
@@ -76,7 +78,7 @@ def check(file: PythonFile) -> Iterator[Match]:
     for step in file.steps:
         if not step.has("optimizer_step") or not step.has("backward"):
             continue
-        if _scales_by_hand(file, step):
+        if scales_by_hand(file, step):
             continue
         for function in {file.function_of(event.node) for event in step.events}:
             for node, region in regions.get(function, ()):
@@ -86,36 +88,6 @@ def check(file: PythonFile) -> Iterator[Match]:
             helper = file.local_function(call)
             if any(_is_on_for(file, node, call) for node, _ in regions.get(helper, ())):
                 yield match_at(call, _MESSAGE)
-
-
-def _scales_by_hand(file: PythonFile, step: Step) -> bool:
-    """Return whether every loss of a step is multiplied, and gradients are divided afterwards."""
-    calls = [e.node for e in step.find("backward") if isinstance(e.node, ast.Call)]
-    losses = [(receiver(call), file.assigned_value(receiver(call))) for call in calls]
-    scaled = [any(map(_is_product, both)) for both in losses]
-    return bool(scaled) and all(scaled) and _divides_gradients(file)
-
-
-def _is_product(node: ast.AST | None) -> bool:
-    if isinstance(node, ast.Call):
-        return called_name(node) in {"mul", "multiply"}
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
-
-
-def _divides_gradients(file: PythonFile) -> bool:
-    """Return whether the file divides ``p.grad``, or multiplies it, in any way."""
-    for call in file.calls("div_", "mul_", "divide_", "_foreach_div_", "_foreach_mul_"):
-        if name_of(receiver(call)).endswith(".grad") or called_name(call).startswith("_foreach"):
-            return True
-    factors = (ast.Div, ast.Mult)
-    changed: list[ast.expr] = []
-    for node in file.nodes(ast.AugAssign):
-        changed += [node.target] if isinstance(node.op, factors) else []
-    for assign in file.nodes(ast.Assign):
-        value = assign.value
-        is_factor = isinstance(value, ast.BinOp) and isinstance(value.op, factors)
-        changed += assign.targets if is_factor else []
-    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in changed)
 
 
 def _calls_in(file: PythonFile, step: Step) -> Iterator[ast.Call]:

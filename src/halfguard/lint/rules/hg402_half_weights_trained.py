@@ -6,9 +6,10 @@ or with a `Trainer` whose `fp16` is off. In a project that converts weights to f
 that exists only for `precision == "amp"`: with `"fp16"` the weights are trained without one.
 
 Nothing is reported if the file shows that updates are kept: by float32 copies, by parameters that are cast
-back to float32, by an optimizer of its own that computes in float32 or adds up what rounding cuts off, by the
-name of an imported one ("master", "Kahan", "stochastic"), or by the learning rate (SGD from 0.01; Adam and
-its like from 0.002, with an eps that is not 0 in float16). `hg.doctor` measures the updates themselves.
+back to float32 (all trained ones of the optimizer's model, once), by an optimizer of its own that computes in
+float32 or adds up what rounding cuts off, by the name or a keyword of an imported one ("master weights",
+"Kahan", "stochastic rounding"), or by the learning rate (SGD from 0.01; Adam and its like from 0.002, with an
+eps that is not 0 in float16). `hg.doctor` measures the updates themselves.
 
 ## Why is this bad?
 In float16, 1 - 1e-4 is 1: every update below 2**-11 of its weight is lost, without an error. The loss stops
@@ -74,9 +75,10 @@ def check(file: PythonFile) -> Iterator[Match]:
     if file.roles.has_scaler:
         yield from _check_choice(file)
         return
-    for call in find_trained_half_models(file, "optimizer_step", "backward", fp16=False):
-        if keeps_updates(file):
-            return
+    calls = list(find_trained_half_models(file, "optimizer_step", "backward", fp16=False))
+    if calls and keeps_updates(file):
+        return
+    for call in calls:
         message = "float16 weights lose small updates: 1 - 1e-4 is 1 in float16."
         yield match_at(call, message, _fix(file, call))
 

@@ -1,7 +1,8 @@
 """Which backward pass gave gradients to which optimizer, and by what its loss was scaled.
 
 A scaler divides the gradients of its optimizer by its scale. It is wrong if a loss was not scaled, or by
-another scaler, or if gradients of steps before are still there.
+another scaler, or if gradients of steps before are still there. What the script does to gradients itself is
+not known, and not blamed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Mark = tuple[int, int] | None  # a gradient and its version
 class Source:
     """A backward pass that gave gradients to an optimizer."""
 
-    scaler: weakref.ref[Any] | None
+    scaler: weakref.ref[Any] | None  # that has scaled its loss, if it is known
+    is_plain: bool  # its loss was not scaled
     place: Place | None
 
 
@@ -86,7 +88,7 @@ class GradientSources:
             scaler = None if call.scaler is None else weakref.ref(call.scaler)
             sources = self._sources.setdefault(id(optimizer), [])
             if len(sources) < _SAMPLE:
-                sources.append(Source(scaler, user_place()))
+                sources.append(Source(scaler, not call.scaled, user_place()))
             self._fresh.add(id(optimizer))
 
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
@@ -96,7 +98,7 @@ class GradientSources:
             return
         for source in self._sources.get(id(one), ()):
             by = None if source.scaler is None else source.scaler()
-            if source.scaler is None:
+            if source.is_plain:
                 self._note("not scaled", source.place, user_place())
             elif by is not None and by is not scaler:
                 self._note("other scaler", source.place, user_place())

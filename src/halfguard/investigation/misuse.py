@@ -49,7 +49,7 @@ class Misuse:
         self._penalty: Place | None = None  # gradients of a scaled loss that become a loss
         self._scaled_penalty = False  # since the last backward pass
         self._penalties = 0  # without a look at the scale
-        self._scale_read = False  # since the last backward pass
+        self._reads = 0  # of the scale, until the last backward pass
 
     def install(self) -> None:
         """Put the sensors on torch; they stay for the life of the process."""
@@ -63,11 +63,12 @@ class Misuse:
         """A backward pass is about to run."""
         self._sources.before_backward(call)
         if not call.accumulates:
-            if call.scaled and call.creates_graph:
+            if call.scaler is not None and call.creates_graph:
                 self._penalty, self._scaled_penalty = self._penalty or user_place(), True
         else:
-            self._penalties += self._scaled_penalty and not self._scale_read
-            self._scaled_penalty = self._scale_read = False
+            reads, self._reads = self._reads, self._loop.scaled_losses.reads
+            self._penalties += self._scaled_penalty and self._reads == reads
+            self._scaled_penalty = False
 
     def after_backward(self, call: BackwardCall) -> None:
         """A backward pass has run."""
@@ -139,7 +140,7 @@ class Misuse:
         scaler: Any = torch.amp.GradScaler
         for name in ("unscale_", "step", "update"):
             self._watch_errors(name)
-        original, get_scale = scaler.__init__, scaler.get_scale
+        original = scaler.__init__
         signature = inspect.signature(original)
 
         @wraps(original)
@@ -151,11 +152,7 @@ class Misuse:
             if given.arguments.get("enabled") and not one.is_enabled() and place is not None:
                 self._off = place, str(given.arguments.get("device", "cuda"))
 
-        def read(one: Any) -> float:
-            self._scale_read = True
-            return float(get_scale(one))
-
-        scaler.__init__, scaler.get_scale = __init__, read
+        scaler.__init__ = __init__
 
     def _watch_errors(self, name: str) -> None:
         """Note exceptions of a method of the scaler, and the sources of what it steps."""

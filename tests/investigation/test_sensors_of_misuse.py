@@ -1,0 +1,111 @@
+"""Loops that a sensor must not blame, and those beside them that it must."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from halfguard.investigation.leaving import read_result
+from halfguard.investigation.one_pass import run_pass
+from halfguard.investigation.passes import PassPlan, PassResult, Target
+
+START = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 1))
+opt = torch.optim.SGD(model.parameters(), lr=1e-4)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+other = torch.amp.GradScaler("cpu", init_scale=4.0)
+x, y = torch.randn(64, 16), torch.randn(64, 1)
+
+
+def loss_of(a=x, b=y):
+    with torch.autocast("cpu", dtype=torch.float16):
+        return nn.functional.mse_loss(model(a).float(), b)
+
+
+"""
+
+
+def sense(folder: Path, lines: str, *, start: str = START) -> PassResult:
+    """Run the first pass of a script in a copy of this process, and return its answer."""
+    (folder / "train.py").write_text(f"{start.lstrip()}{lines.strip()}\n", "utf-8")
+    plan = PassPlan(
+        kind="sense",
+        target=Target(name=str(folder / "train.py")),
+        folder=str(folder),
+        base=str(folder),
+        answer=str(folder / "answer.json"),
+        losses=str(folder / "losses.bin"),
+        originals=(str(folder),),
+    )
+    copied = os.fork()
+    if not copied:
+        try:
+            run_pass(plan)
+        finally:
+            os._exit(1)  # unreachable, unless the pass itself failed
+    os.waitpid(copied, 0)
+    result = read_result(folder / "answer.json")
+    assert result is not None
+    return result
+
+
+def kinds(folder: Path, body: str) -> set[str]:
+    """Return what a loop with this body is blamed for."""
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    result = sense(folder, f"for step in range(12):\n{lines}")
+    assert not result.error
+    assert result.event is None
+    assert result.backward >= 12
+    return {one.kind for one in result.misuse}
+
+
+STEP = "scaler.step(opt)\nscaler.update()\n"
+HEALTHY = {
+    "a norm of the scaled loss": (
+        "opt.zero_grad()\nscaled = scaler.scale(loss_of())\n"
+        "torch.autograd.grad(scaled, model[2].weight, retain_graph=True)\nscaled.backward()\n"
+        + STEP
+    ),
+    "parts that are scaled before the first backward pass": (
+        "opt.zero_grad()\nparts = [scaler.scale(loss_of(x[k:], y[k:])) / 2 for k in (0, 32)]\n"
+        "for part in parts:\n    part.backward()\n" + STEP
+    ),
+    "a penalty beside a scaled loss": (
+        "opt.zero_grad()\nscaled = scaler.scale(loss_of())\n"
+        "mix = x.clone().requires_grad_()\n"
+        "grad = torch.autograd.grad(model(mix).sum(), mix, create_graph=True)[0]\n"
+        "(scaled + scaler.scale((grad.norm(dim=1) - 1).square().mean())).backward()\n" + STEP
+    ),
+    "a sum of two scalers": (
+        "opt.zero_grad()\nloss = loss_of()\n"
+        "(scaler.scale(loss) + 0 * other.scale(loss)).backward()\n" + STEP
+    ),
+}
+WRONG = {
+    "a loss that is not scaled, beside one that is": (
+        "opt.zero_grad()\n(scaler.scale(loss_of()) / 2).backward()\nloss_of().backward()\n" + STEP,
+        "not scaled",
+    ),
+    "another scaler": (
+        "opt.zero_grad()\nother.scale(loss_of()).backward()\n"
+        "scaler.scale(loss_of()).backward()\n" + STEP,
+        "other scaler",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_loop_is_not_blamed(tmp_path: Path, name: str) -> None:
+    assert kinds(tmp_path, HEALTHY[name]) == set()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_loop_is_blamed(tmp_path: Path, name: str) -> None:
+    body, kind = WRONG[name]
+    assert kinds(tmp_path, body) == {kind}

@@ -86,8 +86,49 @@ HEALTHY = {
         "opt.zero_grad()\nloss = loss_of()\n"
         "(scaler.scale(loss) + 0 * other.scale(loss)).backward()\n" + STEP
     ),
+    "a loss that is added after unscaling": (
+        "opt.zero_grad()\nscaler.scale(loss_of()).backward()\nscaler.unscale_(opt)\n"
+        "(0.01 * model[0].weight.square().sum()).backward()\n" + STEP
+    ),
+    "gradients that are zeroed by hand": (
+        "for p in model.parameters():\n    if p.grad is not None:\n        p.grad.data.zero_()\n"
+        "scaler.scale(loss_of()).backward()\n" + STEP + "model(x).mean().backward()\n"
+    ),
+    "gradients that fade": (
+        "for p in model.parameters():\n    if p.grad is not None:\n        p.grad.mul_(0.5)\n"
+        "loss_of().backward()\nopt.step()\n"
+    ),
+    "a loss that is scaled by hand": (
+        "opt.zero_grad()\nscaler.scale(0 * loss_of())\n(loss_of() * scaler.get_scale()).backward()\n"
+        + STEP
+    ),
+    "gradients that are scaled by hand": (
+        "opt.zero_grad()\nloss = loss_of()\nfactor = scaler.scale(0 * loss + 1).detach()\n"
+        "loss.backward(factor)\n" + STEP
+    ),
+    "a second unscaling, that a helper hides": (
+        "opt.zero_grad()\nscaler.scale(loss_of()).backward()\nscaler.unscale_(opt)\n"
+        "try:\n    scaler.unscale_(opt)\nexcept RuntimeError:\n    pass\n" + STEP
+    ),
 }
 WRONG = {
+    "gradients that are never zeroed": (
+        "scaler.scale(loss_of()).backward()\n" + STEP,
+        "not zeroed",
+    ),
+    "a plain loss before unscaling": (
+        "opt.zero_grad()\nscaler.scale(loss_of()).backward()\nloss_of().backward()\n"
+        "scaler.unscale_(opt)\n" + STEP,
+        "not scaled",
+    ),
+    "an error that leaves out the step": (
+        (
+            "opt.zero_grad()\nscaler.scale(loss_of()).backward()\n"
+            "try:\n    scaler.unscale_(opt)\n    scaler.unscale_(opt)\n    scaler.step(opt)\n"
+            "except RuntimeError:\n    pass\n"
+        ),
+        "hidden error",
+    ),
     "a loss that is not scaled, beside one that is": (
         "opt.zero_grad()\n(scaler.scale(loss_of()) / 2).backward()\nloss_of().backward()\n" + STEP,
         "not scaled",

@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from halfguard.investigation.advice import describe_place
+from halfguard.investigation.crashes import Crash
 from halfguard.investigation.gradient_sources import GradientSources
 from halfguard.investigation.passes import Made, Misused
 from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
@@ -19,7 +20,7 @@ from halfguard.replaying.substitution import Place, user_place
 
 _CLIPPINGS = ("clip_grad_norm_", "clip_grad_value_")
 _SMALL = 0.01  # of the loss scale: a limit below it was not multiplied by the scale
-_FEWEST_PENALTIES = 3
+_FEWEST_PENALTIES = _FEWEST_HIDDEN = 3
 _FEWEST, _MOST_AHEAD = (
     5,
     0.1,
@@ -33,6 +34,11 @@ class _Hidden:
     error: str
     place: Place | None
     backward: int
+    optimizer: int | None  # its identity
+
+    def is_made_good(self, optimizer: Any, backward: int) -> bool:
+        """Return whether a complete step of the optimizer follows, before a backward pass."""
+        return self.backward == backward and self.optimizer in (None, id(optimizer))
 
 
 class Misuse:
@@ -46,6 +52,7 @@ class Misuse:
         self._ahead = 0  # moves of a schedule after a step that was skipped
         self._off: tuple[Place, str] | None = None  # a scaler that is off, and its device
         self._hidden: list[_Hidden] = []
+        self._in_scaler = False  # one of its methods runs, which may call others
         self._penalty: Place | None = None  # gradients of a scaled loss that become a loss
         self._scaled_penalty = False  # since the last backward pass
         self._penalties = 0  # without a look at the scale
@@ -84,7 +91,7 @@ class Misuse:
             *self._found_calls(made),
             *self._sources.misused(),
             *self._found_off(made),
-            *self._found_hidden(error),
+            *self._found_hidden(made, error),
         )
 
     def _found_calls(self, made: Made) -> Iterator[Misused]:
@@ -126,9 +133,13 @@ class Misuse:
             )
             yield Misused(kind="scaler off", sentence=text, place=place)
 
-    def _found_hidden(self, error: str) -> Iterator[Misused]:
-        went_on = [one for one in self._hidden if one.backward < self._loop.backward]
-        if went_on and not error:
+    def _found_hidden(self, made: Made, error: str) -> Iterator[Misused]:
+        went_on = [
+            one
+            for one in self._hidden
+            if one.backward < self._loop.backward and Crash(one.error, one.place, made).advice
+        ]
+        if len(went_on) >= _FEWEST_HIDDEN and not error:
             one = went_on[0]
             text = (
                 f"The scaler raised {one.error!r} {len(went_on)} times, and the script went on, without the "
@@ -160,17 +171,26 @@ class Misuse:
 
         @wraps(original)
         def call(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            optimizer = args[0] if args else kwargs.get("optimizer")
-            try:
-                if name == "step":
-                    self._sources.before_scaler_step(scaler, optimizer)
+            if self._in_scaler:  # step() calls unscale_()
                 return original(scaler, *args, **kwargs)
+            optimizer = args[0] if args and name != "update" else kwargs.get("optimizer")
+            self._in_scaler = True
+            try:
+                if optimizer is not None:
+                    self._sources.before_unscaling(scaler, optimizer)
+                result = original(scaler, *args, **kwargs)
             except (RuntimeError, ValueError, AssertionError) as error:
-                self._hidden.append(_Hidden(str(error), user_place(), self._loop.backward))
+                of = None if optimizer is None else id(optimizer)
+                self._hidden.append(_Hidden(str(error), user_place(), self._loop.backward, of))
                 raise
             finally:
+                self._in_scaler = False
                 if name == "step":
                     self._sources.after_step(optimizer)
+            if name == "step":
+                done = optimizer, self._loop.backward
+                self._hidden = [one for one in self._hidden if not one.is_made_good(*done)]
+            return result
 
         setattr(torch.amp.GradScaler, name, call)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def sense(folder: Path, lines: str, *, start: str = START) -> PassResult:
     )
     copied = os.fork()
     if not copied:
+        warnings.simplefilter("default")  # as in a process of its own
         try:
             run_pass(plan)
         finally:
@@ -139,6 +141,81 @@ WRONG = {
         "other scaler",
     ),
 }
+
+
+SHARDED = """
+import tempfile
+import torch.distributed as dist
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+store = dist.FileStore(tempfile.mkdtemp() + "/store", 1)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+scaler = ShardedGradScaler(device="cpu", init_scale=2.0**16)
+for step in range(30):
+    opt.zero_grad()
+    scaler.scale(500 * loss_of()).backward()
+    scaler.unscale_(opt)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(opt)
+    scaler.update()
+"""
+
+
+def test_the_scaler_of_fsdp_is_known(tmp_path: Path) -> None:
+    result = sense(tmp_path, SHARDED)
+    assert (result.error, result.event, result.misuse) == ("", None, ())
+    assert result.scaler.used
+
+
+FREED = """
+def train():
+    import weakref
+
+    scaler = torch.amp.GradScaler("cpu")
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda i: min(1.0, (i + 1) / 10))
+    for step in range(45):
+        opt.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            hidden = model[:2](x)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = 500 * nn.functional.mse_loss(model[2](hidden).float(), y)
+        (scaler.scale(loss) / 2).backward()
+        seen = weakref.ref(hidden), weakref.ref(loss)
+        del hidden, loss
+        assert [one() for one in seen] == [None, None], step
+        scaler.step(opt)
+        scaler.update()
+        schedule.step()
+
+
+train()
+"""
+
+
+def test_what_the_script_deletes_is_freed_and_a_scale_finds_its_level(tmp_path: Path) -> None:
+    result = sense(tmp_path, FREED)
+    assert (result.error, result.event, result.misuse) == ("", None, ())
+    assert result.scaler.skips >= 5
+
+
+BUFFERS = """
+model.register_buffer("best", torch.tensor(float("inf")).bfloat16())
+model.register_buffer("mean", torch.zeros(2).half())
+for step in range(5):
+    opt.zero_grad()
+    loss_of().backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_buffer_that_is_infinite_from_the_start_is_not_blamed(
+    tmp_path: Path, grows: bool
+) -> None:
+    grown = "    model.mean += 2.0**15\n" if grows else ""
+    result = sense(tmp_path, BUFFERS + grown)
+    assert [one.kind for one in result.misuse] == ["bad buffer"] * grows
+    assert all("mean of Sequential" in one.sentence for one in result.misuse)
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -35,6 +35,17 @@ def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
     return any(group.get("fused") for group in optimizer.param_groups)
 
 
+def _makes(frame: FrameType, made: Any) -> bool:
+    """Return whether a frame is one of an object's constructors.
+
+    Before Python 3.13 a frame keeps what ``f_locals`` returned until it ends, with all tensors that are in
+    it. So only constructors are read, which end soon.
+    """
+    code = frame.f_code
+    is_constructor = code.co_name == "__init__" and code.co_argcount > 0
+    return is_constructor and frame.f_locals.get(code.co_varnames[0]) is made
+
+
 def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
     """Return whether a file is the user's: in one of the folders, and of no installed package."""
     if file.startswith("<") or any(part in file for part in _PACKAGES):
@@ -42,6 +53,13 @@ def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
     if not os.path.isabs(file):  # noqa: PTH117 - of a script that is named by a relative path
         return True
     return any(file.startswith(os.path.join(folder, "")) for folder in folders)  # noqa: PTH118
+
+
+def _is_bad(buffer: torch.Tensor) -> bool:
+    """Return whether a buffer holds NaN or infinity; -inf is that of a mask."""
+    if not buffer.is_floating_point() or buffer.is_meta:
+        return False
+    return bool((buffer.isnan() | buffer.isposinf()).any())
 
 
 class MadePlaces:
@@ -61,6 +79,8 @@ class MadePlaces:
         self._autocast_device = ""
         self._copied: Place | None = None  # a model, after the last optimizer was made
         self._last_optimizer: dict[str, Any] = {}
+        # Buffers that are not finite at the first backward pass: they may be so on purpose.
+        self._bad_at_first: set[tuple[int, str]] = set()
 
     def install(self) -> None:
         """Put the sensors on torch; they stay for the life of the process."""
@@ -111,20 +131,32 @@ class MadePlaces:
         places = {lines[0] for one, lines in self._half.items() if one not in own}
         return places.pop() if len(places) == 1 else None
 
-    def bad_buffers(self, made: Made) -> tuple[Misused, ...]:
-        """Return the first half buffer that is not finite; one with -inf alone is a mask."""
+    def note_buffers(self) -> None:
+        """Note the buffers that are not finite before anything was trained."""
+        self._bad_at_first = {
+            (id(module), name) for module, name, buffer, _ in self._buffers() if _is_bad(buffer)
+        }
+
+    def _buffers(self) -> Iterator[tuple[nn.Module, str, torch.Tensor, Place]]:
+        """Yield the buffers of all modules, with the line that made the module."""
         for reference, place in list(self._modules.values()):
             module = reference()
             for name, buffer in () if module is None else module.named_buffers(recurse=False):
-                half = buffer.dtype in HALF_DTYPES and buffer.numel() > 0
-                if half and bool((buffer.isnan() | buffer.isposinf()).any()):
-                    half_at = made.half_weights or made.half_module or place
-                    text = (
-                        f"{name} of {type(module).__name__} is half, and not finite at the end: what it "
-                        f"holds does not fit. It became half at {describe_place(half_at)}. Keep the "
-                        "weights and the buffers in FP32, and run the model under torch.autocast."
-                    )
-                    return (Misused(kind="bad buffer", sentence=text, place=half_at),)
+                if module is not None:
+                    yield module, name, buffer, place
+
+    def bad_buffers(self, made: Made) -> tuple[Misused, ...]:
+        """Return the first half buffer that is not finite; one with -inf alone is a mask."""
+        for module, name, buffer, place in self._buffers():
+            half = buffer.dtype in HALF_DTYPES and (id(module), name) not in self._bad_at_first
+            if half and _is_bad(buffer):
+                half_at = made.half_weights or made.half_module or place
+                text = (
+                    f"{name} of {type(module).__name__} is half, and not finite at the end: what it "
+                    f"holds does not fit. It became half at {describe_place(half_at)}. Keep the "
+                    "weights and the buffers in FP32, and run the model under torch.autocast."
+                )
+                return (Misused(kind="bad buffer", sentence=text, place=half_at),)
         return ()
 
     def _owner(self, parameter: torch.Tensor) -> Place | None:
@@ -153,7 +185,7 @@ class MadePlaces:
         return tuple(found)
 
     def place(self, without: Any = None) -> Place | None:
-        """Return the innermost line of the user's files, outside of methods of ``without``."""
+        """Return the innermost line of the user's files, outside of the constructors of ``without``."""
         return next(self._places(without), None)
 
     def _places(self, without: Any = None) -> Iterator[Place]:
@@ -161,10 +193,9 @@ class MadePlaces:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            if is_own_file(code.co_filename, self._folders):
-                first = code.co_varnames[0] if code.co_argcount else ""
-                if without is None or frame.f_locals.get(first) is not without:
-                    yield code.co_filename, frame.f_lineno
+            own = is_own_file(code.co_filename, self._folders)
+            if own and (without is None or not _makes(frame, without)):
+                yield code.co_filename, frame.f_lineno
             frame = frame.f_back
 
     # -- one sensor each
@@ -240,5 +271,5 @@ class MadePlaces:
 
     def _made_autocast(self, region: Any, *_: Any) -> None:
         if region._enabled and region.fast_dtype is torch.float16:
-            self._autocast = self.place(without=region) or self._autocast
+            self._autocast = self.place() or self._autocast
             self._autocast_device = region.device

@@ -21,10 +21,8 @@ from halfguard.replaying.substitution import Place, user_place
 _CLIPPINGS = ("clip_grad_norm_", "clip_grad_value_")
 _SMALL = 0.01  # of the loss scale: a limit below it was not multiplied by the scale
 _FEWEST_PENALTIES = _FEWEST_HIDDEN = 3
-_FEWEST, _MOST_AHEAD = (
-    5,
-    0.1,
-)  # moves, and their share of steps; a scale that finds its level skips fewer
+_FEWEST, _MOST_AHEAD = 5, 0.1  # moves, and their share of steps
+_DEFAULT_SCALE = 2.0**16  # of a scaler; from there on it finds its level, which is not wrong
 
 
 @dataclass
@@ -50,6 +48,7 @@ class Misuse:
         self._clipped: tuple[Place, float, float] | None = None  # line, limit and loss scale
         self._schedule: Place | None = None
         self._ahead = 0  # moves of a schedule after a step that was skipped
+        self._begun: set[int] = set()  # optimizers that a scaler has stepped
         self._off: tuple[Place, str] | None = None  # a scaler that is off, and its device
         self._hidden: list[_Hidden] = []
         self._in_scaler = False  # one of its methods runs, which may call others
@@ -188,11 +187,17 @@ class Misuse:
                 if name == "step":
                     self._sources.after_step(optimizer)
             if name == "step":
-                done = optimizer, self._loop.backward
-                self._hidden = [one for one in self._hidden if not one.is_made_good(*done)]
+                self._completed(optimizer)
             return result
 
         setattr(torch.amp.GradScaler, name, call)
+
+    def _completed(self, optimizer: Any) -> None:
+        """A step of the scaler has returned: errors before it were without effect."""
+        done = optimizer, self._loop.backward
+        self._hidden = [one for one in self._hidden if not one.is_made_good(*done)]
+        if not self._loop.was_skipped(optimizer):
+            self._begun.add(id(getattr(optimizer, "optimizer", optimizer)))
 
     def _watch_clipping(self, name: str) -> None:
         original: Any = getattr(torch.nn.utils, name)
@@ -216,7 +221,9 @@ class Misuse:
 
         @wraps(original)
         def step(schedule: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            if self._loop.was_skipped(schedule.optimizer):
+            optimizer = getattr(schedule.optimizer, "optimizer", schedule.optimizer)
+            counts = id(optimizer) in self._begun or self._loop.scale >= _DEFAULT_SCALE
+            if counts and self._loop.was_skipped(schedule.optimizer):
                 self._ahead += 1
                 self._schedule = self._schedule or user_place()
             original(schedule, *args, **kwargs)

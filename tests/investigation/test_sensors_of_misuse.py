@@ -12,6 +12,8 @@ from halfguard.investigation.leaving import read_result
 from halfguard.investigation.one_pass import run_pass
 from halfguard.investigation.passes import PassPlan, PassResult, Target
 
+pytestmark = pytest.mark.slow
+
 START = """
 import torch
 from torch import nn

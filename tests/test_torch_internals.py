@@ -173,7 +173,8 @@ def the_scale_follows_an_overflow() -> None:
     assert (scale.item(), tracker.item()) == (8, 0)
 
 
-@used_by("guard", "torch.amp.grad_scaler._refresh_per_optimizer_state", "_per_optimizer_states")
+@used_by("guard", "torch.amp.grad_scaler._refresh_per_optimizer_state")
+@used_by("guard investigation", "_per_optimizer_states")
 def an_optimizers_state_begins_ready() -> None:
     scaler = torch.amp.GradScaler("cpu")
     assert _refresh_per_optimizer_state() == {

@@ -71,8 +71,15 @@ for step in range(12):
     scaler.step(opt)
     scaler.update()
 """
+PENALTY = LOOP[LOOP.index("    grad = ") : LOOP.index("    scaler.step")]
 CHANGES = {
-    "not scaled": ("scaler.scale(total).backward()", "total.backward()"),
+    "not scaled": (  # without the penalty: a script that reads the scale may scale by hand
+        PENALTY,
+        (
+            "    scaler.scale(loss).backward(retain_graph=True)\n    opt.zero_grad()\n"
+            "    loss.backward()\n"
+        ),
+    ),
     "other scaler": ("scaler.scale(total)", "other.scale(total)"),
     "penalty": (" / scaler.get_scale()", ""),
     "not zeroed": ("    opt.zero_grad()\n", ""),

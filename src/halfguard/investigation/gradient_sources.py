@@ -1,7 +1,8 @@
 """Which backward pass gave gradients to which optimizer, and by what its loss was scaled.
 
 A scaler divides the gradients of its optimizer by its scale. It is wrong if a loss was not scaled, or by
-another scaler, or if gradients of steps before are still there.
+another scaler, or if gradients of steps before are still there. What the script does to gradients itself is
+not known, and not blamed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
 
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.passes import Misused, MisuseKind
@@ -28,7 +30,8 @@ Mark = tuple[int, int] | None  # a gradient and its version
 class Source:
     """A backward pass that gave gradients to an optimizer."""
 
-    scaler: weakref.ref[Any] | None
+    scaler: weakref.ref[Any] | None  # that has scaled its loss, if it is known
+    is_plain: bool  # its loss was not scaled
     place: Place | None
 
 
@@ -38,7 +41,7 @@ class GradientSources:
 
     loop: TrainingLoop
     _sources: dict[int, list[Source]] = field(default_factory=dict)  # by optimizer
-    _marks: dict[int, list[Mark]] = field(default_factory=dict)  # before a backward pass
+    _marks: dict[int, list[Mark]] = field(default_factory=dict)  # as they were seen last
     _fresh: set[int] = field(default_factory=set)  # optimizers that have not stepped since
     # Lines that added gradients to those of a step before.
     _left: dict[int, Place] = field(default_factory=dict)
@@ -64,47 +67,58 @@ class GradientSources:
         if not call.accumulates:
             return
         for optimizer in self.loop.optimizers:
-            grads = _sampled(optimizer)
-            self._marks[id(optimizer)] = [_mark(grad) for grad in grads]
-            if not any(grad is not None for grad in grads):
-                self._forget(id(optimizer))
-            elif id(optimizer) not in self._fresh and self._sources.get(id(optimizer)):
-                with self.loop.unobserved():
-                    left = any(grad is not None and bool(grad.any()) for grad in grads)
-                place = user_place() if left else None
+            one, grads = id(optimizer), _sampled(optimizer)
+            before, self._marks[one] = self._marks.get(one), _marks_of(optimizer)
+            if before != self._marks[one] or not self._are_left(grads):
+                self._forget(one)  # the script has changed them, or zeroed them
+            elif one not in self._fresh and self._sources.get(one):
+                place = user_place()
                 if place is not None:
-                    self._left.setdefault(id(optimizer), place)
+                    self._left[one] = place
+
+    def _are_left(self, grads: list[Tensor | None]) -> bool:
+        with self.loop.unobserved():
+            return any(grad is not None and bool(grad.any()) for grad in grads)
 
     def after_backward(self, call: BackwardCall) -> None:
         """Note the optimizers whose gradients have changed."""
         if not call.accumulates:
             return
         for optimizer in self.loop.optimizers:
-            before = self._marks.get(id(optimizer))
-            if before == [_mark(grad) for grad in _sampled(optimizer)]:
+            one = id(optimizer)
+            before, self._marks[one] = self._marks.get(one), _marks_of(optimizer)
+            if before == self._marks[one]:
                 continue
+            if one not in self._fresh:  # a step has used those before
+                self._sources[one] = []
+            self._fresh.add(one)
             scaler = None if call.scaler is None else weakref.ref(call.scaler)
-            sources = self._sources.setdefault(id(optimizer), [])
-            if len(sources) < _SAMPLE:
-                sources.append(Source(scaler, user_place()))
-            self._fresh.add(id(optimizer))
+            if len(self._sources[one]) < _SAMPLE:
+                self._sources[one].append(Source(scaler, not call.scaled, user_place()))
 
-    def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
-        """Compare the scaler with those of the gradients."""
+    def before_unscaling(self, scaler: Any, optimizer: Any) -> None:
+        """Compare the scaler with those of the gradients that it is about to divide; later ones are not."""
+        state = scaler._per_optimizer_states.get(id(optimizer), {})
+        is_ready = state.get("stage", OptState.READY) is OptState.READY
+        if not is_ready or not self.loop.scaled_losses.has_scaled(scaler):
+            return
         one = getattr(optimizer, "optimizer", optimizer)
         if not scaler.is_enabled() or self.loop.scale_of(scaler) == 1:
             return
         for source in self._sources.get(id(one), ()):
             by = None if source.scaler is None else source.scaler()
-            if source.scaler is None:
+            if source.is_plain:
                 self._note("not scaled", source.place, user_place())
             elif by is not None and by is not scaler:
                 self._note("other scaler", source.place, user_place())
 
     def after_step(self, optimizer: Any) -> None:
         """An optimizer was stepped, or its step was skipped: its gradients are used up."""
-        one = id(getattr(optimizer, "optimizer", optimizer))
+        stepped = getattr(optimizer, "optimizer", optimizer)
+        one = id(stepped)
         self._fresh.discard(one)
+        if one in self._marks:
+            self._marks[one] = _marks_of(stepped)
         if one in self._left:
             self._note("not zeroed", self._left.pop(one), None)
 
@@ -133,6 +147,10 @@ def _sampled(optimizer: torch.optim.Optimizer) -> list[Tensor | None]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     stride = max(1, len(parameters) // _SAMPLE)
     return [p.grad for p in parameters[::stride]]
+
+
+def _marks_of(optimizer: torch.optim.Optimizer) -> list[Mark]:
+    return [_mark(grad) for grad in _sampled(optimizer)]
 
 
 def _mark(grad: Tensor | None) -> Mark:

@@ -35,6 +35,17 @@ def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
     return any(group.get("fused") for group in optimizer.param_groups)
 
 
+def _makes(frame: FrameType, made: Any) -> bool:
+    """Return whether a frame is one of an object's constructors.
+
+    Before Python 3.13 a frame keeps what ``f_locals`` returned until it ends, with all tensors that are in
+    it. So only constructors are read, which end soon.
+    """
+    code = frame.f_code
+    is_constructor = code.co_name == "__init__" and code.co_argcount > 0
+    return is_constructor and frame.f_locals.get(code.co_varnames[0]) is made
+
+
 def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
     """Return whether a file is the user's: in one of the folders, and of no installed package."""
     if file.startswith("<") or any(part in file for part in _PACKAGES):
@@ -52,12 +63,12 @@ def _is_bad(buffer: torch.Tensor) -> bool:
     return bool((buffer.isnan() | buffer.isposinf()).any())
 
 
-def _bad_buffers(module: nn.Module) -> Iterator[tuple[int, str]]:
-    """Yield the module and the name of buffers that are bad, and not half."""
+def _wide_buffers(module: nn.Module) -> Iterator[tuple[tuple[int, str], bool]]:
+    """Yield the module and the name of buffers that are not half, and whether they are bad."""
     for one in module.modules():
         for name, buffer in one.named_buffers(recurse=False):
-            if buffer.dtype not in HALF_DTYPES and _is_bad(buffer):
-                yield id(one), name
+            if buffer.dtype not in HALF_DTYPES:
+                yield (id(one), name), _is_bad(buffer)
 
 
 class MadePlaces:
@@ -71,7 +82,8 @@ class MadePlaces:
         self._half: dict[int, tuple[Place, ...]] = {}
         self._optimizers: dict[int, tuple[Place, ...]] = {}
         self._by_scaler: set[int] = set()  # optimizers that a scaler has stepped
-        self._bad_before: set[tuple[int, str]] = set()  # buffers that were bad in FP32, by module
+        # Buffers before they became half, by module: whether they were bad, as some are on purpose.
+        self._bad_before: dict[tuple[int, str], bool] = {}
         self._scaler: Place | None = None
         self._scaling: Place | None = None
         self._autocast: Place | None = None
@@ -128,12 +140,19 @@ class MadePlaces:
         places = {lines[0] for one, lines in self._half.items() if one not in own}
         return places.pop() if len(places) == 1 else None
 
+    def note_buffers(self) -> None:
+        """Note buffers that were made half, and are not finite before anything was trained."""
+        for reference, _ in list(self._modules.values()):
+            module = reference()
+            for name, buffer in () if module is None else module.named_buffers(recurse=False):
+                self._bad_before.setdefault((id(module), name), _is_bad(buffer))
+
     def bad_buffers(self, made: Made) -> tuple[Misused, ...]:
         """Return the first half buffer that is not finite; one with -inf alone is a mask."""
         for reference, place in list(self._modules.values()):
             module = reference()
             for name, buffer in () if module is None else module.named_buffers(recurse=False):
-                was_bad = (id(module), name) in self._bad_before
+                was_bad = self._bad_before.get((id(module), name), False)
                 if buffer.dtype in HALF_DTYPES and not was_bad and _is_bad(buffer):
                     half_at = made.half_weights or made.half_module or place
                     text = (
@@ -171,7 +190,7 @@ class MadePlaces:
         return tuple(found)
 
     def place(self, without: Any = None) -> Place | None:
-        """Return the innermost line of the user's files, outside of methods of ``without``."""
+        """Return the innermost line of the user's files, outside of the constructors of ``without``."""
         return next(self._places(without), None)
 
     def _places(self, without: Any = None) -> Iterator[Place]:
@@ -179,10 +198,9 @@ class MadePlaces:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            if is_own_file(code.co_filename, self._folders):
-                first = code.co_varnames[0] if code.co_argcount else ""
-                if without is None or frame.f_locals.get(first) is not without:
-                    yield code.co_filename, frame.f_lineno
+            own = is_own_file(code.co_filename, self._folders)
+            if own and (without is None or not _makes(frame, without)):
+                yield code.co_filename, frame.f_lineno
             frame = frame.f_back
 
     # -- one sensor each
@@ -203,7 +221,7 @@ class MadePlaces:
 
         def cast(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             before = {id(p) for p in module.parameters() if p.dtype in HALF_DTYPES}
-            self._bad_before.update(_bad_buffers(module))
+            self._bad_before.update(_wide_buffers(module))
             out = original(module, *args, **kwargs)
             new = [p for p in module.parameters() if p.dtype in HALF_DTYPES and id(p) not in before]
             lines = tuple(self._places()) if new else ()
@@ -259,5 +277,5 @@ class MadePlaces:
 
     def _made_autocast(self, region: Any, *_: Any) -> None:
         if region._enabled and region.fast_dtype is torch.float16:
-            self._autocast = self.place(without=region) or self._autocast
+            self._autocast = self.place() or self._autocast
             self._autocast_device = region.device

@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from halfguard.investigation.advice import describe_place
+from halfguard.investigation.crashes import Crash
 from halfguard.investigation.gradient_sources import GradientSources
 from halfguard.investigation.passes import Made, Misused
 from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
@@ -19,11 +20,9 @@ from halfguard.replaying.substitution import Place, user_place
 
 _CLIPPINGS = ("clip_grad_norm_", "clip_grad_value_")
 _SMALL = 0.01  # of the loss scale: a limit below it was not multiplied by the scale
-_FEWEST_PENALTIES = 3
-_FEWEST, _MOST_AHEAD = (
-    5,
-    0.1,
-)  # moves, and their share of steps; a scale that finds its level skips fewer
+_FEWEST_PENALTIES = _FEWEST_HIDDEN = 3
+_FEWEST, _MOST_AHEAD = 5, 0.1  # moves, and their share of steps
+_DEFAULT_SCALE = 2.0**16  # of a scaler; from there on it finds its level, which is not wrong
 
 
 @dataclass
@@ -33,6 +32,11 @@ class _Hidden:
     error: str
     place: Place | None
     backward: int
+    optimizer: int | None  # its identity
+
+    def is_made_good(self, optimizer: Any, backward: int) -> bool:
+        """Return whether a complete step of the optimizer follows, before a backward pass."""
+        return self.backward == backward and self.optimizer in (None, id(optimizer))
 
 
 class Misuse:
@@ -44,12 +48,14 @@ class Misuse:
         self._clipped: tuple[Place, float, float] | None = None  # line, limit and loss scale
         self._schedule: Place | None = None
         self._ahead = 0  # moves of a schedule after a step that was skipped
+        self._begun: set[int] = set()  # optimizers that a scaler has stepped
         self._off: tuple[Place, str] | None = None  # a scaler that is off, and its device
         self._hidden: list[_Hidden] = []
+        self._in_scaler = False  # one of its methods runs, which may call others
         self._penalty: Place | None = None  # gradients of a scaled loss that become a loss
         self._scaled_penalty = False  # since the last backward pass
         self._penalties = 0  # without a look at the scale
-        self._scale_read = False  # since the last backward pass
+        self._reads = 0  # of the scale, until the last backward pass
 
     def install(self) -> None:
         """Put the sensors on torch; they stay for the life of the process."""
@@ -63,11 +69,12 @@ class Misuse:
         """A backward pass is about to run."""
         self._sources.before_backward(call)
         if not call.accumulates:
-            if call.scaled and call.creates_graph:
+            if call.scaler is not None and call.creates_graph:
                 self._penalty, self._scaled_penalty = self._penalty or user_place(), True
         else:
-            self._penalties += self._scaled_penalty and not self._scale_read
-            self._scaled_penalty = self._scale_read = False
+            reads, self._reads = self._reads, self._loop.scaled_losses.reads
+            self._penalties += self._scaled_penalty and self._reads == reads
+            self._scaled_penalty = False
 
     def after_backward(self, call: BackwardCall) -> None:
         """A backward pass has run."""
@@ -83,7 +90,7 @@ class Misuse:
             *self._found_calls(made),
             *self._sources.misused(),
             *self._found_off(made),
-            *self._found_hidden(error),
+            *self._found_hidden(made, error),
         )
 
     def _found_calls(self, made: Made) -> Iterator[Misused]:
@@ -125,9 +132,13 @@ class Misuse:
             )
             yield Misused(kind="scaler off", sentence=text, place=place)
 
-    def _found_hidden(self, error: str) -> Iterator[Misused]:
-        went_on = [one for one in self._hidden if one.backward < self._loop.backward]
-        if went_on and not error:
+    def _found_hidden(self, made: Made, error: str) -> Iterator[Misused]:
+        went_on = [
+            one
+            for one in self._hidden
+            if one.backward < self._loop.backward and Crash(one.error, one.place, made).advice
+        ]
+        if len(went_on) >= _FEWEST_HIDDEN and not error:
             one = went_on[0]
             text = (
                 f"The scaler raised {one.error!r} {len(went_on)} times, and the script went on, without the "
@@ -139,7 +150,7 @@ class Misuse:
         scaler: Any = torch.amp.GradScaler
         for name in ("unscale_", "step", "update"):
             self._watch_errors(name)
-        original, get_scale = scaler.__init__, scaler.get_scale
+        original = scaler.__init__
         signature = inspect.signature(original)
 
         @wraps(original)
@@ -151,11 +162,7 @@ class Misuse:
             if given.arguments.get("enabled") and not one.is_enabled() and place is not None:
                 self._off = place, str(given.arguments.get("device", "cuda"))
 
-        def read(one: Any) -> float:
-            self._scale_read = True
-            return float(get_scale(one))
-
-        scaler.__init__, scaler.get_scale = __init__, read
+        scaler.__init__ = __init__
 
     def _watch_errors(self, name: str) -> None:
         """Note exceptions of a method of the scaler, and the sources of what it steps."""
@@ -163,19 +170,34 @@ class Misuse:
 
         @wraps(original)
         def call(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            optimizer = args[0] if args else kwargs.get("optimizer")
-            try:
-                if name == "step":
-                    self._sources.before_scaler_step(scaler, optimizer)
+            if self._in_scaler:  # step() calls unscale_()
                 return original(scaler, *args, **kwargs)
+            optimizer = args[0] if args and name != "update" else kwargs.get("optimizer")
+            self._in_scaler = True
+            try:
+                if optimizer is not None:
+                    self._sources.before_unscaling(scaler, optimizer)
+                result = original(scaler, *args, **kwargs)
             except (RuntimeError, ValueError, AssertionError) as error:
-                self._hidden.append(_Hidden(str(error), user_place(), self._loop.backward))
+                of = None if optimizer is None else id(optimizer)
+                self._hidden.append(_Hidden(str(error), user_place(), self._loop.backward, of))
                 raise
             finally:
+                self._in_scaler = False
                 if name == "step":
                     self._sources.after_step(optimizer)
+            if name == "step":
+                self._completed(optimizer)
+            return result
 
         setattr(torch.amp.GradScaler, name, call)
+
+    def _completed(self, optimizer: Any) -> None:
+        """A step of the scaler has returned: errors before it were without effect."""
+        done = optimizer, self._loop.backward
+        self._hidden = [one for one in self._hidden if not one.is_made_good(*done)]
+        if not self._loop.was_skipped(optimizer):
+            self._begun.add(id(getattr(optimizer, "optimizer", optimizer)))
 
     def _watch_clipping(self, name: str) -> None:
         original: Any = getattr(torch.nn.utils, name)
@@ -199,7 +221,9 @@ class Misuse:
 
         @wraps(original)
         def step(schedule: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            if self._loop.was_skipped(schedule.optimizer):
+            optimizer = getattr(schedule.optimizer, "optimizer", schedule.optimizer)
+            counts = id(optimizer) in self._begun or self._loop.scale >= _DEFAULT_SCALE
+            if counts and self._loop.was_skipped(schedule.optimizer):
                 self._ahead += 1
                 self._schedule = self._schedule or user_place()
             original(schedule, *args, **kwargs)

@@ -73,6 +73,7 @@ class Sensing(LoopObserver):
                 bad = bad or bad_tensors(call.losses[1:])
             if self._never_good is None:
                 self._never_good = storages(bad_tensors(self._loop.parameters))
+                self._made.note_buffers()
         if len(self._losses) < MOST_LOSSES:
             self._losses.append(loss)
         if bad:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from halfguard.errors import UsageError
+from halfguard.investigation.scaled_losses import ScaledLosses
 from halfguard.replaying.substitution import Place, user_place
 from halfguard.tracing.auditing.fp32_call import undispatched
 
@@ -29,7 +30,6 @@ _WORKER_OPTIONS = (
     *("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context"),
     *("worker_init_fn", "timeout"),
 )
-_KEPT = 64  # scaled losses that are remembered until their backward pass
 _isfinite = torch.isfinite  # before it is replaced
 
 
@@ -39,9 +39,9 @@ class BackwardCall:
 
     losses: list[Tensor]
     outputs: list[Tensor]
-    scaled: bool
+    scaled: bool  # or it is not known
     accumulates: bool  # into .grad; False for torch.autograd.grad
-    scaler: Any = None  # that has scaled one of them, if it is known
+    scaler: Any = None  # that has scaled all of them, if it is known
     creates_graph: bool = False  # its results are used in another loss
 
 
@@ -51,15 +51,6 @@ class Look:
 
     tensor: Tensor
     how: str
-
-
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """A loss that a scaler has scaled."""
-
-    scaled: weakref.ref[Tensor]
-    raw: Tensor
-    scaler: weakref.ref[Any]
 
 
 class LoopObserver:
@@ -99,8 +90,8 @@ class TrainingLoop:
     _optimizers: list[weakref.ref[Any]] = field(default_factory=list)
     # Without an optimizer: what the last backward pass gave gradients to.
     _leaves: list[weakref.ref[Tensor]] = field(default_factory=list)
-    _scaled: dict[int, Scaled] = field(default_factory=dict)
-    _scaled_since: bool = False  # a loss, since the last backward pass
+    scaled_losses: ScaledLosses = field(default_factory=ScaledLosses)
+    _scaling: bool = False  # a method of a scaler runs, which may call that of its base class
     raw_step: Place | None = None  # the first line that stepped on gradients that were still scaled
     workers: bool = False  # a loader has worker processes
     not_updated: int = 0  # scaled backward passes since the scaler's last update
@@ -129,8 +120,9 @@ class TrainingLoop:
 
     @property
     def holds_scaled(self) -> bool:
-        """Return whether all gradients are multiplied by the loss scale now."""
-        return self._holds_scaled and not self._busy and not self._unscaled
+        """Return whether all gradients are multiplied by the loss scale now, as far as torch knows."""
+        by_hand = self.scaled_losses.was_read  # the script may have divided them itself
+        return self._holds_scaled and not (self._busy or self._unscaled or by_hand)
 
     def was_skipped(self, optimizer: Any) -> bool:
         """Return whether the scaler's last step was one of this optimizer, and skipped it."""
@@ -209,25 +201,19 @@ class TrainingLoop:
     def _read(
         self, outputs: list[Tensor], options: tuple[Any, ...], *, accumulates: bool
     ) -> BackwardCall:
-        found = [self._scaled.get(id(output)) for output in outputs]
-        known = [
-            one if one is not None and one.scaled() is output else None
-            for output, one in zip(outputs, found, strict=True)
-        ]
-        # What was scaled since the last backward pass may have been divided, or added, before this one.
-        derived = not any(known) and self._scaled_since
-        self._scaled_since = False
-        self._scaled = {key: one for key, one in self._scaled.items() if one not in known}
+        known = [self.scaled_losses.get(output) for output in outputs]
         losses = [o if one is None else one.raw for o, one in zip(outputs, known, strict=True)]
-        scaler = next((one.scaler() for one in known if one is not None), None)
-        if scaler is None and derived:
-            scaler = self.scaler
+        scalers = {None if one is None else one.scaler() for one in known}
+        scaled = any(known)
+        if not scaled:
+            with self.unobserved():
+                scaled = self.scaled_losses.may_be_in(outputs, options[0] if options else ())
         return BackwardCall(
             losses,
             outputs,
-            any(known) or derived,
+            scaled,
             accumulates,
-            scaler,
+            scalers.pop() if len(scalers) == 1 else None,
             creates_graph=len(options) > 2 and bool(options[2]),
         )
 
@@ -254,38 +240,70 @@ class TrainingLoop:
         register_optimizer_step_post_hook(stepped)
 
     def _watch_scaler(self) -> None:
-        original: Any = torch.amp.GradScaler.scale
+        kind: Any = torch.amp.GradScaler
+        original, get_scale = kind.__init__, kind.get_scale
+        watched = {kind, object}
 
-        # setattr, because type checkers refuse assignments to methods.
-        def scale(scaler: Any, outputs: Any) -> Any:
-            if scaler.is_enabled():
-                self.observer.before_scaling(scaler)
-            scaled = original(scaler, outputs)
-            if scaler.is_enabled():
-                self.scaler, self._scaled_since = scaler, True
-                if len(self._scaled) > _KEPT:
-                    self._scaled.clear()
-                for one, raw in _pairs(scaled, outputs):
-                    self._scaled[id(one)] = Scaled(weakref.ref(one), raw, weakref.ref(scaler))
-            return scaled
+        @wraps(original)
+        def __init__(scaler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            for one in type(
+                scaler
+            ).__mro__:  # classes that have methods of their own, as that of FSDP
+                if one not in watched:
+                    watched.add(one)
+                    self._watch_scaling(one)
+            original(scaler, *args, **kwargs)
 
-        setattr(torch.amp.GradScaler, scale.__name__, scale)
-        self._watch_unscaling()
+        def read(scaler: Any) -> float:
+            self.scaled_losses.note_reading(scaler)
+            return float(get_scale(scaler))
+
+        kind.__init__, kind.get_scale = __init__, read
+        self._watch_scaling(kind)
         self._watch_scaler_step()
 
-    def _watch_unscaling(self) -> None:
-        unscale, update = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.update
+    def _watch_scaling(self, kind: Any) -> None:
+        """Watch the methods that a class of scalers has itself."""
+        if "scale" in vars(kind):
+            self._watch_scale(kind)
+        if "unscale_" in vars(kind):
+            unscale = kind.unscale_
 
-        def unscale_(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            self._holds_scaled = False
-            unscale(scaler, *args, **kwargs)
+            @wraps(unscale)
+            def unscale_(scaler: Any, *args: Any, **kwargs: Any) -> None:
+                self._holds_scaled = False
+                unscale(scaler, *args, **kwargs)
 
-        def updates(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            self.not_updated = 0
-            update(scaler, *args, **kwargs)
+            kind.unscale_ = unscale_
+        if "update" in vars(kind):
+            original = kind.update
 
-        setattr(torch.amp.GradScaler, "unscale_", unscale_)  # noqa: B010
-        setattr(torch.amp.GradScaler, "update", updates)  # noqa: B010
+            @wraps(original)
+            def update(scaler: Any, *args: Any, **kwargs: Any) -> None:
+                self.not_updated = 0
+                self.scaled_losses.note_update(scaler)
+                original(scaler, *args, **kwargs)
+
+            kind.update = update
+
+    def _watch_scale(self, kind: Any) -> None:
+        original = kind.scale
+
+        @wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            if self._scaling or not scaler.is_enabled():
+                return original(scaler, outputs)
+            self.observer.before_scaling(scaler)
+            self._scaling = True
+            try:
+                scaled = original(scaler, outputs)
+            finally:
+                self._scaling = False
+            self.scaler = scaler
+            self.scaled_losses.note(scaler, scaled, outputs)
+            return scaled
+
+        kind.scale = scale
 
     def _watch_scaler_step(self) -> None:
         original: Any = torch.amp.GradScaler.step
@@ -343,8 +361,7 @@ class TrainingLoop:
         caller = sys._getframe(2).f_globals.get("__name__", "")
         if caller.startswith(("torch.", "halfguard.")):
             return
-        one = self._scaled.get(id(tensor))
-        if one is not None and one.scaled() is tensor:  # a scaled loss may be infinite
+        if self.scaled_losses.get(tensor) is not None:  # a scaled loss may be infinite
             return
         with self.unobserved():
             finite = bool(_isfinite(tensor.detach()).all())
@@ -384,15 +401,6 @@ def _has_skipped(scaler: Any, optimizer: Any) -> bool:
         return False
     found = scaler._found_inf_per_device(optimizer)
     return any(bool(one) for one in found.values())
-
-
-def _pairs(scaled: Any, raw: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what a scaler has scaled, and what it was before; it takes a loss or a list of them."""
-    if isinstance(scaled, Tensor) and isinstance(raw, Tensor):
-        yield scaled, raw
-    elif isinstance(scaled, list | tuple) and isinstance(raw, list | tuple):
-        for pair in zip(scaled, raw, strict=False):
-            yield from _pairs(*pair)
 
 
 def _is_one_number(tensor: Tensor) -> bool:

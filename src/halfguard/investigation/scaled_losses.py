@@ -1,0 +1,110 @@
+"""Which loss was scaled, and by which scaler; what cannot be known counts as scaled, and nobody is blamed.
+
+A loss that a scaler has scaled is known as long as it lives. The node that scaled it is marked, so that a sum
+or a part of it is found through its graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+_MARK = "halfguard: scaled"  # in the metadata of a node
+_MOST_NODES = 5_000  # of a graph that are looked at
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A loss that a scaler has scaled."""
+
+    scaled: weakref.ref[Tensor]
+    raw: Tensor
+    scaler: weakref.ref[Any]
+
+
+@dataclass
+class ScaledLosses:
+    """The scaled losses that are alive, and the scalers that have scaled or were read."""
+
+    reads: int = 0  # of a scale, by the script
+    _known: dict[int, Scaled] = field(default_factory=dict)
+    _scalers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    # Scalers whose scale was read since their last update: a loss may be multiplied by it.
+    _read: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    def note(self, scaler: Any, scaled: Any, raw: Any) -> None:
+        """Note a loss, or a list of them, that a scaler has scaled."""
+        for one, before in _pairs(scaled, raw):
+            if one.grad_fn is None:
+                continue
+            key = id(one)
+            _metadata(one.grad_fn)[_MARK] = True
+            gone = weakref.ref(one, lambda _, key=key: self._known.pop(key, None))  # type: ignore[misc]
+            self._known[key] = Scaled(gone, before, weakref.ref(scaler))
+            self._scalers.add(scaler)
+
+    def note_reading(self, scaler: Any) -> None:
+        """Note that the script has read the scale."""
+        self.reads += 1
+        self._read.add(scaler)
+
+    def note_update(self, scaler: Any) -> None:
+        """Note that the scale may be another one now."""
+        self._read.discard(scaler)
+
+    def has_scaled(self, scaler: Any) -> bool:
+        """Return whether a scaler was seen to scale a loss."""
+        return scaler in self._scalers
+
+    @property
+    def was_read(self) -> bool:
+        """Return whether a scale was read since the last update of its scaler."""
+        return bool(self._read)
+
+    def get(self, tensor: Tensor) -> Scaled | None:
+        """Return what is known of a scaled loss."""
+        one = self._known.get(id(tensor))
+        return one if one is not None and one.scaled() is tensor else None
+
+    def may_be_in(self, outputs: list[Tensor], gradients: Any) -> bool:
+        """Return whether outputs may be made of a scaled loss, or may be scaled by the script itself."""
+        if not self._scalers and not self._read:
+            return False
+        given = [one for one in gradients if isinstance(one, Tensor)]
+        by_hand = self.was_read or not all(bool((one == 1).all()) for one in given)
+        return by_hand or _is_marked(outputs)
+
+
+def _metadata(node: Any) -> dict[Any, Any]:
+    """Return what torch keeps with a node, as long as the node lives."""
+    found: dict[Any, Any] = node.metadata
+    return found
+
+
+def _is_marked(outputs: list[Tensor]) -> bool:
+    """Return whether the graph of outputs has a marked node, or is too large to know."""
+    waiting = deque(output.grad_fn for output in outputs)
+    seen = set[Any]()
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if _MARK in _metadata(node) or len(seen) > _MOST_NODES:
+            return True
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+def _pairs(scaled: Any, raw: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what a scaler has scaled, and what it was before; it takes a loss or a list of them."""
+    if isinstance(scaled, Tensor) and isinstance(raw, Tensor):
+        yield scaled, raw
+    elif isinstance(scaled, list | tuple) and isinstance(raw, list | tuple):
+        for pair in zip(scaled, raw, strict=False):
+            yield from _pairs(*pair)

@@ -135,6 +135,54 @@ def test_a_scaler_is_added(script: Path) -> None:
     assert "    scaler.scale(loss).backward()\n    scaler.step(opt)\n    scaler.update()\n" in text
 
 
+WITHOUT_SCALER = """
+import torch
+opt = torch.optim.SGD(p)
+for i, x in enumerate(data):
+    with torch.autocast(device, dtype=torch.float16):
+        loss = f(x)
+    loss.backward()
+{between}
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (
+            "    log(i)\n    clip_grad_norm_(p, 1.0)\n    opt.step()",
+            "    scaler.unscale_(opt)\n    log(i)\n    clip_grad_norm_(p, 1.0)\n    scaler.step(opt)\n",
+        ),
+        (
+            "    print(i)\n    for q in p:\n        q.grad.clamp_(-1, 1)\n    opt.step()",
+            "    scaler.unscale_(opt)\n    print(i)\n    for q in p:\n        q.grad.clamp_(-1, 1)\n",
+        ),
+        (
+            "    if i % 4 == 3:\n        nn.utils.clip_grad_value_(p, 1.0)\n        opt.step()",
+            "        scaler.unscale_(opt)\n        nn.utils.clip_grad_value_(p, 1.0)\n",
+        ),
+        # It runs more often than the step.
+        ("    clip_grad_norm_(p, 1.0)\n    if i % 4 == 3:\n        opt.step()", ""),
+        ("    extra.backward()\n    opt.step()", ""),  # is not scaled
+        ("    env.step()\n    print(i)", ""),  # is no optimizer
+    ],
+)
+def test_gradients_of_a_new_scaler_are_unscaled_before_they_are_looked_at(
+    script: Path, between: str, expected: str
+) -> None:
+    write(script, WITHOUT_SCALER.format(between=between))
+    made = Made(optimizer=at(script, "SGD"), autocast=at(script, "autocast"), autocast_device="cpu")
+    text = mend(script, "no scaler", at(script, "loss.backward"), made=made)
+    assert (expected in text) if expected else not text
+
+
+def test_a_new_scaler_takes_no_name_of_the_script(script: Path) -> None:
+    write(script, "scaler = Standard()\n" + WITHOUT_SCALER.format(between="    opt.step()"))
+    made = Made(optimizer=at(script, "SGD"), autocast_device="cpu")
+    text = mend(script, "no scaler", at(script, "loss.backward"), made=made)
+    assert "    grad_scaler.step(opt)\n    grad_scaler.update()\n" in text
+
+
 def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
     write(script, "try:\n    s.unscale_(opt)\n    s.step(opt)\nexcept Exception:\n    pass\n")
     error = "unscale_() has already been called on this optimizer since the last update()."

@@ -17,6 +17,7 @@ from halfguard.investigation.order_patches import owner_of
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
 from halfguard.investigation.scaler_patches import add_to_prepare
 from halfguard.investigation.source_patches import all_calls, called_name, calls_at
+from halfguard.investigation.stepping_calls import first_look, steps_around
 from halfguard.records.autopsy import Cure
 from halfguard.replaying.source_edits import SourceFile
 
@@ -67,7 +68,7 @@ def _unscale_before_clipping(one: Misused, _first: PassResult) -> Iterator[str]:
         file.replace(clips[0].func, f"{accelerator}.{called_name(clips[0])}")
         yield file.patch()
         return
-    for step in _steps(file, statement.lineno):
+    for step in steps_around(file, statement.lineno):
         if step.args and step.lineno > statement.lineno:
             margin, scaler = " " * statement.col_offset, owner_of(file, step)
             line = f"{margin}{scaler}.unscale_({file.source(step.args[0])})"
@@ -92,7 +93,9 @@ def _move_if_stepped(file: SourceFile, statement: ast.stmt | None) -> str:
     """Move a schedule only if the scale has not fallen."""
     if statement is None:
         return ""
-    before = [c for c in _steps(file, statement.lineno) if c.args and c.lineno < statement.lineno]
+    before = [
+        c for c in steps_around(file, statement.lineno) if c.args and c.lineno < statement.lineno
+    ]
     step = file.statement_at(before[-1].lineno) if before else None
     if step is None:
         return ""
@@ -163,7 +166,7 @@ def _zero_gradients(one: Misused, _first: PassResult) -> Iterator[str]:
     file, statement = _read(one.place)
     if file is None or statement is None:
         return
-    for step in _steps(file, statement.lineno):
+    for step in steps_around(file, statement.lineno):
         optimizer = file.source(step.args[0]) if step.args else owner_of(file, step)
         file.insert_before(statement, f"{' ' * statement.col_offset}{optimizer}.zero_grad()")
         yield file.patch()
@@ -177,21 +180,37 @@ def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
     if file is None or statement is None or made.optimizer is None:
         return
     making = file.statement_at(made.optimizer[1])
-    backward = [c for c in all_calls(statement) if called_name(c) == "backward"]
-    steps = [c for c in _steps(file, statement.lineno) if not c.args]
+    scope = file.function_at(statement.lineno)
+    backward = [c for c in all_calls(scope or file.tree) if called_name(c) == "backward"]
+    steps = [c for c in steps_around(file, statement.lineno) if not c.args]
     stepping = file.statement_at(steps[0].lineno) if len(steps) == 1 else None
-    if made.optimizer[0] != file.path or making is None or stepping is None or len(backward) != 1:
+    function = backward[0].func if len(backward) == 1 else None
+    together = making is not None and file.function_at(making.lineno) in (None, scope)
+    if made.optimizer[0] != file.path or making is None or not together:
         return
-    together = file.function_at(making.lineno) in (None, file.function_at(statement.lineno))
-    function = backward[0].func
-    if not together or not isinstance(function, ast.Attribute):
+    if not isinstance(stepping, ast.Expr) or not isinstance(function, ast.Attribute):
         return
+    looking, beside = first_look(file, statement, stepping)
+    if not statement.lineno <= function.lineno <= (statement.end_lineno or 0) or not beside:
+        return
+    taken = {node.id for node in ast.walk(file.tree) if isinstance(node, ast.Name)}
+    name = "grad_scaler" if "scaler" in taken else "scaler"
     scaler = f"torch.amp.GradScaler({_device(made)}, init_scale={one.scale!r})"
-    file.insert_after(making, f"{' ' * making.col_offset}scaler = {scaler}")
-    file.replace(function.value, f"scaler.scale({file.source(function.value)})")
+    file.insert_after(making, f"{' ' * making.col_offset}{name} = {scaler}")
+    file.replace(function.value, f"{name}.scale({file.source(function.value)})")
     margin, optimizer = " " * stepping.col_offset, owner_of(file, steps[0])
-    file.replace(stepping, f"scaler.step({optimizer})\n{margin}scaler.update()")
+    if looking is not None:
+        _insert_between(file, statement, looking, f"{margin}{name}.unscale_({optimizer})")
+    file.replace(stepping, f"{name}.step({optimizer})\n{margin}{name}.update()")
     yield file.patch()
+
+
+def _insert_between(file: SourceFile, first: ast.stmt, last: ast.stmt, line: str) -> None:
+    """Write a line before a statement; directly after the first one of its block, if it is compound."""
+    if not file.is_alone(last) and any(one is first for one in file.block_of(last)):
+        file.insert_after(first, line)
+    else:
+        file.insert_before(last, line)
 
 
 def _device(made: Made) -> str:
@@ -227,18 +246,6 @@ def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
 def _read(place: Place | None) -> tuple[SourceFile | None, ast.stmt | None]:
     file = None if place is None else SourceFile.read(place[0])
     return file, None if file is None or place is None else file.statement_at(place[1])
-
-
-def _steps(file: SourceFile, line: int) -> list[ast.Call]:
-    """Return the calls ``.step(...)`` of the function around a line, schedules left out, by line."""
-    scope = file.function_at(line) or file.tree
-    found = [
-        call
-        for call in all_calls(scope)
-        if called_name(call) == "step" and "sched" not in owner_of(file, call).lower()
-    ]
-    by_scaler = [call for call in found if call.args]
-    return sorted(by_scaler or found, key=lambda call: call.lineno)
 
 
 def _scaler_of_step(place: Place | None) -> str:

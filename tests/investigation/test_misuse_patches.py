@@ -110,10 +110,66 @@ def test_a_scaler_is_made_for_the_device_of_autocast(
     assert text == (f"scaler = torch.amp.GradScaler({expected})\n" if expected else "")
 
 
-def test_gradients_are_zeroed_before_the_backward_pass(script: Path) -> None:
+def test_gradients_are_zeroed_after_the_update_of_their_step(script: Path) -> None:
     write(script, LOOP.replace("    opt.zero_grad()\n", ""))
-    text = mend(script, "not zeroed", at(script, "backward"))
-    assert "    opt.zero_grad()\n    scaler.scale(loss).backward()\n" in text
+    text = mend(script, "not zeroed", at(script, "backward"), at(script, "scaler.step"))
+    assert "    scaler.step(opt)\n    scaler.update()\n    opt.zero_grad()\n    sched" in text
+
+
+def test_gradients_of_micro_batches_still_add_up(script: Path) -> None:
+    write(
+        script,
+        """
+        def train(model, opt):
+            for batch in data:
+                for part in batch:
+                    model(part).backward()
+                opt.step()
+                print(batch)
+        """,
+    )
+    text = mend(script, "not zeroed", at(script, "backward"), at(script, "opt.step"))
+    assert "model(part).backward()\n        opt.step()\n        opt.zero_grad()\n" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env.step(action)",  # no scaler
+        "env.step()",  # no optimizer
+        "opt.step(closure)",
+        "trainer.train()",
+        "opt.step(); log()",
+        "opt.step()\n    print(p.grad)",
+        "opt.step()\n    if last:\n        opt.zero_grad()",
+    ],
+)
+def test_gradients_are_not_zeroed_where_the_step_is_not_certain(script: Path, line: str) -> None:
+    write(script, f"for x in data:\n    f(x).backward()\n    {line}\n")
+    assert not mend(
+        script, "not zeroed", at(script, "backward"), at(script, line.split("\n", maxsplit=1)[0])
+    )
+
+
+def test_without_the_line_of_the_step_gradients_are_not_zeroed(script: Path) -> None:
+    write(script, "for x in data:\n    f(x).backward()\n    opt.step()\n")
+    assert not mend(script, "not zeroed", at(script, "backward"))
+
+
+def test_a_step_of_another_function_is_not_taken(script: Path) -> None:
+    write(
+        script,
+        """
+        import torch
+        opt = torch.optim.SGD(p)
+        for x in data:
+            def act():
+                opt.step()
+            f(x).backward()
+        """,
+    )
+    made = Made(optimizer=at(script, "SGD"), autocast_device="cpu")
+    assert not mend(script, "no scaler", at(script, "f(x).backward"), made=made)
 
 
 def test_a_scaler_is_added(script: Path) -> None:

@@ -106,7 +106,7 @@ class GradientSources:
         one = id(getattr(optimizer, "optimizer", optimizer))
         self._fresh.discard(one)
         if one in self._left:
-            self._note("not zeroed", self._left.pop(one), None)
+            self._note("not zeroed", self._left.pop(one), user_place())
 
     def _note(self, kind: MisuseKind, place: Place | None, by: Place | None) -> None:
         if place is not None:

@@ -17,7 +17,12 @@ from halfguard.investigation.order_patches import owner_of
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
 from halfguard.investigation.scaler_patches import add_to_prepare
 from halfguard.investigation.source_patches import all_calls, called_name, calls_at
-from halfguard.investigation.stepping_calls import first_look, steps_around
+from halfguard.investigation.stepping_calls import (
+    are_free_after,
+    first_look,
+    stepped_optimizer,
+    steps_around,
+)
 from halfguard.records.autopsy import Cure
 from halfguard.replaying.source_edits import SourceFile
 
@@ -163,14 +168,22 @@ def _scaler_for_device(one: Misused, first: PassResult) -> Iterator[str]:
 
 
 def _zero_gradients(one: Misused, _first: PassResult) -> Iterator[str]:
-    file, statement = _read(one.place)
-    if file is None or statement is None:
+    """Zero the gradients directly after the step that has used them, or after the update of its scaler."""
+    file, stepping = _read(one.by)
+    call = stepping.value if isinstance(stepping, ast.Expr) else None
+    if file is None or stepping is None or not isinstance(call, ast.Call):
         return
-    for step in steps_around(file, statement.lineno):
-        optimizer = file.source(step.args[0]) if step.args else owner_of(file, step)
-        file.insert_before(statement, f"{' ' * statement.col_offset}{optimizer}.zero_grad()")
-        yield file.patch()
+    optimizer = stepped_optimizer(file, call)
+    if not optimizer or not are_free_after(file, stepping, optimizer):
         return
+    block = file.block_of(stepping)
+    at = next(index for index, other in enumerate(block) if other is stepping)
+    after = block[at + 1] if at + 1 < len(block) else None
+    updates = [] if after is None else list(all_calls(after))
+    is_update = [file.source(c) for c in updates] == [f"{owner_of(file, call)}.update()"]
+    last = after if after is not None and is_update else stepping
+    file.insert_after(last, f"{' ' * stepping.col_offset}{optimizer}.zero_grad()")
+    yield file.patch()
 
 
 def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:

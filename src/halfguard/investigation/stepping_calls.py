@@ -43,15 +43,43 @@ def is_optimizer(file: SourceFile, owner: str) -> bool:
     return "opt" in name or _has_call(file, owner, "zero_grad") or _is_made_by(file, owner, "optim")
 
 
+def stepped_optimizer(file: SourceFile, call: ast.Call) -> str:
+    """Return the optimizer that a call steps; empty if it is no such call, or if it has a closure."""
+    owner, given = owner_of(file, call), call.args[0] if len(call.args) == 1 else None
+    if called_name(call) != "step" or call.keywords:
+        return ""
+    if isinstance(given, ast.Name | ast.Attribute) and is_scaler(file, owner):
+        return file.source(given)
+    return owner if not call.args and is_optimizer(file, owner) else ""
+
+
+def are_free_after(file: SourceFile, stepping: ast.stmt, optimizer: str) -> bool:
+    """Return whether nothing reads gradients after a step, and its loop has no zeroing of another rhythm."""
+    nodes = list(_own_nodes(file.function_at(stepping.lineno) or file.tree))
+    read = (n for n in nodes if getattr(n, "lineno", 0) > (stepping.end_lineno or 0))
+    if any(_names_gradients(node) for node in read):
+        return False
+    loops = [one for one in nodes if isinstance(one, ast.For | ast.AsyncFor | ast.While)]
+    around = [one for one in loops if one.lineno <= stepping.lineno <= (one.end_lineno or 0)]
+    inner = max(around, key=lambda one: one.lineno, default=None)
+    calls = () if inner is None else all_calls(inner)
+    return not any(file.source(call.func) == f"{optimizer}.zero_grad" for call in calls)
+
+
+def _names_gradients(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == "grad"
+    name = called_name(node) if isinstance(node, ast.Call) else ""
+    return ("clip" in name or "grad" in name) and name not in _HARMLESS
+
+
 def looks_at_gradients(node: ast.AST) -> bool:
     """Return whether an expression may read or change gradients, functions of the user's own included."""
-    if isinstance(node, ast.Attribute):
-        return node.attr in ("grad", "parameters", "named_parameters")
-    if not isinstance(node, ast.Call):
-        return False
-    name = called_name(node)
-    own = isinstance(node.func, ast.Name) and not hasattr(builtins, name)
-    return own or (("clip" in name or "grad" in name) and name not in _HARMLESS)
+    if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
+        return True
+    function = node.func if isinstance(node, ast.Call) else None
+    own = isinstance(function, ast.Name) and not hasattr(builtins, function.id)
+    return own or _names_gradients(node)
 
 
 def first_look(

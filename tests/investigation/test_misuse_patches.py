@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from halfguard.investigation import loop_patches
+from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.misuse_patches import cures_of
-from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
+from halfguard.investigation.passes import (
+    Made,
+    Misused,
+    MisuseKind,
+    PassPlan,
+    PassResult,
+    Place,
+    Target,
+)
 from tests.investigation.patched_script import at, patched, write
 
 LOOP = """
@@ -245,6 +255,41 @@ def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
     misused = Misused(kind="hidden error", sentence="!", place=at(script, "unscale_"), error=error)
     cure = cures_of(misused, PassResult())[0]
     assert "unscale_" not in patched(script, cure.patch)
+
+
+@pytest.mark.parametrize("kind", ["lost updates", "bad buffer", "hidden error"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", ""])
+def test_weights_in_fp32_run_in_the_dtype_that_they_had(
+    script: Path, kind: MisuseKind, dtype: str
+) -> None:
+    write(script, f"import torch\nnet = Net().to(torch.{dtype or 'float16'})\n")
+    place, error = at(script, "Net"), "Attempting to unscale FP16 gradients."
+    misused = Misused(kind=kind, sentence="!", place=place, error=error)
+    cures = cures_of(misused, PassResult(made=Made(half_weights=place, half_dtype=dtype)))
+    assert len(cures) == (2 if dtype else 1)
+    text = patched(script, cures[0].patch)
+    assert "net = Net()\n" in text
+    assert (f"dtype=torch.{dtype})(net.forward)" in text) if dtype else "autocast" not in text
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        ((torch.bfloat16, torch.bfloat16), "bfloat16"),
+        ((torch.float16, torch.float32), "float16"),
+        ((torch.float16, torch.bfloat16), ""),
+        ((torch.float32,), ""),
+    ],
+)
+def test_the_dtype_of_half_weights_is_known_if_they_have_one_in_common(
+    dtypes: tuple[torch.dtype, ...], expected: str
+) -> None:
+    plan = PassPlan(
+        kind="sense", target=Target(name="train.py"), folder="", base="", answer="", losses=""
+    )
+    weights = [torch.zeros(2, dtype=dtype, requires_grad=True) for dtype in dtypes]
+    made = MadePlaces(plan).facts(torch.optim.SGD(weights, lr=0.1))
+    assert made.half_dtype == expected
 
 
 def test_positions_stay_in_fp32(script: Path) -> None:

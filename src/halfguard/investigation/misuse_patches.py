@@ -237,9 +237,7 @@ def _device(made: Made) -> str:
 
 
 def _fp32_weights(_one: Misused, first: PassResult) -> Iterator[str]:
-    made: Made = first.made
-    for dtype in ("float16", None):
-        yield patches.keep_weights_in_fp32(made.half_weights, dtype, made.half_callers)
+    return patches.fp32_weights(first.made)
 
 
 def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:

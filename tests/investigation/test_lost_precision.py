@@ -74,7 +74,9 @@ def small() -> Iterator[SmallGradients]:
     sensor.remove()
 
 
-SPARSE = torch.sparse_coo_tensor([[0, 0, 3]], torch.full((3,), 1e-9), (5,), check_invariants=True)
+SPARSE = torch.sparse_coo_tensor(
+    torch.tensor([[0, 0, 3]]), torch.full((3,), 1e-9), (5,), check_invariants=True
+)
 
 
 @pytest.mark.parametrize("gradient", [torch.full((4,), 1e-9), SPARSE])
@@ -100,3 +102,18 @@ def test_updates_by_sparse_gradients_are_looked_at() -> None:
         optimizer.step()
     updates.remove()
     assert updates.found()
+
+
+@pytest.mark.parametrize("rate", [0.0, torch.tensor(0.0)])
+def test_a_learning_rate_of_0_loses_no_updates(rate: float | torch.Tensor) -> None:
+    updates = LostUpdates(TrainingLoop())
+    frozen, weight = (torch.ones(8, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    groups: list[dict[str, Any]] = [{"params": [frozen], "lr": rate}, {"params": [weight]}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    for _ in range(3):
+        (frozen * weight).float().sum().backward()
+        updates.is_on = True
+        optimizer.step()
+    updates.remove()
+    assert not updates.found()
+    assert updates._shares == [0.0, 0.0, 0.0]

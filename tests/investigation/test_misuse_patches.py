@@ -297,6 +297,27 @@ def test_positions_stay_in_fp32(script: Path) -> None:
     assert mend(script, "rounded integers", (str(script), 1)) == "t = torch.arange(a, b).float()\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("f(x.half()) + torch.arange(n).half()", "f(x.half()) + torch.arange(n).float()"),
+        ("torch.arange(n).to(x.device).to(x.dtype)", "torch.arange(n).to(x.device).float()"),
+        ("(torch.arange(n) + k).to(dev, x.dtype)", "(torch.arange(n) + k).to(dev, torch.float32)"),
+        ("ids.half()", "ids.float()"),
+        ("ids.to(dtype=torch.bfloat16)", "ids.float()"),
+        ("rows.half() * x.half()", "rows.float() * x.half()"),
+        ("ids.half() + x.half()", ""),  # which of them is not certain
+        ("ids.to(x)", ""),
+        ("ids.type_as(x).to(device)", ""),
+    ],
+)
+def test_only_the_cast_of_whole_numbers_is_changed(script: Path, line: str, expected: str) -> None:
+    head = "import torch\ndef f(x, ids, n):\n    rows = torch.arange(n)\n    return "
+    write(script, f"{head}{line}\n")
+    text = mend(script, "rounded integers", at(script, "return"))
+    assert text == (f"{head}{expected}\n" if expected else "")
+
+
 def test_micro_batches_become_a_mean(script: Path) -> None:
     write(script, "for m in range(ACC):\n    loss = f(m)\n    loss.backward()\nopt.step()\n")
     patch = loop_patches.divide_by_micro_batches(at(script, "backward"))

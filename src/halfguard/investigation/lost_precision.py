@@ -89,7 +89,8 @@ class LostUpdates:
             return
         room = _MOST_ELEMENTS
         with self._loop.unobserved():
-            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            groups = [group for group in optimizer.param_groups if _has_rate(group)]
+            for parameter in (p for group in groups for p in group["params"]):
                 room -= parameter.numel()
                 if parameter.dtype in HALF_DTYPES and parameter.grad is not None and room > 0:
                     has_gradient = parameter.grad.to_dense() != 0
@@ -117,6 +118,11 @@ class LostUpdates:
             "model under torch.autocast."
         )
         return (Misused(kind="lost updates", sentence=text, place=self._place),)
+
+
+def _has_rate(group: dict[str, Any]) -> bool:
+    """Return whether a group of an optimizer is trained: a learning rate of 0 freezes it."""
+    return "lr" not in group or float(group["lr"]) != 0
 
 
 def _values(gradient: Tensor) -> Tensor:

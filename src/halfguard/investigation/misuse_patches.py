@@ -13,6 +13,7 @@ from halfguard.investigation import source_patches as patches
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import untried
+from halfguard.investigation.integer_patches import keep_integers
 from halfguard.investigation.order_patches import owner_of
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
 from halfguard.investigation.scaler_patches import add_to_prepare
@@ -241,14 +242,8 @@ def _fp32_weights(_one: Misused, first: PassResult) -> Iterator[str]:
 
 
 def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
-    """Write ``.float()`` for the casts to half of a statement."""
-    file, statement = _read(one.place)
-    if file is None or statement is None:
-        return
-    for call in all_calls(statement):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "half", "bfloat16"):
-            file.replace(call, f"{file.source(call.func.value)}.float()")
-    yield file.patch()
+    if one.place is not None:
+        yield keep_integers(one.place)
 
 
 # -- pieces of a loop

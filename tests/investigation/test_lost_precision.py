@@ -10,9 +10,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfguard.investigation.lost_precision import LostUpdates, RoundedPositions
+from halfguard.investigation.lost_precision import (
+    LostUpdates,
+    RoundedPositions,
+    SmallGradients,
+)
 from halfguard.investigation.passes import Misused
-from halfguard.investigation.training_loop import TrainingLoop
+from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
 
 
 class Looking(TorchDispatchMode):
@@ -153,3 +157,55 @@ class Words(nn.Embedding):
 @pytest.mark.parametrize(("rate", "lost"), [(1e-9, True), (1.0, False)])
 def test_sparse_gradients_are_counted_too(rate: float, lost: bool) -> None:
     assert bool(train(Words().half(), [rate] * 3)) is lost
+
+
+@pytest.fixture
+def small() -> Iterator[SmallGradients]:
+    sensor = SmallGradients(TrainingLoop())
+    yield sensor
+    sensor.remove()
+
+
+SPARSE = torch.sparse_coo_tensor(
+    torch.tensor([[0, 0, 3]]), torch.full((3,), 1e-9), (5,), check_invariants=True
+)
+
+
+@pytest.mark.parametrize("gradient", [torch.full((4,), 1e-9), SPARSE])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, None])
+def test_small_gradients_are_told_under_fp16_autocast_alone(
+    small: SmallGradients, gradient: torch.Tensor, dtype: torch.dtype | None
+) -> None:
+    with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        loss = torch.ones(())
+    call = BackwardCall([loss], [loss], scaled=False, accumulates=True)
+    for _ in range(4):
+        small.look(call, [gradient])
+    assert bool(small.found()) is (dtype is torch.float16)
+
+
+def test_updates_by_sparse_gradients_are_looked_at() -> None:
+    updates = LostUpdates(TrainingLoop())
+    table = nn.Embedding.from_pretrained(torch.ones(10, 4).bfloat16(), freeze=False, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1e-7)
+    for _ in range(3):
+        table(torch.tensor([1, 1, 2])).float().sum().backward()
+        updates.is_on = True
+        optimizer.step()
+    updates.remove()
+    assert updates.found()
+
+
+@pytest.mark.parametrize("rate", [0.0, torch.tensor(0.0)])
+def test_a_learning_rate_of_0_loses_no_updates(rate: float | torch.Tensor) -> None:
+    updates = LostUpdates(TrainingLoop())
+    frozen, weight = (torch.ones(8, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    groups: list[dict[str, Any]] = [{"params": [frozen], "lr": rate}, {"params": [weight]}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    for _ in range(3):
+        (frozen * weight).float().sum().backward()
+        updates.is_on = True
+        optimizer.step()
+    updates.remove()
+    assert not updates.found()
+    assert updates._shares == [0.0, 0.0, 0.0]

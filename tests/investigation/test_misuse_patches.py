@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from halfguard.investigation import loop_patches
+from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.misuse_patches import cures_of
-from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
+from halfguard.investigation.passes import (
+    Made,
+    Misused,
+    MisuseKind,
+    PassPlan,
+    PassResult,
+    Place,
+    Target,
+)
 from tests.investigation.patched_script import at, patched, write
 
 LOOP = """
@@ -110,10 +120,66 @@ def test_a_scaler_is_made_for_the_device_of_autocast(
     assert text == (f"scaler = torch.amp.GradScaler({expected})\n" if expected else "")
 
 
-def test_gradients_are_zeroed_before_the_backward_pass(script: Path) -> None:
+def test_gradients_are_zeroed_after_the_update_of_their_step(script: Path) -> None:
     write(script, LOOP.replace("    opt.zero_grad()\n", ""))
-    text = mend(script, "not zeroed", at(script, "backward"))
-    assert "    opt.zero_grad()\n    scaler.scale(loss).backward()\n" in text
+    text = mend(script, "not zeroed", at(script, "backward"), at(script, "scaler.step"))
+    assert "    scaler.step(opt)\n    scaler.update()\n    opt.zero_grad()\n    sched" in text
+
+
+def test_gradients_of_micro_batches_still_add_up(script: Path) -> None:
+    write(
+        script,
+        """
+        def train(model, opt):
+            for batch in data:
+                for part in batch:
+                    model(part).backward()
+                opt.step()
+                print(batch)
+        """,
+    )
+    text = mend(script, "not zeroed", at(script, "backward"), at(script, "opt.step"))
+    assert "model(part).backward()\n        opt.step()\n        opt.zero_grad()\n" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env.step(action)",  # no scaler
+        "env.step()",  # no optimizer
+        "opt.step(closure)",
+        "trainer.train()",
+        "opt.step(); log()",
+        "opt.step()\n    print(p.grad)",
+        "opt.step()\n    if last:\n        opt.zero_grad()",
+    ],
+)
+def test_gradients_are_not_zeroed_where_the_step_is_not_certain(script: Path, line: str) -> None:
+    write(script, f"for x in data:\n    f(x).backward()\n    {line}\n")
+    assert not mend(
+        script, "not zeroed", at(script, "backward"), at(script, line.split("\n", maxsplit=1)[0])
+    )
+
+
+def test_without_the_line_of_the_step_gradients_are_not_zeroed(script: Path) -> None:
+    write(script, "for x in data:\n    f(x).backward()\n    opt.step()\n")
+    assert not mend(script, "not zeroed", at(script, "backward"))
+
+
+def test_a_step_of_another_function_is_not_taken(script: Path) -> None:
+    write(
+        script,
+        """
+        import torch
+        opt = torch.optim.SGD(p)
+        for x in data:
+            def act():
+                opt.step()
+            f(x).backward()
+        """,
+    )
+    made = Made(optimizer=at(script, "SGD"), autocast_device="cpu")
+    assert not mend(script, "no scaler", at(script, "f(x).backward"), made=made)
 
 
 @pytest.mark.parametrize("kind", ["lost updates", "bad buffer"])
@@ -140,6 +206,54 @@ def test_a_buffer_of_a_frozen_module_stays_in_fp32(script: Path) -> None:
     write(script, "import torch\nteacher = Net().half()\n")
     text = mend(script, "bad buffer", at(script, "Net"))  # no weights that are trained are half
     assert "teacher = Net()\n" in text
+
+
+WITHOUT_SCALER = """
+import torch
+opt = torch.optim.SGD(p)
+for i, x in enumerate(data):
+    with torch.autocast(device, dtype=torch.float16):
+        loss = f(x)
+    loss.backward()
+{between}
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (
+            "    log(i)\n    clip_grad_norm_(p, 1.0)\n    opt.step()",
+            "    scaler.unscale_(opt)\n    log(i)\n    clip_grad_norm_(p, 1.0)\n    scaler.step(opt)\n",
+        ),
+        (
+            "    print(i)\n    for q in p:\n        q.grad.clamp_(-1, 1)\n    opt.step()",
+            "    scaler.unscale_(opt)\n    print(i)\n    for q in p:\n        q.grad.clamp_(-1, 1)\n",
+        ),
+        (
+            "    if i % 4 == 3:\n        nn.utils.clip_grad_value_(p, 1.0)\n        opt.step()",
+            "        scaler.unscale_(opt)\n        nn.utils.clip_grad_value_(p, 1.0)\n",
+        ),
+        # It runs more often than the step.
+        ("    clip_grad_norm_(p, 1.0)\n    if i % 4 == 3:\n        opt.step()", ""),
+        ("    extra.backward()\n    opt.step()", ""),  # is not scaled
+        ("    env.step()\n    print(i)", ""),  # is no optimizer
+    ],
+)
+def test_gradients_of_a_new_scaler_are_unscaled_before_they_are_looked_at(
+    script: Path, between: str, expected: str
+) -> None:
+    write(script, WITHOUT_SCALER.format(between=between))
+    made = Made(optimizer=at(script, "SGD"), autocast=at(script, "autocast"), autocast_device="cpu")
+    text = mend(script, "no scaler", at(script, "loss.backward"), made=made)
+    assert (expected in text) if expected else not text
+
+
+def test_a_new_scaler_takes_no_name_of_the_script(script: Path) -> None:
+    write(script, "scaler = Standard()\n" + WITHOUT_SCALER.format(between="    opt.step()"))
+    made = Made(optimizer=at(script, "SGD"), autocast_device="cpu")
+    text = mend(script, "no scaler", at(script, "loss.backward"), made=made)
+    assert "    grad_scaler.step(opt)\n    grad_scaler.update()\n" in text
 
 
 def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
@@ -172,6 +286,62 @@ def test_positions_stay_in_fp32(script: Path, cast: str, expected: str) -> None:
 def test_positions_that_are_not_cast_on_their_line_have_no_patch(script: Path) -> None:
     write(script, "t = angles(torch.arange(a, b), x)\n")
     assert not mend(script, "rounded integers", (str(script), 1))
+
+
+@pytest.mark.parametrize("kind", ["lost updates", "bad buffer", "hidden error"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", ""])
+def test_weights_in_fp32_run_in_the_dtype_that_they_had(
+    script: Path, kind: MisuseKind, dtype: str
+) -> None:
+    write(script, f"import torch\nnet = Net().to(torch.{dtype or 'float16'})\n")
+    place, error = at(script, "Net"), "Attempting to unscale FP16 gradients."
+    misused = Misused(kind=kind, sentence="!", place=place, error=error)
+    cures = cures_of(misused, PassResult(made=Made(half_weights=place, half_dtype=dtype)))
+    assert len(cures) == (2 if dtype else 1)
+    text = patched(script, cures[0].patch)
+    assert "net = Net()\n" in text
+    assert (f"dtype=torch.{dtype})(net.forward)" in text) if dtype else "autocast" not in text
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        ((torch.bfloat16, torch.bfloat16), "bfloat16"),
+        ((torch.float16, torch.float32), "float16"),
+        ((torch.float16, torch.bfloat16), ""),
+        ((torch.float32,), ""),
+    ],
+)
+def test_the_dtype_of_half_weights_is_known_if_they_have_one_in_common(
+    dtypes: tuple[torch.dtype, ...], expected: str
+) -> None:
+    plan = PassPlan(
+        kind="sense", target=Target(name="train.py"), folder="", base="", answer="", losses=""
+    )
+    weights = [torch.zeros(2, dtype=dtype, requires_grad=True) for dtype in dtypes]
+    made = MadePlaces(plan).facts(torch.optim.SGD(weights, lr=0.1))
+    assert made.half_dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("f(x.half()) + torch.arange(n).half()", "f(x.half()) + torch.arange(n).float()"),
+        ("torch.arange(n).to(x.device).to(x.dtype)", "torch.arange(n).to(x.device).float()"),
+        ("(torch.arange(n) + k).to(dev, x.dtype)", "(torch.arange(n) + k).to(dev, torch.float32)"),
+        ("ids.half()", "ids.float()"),
+        ("ids.to(dtype=torch.bfloat16)", "ids.float()"),
+        ("rows.half() * x.half()", "rows.float() * x.half()"),
+        ("ids.half() + x.half()", ""),  # which of them is not certain
+        ("ids.to(x)", ""),
+        ("ids.type_as(x).to(device)", ""),
+    ],
+)
+def test_only_the_cast_of_whole_numbers_is_changed(script: Path, line: str, expected: str) -> None:
+    head = "import torch\ndef f(x, ids, n):\n    rows = torch.arange(n)\n    return "
+    write(script, f"{head}{line}\n")
+    text = mend(script, "rounded integers", at(script, "return"))
+    assert text == (f"{head}{expected}\n" if expected else "")
 
 
 def test_micro_batches_become_a_mean(script: Path) -> None:

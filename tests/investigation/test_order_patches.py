@@ -74,6 +74,20 @@ def test_the_update_follows_the_step(script: Path) -> None:
     )
 
 
+def test_the_update_follows_the_last_step_of_the_block(script: Path) -> None:
+    write(
+        script,
+        "for b in d:\n    if last:\n        s.step(a)\n        s.step(b)\n        go()\n    s.update()\n",
+    )
+    text = patched(script, order_patches.update_after_step(at(script, "s.update")))
+    assert text.endswith("        s.step(a)\n        s.step(b)\n        s.update()\n        go()\n")
+
+
+def test_the_update_stays_if_the_last_step_is_not_certain(script: Path) -> None:
+    write(script, "if x:\n    s.step(a)\nif y:\n    s.step(b)\ns.update()\n")
+    assert not order_patches.update_after_step(at(script, "s.update"))
+
+
 def test_an_optimizer_is_made_directly_before_its_first_use(script: Path) -> None:
     write(script, "opt = AdamW(\n    model.parameters(),\n)\nmodel.head = new()\nprepare(opt)\n")
     moved = order_patches.make_optimizer_last(Made(optimizer=at(script, "AdamW")))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from halfguard.investigation.passes import Event, PassResult
-from halfguard.investigation.proving import PROOF, SOON_STEPS, is_worth_it, prove
+import pytest
+
+from halfguard.investigation.curing import with_audit
+from halfguard.investigation.passes import Event, Misused, MisuseKind, PassResult
+from halfguard.investigation.proving import PROOF, SOON_STEPS, is_worth_it, prove, prove_silence
 from halfguard.records.autopsy import Cure
 
 EVENT = Event(kind="loss", backward=4, step=4, how="the loss")
@@ -106,3 +109,50 @@ def test_an_interrupted_run_is_no_proof_and_ends_the_search_but_one_that_is_late
     proven = prove([tried], FIRST, EVENT, run)  # type: ignore[arg-type]
     assert proven.cure is not None
     assert proven.cure.trial.endswith(PROOF)
+
+
+MISUSED = Misused(kind="no scaler", sentence="no scaler")
+CLIPPED = Misused(kind="clipped", sentence="clipped")
+
+
+@pytest.mark.parametrize(
+    ("after", "good"),
+    [
+        ((), True),
+        ((MISUSED,), False),
+        ((CLIPPED,), False),  # a new fault
+        ((Misused(kind="schedule", sentence="as before"),), True),
+    ],
+)
+def test_a_patch_is_proven_if_its_fault_is_gone_and_no_other_is_new(
+    after: tuple[Misused, ...], good: bool
+) -> None:
+    first = PassResult(ended="finished", backward=54, steps=54, seconds=1.0)
+    result = GOOD.model_copy(update={"misuse": after})
+    before: tuple[MisuseKind, ...] = ("no scaler", "schedule")
+    proven = prove_silence([(cure("a"), MISUSED)], before, first, lambda *_: result)
+    assert (proven.cure is not None) is good
+    assert proven.trials[0].good is good
+    if CLIPPED in after:
+        assert proven.trials[0].note == "it has a new fault: clipped"
+
+
+@pytest.mark.parametrize(
+    ("audit", "error"),
+    [
+        (PassResult(ended="steps", inspected=7, misuse=(CLIPPED,)), ""),
+        (PassResult(ended="crashed", error="RuntimeError: sparse", inspected=7), "sparse"),
+        (PassResult(ended="late"), "did not get to its end"),
+        (PassResult(ended="died"), "did not get to its end"),
+        (PassResult(ended="finished", inspected=2), "did not get to its end"),
+    ],
+)
+def test_an_audit_that_fails_is_no_proof(audit: PassResult, error: str) -> None:
+    result = with_audit(GOOD, audit, inspected=7)
+    assert error in result.error
+    assert bool(result.error) is bool(error)
+    assert result.misuse == (() if error else (CLIPPED,))
+
+
+def test_an_audit_that_is_interrupted_ends_the_search() -> None:
+    assert with_audit(GOOD, PassResult(ended="interrupted"), 7).ended == "interrupted"

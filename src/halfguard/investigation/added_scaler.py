@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 
-from halfguard.investigation.order_patches import owner_of, steps_around
+from halfguard.investigation.order_patches import owner_of
 from halfguard.investigation.passes import Made, Place
 from halfguard.investigation.source_patches import all_calls, called_name, calls_at
+from halfguard.investigation.stepping_calls import first_look, steps_around
 from halfguard.replaying.source_edits import SourceFile
 
 
@@ -16,23 +17,34 @@ def add_scaler(backward: Place, made: Made, scale: float) -> str:
     statement = None if file is None else file.statement_at(backward[1])
     if file is None or statement is None:
         return ""
-    calls = [c for c in all_calls(statement) if called_name(c) == "backward"]
+    scope = file.function_at(statement.lineno) or file.tree
+    calls = [c for c in all_calls(scope) if called_name(c) == "backward"]
     steps = [c for c in steps_around(file, statement.lineno) if not c.args]
     stepping = file.statement_at(steps[0].lineno) if len(steps) == 1 else None
     function = calls[0].func if len(calls) == 1 else None
     taken = any(isinstance(n, ast.Name) and n.id == "scaler" for n in ast.walk(file.tree))
     scaler = "grad_scaler" if taken else "scaler"
-    if stepping is None or not isinstance(function, ast.Attribute):
+    if not isinstance(stepping, ast.Expr) or not isinstance(function, ast.Attribute):
+        return ""
+    looking, beside = first_look(file, statement, stepping)
+    if not statement.lineno <= function.lineno <= (statement.end_lineno or 0) or not beside:
         return ""
     if not _make(file, statement, made, f"{scaler} = ", f"init_scale={scale!r}"):
         return ""
     file.replace(function.value, f"{scaler}.scale({file.source(function.value)})")
     margin, optimizer = " " * stepping.col_offset, owner_of(file, steps[0])
     file.replace(stepping, f"{scaler}.step({optimizer})\n{margin}{scaler}.update()")
-    for clipping in _clippings(file, statement.lineno, stepping.lineno)[:1]:
-        line = f"{' ' * clipping.col_offset}{scaler}.unscale_({optimizer})"
-        file.insert_before(clipping, line)
+    if looking is not None:
+        _insert_between(file, statement, looking, f"{margin}{scaler}.unscale_({optimizer})")
     return file.patch()
+
+
+def _insert_between(file: SourceFile, first: ast.stmt, last: ast.stmt, line: str) -> None:
+    """Write a line before a statement; directly after the first one of its block, if it is compound."""
+    if not file.is_alone(last) and any(one is first for one in file.block_of(last)):
+        file.insert_after(first, line)
+    else:
+        file.insert_before(last, line)
 
 
 def _make(file: SourceFile, backward: ast.stmt, made: Made, target: str, options: str) -> bool:
@@ -58,13 +70,6 @@ def _make(file: SourceFile, backward: ast.stmt, made: Made, target: str, options
     start = ast.Pass(lineno=row, col_offset=column, end_lineno=row, end_col_offset=column)
     file.replace(start, f"{target}{scaler}\n{' ' * column}")
     return True
-
-
-def _clippings(file: SourceFile, first: int, last: int) -> list[ast.stmt]:
-    """Return the statements between two lines that clip gradients."""
-    lines = {c.lineno for c in all_calls(file.tree) if called_name(c).startswith("clip_grad")}
-    found = [file.statement_at(line) for line in sorted(lines) if first < line < last]
-    return [statement for statement in found if statement is not None]
 
 
 def _device(file: SourceFile, line: int, made: Made) -> str:

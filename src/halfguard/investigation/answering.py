@@ -30,6 +30,7 @@ from halfguard.records.script_answer import ScriptAnswer
 
 _MOST_FINDINGS = 10
 _MOST_FOLDERS = 5  # that are named
+_LONGEST = 200  # characters of an error
 
 
 def answer_bad_number(
@@ -162,9 +163,21 @@ def answer_good_run(
         headroom=_headroom(headroom, inspected),
         swallowed=swallowed,
         findings=tuple(_lint(first.files)),
-        notes=_notes(first, shared),
+        notes=(*_notes(first, shared), *_audit_notes(first, inspected)),
         next=_next(target, first, headroom),
     )
+
+
+def _audit_notes(first: PassResult, inspected: PassResult | None) -> Iterator[str]:
+    """Tell that an audit has failed, unless the script fails by itself."""
+    if inspected is None or inspected.ended == "interrupted" or first.error:
+        return
+    error = inspected.error or ("its process died" if inspected.ended == "died" else "")
+    if error:
+        yield (
+            f"The audit of a few steps failed ({error[:_LONGEST]}), so swallowed overflow, lost updates and "
+            "small gradients may have been missed."
+        )
 
 
 def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:

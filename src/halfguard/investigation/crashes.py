@@ -74,8 +74,7 @@ class Crash:
             if re.search(_EMPTY_STATE, self.error):
                 yield order_patches.load_if_not_empty(place)
         if re.search(f"{_FP16_GRADIENTS}|{_DTYPES}", self.error):
-            for dtype in ("float16", None):
-                yield patches.keep_weights_in_fp32(made.half_weights, dtype, made.half_callers)
+            yield from patches.fp32_weights(made)
         if re.search(_FP16_GRADIENTS, self.error):
             yield patches.switch_on(place, "autocast_adapter_dtype", anywhere=True)
             yield patches.widen_parameters(made)

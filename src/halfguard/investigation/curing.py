@@ -34,6 +34,8 @@ from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.trial_choice import CALIBRATED, run_trials
 from halfguard.records.autopsy import Cure
 
+_AUDIT_SECONDS = 250.0  # an audit ends by itself a little before
+_FEWEST_STEPS = 3  # which an audit needs to tell anything
 _KEPT = 0.8  # of the norm of the gradients in FP32
 _IN_FP32: tuple[TrialKind, ...] = ("statement", "slice", "function")
 
@@ -73,10 +75,24 @@ def cure_good_run(
         if not seen or result is None or result.error or result.event is not None:
             return result
         doing = "auditing the patched script"
-        again = one.run("inspect", doing, trial=Patched(patch, steps, seconds))
-        return result.model_copy(update={"misuse": (*result.misuse, *again.misuse)})
+        again = one.run("inspect", doing, trial=Patched(patch, steps, max(seconds, _AUDIT_SECONDS)))
+        return with_audit(result, again, 0 if inspected is None else inspected.inspected)
 
-    return (*first.misuse, *seen), prove_silence(cures, first, run)
+    # An audit finds again what was not confirmed before.
+    known = (*first.misuse, *(() if inspected is None else inspected.misuse))
+    before = {misused.kind for misused in known}
+    return (*first.misuse, *seen), prove_silence(cures, before, first, run)
+
+
+def with_audit(result: PassResult, audit: PassResult, inspected: int) -> PassResult:
+    """Return a run of the patched script with what its audit found; one that did not end well is an error."""
+    if audit.ended == "interrupted":
+        return result.model_copy(update={"ended": "interrupted"})
+    is_over = audit.ended in ("finished", "exited", "steps")
+    if audit.error or not is_over or audit.inspected < min(inspected, _FEWEST_STEPS):
+        error = audit.error or "the audit of the patched script did not get to its end"
+        return result.model_copy(update={"error": error})
+    return result.model_copy(update={"misuse": (*result.misuse, *audit.misuse)})
 
 
 def _confirmed(one: Investigation, first: PassResult, misused: Misused) -> Iterator[Misused]:

@@ -120,7 +120,7 @@ class GradientSources:
         if one in self._marks:
             self._marks[one] = _marks_of(stepped)
         if one in self._left:
-            self._note("not zeroed", self._left.pop(one), None)
+            self._note("not zeroed", self._left.pop(one), user_place())
 
     def _note(self, kind: MisuseKind, place: Place | None, by: Place | None) -> None:
         if place is not None:

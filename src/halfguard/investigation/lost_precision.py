@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -89,11 +90,11 @@ class LostUpdates:
             return
         room = _MOST_ELEMENTS
         with self._loop.unobserved():
-            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            groups = [group for group in optimizer.param_groups if _has_rate(group)]
+            for parameter in (p for group in groups for p in group["params"]):
                 room -= parameter.numel()
-                gradient = parameter.grad
-                if parameter.dtype in HALF_DTYPES and gradient is not None and room > 0:
-                    has_gradient = (gradient.to_dense() if gradient.is_sparse else gradient) != 0
+                if parameter.dtype in HALF_DTYPES and parameter.grad is not None and room > 0:
+                    has_gradient = parameter.grad.to_dense() != 0
                     self._before.append((parameter, parameter.detach().clone(), has_gradient))
                     self._dtype = str(parameter.dtype).removeprefix("torch.")
 
@@ -121,6 +122,16 @@ class LostUpdates:
         return (Misused(kind="lost updates", sentence=text, place=self._place, dtype=self._dtype),)
 
 
+def _has_rate(group: dict[str, Any]) -> bool:
+    """Return whether a group of an optimizer is trained: a learning rate of 0 freezes it."""
+    return "lr" not in group or float(group["lr"]) != 0
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """Return the numbers of a gradient, which may be sparse."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
 class SmallGradients:
     """Notes a backward pass without a scaler, whose gradients are too small for half."""
 
@@ -128,14 +139,33 @@ class SmallGradients:
         self._loop = loop
         self._seen: list[Misused] = []
         self._small: list[bool] = []
+        self._has_fp16 = False  # a region of autocast
+        self._enter: Any = torch.autocast.__enter__
+        self._watch_autocast()
+
+    def _watch_autocast(self) -> None:
+        """Note whether a region of FP16 is entered; it stays noted."""
+        original = self._enter
+
+        @wraps(original)
+        def enter(region: Any) -> Any:
+            self._has_fp16 |= region._enabled and region.fast_dtype is torch.float16
+            return original(region)
+
+        setattr(torch.autocast, "__enter__", enter)  # noqa: B010
+
+    def remove(self) -> None:
+        """Take the sensor away."""
+        setattr(torch.autocast, "__enter__", self._enter)  # noqa: B010
 
     def look(self, call: BackwardCall, gradients: list[Tensor]) -> None:
         """Look at the gradients of a backward pass."""
-        if call.scaled or self._loop.scaler is not None or not gradients:
+        if call.scaled or self._loop.scaler is not None or not gradients or not self._has_fp16:
             return
         with self._loop.unobserved():
+            values = [_values(g.detach()) for g in gradients]
+            largest = [float(g.abs().max()) for g in values if g.numel()]
             dense = [g.detach() for g in gradients if not g.is_sparse]
-            largest = [float(g.abs().max()) for g in dense if g.numel()]
             norms = tuple(float(g.double().norm()) for g in dense)
         few = sum(one < _FEW_BITS for one in largest)
         self._small.append(few > len(largest) / 2)

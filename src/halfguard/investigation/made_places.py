@@ -46,6 +46,11 @@ def _makes(frame: FrameType, made: Any) -> bool:
     return is_constructor and frame.f_locals.get(code.co_varnames[0]) is made
 
 
+def _common_dtype(tensors: list[torch.Tensor]) -> str:
+    dtypes = {str(one.dtype).removeprefix("torch.") for one in tensors}
+    return dtypes.pop() if len(dtypes) == 1 else ""
+
+
 def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
     """Return whether a file is the user's: in one of the folders, and of no installed package."""
     if file.startswith("<") or any(part in file for part in _PACKAGES):
@@ -129,6 +134,7 @@ class MadePlaces:
                 "fused": _is_fused(optimizer),
                 "half_weights": next(iter(cast), owner),
                 "half_callers": cast[1:],
+                "half_dtype": _common_dtype(half),
                 "half_module": self._frozen_half(parameters),
                 "stepped_by_scaler": id(optimizer) in self._by_scaler,
             }

@@ -14,10 +14,16 @@ from halfguard.investigation.added_scaler import add_scaler
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import untried
-from halfguard.investigation.order_patches import owner_of, steps_around
-from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
+from halfguard.investigation.integer_patches import keep_integers
+from halfguard.investigation.order_patches import owner_of
+from halfguard.investigation.passes import Misused, MisuseKind, PassResult, Place
 from halfguard.investigation.scaler_patches import add_to_prepare
 from halfguard.investigation.source_patches import all_calls, called_name, calls_at
+from halfguard.investigation.stepping_calls import (
+    are_free_after,
+    stepped_optimizer,
+    steps_around,
+)
 from halfguard.records.autopsy import Cure
 from halfguard.replaying.source_edits import SourceFile
 
@@ -163,14 +169,22 @@ def _scaler_for_device(one: Misused, first: PassResult) -> Iterator[str]:
 
 
 def _zero_gradients(one: Misused, _first: PassResult) -> Iterator[str]:
-    file, statement = _read(one.place)
-    if file is None or statement is None:
+    """Zero the gradients directly after the step that has used them, or after the update of its scaler."""
+    file, stepping = _read(one.by)
+    call = stepping.value if isinstance(stepping, ast.Expr) else None
+    if file is None or stepping is None or not isinstance(call, ast.Call):
         return
-    for step in steps_around(file, statement.lineno):
-        optimizer = file.source(step.args[0]) if step.args else owner_of(file, step)
-        file.insert_before(statement, f"{' ' * statement.col_offset}{optimizer}.zero_grad()")
-        yield file.patch()
+    optimizer = stepped_optimizer(file, call)
+    if not optimizer or not are_free_after(file, stepping, optimizer):
         return
+    block = file.block_of(stepping)
+    at = next(index for index, other in enumerate(block) if other is stepping)
+    after = block[at + 1] if at + 1 < len(block) else None
+    updates = [] if after is None else list(all_calls(after))
+    is_update = [file.source(c) for c in updates] == [f"{owner_of(file, call)}.update()"]
+    last = after if after is not None and is_update else stepping
+    file.insert_after(last, f"{' ' * stepping.col_offset}{optimizer}.zero_grad()")
+    yield file.patch()
 
 
 def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
@@ -179,37 +193,15 @@ def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
 
 
 def _fp32_weights(one: Misused, first: PassResult) -> Iterator[str]:
-    made: Made = first.made
+    made = first.made
     half = one.place if one.kind == "bad buffer" else made.half_weights
-    for dtype in (one.dtype or "float16", None):
-        yield patches.keep_weights_in_fp32(half, dtype, made.half_callers)
+    known = {"half_weights": half, "half_dtype": one.dtype or made.half_dtype}
+    return patches.fp32_weights(made.model_copy(update=known))
 
 
 def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
-    """Write ``.float()`` for the casts to half of a statement."""
-    file, statement = _read(one.place)
-    if file is None or statement is None:
-        return
-    for call in all_calls(statement):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "half", "bfloat16"):
-            _cast_to_fp32(file, call, call.func)
-    yield file.patch()
-
-
-def _cast_to_fp32(file: SourceFile, call: ast.Call, function: ast.Attribute) -> None:
-    """Let a cast be one to FP32; a device that is given stays."""
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    dtypes = [one for one in given if file.source(one).endswith(("dtype", *patches.HALF_NAMES))]
-    if len(given) == 1 and not call.keywords:
-        is_device = isinstance(given[0], ast.Constant) or "device" in file.source(given[0])
-        if dtypes or not is_device:
-            file.replace(given[0], "")
-            file.replace_attribute(function, "float")
-    elif given:
-        for one in dtypes:
-            file.replace(one, "torch.float32")
-    else:
-        file.replace_attribute(function, "float")
+    if one.place is not None:
+        yield keep_integers(one.place)
 
 
 # -- pieces of a loop

@@ -51,16 +51,19 @@ def unscale_once(place: Place) -> str:
 
 
 def update_after_step(place: Place) -> str:
-    """Move ``scaler.update()`` to directly after ``scaler.step(optimizer)``."""
+    """Move ``scaler.update()`` to directly after the last ``scaler.step(optimizer)`` of its block."""
     file = SourceFile.read(place[0])
     statement = None if file is None else file.statement_at(place[1])
     call = statement.value if isinstance(statement, ast.Expr) else None
     if file is None or not isinstance(statement, ast.Expr) or not isinstance(call, ast.Call):
         return ""
-    step = step_of(file, owner_of(file, call), 0, function=file.function_at(place[1]))
-    if called_name(call) != "update" or step is None:
+    steps = _steps_of(file, owner_of(file, call), file.function_at(place[1]) or file.tree)
+    if called_name(call) != "update" or not steps:
         return ""
-    file.insert_after(step, file.moved(statement, step.col_offset))
+    block, last = file.block_of(steps[0]), steps[-1]
+    if any(all(step is not one for one in block) for step in steps):  # the last one is not certain
+        return ""
+    file.insert_after(last, file.moved(statement, last.col_offset))
     file.remove(statement)
     return file.patch()
 
@@ -132,36 +135,23 @@ def owner_of(file: SourceFile, call: ast.Call) -> str:
     return file.source(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
-def steps_around(file: SourceFile, line: int) -> list[ast.Call]:
-    """Return the calls ``.step(...)`` of the function around a line, schedules left out, by line."""
-    scope = file.function_at(line) or file.tree
-    found = [
-        call
-        for call in all_calls(scope)
-        if called_name(call) == "step" and "sched" not in owner_of(file, call).lower()
-    ]
-    by_scaler = [call for call in found if call.args]
-    return sorted(by_scaler or found, key=lambda call: call.lineno)
-
-
-def step_of(
-    file: SourceFile,
-    scaler: str,
-    after: int,
-    function: ast.FunctionDef | ast.AsyncFunctionDef | None = None,
-) -> ast.Expr | None:
+def step_of(file: SourceFile, scaler: str, after: int) -> ast.Expr | None:
     """Return the first statement ``scaler.step(optimizer)`` after a line, in its function."""
-    scope = function or (file.function_at(after) if after else None) or file.tree
+    scope = file.function_at(after) or file.tree
+    return next((one for one in _steps_of(file, scaler, scope) if one.lineno > after), None)
+
+
+def _steps_of(file: SourceFile, scaler: str, scope: ast.AST) -> list[ast.Expr]:
+    """Return the statements ``scaler.step(optimizer)`` of a function or a file, by line."""
     found = [
         node
         for node in ast.walk(scope)
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Call)
-        and node.lineno > after
         and file.source(node.value.func) == f"{scaler}.step"
         and node.value.args
     ]
-    return min(found, key=lambda node: node.lineno, default=None)
+    return sorted(found, key=lambda node: node.lineno)
 
 
 def _called(file: SourceFile, function: str) -> bool:

@@ -153,6 +153,7 @@ class Made(FloatRecordPart):
     half_callers: tuple[Place, ...] = Field(
         default=(), description="lines that led to that one, innermost first"
     )
+    half_dtype: str = Field(default="", description="of those weights, if they have one in common")
     half_module: Place | None = Field(
         default=None, description="weights that no optimizer holds became half here"
     )

@@ -5,10 +5,10 @@ This costs the script's own time up to the step again, so it is done only for fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from halfguard.investigation.passes import Event, Misused, PassResult
+from halfguard.investigation.passes import Event, Misused, MisuseKind, PassResult
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 
 PROOF = "the patched script, run from its start"
@@ -18,6 +18,7 @@ SOON_STEPS = 1000
 _FURTHER = 50  # optimizer steps
 _MOST = 5  # patches
 _SECONDS = 300.0  # for all of them
+_OVER = ("finished", "exited", "steps", "late")  # ends of a patched script that ran well
 # Trials of these change torch's state; their patches are edits of other lines, which no trial has run.
 _SETTINGS = frozenset({"island", "scale", "precision"})
 
@@ -80,9 +81,12 @@ def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatche
 
 
 def prove_silence(
-    cures: Sequence[tuple[Cure, Misused]], first: PassResult, run: RunPatched
+    cures: Sequence[tuple[Cure, Misused]],
+    before: Collection[MisuseKind],
+    first: PassResult,
+    run: RunPatched,
 ) -> Proven:
-    """Return the first cure with which the script runs well, and does no longer misuse torch in this way."""
+    """Return the first cure with which the script runs well, without this misuse and without a new one."""
     trials, spent = list[ReplayTrial](), 0.0
     for cure, misused in cures[:_MOST]:
         if spent > _SECONDS:
@@ -93,13 +97,16 @@ def prove_silence(
         if result.ended == "interrupted":
             break
         spent += result.seconds
-        is_over = result.ended in ("finished", "exited", "steps", "late") and not result.error
-        is_gone = misused.kind not in {one.kind for one in result.misuse}
-        good = is_over and is_gone and result.event is None and result.backward > 0
+        is_over = result.ended in _OVER and not result.error
+        kinds = {one.kind for one in result.misuse}
+        new = sorted(kinds - set(before))
+        is_gone = misused.kind not in kinds
+        good = is_over and is_gone and not new and result.event is None and result.backward > 0
         note = f"{result.steps} steps, {result.backward} backward passes"
         if not good:
             seen = "" if result.event is None else f"bad at step {result.event.step}"
-            note = (result.error or seen or "it is misused as before")[:200]
+            wrong = f"it has a new fault: {', '.join(new)}" if new else "it is misused as before"
+            note = (result.error or seen or wrong)[:200]
         name = PROOF if good else f"{FAILED}: {misused.kind}"
         trials.append(ReplayTrial(name=name, good=good, loss=result.loss, note=note))
         if good:
@@ -121,6 +128,6 @@ def best_tried(cures: Sequence[Cure]) -> Cure | None:
 
 
 def _went_on(result: PassResult, event: Event) -> bool:
-    over = result.ended in ("finished", "exited", "steps", "late")
+    over = result.ended in _OVER
     further = result.backward > event.backward and result.steps > event.step
     return over and further and result.event is None and not result.error

@@ -73,6 +73,12 @@ def keep_weights_in_fp32(
     return file.patch()
 
 
+def fp32_weights(made: Made) -> Iterator[str]:
+    """Yield patches that keep weights in FP32: under autocast in the dtype that they had, and without it."""
+    for dtype in (made.half_dtype, None) if made.half_dtype else (None,):
+        yield keep_weights_in_fp32(made.half_weights, dtype, made.half_callers)
+
+
 def cast_elsewhere(file: SourceFile, statement: ast.stmt, callers: tuple[Place, ...]) -> str:
     """Write float32 where the dtype of a cast comes from: its only assignment, or the caller's line."""
     names = [

@@ -59,7 +59,8 @@ class Stepper:
         self.model = model
         self.optimizers = optimizers
         self.config = config
-        self._first_weight = _first_weight(model, optimizers)  # changed by steps and checkpoints
+        # Changed by steps and checkpoints. A host may train parameters that are in no module.
+        self._first_weight = _first_weight(model, optimizers if hosted else ())
         self.device = self._first_weight.device
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from halfguard.investigation.full_precision import force_fp32
+from tests.support.forks import FORKED
 
 Computed = Callable[[Tensor], Tensor]
 Start = Callable[[Tensor, Tensor], None]
@@ -79,21 +79,17 @@ CASES: list[tuple[Computed, Start]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("computed", "start"), CASES)
 def test_code_in_a_backward_pass_is_lifted(computed: Computed, start: Start) -> None:
-    child = os.fork()  # what is forced stays for the life of a process
-    if not child:
-        status = 1
-        try:
-            status = 0 if _lifts(computed, start) else 2
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    process = FORKED.Process(target=_check, args=(computed, start))  # forced for all its life
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
-def _lifts(computed: Computed, start: Start) -> bool:
+def _check(computed: Computed, start: Start) -> None:
     x = torch.ones(3, requires_grad=True)
     force_fp32([x], [])
     loss = computed(x).sum()
     forward = len(SEEN)
     start(loss, x)
-    return len(SEEN) > forward and set(SEEN) == {torch.float32}
+    assert len(SEEN) > forward
+    assert set(SEEN) == {torch.float32}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from halfguard.investigation.leaving import read_result
 from halfguard.investigation.one_pass import run_pass
 from halfguard.investigation.passes import PassPlan, PassResult, Target
+from tests.support.forks import FORKED
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +34,7 @@ def loss_of(a=x, b=y):
 
 
 def sense(folder: Path, lines: str, *, start: str = START) -> PassResult:
-    """Run the first pass of a script in a copy of this process, and return its answer."""
+    """Run the first pass of a script in a process of its own, and return its answer."""
     (folder / "train.py").write_text(f"{start.lstrip()}{lines.strip()}\n", "utf-8")
     plan = PassPlan(
         kind="sense",
@@ -46,14 +45,9 @@ def sense(folder: Path, lines: str, *, start: str = START) -> PassResult:
         losses=str(folder / "losses.bin"),
         originals=(str(folder),),
     )
-    copied = os.fork()
-    if not copied:
-        warnings.simplefilter("default")  # as in a process of its own
-        try:
-            run_pass(plan)
-        finally:
-            os._exit(1)  # unreachable, unless the pass itself failed
-    os.waitpid(copied, 0)
+    process = FORKED.Process(target=run_pass, args=(plan,))
+    process.start()
+    process.join()
     result = read_result(folder / "answer.json")
     assert result is not None
     return result

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ast
 
-from halfguard.investigation.order_patches import owner_of
 from halfguard.investigation.passes import Made, Place
-from halfguard.investigation.source_patches import all_calls, called_name, calls_at
+from halfguard.investigation.source_nodes import (
+    all_calls,
+    called_name,
+    calls_at,
+    loops_around,
+    owner_of,
+    read_statement,
+)
 from halfguard.investigation.stepping_calls import first_look, steps_around
 from halfguard.replaying.source_edits import SourceFile
 
 
 def add_scaler(backward: Place, made: Made, scale: float) -> str:
     """Scale the loss of a backward pass, and let the scaler step; return the patch."""
-    file = SourceFile.read(backward[0])
-    statement = None if file is None else file.statement_at(backward[1])
+    file, statement = read_statement(backward)
     if file is None or statement is None:
         return ""
     scope = file.function_at(statement.lineno) or file.tree
@@ -56,15 +61,10 @@ def _make(file: SourceFile, backward: ast.stmt, made: Made, target: str, options
         scaler = f"torch.amp.GradScaler({_device(file, making.lineno, made)}, {options})"
         file.insert_after(making, f"{' ' * making.col_offset}{target}{scaler}")
         return True
-    loops = [
-        node
-        for node in ast.walk(around or file.tree)
-        if isinstance(node, ast.For | ast.While)
-        and node.lineno < backward.lineno <= (node.end_lineno or 0)
-    ]
+    loops = loops_around(around or file.tree, backward.lineno)
     if not loops:
         return False
-    loop = min(loops, key=lambda node: node.lineno)
+    loop = loops[0]
     scaler = f"torch.amp.GradScaler({_device(file, loop.lineno, made)}, {options})"
     row, column = loop.lineno, loop.col_offset
     start = ast.Pass(lineno=row, col_offset=column, end_lineno=row, end_col_offset=column)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.investigation.passes import Place
-from halfguard.investigation.source_patches import all_calls, called_name
+from halfguard.investigation.source_nodes import all_calls, called_name, read_statement
 from halfguard.replaying.source_edits import SourceFile
 
 _HALF = ("float16", "half", "bfloat16")
@@ -16,8 +16,7 @@ _WHOLE = ast.Add | ast.Sub | ast.Mult | ast.FloorDiv
 
 def keep_integers(place: Place) -> str:
     """Cast the whole numbers of a statement to FP32; empty if it is not certain which cast is theirs."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     if file is None or statement is None:
         return ""
     casts = [call for call in all_calls(statement) if called_name(call) in _CASTS]

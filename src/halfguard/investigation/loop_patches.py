@@ -5,10 +5,15 @@ from __future__ import annotations
 import ast
 
 from halfguard.investigation.passes import Place
-from halfguard.investigation.source_patches import all_calls, called_name
+from halfguard.investigation.source_nodes import (
+    Loop,
+    all_calls,
+    called_name,
+    loops_around,
+    read_statement,
+)
 from halfguard.replaying.source_edits import SourceFile
 
-Loop = ast.For | ast.While
 _Found = tuple[str, Place | None]
 
 
@@ -34,11 +39,10 @@ def switch_anomaly_off(script: str) -> _Found:
 
 def divide_by_micro_batches(place: Place) -> str:
     """Divide the loss of a backward pass by the number of passes before a step: that of a range."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     calls = [] if statement is None else list(all_calls(statement))
     backward = [c for c in calls if called_name(c) == "backward" and not c.args]
-    loop = None if file is None else loop_at(file, place[1])
+    loop = None if file is None else _loop_at(file, place[1])
     if file is None or len(backward) != 1 or not isinstance(loop, ast.For):
         return ""
     count = loop.iter
@@ -54,9 +58,8 @@ def divide_by_micro_batches(place: Place) -> str:
 
 def leave_out_batch(hides: Place) -> str:
     """Go on with the next batch if a loss is not finite, instead of a line that makes such a loss finite."""
-    file = SourceFile.read(hides[0])
-    statement = None if file is None else file.statement_at(hides[1])
-    if file is None or not isinstance(statement, ast.Assign) or loop_at(file, hides[1]) is None:
+    file, statement = read_statement(hides)
+    if file is None or not isinstance(statement, ast.Assign) or _loop_at(file, hides[1]) is None:
         return ""
     target, call = statement.targets[0], statement.value
     given = call.args[0] if isinstance(call, ast.Call) and call.args else None
@@ -67,12 +70,6 @@ def leave_out_batch(hides: Place) -> str:
     return file.patch()
 
 
-def loop_at(file: SourceFile, line: int) -> Loop | None:
+def _loop_at(file: SourceFile, line: int) -> Loop | None:
     """Return the innermost loop around a line, in the same function."""
-    scope = file.function_at(line) or file.tree
-    around = [
-        node
-        for node in ast.walk(scope)
-        if isinstance(node, Loop) and node.lineno < line <= (node.end_lineno or 0)
-    ]
-    return max(around, key=lambda node: node.lineno, default=None)
+    return next(reversed(loops_around(file.function_at(line) or file.tree, line)), None)

@@ -148,26 +148,30 @@ class MadePlaces:
 
     def note_buffers(self) -> None:
         """Note buffers that were made half, and are not finite before anything was trained."""
-        for reference, _ in list(self._modules.values()):
+        for module, name, buffer, _ in self._buffers():
+            self._bad_before.setdefault((id(module), name), _is_bad(buffer))
+
+    def _buffers(self) -> Iterator[tuple[nn.Module, str, torch.Tensor, Place]]:
+        """Yield the buffers of all modules, with the line that made the module."""
+        for reference, place in list(self._modules.values()):
             module = reference()
-            for name, buffer in () if module is None else module.named_buffers(recurse=False):
-                self._bad_before.setdefault((id(module), name), _is_bad(buffer))
+            if module is not None:
+                for name, buffer in module.named_buffers(recurse=False):
+                    yield module, name, buffer, place
 
     def bad_buffers(self, made: Made) -> tuple[Misused, ...]:
         """Return the first half buffer that is not finite; one with -inf alone is a mask."""
-        for reference, place in list(self._modules.values()):
-            module = reference()
-            for name, buffer in () if module is None else module.named_buffers(recurse=False):
-                was_bad = self._bad_before.get((id(module), name), False)
-                if buffer.dtype in HALF_DTYPES and not was_bad and _is_bad(buffer):
-                    half_at = made.half_weights or made.half_module or place
-                    text = (
-                        f"{name} of {type(module).__name__} is half, and not finite at the end: what it "
-                        f"holds does not fit. It became half at {describe_place(half_at)}. Keep the "
-                        "weights and the buffers in FP32, and run the model under torch.autocast."
-                    )
-                    dtype = str(buffer.dtype).removeprefix("torch.")
-                    return (Misused(kind="bad buffer", sentence=text, place=half_at, dtype=dtype),)
+        for module, name, buffer, place in self._buffers():
+            was_bad = self._bad_before.get((id(module), name), False)
+            if buffer.dtype in HALF_DTYPES and not was_bad and _is_bad(buffer):
+                half_at = made.half_weights or made.half_module or place
+                text = (
+                    f"{name} of {type(module).__name__} is half, and not finite at the end: what it "
+                    f"holds does not fit. It became half at {describe_place(half_at)}. Keep the "
+                    "weights and the buffers in FP32, and run the model under torch.autocast."
+                )
+                dtype = _common_dtype([buffer])
+                return (Misused(kind="bad buffer", sentence=text, place=half_at, dtype=dtype),)
         return ()
 
     def _owner(self, parameter: torch.Tensor) -> Place | None:

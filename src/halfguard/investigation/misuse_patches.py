@@ -15,15 +15,16 @@ from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import untried
 from halfguard.investigation.integer_patches import keep_integers
-from halfguard.investigation.order_patches import owner_of
 from halfguard.investigation.passes import Misused, MisuseKind, PassResult, Place
 from halfguard.investigation.scaler_patches import add_to_prepare
-from halfguard.investigation.source_patches import all_calls, called_name, calls_at
-from halfguard.investigation.stepping_calls import (
-    are_free_after,
-    stepped_optimizer,
-    steps_around,
+from halfguard.investigation.source_nodes import (
+    all_calls,
+    called_name,
+    calls_at,
+    owner_of,
+    read_statement,
 )
+from halfguard.investigation.stepping_calls import are_free_after, stepped_optimizer, steps_around
 from halfguard.records.autopsy import Cure
 from halfguard.replaying.source_edits import SourceFile
 
@@ -47,7 +48,7 @@ def cures_of(one: Misused, first: PassResult) -> list[Cure]:
 
 def _prepared(one: Misused) -> Iterator[Cure]:
     """Yield a schedule that Accelerate moves, if it was not given to prepare."""
-    file, statement = _read(one.place)
+    file, statement = read_statement(one.place)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if (
         one.kind != "schedule"
@@ -63,7 +64,7 @@ def _prepared(one: Misused) -> Iterator[Cure]:
 
 
 def _unscale_before_clipping(one: Misused, _first: PassResult) -> Iterator[str]:
-    file, statement = _read(one.place)
+    file, statement = read_statement(one.place)
     if file is None or statement is None:
         return
     accelerator = next(
@@ -87,7 +88,7 @@ def _move_schedule_with_steps(one: Misused, first: PassResult) -> Iterator[str]:
     made = first.made
     if made.fused and made.optimizer is not None:
         yield patches.change_keyword(made.optimizer, "fused", "False")
-    file, statement = _read(one.place)
+    file, statement = read_statement(one.place)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if file is not None and isinstance(call, ast.Call) and one.place is not None:
         yield _move_if_stepped(file, statement)
@@ -117,7 +118,7 @@ def _move_if_stepped(file: SourceFile, statement: ast.stmt | None) -> str:
 
 def _scale_loss(one: Misused, _first: PassResult) -> Iterator[str]:
     """Scale the loss of a backward pass by the scaler that steps its optimizer."""
-    file, statement = _read(one.place)
+    file, statement = read_statement(one.place)
     scaler = _scaler_of_step(one.by)
     if file is None or statement is None or not scaler:
         return
@@ -136,7 +137,7 @@ def _scale_loss(one: Misused, _first: PassResult) -> Iterator[str]:
 
 
 def _unscale_penalty(one: Misused, _first: PassResult) -> Iterator[str]:
-    file, statement = _read(one.place)
+    file, statement = read_statement(one.place)
     if file is None or not isinstance(statement, ast.Assign):
         return
     scales = [c for c in all_calls(statement) if called_name(c) == "scale"]
@@ -154,7 +155,7 @@ def _unscale_penalty(one: Misused, _first: PassResult) -> Iterator[str]:
 
 
 def _scaler_for_device(one: Misused, first: PassResult) -> Iterator[str]:
-    file, _ = _read(one.place)
+    file, _ = read_statement(one.place)
     if file is None or one.place is None:
         return
     scalers = [c for c in calls_at(file, one.place[1]) if called_name(c) == "GradScaler"]
@@ -170,7 +171,7 @@ def _scaler_for_device(one: Misused, first: PassResult) -> Iterator[str]:
 
 def _zero_gradients(one: Misused, _first: PassResult) -> Iterator[str]:
     """Zero the gradients directly after the step that has used them, or after the update of its scaler."""
-    file, stepping = _read(one.by)
+    file, stepping = read_statement(one.by)
     call = stepping.value if isinstance(stepping, ast.Expr) else None
     if file is None or stepping is None or not isinstance(call, ast.Call):
         return
@@ -207,13 +208,8 @@ def _keep_integers(one: Misused, _first: PassResult) -> Iterator[str]:
 # -- pieces of a loop
 
 
-def _read(place: Place | None) -> tuple[SourceFile | None, ast.stmt | None]:
-    file = None if place is None else SourceFile.read(place[0])
-    return file, None if file is None or place is None else file.statement_at(place[1])
-
-
 def _scaler_of_step(place: Place | None) -> str:
-    file, statement = _read(place)
+    file, statement = read_statement(place)
     if file is None or statement is None:
         return ""
     return next(

@@ -9,7 +9,13 @@ from __future__ import annotations
 import ast
 
 from halfguard.investigation.passes import Made, Place
-from halfguard.investigation.source_patches import all_calls, called_name
+from halfguard.investigation.source_nodes import (
+    all_calls,
+    called_name,
+    has_call,
+    owner_of,
+    read_statement,
+)
 from halfguard.replaying.source_edits import SourceFile
 
 _CLIPPINGS = ("clip_grad_norm_", "clip_grad_value_")
@@ -18,14 +24,13 @@ _UNSCALING = (*_CLIPPINGS, "unscale_gradients")  # of Accelerate
 
 def unscale_once(place: Place) -> str:
     """Unscale before the scaler's step only: move the statement there, or leave out a second one."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     if file is None or not isinstance(statement, ast.Expr | ast.Assign):
         return ""
     calls = [c for c in all_calls(statement) if isinstance(c.func, ast.Attribute)]
     for call in calls:
         owner = owner_of(file, call)
-        if called_name(call) in _UNSCALING and _called(file, f"{owner}.accumulate"):
+        if called_name(call) in _UNSCALING and has_call(file, owner, "accumulate"):
             file.indent(statement, f"if {owner}.sync_gradients:")
             return file.patch()
     unscale = next((c for c in calls if called_name(c) == "unscale_"), None)
@@ -52,8 +57,7 @@ def unscale_once(place: Place) -> str:
 
 def update_after_step(place: Place) -> str:
     """Move ``scaler.update()`` to directly after the last ``scaler.step(optimizer)`` of its block."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if file is None or not isinstance(statement, ast.Expr) or not isinstance(call, ast.Call):
         return ""
@@ -72,8 +76,7 @@ def make_optimizer_last(made: Made) -> tuple[str, Place] | None:
     """Move the statement that makes the optimizer to before its first use; return patch and line."""
     lines = () if made.optimizer is None else (made.optimizer, *made.optimizer_callers)
     for place in lines:
-        file = SourceFile.read(place[0])
-        statement = None if file is None else file.statement_at(place[1])
+        file, statement = read_statement(place)
         if file is None or statement is None or isinstance(statement, ast.Return):
             continue  # the caller gives it its name
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
@@ -97,8 +100,7 @@ def make_optimizer_last(made: Made) -> tuple[str, Place] | None:
 
 def load_if_not_empty(place: Place) -> str:
     """Load the state of a scaler only if there is one."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if file is None or statement is None or not isinstance(call, ast.Call) or len(call.args) != 1:
         return ""
@@ -112,8 +114,7 @@ def load_if_not_empty(place: Place) -> str:
 
 def cast_arguments(place: Place, error: str) -> str:
     """Cast what is passed to a module to FP32, if half numbers met FP32 weights there."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     half_first = "got Half and Float" in error or "got BFloat16 and Float" in error
     half_first |= "Input type (c10::Half) and" in error or "Input type (c10::BFloat16) and" in error
     if file is None or statement is None or not half_first:
@@ -128,11 +129,6 @@ def cast_arguments(place: Place, error: str) -> str:
 
 
 # -- pieces of a loop
-
-
-def owner_of(file: SourceFile, call: ast.Call) -> str:
-    """Return the text of what a method is called on."""
-    return file.source(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def step_of(file: SourceFile, scaler: str, after: int) -> ast.Expr | None:
@@ -152,10 +148,6 @@ def _steps_of(file: SourceFile, scaler: str, scope: ast.AST) -> list[ast.Expr]:
         and node.value.args
     ]
     return sorted(found, key=lambda node: node.lineno)
-
-
-def _called(file: SourceFile, function: str) -> bool:
-    return any(file.source(call.func) == function for call in all_calls(file.tree))
 
 
 def _mentions(file: SourceFile, statement: ast.stmt, name: str) -> bool:

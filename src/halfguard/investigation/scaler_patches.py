@@ -6,7 +6,8 @@ import ast
 from collections.abc import Callable
 
 from halfguard.investigation.passes import Made, Place
-from halfguard.investigation.source_patches import called_name, calls_at, switch_on
+from halfguard.investigation.source_nodes import called_name, calls_at, loops_around, read_statement
+from halfguard.investigation.source_patches import switch_on
 from halfguard.replaying.source_edits import SourceFile
 
 
@@ -21,8 +22,7 @@ def step_by_scaler(made: Made) -> list[str]:
 
 def _leave_out_step(place: Place, made: Made) -> str:  # noqa: ARG001
     """Leave the statement out: the scaler has stepped before."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     if file is None or not isinstance(statement, ast.Expr):
         return ""
     file.replace(statement, "pass")
@@ -80,8 +80,7 @@ def _lightning_optimizer(place: Place, made: Made) -> str:  # noqa: ARG001
 
 def _stepped(place: Place) -> tuple[SourceFile, ast.stmt, str] | None:
     """Return the statement ``optimizer.step()`` on a line, and the optimizer."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if file is None or statement is None or not isinstance(call, ast.Call):
         return None
@@ -95,9 +94,10 @@ def update_before_continue(made: Made) -> tuple[str, Place] | None:
     if made.scaling is None:
         return None
     file = SourceFile.read(made.scaling[0])
-    loop = None if file is None else _loop_at(file, made.scaling[1])
-    if file is None or loop is None:
+    loops = [] if file is None else loops_around(file.tree, made.scaling[1])
+    if file is None or not loops:
         return None
+    loop = loops[-1]
     scales = [call for call in calls_at(file, made.scaling[1]) if called_name(call) == "scale"]
     if not scales or not isinstance(scales[0].func, ast.Attribute):
         return None
@@ -127,12 +127,3 @@ def update_before_continue(made: Made) -> tuple[str, Place] | None:
     file.replace(lines[0], gap.join([file.source(steps[0]), f"{scaler}.update()", "continue"]))
     patch = file.patch()
     return (patch, (file.path, lines[0].lineno)) if patch else None
-
-
-def _loop_at(file: SourceFile, line: int) -> ast.For | ast.While | None:
-    around = [
-        node
-        for node in ast.walk(file.tree)
-        if isinstance(node, ast.For | ast.While) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    return max(around, key=lambda node: node.lineno, default=None)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import count
 
 from halfguard.investigation.passes import Made, Place
+from halfguard.investigation.source_nodes import all_calls, called_name, calls_at, read_statement
 from halfguard.replaying.source_edits import SourceFile
 
 _DTYPES = ("torch_dtype", "dtype")
@@ -143,10 +145,7 @@ def _leave_out_casts_of_inputs(file: SourceFile, name: str) -> None:
 
 def widen_parameters(made: Made) -> str:
     """Make what an optimizer trains FP32, directly after the statement that makes it."""
-    file = None if made.optimizer is None else SourceFile.read(made.optimizer[0])
-    statement = (
-        None if file is None or made.optimizer is None else file.statement_at(made.optimizer[1])
-    )
+    file, statement = read_statement(made.optimizer)
     if file is None or not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return ""
     name, margin = file.source(statement.targets[0]), " " * statement.col_offset
@@ -161,15 +160,11 @@ def widen_parameters(made: Made) -> str:
 
 def call_in_fp32(place: Place, kernel: str) -> Iterator[str]:
     """Yield patches that cast the first argument of a call to FP32: first of the kernel's own function."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
-    count = 0 if statement is None else len([c for c in all_calls(statement) if c.args])
-    for index in range(count):
-        file = SourceFile.read(place[0])
-        statement = None if file is None else file.statement_at(place[1])
-        if file is None or statement is None:
+    for index in count():
+        file, statement = read_statement(place)  # anew: a file collects its edits
+        calls = [] if statement is None else [call for call in all_calls(statement) if call.args]
+        if file is None or index >= len(calls):
             return
-        calls = [call for call in all_calls(statement) if call.args]
         calls.sort(key=lambda call: not kernel.startswith(called_name(call) or "-"))
         given = calls[index].args[0]
         text = file.source(given)
@@ -255,8 +250,7 @@ def _set_precision(script: str, value: str) -> str:
 def make_island(made: Made) -> str:
     """Put a module in FP32, directly after the line that makes it, or one that holds it."""
     for one in made.modules:
-        file = SourceFile.read(one.place[0])
-        statement = None if file is None else file.statement_at(one.place[1])
+        file, statement = read_statement(one.place)
         target = None if statement is None else _assigned(statement)
         if file is None or statement is None or target is None:
             continue
@@ -270,11 +264,6 @@ def make_island(made: Made) -> str:
 
 
 # -- pieces of a syntax tree
-
-
-def calls_at(file: SourceFile, line: int) -> list[ast.Call]:
-    """Return the calls around a line, outermost first."""
-    return [c for c in all_calls(file.tree) if c.lineno <= line <= (c.end_lineno or c.lineno)]
 
 
 def set_keyword(
@@ -353,15 +342,3 @@ def _assigned(statement: ast.stmt) -> ast.expr | None:
         target = statement.targets[0]
         return target if isinstance(target, ast.Name | ast.Attribute) else None
     return None
-
-
-def all_calls(tree: ast.AST) -> Iterator[ast.Call]:
-    """Return all calls of a tree, outer ones first."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def called_name(call: ast.Call) -> str:
-    """Return the last name of the function that is called."""
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else ""

@@ -10,8 +10,7 @@ import ast
 import builtins
 from collections.abc import Iterator
 
-from halfguard.investigation.order_patches import owner_of
-from halfguard.investigation.source_patches import all_calls, called_name
+from halfguard.investigation.source_nodes import all_calls, called_name, has_call, owner_of
 from halfguard.replaying.source_edits import SourceFile
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -30,9 +29,7 @@ def steps_around(file: SourceFile, line: int) -> list[ast.Call]:
 def is_scaler(file: SourceFile, owner: str) -> bool:
     """Return whether an expression is known as a gradient scaler."""
     named = "scaler" in owner.rsplit(".", maxsplit=1)[-1].lower()
-    return (
-        named or _has_call(file, owner, "scale", "unscale_") or _is_made_by(file, owner, "Scaler")
-    )
+    return named or has_call(file, owner, "scale", "unscale_") or _is_made_by(file, owner, "Scaler")
 
 
 def is_optimizer(file: SourceFile, owner: str) -> bool:
@@ -40,7 +37,7 @@ def is_optimizer(file: SourceFile, owner: str) -> bool:
     name = owner.rsplit(".", maxsplit=1)[-1].lower()
     if not owner or "sched" in name or is_scaler(file, owner):
         return False
-    return "opt" in name or _has_call(file, owner, "zero_grad") or _is_made_by(file, owner, "optim")
+    return "opt" in name or has_call(file, owner, "zero_grad") or _is_made_by(file, owner, "optim")
 
 
 def stepped_optimizer(file: SourceFile, call: ast.Call) -> str:
@@ -109,11 +106,6 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(child, _SCOPES):
             yield child
             yield from _own_nodes(child)
-
-
-def _has_call(file: SourceFile, owner: str, *names: str) -> bool:
-    called = {f"{owner}.{name}" for name in names}
-    return any(file.source(call.func) in called for call in all_calls(file.tree))
 
 
 def _is_made_by(file: SourceFile, owner: str, word: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.investigation.passes import Place
-from halfguard.investigation.source_patches import called_name, calls_at
+from halfguard.investigation.source_nodes import called_name, calls_at, read_statement
 from halfguard.replaying.own_lines import SIMPLE
 from halfguard.replaying.source_edits import SourceFile
 
@@ -14,8 +14,7 @@ _LARGE = 1e4  # a constant from here on is taken for a mask
 
 def write_smallest_number(place: Place, dtype: str) -> str:
     """Write the smallest number of a dtype in place of a constant that does not fit it."""
-    file = SourceFile.read(place[0])
-    statement = None if file is None else file.statement_at(place[1])
+    file, statement = read_statement(place)
     if file is None or not isinstance(statement, SIMPLE):
         return ""
     for node in ast.walk(statement):

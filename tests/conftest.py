@@ -83,7 +83,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests on the stand-in accelerator as slow, but for a sample, and run them last.
 
-    A process that has loaded the stand-in is not quite a machine without an accelerator any more.
+    A process that has loaded the stand-in is not quite a machine without an accelerator any more. Tests that
+    run on the CPU too are cells of a matrix, of tests by devices.
     """
     on_standin = [item for item in items if _device_of(item) == standin.NAME]
     host_only = {item for item in on_standin if item.get_closest_marker("host_only")}
@@ -91,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in on_standin:
         if item.get_closest_marker("sampled") is None:
             item.add_marker(pytest.mark.slow)
+            if "device" in _params(item):
+                item.add_marker(pytest.mark.cell)
     if config.getoption("--sample-cells"):
         _deselect(config, items, {item for item in items if _is_left_out(item)})
     if config.getoption("--sample-families"):
@@ -130,8 +133,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _device_of(item: pytest.Item) -> object:
+    params = _params(item)
+    return params.get("device", params.get("accelerator"))
+
+
+def _params(item: pytest.Item) -> dict[str, object]:
     spec = getattr(item, "callspec", None)
-    return None if spec is None else spec.params.get("device", spec.params.get("accelerator"))
+    return {} if spec is None else spec.params
 
 
 @pytest.fixture(params=[pytest.param("cpu", id=pytest.HIDDEN_PARAM), standin.NAME])

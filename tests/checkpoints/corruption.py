@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import signal
 import sys
@@ -22,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import halfguard as hg
 from halfguard.errors import PoisonedStateError
+from tests.support.forks import FORKED
 
 
 def random_state(chance: random.Random) -> dict[str, Any]:
@@ -131,12 +131,10 @@ def kill_while_saving(folder: Path, kills: int, seed: int) -> int:
 
     The last files that were finished, or newer ones, must be whole each time, and the next process continues.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([save_for_ever.__module__])  # torch is imported once for all
     chance, last = random.Random(seed), -1
     for kill in range(kills):
-        told, tells = context.Pipe(duplex=False)
-        saver = context.Process(target=save_for_ever, args=(str(folder), tells))
+        told, tells = FORKED.Pipe(duplex=False)
+        saver = FORKED.Process(target=save_for_ever, args=(str(folder), tells))
         saver.start()
         tells.close()
         assert told.recv() >= last, f"seed {seed}, kill {kill}: the best was forgotten"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import resource
 import signal
@@ -21,6 +20,7 @@ import halfguard as hg
 from halfguard.checkpoints import temporary_files
 from halfguard.errors import PoisonedStateError, UsageError
 from tests.checkpoints.helper import Tied, files, trained_state
+from tests.support.forks import FORKED
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
@@ -215,9 +215,8 @@ def test_a_full_disk_leaves_the_earlier_file(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     hg.save_checkpoint(path, {"w": torch.ones(10)})
     before = files(tmp_path)
-    context = multiprocessing.get_context("forkserver")
-    answers, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=write_to_a_full_disk, args=(path, theirs))
+    answers, theirs = FORKED.Pipe(duplex=False)
+    process = FORKED.Process(target=write_to_a_full_disk, args=(path, theirs))
     process.start()
     theirs.close()
     assert answers.recv()  # whatever torch says of a write that failed

@@ -1,4 +1,4 @@
-"""Groups of real processes, started once and shared by the tests of this room."""
+"""Groups of real processes, shared by the tests of a module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.ranks import Ranks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # every test leaves gloo's threads behind, which take time as they wait
 def _groups() -> Iterator[dict[int, Ranks]]:
     groups: dict[int, Ranks] = {}
     yield groups

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import resource
 import shutil
@@ -19,6 +18,7 @@ from halfguard.errors import HalfguardError, RecordError
 from halfguard.incident import Incident, open_incident, write_incident
 from halfguard.records import Action, Cause, IncidentRecord, MicroBatchRecord, StepRow
 from tests.incident.hostile import hostile_folders
+from tests.support.forks import FORKED
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -98,14 +98,12 @@ def write_for_ever(folder: Path, ready: Connection) -> None:
 
 def kill_while_writing(folder: Path, kills: int, seed: int) -> int:
     """Kill a writer at random moments; the number of complete incidents that it left."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([write_for_ever.__module__])  # torch is imported once for all
     rng, whole = random.Random(seed), 0
     for attempt in range(kills):
         run = folder / str(attempt)
         run.mkdir()
-        told, tells = context.Pipe(duplex=False)
-        writer = context.Process(target=write_for_ever, args=(run, tells))
+        told, tells = FORKED.Pipe(duplex=False)
+        writer = FORKED.Process(target=write_for_ever, args=(run, tells))
         writer.start()
         assert told.recv() == "ready"
         time.sleep(rng.uniform(0, 0.2))

@@ -1,13 +1,11 @@
 """Real processes that form a gloo group on this machine, and wait for functions to run together.
 
-A group stays and runs one function after another, each on all of its ranks. Its processes are forked from a
-server that has imported torch: importing it again takes seconds in each process. A function that does not end
-in time has hung: the processes are killed, and the test fails.
+A group stays and runs one function after another, each on all of its ranks. A function that does not end in
+time has hung: the processes are killed, and the test fails.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 import traceback
@@ -16,9 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.support.forks import FORKED
+
 STARTING = 240.0  # importing torch on a busy machine is no hang
 TIMEOUT = 60.0
-_PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor", "halfguard.guard.guard"]
 
 
 class HangError(AssertionError):
@@ -31,14 +30,12 @@ class Ranks:
     def __init__(self, count: int) -> None:
         self.count = count
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
         meeting = Path(self._folder.name, "store")
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(
+            ours, theirs = FORKED.Pipe()
+            process = FORKED.Process(
                 target=_serve, args=(rank, count, str(meeting), theirs), daemon=True
             )
             process.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -76,3 +77,18 @@ def test_products_on_an_accelerator_are_as_large_as_its_speed_needs(
     assert rate == pytest.approx(2 * 512**3 / seconds)
     largest = speed._choose_side(torch.device("meta"))
     assert largest == side
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1e-4, [1, 9]), (0.1, [1, 3]), (1.0, [1])])
+def test_products_that_take_long_are_run_less_often(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: list[int]
+) -> None:
+    asked = []
+
+    def timed(runs: dict[str, Callable[[], Tensor]], **how: Any) -> dict[str, list[float]]:
+        asked.append(how["rounds"])
+        return {name: [seconds] * how["rounds"] for name in runs}
+
+    monkeypatch.setattr(speed, "time_interleaved", timed)
+    assert measure_speeds(CPU) == pytest.approx(dict.fromkeys(speed.DTYPES, 1.0))
+    assert asked == rounds

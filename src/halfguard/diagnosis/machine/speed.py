@@ -8,7 +8,7 @@ the ratio of BF16 on matrix units varied from 3.1 to 6.0 within a minute.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -26,7 +26,8 @@ DTYPES: dict[MixedPrecisionName, torch.dtype] = {
 }
 SMALLEST_SIDE, LARGEST_SIDE = 512, 4096
 LONG_ENOUGH = 5e-3  # seconds of one FP32 product; starting it then takes no noticeable part of them
-ROUNDS = 9
+ROUNDS, FEWEST_ROUNDS = 9, 3
+AT_MOST = 1.0  # seconds for all rounds, if fewer are enough: some processors are 80 times slower in FP16
 
 
 def measure_speeds(device: torch.device) -> Speeds | None:
@@ -39,9 +40,9 @@ def measure_speeds(device: torch.device) -> Speeds | None:
             runs[precision] = partial(torch.mm, x, x)
         if device.type == "cpu":
             with _one_thread():
-                seconds = time_interleaved(runs, rounds=ROUNDS, clock=time.process_time)
+                seconds = _time(runs, clock=time.process_time)
         else:
-            seconds = time_interleaved(runs, rounds=ROUNDS)
+            seconds = _time(runs)
     except RuntimeError:  # a card that this build of torch does not support
         return None
     times = ratios(seconds, against="fp32")
@@ -56,6 +57,18 @@ def measure_rate(device: torch.device) -> float | None:
     except RuntimeError:
         return None
     return 2.0 * len(x) ** 3 / medians(seconds)["fp32"]
+
+
+def _time(
+    runs: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Return the seconds of each run in some rounds: in fewer if they take long."""
+    first = time_interleaved(runs, rounds=1, warmup=1, clock=clock)
+    round_takes = sum(one for (one,) in first.values())
+    if round_takes >= AT_MOST:
+        return first
+    rounds = ROUNDS if round_takes * ROUNDS <= AT_MOST else FEWEST_ROUNDS
+    return time_interleaved(runs, rounds=rounds, warmup=0, clock=clock)
 
 
 def _choose_side(device: torch.device) -> int:

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
             return run_cases(options)
         case "publish":
             cases = all_cases()
-            published.write(published.collect(cases, options.out))
+            published.write(published.read() | published.collect(cases, options.out))
             write_tables(made_tables(cases, published.read()))
             return 0
         case "faults":

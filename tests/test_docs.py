@@ -41,7 +41,7 @@ def test_snippet(snippet: Snippet, tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
         check=False,
     )
     printed = result.stdout + result.stderr

@@ -26,7 +26,7 @@ def run(frameworks: Sequence[str]) -> list[Seen]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=720,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(binaries: Path, *requirements: str) -> None:
     pip = [str(binaries / "python"), "-m", "pip", "install", "--quiet"]
     options = ["--disable-pip-version-check", *requirements]
-    subprocess.run([*pip, *options], check=True, env=_environment(), timeout=280)
+    subprocess.run([*pip, *options], check=True, env=_environment(), timeout=840)
 
 
 def _environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ import halfguard
 from halfguard import ops, testing
 from tests.support.docs import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 class Page(HTMLParser):

@@ -27,7 +27,7 @@ def work(folder: Path, name: str) -> None:
 def test_nothing_runs_beside_a_test_that_is_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.test_turns", str(tmp_path)]
     workers = [subprocess.Popen([*command, str(name)]) for name in range(WORKERS)]
-    assert [worker.wait(timeout=60) for worker in workers] == [0] * WORKERS
+    assert [worker.wait(timeout=180) for worker in workers] == [0] * WORKERS
 
     running: dict[str, bool] = {}
     most = 0

@@ -22,7 +22,7 @@ def run(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
         cwd=cwd,
     )
 

@@ -76,7 +76,7 @@ def test_the_program_itself_prints_a_file_that_can_be_used() -> None:
         [program, "presets", "fp16_safe", "--for", "accelerate"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -90,7 +90,7 @@ def test_it_is_text_and_needs_no_torch(presets: Run, arguments: tuple[str, ...])
         [sys.executable, "-c", code, "presets", *arguments, "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

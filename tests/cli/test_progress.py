@@ -84,7 +84,7 @@ def test_an_interrupted_probe_writes_what_it_has_and_says_how_many_steps(
     started.append(process)
     wait_for(process, "probe in fp32, steps: ")  # the first plain line, without a terminal
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=360)
     assert process.returncode == 130, err
     report = ProbeReport.from_json(out)
     assert 0 < report.steps < 3000
@@ -107,7 +107,7 @@ def test_an_interrupted_study_keeps_its_runs_and_the_next_start_resumes(
     while not list(runs.glob("*.json")) and time.monotonic() < until:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=360)
     assert process.returncode == 130, err
     kept = {path: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert kept

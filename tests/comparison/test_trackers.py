@@ -91,7 +91,7 @@ def write_log(tracker: str, folder: Path) -> Logged:
         env=os.environ | {"HOME": str(folder.parent)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,6 @@ from tests.dist import kills
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_restarted_job_ends_bitwise_where_the_undisturbed_one_does() -> None:
     kills.main(2, seed=5)

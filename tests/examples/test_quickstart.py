@@ -18,7 +18,7 @@ def table() -> dict[str, list[float]]:
     """Batches learnt, repeated in FP32, loss scale and validation loss of each run."""
     result = subprocess.run(
         [sys.executable, "-W", "error", str(SCRIPT)],
-        capture_output=True, text=True, timeout=240, check=True,
+        capture_output=True, text=True, timeout=720, check=True,
     )  # fmt: skip
     rows = [line.rsplit(maxsplit=4) for line in result.stdout.splitlines()[1:]]
     return {name: [float(number) for number in numbers] for name, *numbers in rows}

@@ -17,7 +17,7 @@ from tests.support.models import differences
 
 @pytest.mark.slow
 @pytest.mark.alone  # Ray starts a dozen processes, and waits for each of them
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 def test_two_workers_skip_the_bad_step_of_one_and_stay_equal(tmp_path: Path) -> None:
     result = subprocess.run(

@@ -33,7 +33,7 @@ def test_a_skipped_step_is_found_in_what_the_tracker_wrote(tracker: str, tmp_pat
         "MLFLOW_DISABLE_TELEMETRY": "1",
     }
     run = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=720, check=False
     )
     assert run.returncode == 0, run.stderr
     assert "the function given as log raised" not in run.stderr

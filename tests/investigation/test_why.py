@@ -124,7 +124,7 @@ def test_two_ranks_of_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, *TORCHRUN, "halfguard.why", "--json", "ddp.py"]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840, check=False
     )
     assert done.returncode == 0, done.stderr
     answer = ScriptAnswer.from_json(done.stdout)
@@ -328,7 +328,7 @@ def press_ctrl_c(folder: Path, during: str) -> tuple[str, str]:
         if during in line:
             process.send_signal(signal.SIGINT)
             break
-    out, rest = process.communicate(timeout=120)
+    out, rest = process.communicate(timeout=360)
     assert not list((folder / "temporary").glob("halfguard-*"))
     return out, "".join(seen) + rest
 
@@ -374,6 +374,7 @@ def test_lines_are_tried_in_passes_too_where_the_process_cannot_be_forked(tmp_pa
     assert "--- a/train.py\n" in answer.cure.patch
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
     "during", ["tracking step 3", "trying changes of step 3", "running the patched script"]
 )

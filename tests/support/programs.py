@@ -21,7 +21,7 @@ def run_python(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.forks import FORKED
 
 STARTING = 240.0  # importing torch on a busy machine is no hang
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 
 
 class HangError(AssertionError):

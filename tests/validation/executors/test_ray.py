@@ -28,7 +28,7 @@ def on_a_cluster(folder: Path, module: str = "tests.validation.cluster") -> dict
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         try:
-            out, said = process.communicate(timeout=200)
+            out, said = process.communicate(timeout=600)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -32,7 +32,7 @@ MISSING = f"needs {', '.join(DAEMONS)}: apt-get install --no-install-recommends 
 
 def on_slurm(test: Callable[[Path], None]) -> Callable[[Path], None]:
     """Mark a test that starts a cluster, and processes with torch on it: minutes on a busy machine."""
-    marks = [pytest.mark.skipif(not has_slurm(), reason=MISSING), pytest.mark.timeout(600)]
+    marks = [pytest.mark.skipif(not has_slurm(), reason=MISSING), pytest.mark.timeout(1200)]
     for mark in (*marks, pytest.mark.slow, pytest.mark.alone):
         test = mark(test)
     return test

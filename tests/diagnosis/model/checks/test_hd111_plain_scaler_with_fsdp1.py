@@ -28,7 +28,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         for rank in (0, 1)
     ]
     for process in processes:
-        _, errors = process.communicate(timeout=240)
+        _, errors = process.communicate(timeout=720)
         assert process.returncode == 0, errors
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 

@@ -71,7 +71,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sample-cells", action="store_true", help="run a third of the slow cells")
+    parser.addoption(
+        "--sample-cells", action="store_true", help="run a third of slow tests with parameters"
+    )
     parser.addoption(
         "--sample-families",
         action="store_true",
@@ -83,8 +85,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests on the stand-in accelerator as slow, but for a sample, and run them last.
 
-    A process that has loaded the stand-in is not quite a machine without an accelerator any more. Tests that
-    run on the CPU too are cells of a matrix, of tests by devices.
+    A process that has loaded the stand-in is not quite a machine without an accelerator any more.
     """
     on_standin = [item for item in items if _device_of(item) == standin.NAME]
     host_only = {item for item in on_standin if item.get_closest_marker("host_only")}
@@ -92,8 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in on_standin:
         if item.get_closest_marker("sampled") is None:
             item.add_marker(pytest.mark.slow)
-            if "device" in _params(item):
-                item.add_marker(pytest.mark.cell)
+            if "device" not in _params(item):  # it makes no sense on a CPU
+                item.add_marker(pytest.mark.all_cells)
     if config.getoption("--sample-cells"):
         _deselect(config, items, {item for item in items if _is_left_out(item)})
     if config.getoption("--sample-families"):
@@ -107,9 +108,9 @@ def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: set[pyt
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    """Leave out two of three slow cells of a matrix, always the same ones."""
-    marks = [item.get_closest_marker(name) for name in ("cell", "slow")]
-    return None not in marks and not _in_sample(item)
+    """Leave out two of three slow tests with parameters, always the same ones."""
+    marks = {name for name in ("slow", "all_cells") if item.get_closest_marker(name)}
+    return marks == {"slow"} and bool(_params(item)) and not _in_sample(item)
 
 
 def _rest_of_families(items: Sequence[pytest.Item]) -> set[pytest.Item]:

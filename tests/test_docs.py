@@ -29,6 +29,7 @@ def _words(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
+@pytest.mark.all_cells
 @pytest.mark.slow
 @pytest.mark.parametrize("snippet", RUNNABLE, ids=str)
 def test_snippet(snippet: Snippet, tmp_path: Path) -> None:

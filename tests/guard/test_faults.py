@@ -26,7 +26,6 @@ from halfguard.records import Action, Cause
 from tests.support.devices import choosing, generator_state, set_generator_state
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make, tensors_of
 
-pytestmark = pytest.mark.cell
 HEALTHY = 12
 SCALE, LARGE_SCALE = 64.0, 2.0**23
 

@@ -47,7 +47,6 @@ def cell(shape: str, optimizer: str, fault: Fault) -> Any:
     return pytest.param(shape, optimizer, fault, marks=marks, id=f"{shape}-{optimizer}-{fault}")
 
 
-@pytest.mark.cell
 @pytest.mark.parametrize(
     ("shape", "optimizer", "fault"), [cell(*chosen) for chosen in sampled_cells()]
 )

@@ -30,7 +30,6 @@ from tests.support.devices import place
 
 # SequentialLR steps by the number of an epoch, which torch itself warns of.
 pytestmark = [
-    pytest.mark.cell,
     pytest.mark.usefixtures("device", "seed"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]

@@ -136,7 +136,6 @@ def ask_changed(folder: Path, text: str, changes: Changes) -> ScriptAnswer:
     return ScriptAnswer.from_json(why("--json", "train.py", cwd=folder).stdout)
 
 
-@pytest.mark.cell
 @pytest.mark.parametrize("kind", FAULTS)
 def test_what_is_lost_is_told_with_a_patch_after_which_it_is_not(tmp_path: Path, kind: str) -> None:
     text, changes, told, lines = FAULTS[kind]

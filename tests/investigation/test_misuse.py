@@ -109,7 +109,6 @@ def ask_loop(folder: Path, old: str, new: str) -> ScriptAnswer:
     return ScriptAnswer.from_json(why("--json", "train.py", cwd=folder).stdout)
 
 
-@pytest.mark.cell
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_wrong_use_of_the_scaler_is_told_with_a_patch_that_was_run(
     tmp_path: Path, kind: str

@@ -374,7 +374,6 @@ def test_lines_are_tried_in_passes_too_where_the_process_cannot_be_forked(tmp_pa
     assert "--- a/train.py\n" in answer.cure.patch
 
 
-@pytest.mark.cell
 @pytest.mark.parametrize(
     "during", ["tracking step 3", "trying changes of step 3", "running the patched script"]
 )

@@ -27,9 +27,7 @@ DTYPES: dict[MixedPrecisionName, torch.dtype] = {
 SMALLEST_SIDE, LARGEST_SIDE = 512, 4096
 LONG_ENOUGH = 5e-3  # seconds of one FP32 product; starting it then takes no noticeable part of them
 ROUNDS, FEWEST_ROUNDS = 9, 3
-AT_MOST = (
-    1.0  # seconds for all rounds, if fewer are enough: some processors are 80 times slower in FP16
-)
+AT_MOST = 1.0  # seconds for all rounds; some processors are 80 times slower in FP16
 
 
 def measure_speeds(device: torch.device) -> Speeds | None:

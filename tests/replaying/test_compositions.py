@@ -21,7 +21,7 @@ from halfguard.replaying.compositions import (
     Softplus,
     UnitVector,
 )
-from halfguard.replaying.float64 import InFloat64
+from halfguard.replaying.function_modes import InFloat64
 from halfguard.replaying.source_edits import SourceFile
 
 Function = Callable[[Tensor], Tensor]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from halfguard.records.culprit import Culprit
+from halfguard.replaying.function_modes import user_place
 from halfguard.replaying.kept_operation import can_be_kept, size_of
-from halfguard.replaying.substitution import user_place
 from halfguard.tracing.auditing.fp32_call import Call, undispatched
 from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.module_stack import ModuleStack

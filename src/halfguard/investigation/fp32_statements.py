@@ -26,11 +26,11 @@ class UncastStatements(StatementsInFP32):
         self.uncast: set[ast.stmt] = set()
         self._certain = {one for file, one in statements if any(_casts(file, one))}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        lowers = func in _CASTS or (func is Tensor.to and _names_half(args, kwargs or {}))
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        lowers = func in _CASTS or (func is Tensor.to and _names_half(args, kwargs))
         found = self._statement() if lowers else None
         if found is None or found[1] not in self._certain:
-            return super().__torch_function__(func, types, args, kwargs)
+            return super().call(func, args, kwargs)
         self.half.setdefault(found[1], set())
         self.uncast.add(found[1])
         return args[0].float()

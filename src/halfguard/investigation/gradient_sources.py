@@ -19,7 +19,7 @@ from torch.amp.grad_scaler import OptState
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.passes import Misused, MisuseKind
 from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
-from halfguard.replaying.substitution import Place, user_place
+from halfguard.replaying.function_modes import Place, user_place
 
 _SAMPLE = 16  # parameters of an optimizer whose gradients are looked at
 _OFTEN = 3  # steps in which it is wrong

@@ -32,7 +32,7 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.training_loop import BackwardCall, LoopObserver, TrainingLoop
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.audit import AuditFinding
-from halfguard.replaying.substitution import user_place
+from halfguard.replaying.function_modes import user_place
 from halfguard.tracing.auditing.audit import LIMIT, MAX_BYTES, judge
 from halfguard.tracing.auditing.fp32_call import undispatched
 from halfguard.tracing.auditing.shadow_watch import ShadowWatch

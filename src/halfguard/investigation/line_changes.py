@@ -19,8 +19,9 @@ from halfguard.replaying.fp32_lines import (
     statements_before,
     statements_of_function,
 )
+from halfguard.replaying.function_modes import Place
 from halfguard.replaying.source_edits import SourceFile
-from halfguard.replaying.substitution import Place, StableSubstitution
+from halfguard.replaying.substitution import StableSubstitution
 
 
 @dataclass

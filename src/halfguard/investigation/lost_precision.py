@@ -16,7 +16,7 @@ from halfguard.investigation.advice import describe_place
 from halfguard.investigation.passes import Misused, Place
 from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.replaying.substitution import user_place
+from halfguard.replaying.function_modes import user_place
 
 _POSITIONS = 16  # fewer numbers in a row are no positions
 _MOST_LOST = 0.9  # of the elements whose gradient is not 0

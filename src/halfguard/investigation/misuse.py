@@ -16,7 +16,7 @@ from halfguard.investigation.crashes import Crash
 from halfguard.investigation.gradient_sources import GradientSources
 from halfguard.investigation.passes import Made, Misused
 from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
-from halfguard.replaying.substitution import Place, user_place
+from halfguard.replaying.function_modes import Place, user_place
 
 _CLIPPINGS = ("clip_grad_norm_", "clip_grad_value_")
 _SMALL = 0.01  # of the loss scale: a limit below it was not multiplied by the scale

@@ -37,7 +37,7 @@ from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
 from halfguard.replaying import keep_operation
-from halfguard.replaying.substitution import user_place
+from halfguard.replaying.function_modes import user_place
 from halfguard.tracing.origins import Origin
 
 _SECONDS = 120.0  # for all trials

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from halfguard.errors import UsageError
 from halfguard.investigation.scaled_losses import ScaledLosses
-from halfguard.replaying.substitution import Place, user_place
+from halfguard.replaying.function_modes import Place, user_place
 from halfguard.tracing.auditing.fp32_call import undispatched
 
 _LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")

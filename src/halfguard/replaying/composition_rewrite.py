@@ -13,7 +13,6 @@ from math import sqrt
 from typing import Any, Self
 
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from halfguard.replaying.compositions import (
     Composition,
@@ -27,7 +26,7 @@ from halfguard.replaying.compositions import (
     SumOfSquares,
     UnitVector,
 )
-from halfguard.replaying.substitution import Place, run_backward, user_place
+from halfguard.replaying.function_modes import FunctionMode, Place, user_place
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Found:
     lines: frozenset[Place]
 
 
-class CompositionRewrite(TorchFunctionMode):
+class CompositionRewrite(FunctionMode):
     """Replaces compositions that end on accepted lines; ``found`` lists all that were seen.
 
     With ``meaning`` their meaning is run, otherwise their stable form.
@@ -77,11 +76,7 @@ class CompositionRewrite(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.backward:
-            with self:  # the backward pass may recompute checkpointed blocks
-                return run_backward(args[0])
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         if name not in _RECOGNIZED:
             return func(*args, **kwargs)

@@ -17,10 +17,11 @@ from halfguard.records import Cause
 from halfguard.records.autopsy import Cure, CureKind, ReplayTrial
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
+from halfguard.replaying.function_modes import Place
 from halfguard.replaying.judgement import Change, Judge, error_class
 from halfguard.replaying.replayed_step import ReplayedStep, Variation
 from halfguard.replaying.rewrite import make_patch
-from halfguard.replaying.substitution import Place, StableForm
+from halfguard.replaying.substitution import StableForm
 from halfguard.replaying.trials import BadSamples, Trials, describe_samples, has_own_line
 
 _WHY_BF16 = "BF16 has the range of FP32, but 8 significant bits where FP16 has 11"

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from halfguard.autocast_ops import RULES, AutocastRule
 from halfguard.precision.modes import HALF_DTYPES, full_precision
+from halfguard.replaying.function_modes import FunctionMode, Place, writes_first
 from halfguard.replaying.own_lines import SIMPLE, inner_scopes, is_shadowed
 from halfguard.replaying.source_edits import SourceFile
-from halfguard.replaying.substitution import Place, run_backward, writes_first
 from halfguard.tracing.source import user_frame
 
 Statement = tuple[SourceFile, ast.stmt]
@@ -81,7 +80,7 @@ _LOWERED = frozenset(
 _DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 
-class StatementsInFP32(TorchFunctionMode):
+class StatementsInFP32(FunctionMode):
     """Runs the calls of statements in FP32; ``half`` collects the expressions that were half there."""
 
     def __init__(self, statements: list[Statement]) -> None:
@@ -92,11 +91,7 @@ class StatementsInFP32(TorchFunctionMode):
         self._calls_module: set[ast.stmt] = set()
         self._tensors: dict[ast.stmt, ast.expr] = {}  # one tensor of each statement
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.backward:
-            with self:  # the backward pass may recompute checkpointed blocks
-                return run_backward(args[0])
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         is_property = name in ("__get__", "__set__")
         if is_property and func is not _DTYPE:

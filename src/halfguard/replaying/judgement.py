@@ -19,7 +19,7 @@ from halfguard.formats import FP16
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.replaying.composition_rewrite import CompositionRewrite
-from halfguard.replaying.float64 import InFloat64
+from halfguard.replaying.function_modes import InFloat64
 from halfguard.replaying.replayed_step import ReplayedStep, Result, Variation, relative_error
 
 Change = Callable[[], Variation]  # a new variation for each run: contexts are used once

@@ -13,12 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from halfguard import ops
-from halfguard.tracing.source import user_frame
-
-Place = tuple[str, int]  # file and line
+from halfguard.replaying.function_modes import FunctionMode, Place, user_place
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ STABLE_FORMS: dict[str, StableForm] = {
 _POWERS = {0.5: _UNARY["sqrt"], -0.5: _UNARY["rsqrt"]}
 
 
-class StableSubstitution(TorchFunctionMode):
+class StableSubstitution(FunctionMode):
     """Runs stable forms for calls on given lines; ``used`` lists them by line."""
 
     def __init__(self, places: Iterable[Place]) -> None:
@@ -100,13 +97,7 @@ class StableSubstitution(TorchFunctionMode):
         self._places = frozenset(places)
         self.used: dict[Place, set[StableForm]] = {}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.backward:
-            # A mode is off inside the function that it intercepts, but the backward pass may recompute
-            # checkpointed blocks. Enter it again, and call the engine, which is not intercepted.
-            with self:
-                return run_backward(args[0])
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = self._stable(getattr(func, "__name__", ""), args, kwargs)
         return func(*args, **kwargs) if result is None else result
 
@@ -123,31 +114,3 @@ class StableSubstitution(TorchFunctionMode):
         if result is not None and place is not None:
             self.used.setdefault(place, set()).add(stable)
         return result
-
-
-def run_backward(loss: Tensor) -> None:
-    """Run the backward pass of a loss by torch's engine, which no mode intercepts."""
-    torch.autograd.graph._engine_run_backward(
-        (loss,),
-        (torch.ones_like(loss),),
-        False,
-        False,
-        (),
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
-
-
-def writes_first(name: str) -> bool:
-    """Return whether a torch function changes its first argument in place."""
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
-
-
-def user_place() -> Place | None:
-    """Return the innermost line of the user's code that is running."""
-    frame = user_frame(_NO_FRAME)
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-_NO_FRAME = _tensors.__code__  # user_frame stops at this code; it is never on the stack

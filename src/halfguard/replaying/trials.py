@@ -23,11 +23,12 @@ from halfguard.replaying.fp32_lines import (
     statements_at,
     statements_of_function,
 )
+from halfguard.replaying.function_modes import Place
 from halfguard.replaying.judgement import Change, Judge
 from halfguard.replaying.replayed_step import UNCHANGED, ReplayedStep, Variation, scale_loss
 from halfguard.replaying.samples import batch_size, find_bad_samples
 from halfguard.replaying.source_edits import SourceFile
-from halfguard.replaying.substitution import Place, StableForm, StableSubstitution
+from halfguard.replaying.substitution import StableForm, StableSubstitution
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 
 _DOUBLINGS = 24  # range of the search for a lower loss scale

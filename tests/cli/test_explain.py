@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -34,31 +33,16 @@ def test_a_table_and_its_meaning() -> None:
     ("args", "expression"),
     [
         (["-1e9"], "-1e9"),
-        (["-tanh(3)"], "-tanh(3)"),
+        (["-exp(3)"], "-exp(3)"),
         (["--", "-1e9"], "-1e9"),
         (["1", "-", "1e-4"], "1 - 1e-4"),
         (["-1", "+", "-2"], "-1 + -2"),
     ],
 )
 def test_expressions_need_no_escaping_from_options(args: list[str], expression: str) -> None:
-    done = explain("--json", *args)
+    done = explain(*args)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["expression"] == expression
-
-
-def test_json() -> None:
-    done = explain("65504*2", "--json")
-    body = json.loads(done.stdout, parse_constant=pytest.fail)
-    assert list(body) == ["kind", "schema_version", "expression", "exact", "formats", "sentences"]
-    assert (body["kind"], body["schema_version"], body["exact"]) == ("explanation", 1, "131008")
-    assert body["formats"][0] == {
-        "name": "FP16",
-        "dtype": "float16",
-        "stored": "Infinity",
-        "computed": "Infinity",
-        "relative_error": "Infinity",
-        "state": "overflow",
-    }
+    assert done.stdout.splitlines()[0].split(" = ")[0] == expression
 
 
 @pytest.mark.parametrize("bad", ["1+x", "__import__('os')", "9**9**9", "(", "-x"])
@@ -90,5 +74,5 @@ def test_torch_is_not_imported() -> None:
 
 def test_the_numbers_need_the_standard_library_only() -> None:
     watched = "{'torch', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)"
-    code = f"import sys, halfguard.numerics.advice; print({watched})"
+    code = f"import sys, halfguard.numerics.explain; print({watched})"
     assert explain(code=code).stdout == "set()\n"

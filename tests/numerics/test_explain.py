@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from halfguard.formats import ALL, BF16, FP8_E4M3FN, FP16, FP32
-from halfguard.numerics.explain import explain
-from halfguard.numerics.explanation import Rounding, percent, show_number
+from halfguard.numerics.explain import explain, percent, show_number
 
 
 def sentence(text: str, beginning: str) -> str:
@@ -22,33 +21,33 @@ def sentence(text: str, beginning: str) -> str:
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("1", Rounding.EXACT),
-        ("inf", Rounding.EXACT),
-        ("0.1", Rounding.ROUNDED),
-        ("6e-8", Rounding.SUBNORMAL),
-        ("2**-24", Rounding.EXACT),
-        ("1e-8", Rounding.UNDERFLOW),
-        ("65520", Rounding.OVERFLOW),
-        ("300*300/300", Rounding.OVERFLOW),
-        ("(1+1e-4)-1", Rounding.LOST),
-        ("nan", Rounding.NAN),
-        ("1e9-1e9", Rounding.NAN),
+        ("1", "exact"),
+        ("inf", "exact"),
+        ("0.1", "rounded"),
+        ("6e-8", "subnormal"),
+        ("2**-24", "exact"),
+        ("1e-8", "underflow to 0"),
+        ("65520", "overflow to inf"),
+        ("300*300/300", "overflow to inf"),
+        ("(1+1e-4)-1", "0: lost in a step"),
+        ("nan", "NaN"),
+        ("1e9-1e9", "NaN"),
     ],
 )
-def test_states_in_fp16(text: str, state: Rounding) -> None:
-    assert explain(text).result_in(FP16).state is state
+def test_states_in_fp16(text: str, state: str) -> None:
+    assert explain(text).rows[FP16].state == state
 
 
 def test_results() -> None:
     explanation = explain(" 1-1e-4 ")
     assert explanation.text == "1-1e-4"
-    assert [row.format for row in explanation.results] == list(ALL)
-    row = explanation.result_in(FP16)
+    assert list(explanation.rows) == list(ALL)
+    row = explanation.rows[FP16]
     assert (row.stored, row.computed) == (1, 1)
-    assert row.relative_error == pytest.approx(1e-4, rel=1e-3)
-    assert explanation.result_in(FP8_E4M3FN).computed is None  # torch cannot add in FP8
-    assert explain("0.1").result_in(FP16).computed is None  # a number needs no computing
-    assert explain("500").result_in(FP8_E4M3FN).state is Rounding.OVERFLOW
+    assert row.error == pytest.approx(1e-4, rel=1e-3)
+    assert explanation.rows[FP8_E4M3FN].computed is None  # torch cannot add in FP8
+    assert explain("0.1").rows[FP16].computed is None  # a number needs no computing
+    assert explain("500").rows[FP8_E4M3FN].state == "overflow to NaN or 448"
 
 
 def test_as_an_eps() -> None:
@@ -139,7 +138,7 @@ def test_step_by_step() -> None:
 def test_overflow() -> None:
     assert "FP16 (largest value 65504)" in sentence("65504*2", "Its magnitude")
     assert "BF16 has the range of FP32 and holds 131072" in sentence("65504*2", "FP16 gives inf")
-    assert explain("65504*2").result_in(BF16).stored == 131072
+    assert explain("65504*2").rows[BF16].stored == 131072
 
 
 def test_as_an_integer() -> None:
@@ -161,13 +160,13 @@ def test_as_an_integer() -> None:
     ],
 )
 def test_when_nothing_else_is_to_say(text: str, says: str) -> None:
-    assert explain(text).sentences == (says,)
+    assert explain(text).sentences == [says]
 
 
 def test_one_nan_spoils_a_sum() -> None:
-    assert "NaN in every format" in explain("nan").sentences[0]
+    for text in ("nan", "inf", "-inf", "inf-inf"):  # a difference of infinities is no update
+        assert "makes a sum, mean or gradient norm NaN" in explain(text).sentences[0]
     assert torch.tensor([1.0, math.nan]).sum().isnan()
-    assert "inf - inf" in explain("inf").sentences[0]
 
 
 @pytest.mark.parametrize(
@@ -193,4 +192,4 @@ def test_percentages_for_people() -> None:
         "",
         "",
     ]
-    assert explain("1e400").result_in(FP32).relative_error == math.inf
+    assert explain("1e400").rows[FP32].error == math.inf

@@ -1,4 +1,4 @@
 """Pure functions that show what happens to numbers in 16 bits.
 
-``explain`` is pure Python and needs no torch; ``health``, ``histogram`` and ``checksum`` work on tensors.
+``explain`` is pure Python and needs no torch; the others work on tensors.
 """

@@ -7,6 +7,7 @@ import functools
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 import zlib
 from collections import Counter
@@ -28,6 +29,7 @@ import torch
 from hypothesis import settings
 
 from tests.support import devices, standin
+from tests.support.processor_time import ProcessorTime
 from tests.support.turns import Turns
 
 # No deadlines: the machine may be busy. CI draws the same examples in every run, so that what fails there is
@@ -51,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # name is short: Ray's sockets are in there, and the system limits the length of their paths.
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="hg-")
     config.add_cleanup(functools.partial(shutil.rmtree, os.environ["RAY_TMPDIR"], True))
+    config.pluginmanager.register(ProcessorTime(config))
     if hasattr(config, "workerinput"):  # a worker of pytest-xdist
         config.stash[_TURNS] = turns = Turns(Path(config.workerinput["turns"]))
         config.add_cleanup(turns.close)
@@ -79,6 +82,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run a third of tests with many parameter sets",
     )
+    parser.addoption(
+        "--sample-seed",
+        default=_commit(),
+        help="which third: by default, the commit decides, so that each test is run within a few commits",
+    )
+    parser.addoption(
+        "--check-budget",
+        action="store_true",
+        help="print processor seconds per package; fail if one exceeds its budget",
+    )
+
+
+def _commit() -> str:
+    """Return the hash of the commit that is checked out; a source archive has none."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if config.getoption("--sample-cells") or config.getoption("--sample-families"):
+        return (
+            f"a third of large families of tests: --sample-seed={config.getoption('--sample-seed')}"
+        )
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
@@ -96,9 +126,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if "device" not in _params(item):  # it makes no sense on a CPU
                 item.add_marker(pytest.mark.all_cells)
     if config.getoption("--sample-cells"):
-        _deselect(config, items, {item for item in items if _is_left_out(item)})
+        seed = config.getoption("--sample-seed")
+        _deselect(config, items, {item for item in items if _is_left_out(item, seed)})
     if config.getoption("--sample-families"):
-        _deselect(config, items, _rest_of_families(items))
+        _deselect(config, items, _rest_of_families(items, config.getoption("--sample-seed")))
     items.sort(key=lambda item: _device_of(item) == standin.NAME)
 
 
@@ -107,24 +138,25 @@ def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: set[pyt
     config.hook.pytest_deselected(items=list(left_out))
 
 
-def _is_left_out(item: pytest.Item) -> bool:
-    """Leave out two of three slow tests with parameters, always the same ones."""
+def _is_left_out(item: pytest.Item, seed: str) -> bool:
+    """Leave out two of three slow tests with parameters."""
     marks = {name for name in ("slow", "all_cells") if item.get_closest_marker(name)}
-    return marks == {"slow"} and bool(_params(item)) and not _in_sample(item)
+    return marks == {"slow"} and bool(_params(item)) and not _in_sample(item, seed)
 
 
-def _rest_of_families(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return two of three tests of each function with many parameter sets, always the same ones."""
+def _rest_of_families(items: Sequence[pytest.Item], seed: str) -> set[pytest.Item]:
+    """Return two of three tests of each function with many parameter sets."""
     size = Counter(_function_of(item) for item in items)
-    return {i for i in items if size[_function_of(i)] >= _FAMILY and not _in_sample(i)}
+    return {i for i in items if size[_function_of(i)] >= _FAMILY and not _in_sample(i, seed)}
 
 
 def _function_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
-def _in_sample(item: pytest.Item) -> bool:
-    return zlib.crc32(item.nodeid.encode()) % 3 == 0
+def _in_sample(item: pytest.Item, seed: str) -> bool:
+    """Put each test into one of three parts, and choose a part by the seed."""
+    return (zlib.crc32(item.nodeid.encode()) + zlib.crc32(seed.encode())) % 3 == 0
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

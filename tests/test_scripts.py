@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = sorted(p.stem.removeprefix("bench_") for p in ROOT.glob("benchmarks/bench_*.py"))
 PARALLEL = ["-m", "pytest", "-n", "3", "--dist", "worksteal"]
-ALL = [*PARALLEL, "--sample-cells"]
+ALL = [*PARALLEL, "--sample-cells", "--check-budget"]
 
 
 def started(folder: Path, *command: str) -> list[list[str]]:

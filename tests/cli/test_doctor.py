@@ -111,15 +111,8 @@ def test_a_card_named_by_hand(doctor: Run, name: str, choice: str) -> None:
 
 
 def test_the_vendor_is_named_once(doctor: Run) -> None:
-    assert doctor("--gpu", "M2 Max").stdout.startswith("Apple M2 Max: Apple M1 and M2, 400 GB/s")
-    assert doctor("--gpu", "T4").stdout.startswith("Tesla T4: NVIDIA Turing, ")
-
-
-def test_a_variant_that_is_not_listed_is_told_so(doctor: Run) -> None:
-    done = doctor("--gpu", "RTX 3080 12GB")
-    assert done.stdout.startswith("RTX 3080 12GB: NVIDIA Ampere\n")
-    assert "No figures: the table has GeForce RTX 3080 (10 GB) only" in done.words
-    assert "Choose bf16-mixed." in done.stdout
+    assert doctor("--gpu", "M2 Max").stdout.startswith("M2 Max: Apple M1 and M2\n")
+    assert doctor("--gpu", "T4").stdout.startswith("T4: NVIDIA Turing\n")
 
 
 def test_a_name_of_two_cards_is_answered_with_both(doctor: Run) -> None:
@@ -251,13 +244,3 @@ def test_a_workload_in_json(doctor: Run) -> None:
     body = json.loads(doctor("examples/overflowing.py:t5", *args).stdout)
     assert body["diagnosis"]["effective"]["got"] == "fp16-mixed"
     assert body["cost"] is None
-
-
-def test_the_page_of_the_table_is_that_of_the_data() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/hardware_docs", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout

@@ -45,10 +45,6 @@ def _print_head(report: MachineReport, console: Console) -> None:
         facts = [f"{machine.processor.cores} cores"] if machine else []
     if hardware.memory is not None:
         facts.append(f"{hardware.memory:.3g} GB")
-    if hardware.bandwidth is not None:
-        facts.append(f"{hardware.bandwidth:g} GB/s")
-    if hardware.matrix_tflops is not None:
-        facts.append(f"{hardware.matrix_tflops:g} TFLOPS in 16 bits")
     console.print(f"{hardware.name}: {', '.join(facts)}", style="bold")
     console.print(f"source: {hardware.source}" if machine is None else _software_text(machine))
 
@@ -64,13 +60,15 @@ def _ability_table(report: MachineReport) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("precision")
     table.add_column("what happens")
-    bases = {ability.basis for ability in report.abilities} - {None}
-    table.add_column(f"matmul speed ({bases.pop()})" if bases else "speed", justify="right")
+    measured = any(ability.speed is not None for ability in report.abilities)
+    if measured:
+        table.add_column("matmul speed", justify="right")
     if report.parity:
         table.add_column("against float64")
     for ability in report.abilities:
-        speed = "" if ability.speed is None else f"{ability.speed:.2g}x"
-        cells = [ability.precision, ability.how, speed]
+        cells = [ability.precision, ability.how]
+        if measured:
+            cells.append("" if ability.speed is None else f"{ability.speed:.2g}x")
         if report.parity:
             cells.append(_parity_text(report, ability.precision))
         chosen = ability.precision == report.choice.precision

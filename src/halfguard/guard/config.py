@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from halfguard.errors import ConfigError
-from halfguard.hardware.auto import choose_precision
+from halfguard.hardware.choice import choose_precision
 from halfguard.precision_names import PrecisionName
 from halfguard.records.config_file import parse_yaml, read_yaml, validate_config
 

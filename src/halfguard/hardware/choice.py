@@ -10,10 +10,32 @@ Measurements override the table: a format that failed the self-test or ran slowe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from typing import Any
 
+from halfguard.hardware.lookup import look_up_device, look_up_processor
 from halfguard.hardware.measured import Measurements, Speeds, choose_by_measurement
+from halfguard.hardware.reading import read_devices, read_processor
+from halfguard.precision_names import PrecisionName
 from halfguard.records.machine import Choice, Hardware, ParityRow
+
+logger = logging.getLogger("halfguard")
+
+
+def choose_precision(torch: Any) -> PrecisionName:
+    """Choose by the table for the first accelerator of torch, or else for the processor; log why.
+
+    ``precision: auto`` asks for it once, when a configuration is read, so that the journal and every rank
+    see a definite name.
+    """
+    devices = read_devices(torch)
+    hardware = look_up_device(devices[0]) if devices else look_up_processor(read_processor())
+    choice = choose(hardware)
+    logger.info(
+        "precision: auto is %s on %s. %s", choice.precision, hardware.name, choice.reasons[0]
+    )
+    return choice.precision
 
 
 def choose(
@@ -128,7 +150,7 @@ def _without_matrix_units(hardware: Hardware, measurements: Measurements) -> Cho
     return Choice(
         precision="fp16-mixed",
         reasons=(
-            f"FP16 arithmetic runs at {hardware.fp16_rate or 1:g}x FP32, with half the memory traffic.",
+            "FP16 arithmetic runs at up to 2x FP32, with half the memory traffic.",
             "BF16 is only emulated.",
         ),
         warnings=(

@@ -72,25 +72,18 @@ class Hardware(FloatRecordPart):
     generation: str
     fp16: Support
     bf16: Support
-    fp16_rate: float | None = Field(default=None, description="FP16 over FP32 outside matrix units")
-    bf16_rate: float = Field(default=1, description="BF16 over FP16 in matrix units")
     matrix: bool | None = Field(default=None, description="matrix units for 16 bits")
     tf32: bool = False
-    fp32_tflops: float | None = None
-    fp16_tflops: float | None = None
-    matrix_tflops: float | None = Field(default=None, description="dense, summed in FP32")
     memory: float | None = Field(default=None, description="GB")
-    bandwidth: float | None = Field(default=None, description="GB/s")
     source: str
 
 
 class Ability(FloatRecordPart):
-    """The support for one precision on one device, and its speed relative to FP32."""
+    """The support for one precision on one device, and its speed if it was measured."""
 
     precision: MixedPrecisionName
     how: str
     speed: float | None = Field(default=None, description="matrix products, over FP32")
-    basis: Literal["measured", "published"] | None = None
 
 
 class Choice(FloatRecordPart):

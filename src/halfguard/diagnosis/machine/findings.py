@@ -155,13 +155,12 @@ def _slower_than_fp32(
 
 
 def _slow_fp16(hardware: Hardware, severity: Severity) -> Finding:
-    rate = f"1/{round(1 / hardware.fp16_rate)} of" if hardware.fp16_rate else "slower than"
     return Finding(
         code="HD006",
         severity=severity,
         message=f"FP16 is not faster on {hardware.name}.",
         subject="fp16-mixed",
-        why=f"It has no tensor cores, and FP16 arithmetic runs at {rate} FP32's rate, so FP32 is used. "
+        why="It has no tensor cores, and FP16 arithmetic is far slower than FP32, so FP32 is used. "
         "Weights, gradients and optimizer state stay FP32: only saved activations shrink.",
         cure="Use fp32. Use fp16-mixed only if the activations do not fit.",
     )

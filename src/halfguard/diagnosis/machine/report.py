@@ -1,18 +1,17 @@
-"""Report on a machine or a card: read it, measure it, choose a precision, find problems."""
+"""Report on a machine or a card: read it, measure it, describe and choose a precision, find problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from halfguard.diagnosis.machine.abilities import list_abilities
 from halfguard.diagnosis.machine.findings import check_hardware, check_machine, check_parity
-from halfguard.hardware.choice import choose
+from halfguard.hardware.choice import choose, matrix_units
 from halfguard.hardware.lookup import find_card, look_up_device, look_up_processor
 from halfguard.hardware.measured import Speeds
 from halfguard.hardware.reading import read_machine
 from halfguard.precision_names import MixedPrecisionName
-from halfguard.records.machine import Hardware, Machine, MachineReport, ParityRow
+from halfguard.records.machine import Ability, Hardware, Machine, MachineReport, ParityRow
 
 STEPS = 19  # of progress: one for the speeds, one per operation and format
 
@@ -86,3 +85,45 @@ def _other_hardware(machine: Machine) -> list[Hardware]:
     """Return the devices whose name differs from the first."""
     by_name = {device.name: device for device in reversed(machine.devices)}
     return [look_up_device(d) for name, d in by_name.items() if name != machine.devices[0].name]
+
+
+def list_abilities(hardware: Hardware, speeds: Speeds | None = None) -> tuple[Ability, ...]:
+    """Return what each precision does on a device, and how fast it is if that was measured."""
+    fp32 = "native; matrix products in TF32 if that is allowed" if hardware.tf32 else "native"
+    how: dict[MixedPrecisionName, str] = {
+        "fp32": fp32,
+        "fp16-mixed": _describe_fp16(hardware),
+        "bf16-mixed": _describe_bf16(hardware),
+    }
+    return tuple(
+        Ability(precision=precision, how=text, speed=(speeds or {}).get(precision))
+        for precision, text in how.items()
+    )
+
+
+def _describe_fp16(hardware: Hardware) -> str:
+    if hardware.kind == "processor":
+        return _on_processor(hardware, "FP16")
+    return {
+        "faulty": "wrong: convolutions are known to give NaN",
+        "slow": "storage only: FP16 arithmetic is far slower than FP32, so FP32 is used",
+        "unknown": "unknown",
+    }.get(hardware.fp16, f"native, {_units(hardware)}")
+
+
+def _describe_bf16(hardware: Hardware) -> str:
+    if hardware.kind == "processor":
+        return _on_processor(hardware, "BF16")
+    return {
+        "emulated": "emulated: computed in FP32 and rounded",
+        "unknown": "unknown",
+    }.get(hardware.bf16, f"native, {_units(hardware)}")
+
+
+def _units(hardware: Hardware) -> str:
+    return f"{'on' if hardware.matrix else 'without'} {matrix_units(hardware)}"
+
+
+def _on_processor(hardware: Hardware, name: str) -> str:
+    units = [unit for unit in hardware.generation.split(", ") if unit.endswith(name)]
+    return f"native ({', '.join(units)})" if units else "converted to FP32 and back"

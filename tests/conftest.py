@@ -113,18 +113,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests on the stand-in accelerator as slow, but for a sample, and run them last.
+    """Run tests on the stand-in accelerator last.
 
     A process that has loaded the stand-in is not quite a machine without an accelerator any more.
     """
-    on_standin = [item for item in items if _device_of(item) == standin.NAME]
-    host_only = {item for item in on_standin if item.get_closest_marker("host_only")}
-    items[:] = [item for item in items if item not in host_only]
-    for item in on_standin:
-        if item.get_closest_marker("sampled") is None:
-            item.add_marker(pytest.mark.slow)
-            if "device" not in _params(item):  # it makes no sense on a CPU
-                item.add_marker(pytest.mark.all_cells)
     if config.getoption("--sample-cells"):
         seed = config.getoption("--sample-seed")
         _deselect(config, items, {item for item in items if _is_left_out(item, seed)})
@@ -175,19 +167,27 @@ def _params(item: pytest.Item) -> dict[str, object]:
     return {} if spec is None else spec.params
 
 
-@pytest.fixture(params=[pytest.param("cpu", id=pytest.HIDDEN_PARAM), standin.NAME])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test marked ``on_standin`` a second time, on the stand-in accelerator."""
+    if metafunc.definition.get_closest_marker("on_standin"):
+        names = [pytest.param("cpu", id=pytest.HIDDEN_PARAM), standin.NAME]
+        metafunc.parametrize("device", names, indirect=True)
+
+
+@pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Run the test on the CPU, and again on the stand-in accelerator, with the tensors that it makes."""
-    _require(request.param)
-    if request.param == "cpu":
+    """Give the device of the test, on which the tensors that it makes lie: the CPU or the stand-in."""
+    name = getattr(request, "param", "cpu")
+    _require(name)
+    if name == "cpu":
         yield torch.device("cpu")
         return
-    with devices.choosing(request.param) as chosen:
+    with devices.choosing(name) as chosen:
         by_hand = request.node.get_closest_marker("placed_by_hand")
         with contextlib.nullcontext() if by_hand else devices.PlacingTests():
             yield chosen
         if not standin.load().operations():
-            pytest.fail("nothing ran on the device; mark the test as host_only")
+            pytest.fail("nothing ran on the device; the test needs no mark on_standin")
 
 
 @pytest.fixture(params=[standin.NAME])

@@ -15,8 +15,6 @@ from tests.support import devices, standin
 from tests.support.models import MODELS, OPTIMIZERS, bare_step, batches, differences, make
 from tests.support.programs import run_python
 
-pytestmark = pytest.mark.sampled
-
 
 @pytest.fixture
 def device(accelerator: Any) -> torch.device:

@@ -17,7 +17,7 @@ import halfguard as hg
 from halfguard.errors import PoisonedStateError, RecordError, UsageError
 from tests.checkpoints.helper import files
 
-pytestmark = [pytest.mark.host_only, pytest.mark.usefixtures("seed")]
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 def state_of(number: float) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def test_a_model_alone_is_saved_as_its_state_dict(tmp_path: Path) -> None:
     assert list(files(tmp_path)) == ["a.pt"]
 
 
+@pytest.mark.on_standin
 def test_a_guard_is_saved_too(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     guard = hg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -101,6 +102,7 @@ def test_numbers_are_checked_too(tmp_path: Path) -> None:
     assert list(files(tmp_path)) == ["a.pt"]
 
 
+@pytest.mark.on_standin
 def test_values_too_large_for_the_storage_format_are_refused(tmp_path: Path) -> None:
     model, path = Tied(), tmp_path / "half.pt"
     hg.save_checkpoint(path, {"model": model}, dtype=torch.float16)
@@ -121,7 +123,6 @@ def test_values_too_large_for_the_storage_format_are_refused(tmp_path: Path) -> 
     assert load(path)["model"]["norm.bias"][0] == 65504
 
 
-@pytest.mark.host_only
 def test_the_file_itself_is_checked(tmp_path: Path) -> None:
     """Below the limit in float64, but torch rounds twice on the way to float16, and gets infinity."""
     state = {"a": torch.tensor([65519.9999999], dtype=torch.float64)}
@@ -162,7 +163,6 @@ def test_intended_infinities(tmp_path: Path) -> None:
         lambda: torch.ones(3).to(torch.float8_e5m2),
     ],
 )
-@pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 def test_every_kind_of_tensor_is_checked(tmp_path: Path, make: Any) -> None:
     tensor = make()
@@ -209,7 +209,6 @@ def write_to_a_full_disk(path: Path, answers: Any) -> None:
         answers.send(str(error))
 
 
-@pytest.mark.host_only
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_earlier_file(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"

@@ -73,6 +73,7 @@ def test_a_workload_as_a_guard_would_train_it(precision: Precision) -> None:
     assert all(p.dtype is torch.float32 for p in model.parameters())
 
 
+@pytest.mark.on_standin
 def test_a_workload_with_a_weakness() -> None:
     model = net(batchnorm=True)
     job = hg.Workload(model, loss, [batch().half()], torch.optim.AdamW(model.parameters()))
@@ -96,6 +97,7 @@ class Careful(nn.Module):
         return output
 
 
+@pytest.mark.on_standin
 def test_training_after_doctor_is_bitwise_training_without_it(
     seed: Callable[[int], None],
 ) -> None:
@@ -121,6 +123,7 @@ def test_training_after_doctor_is_bitwise_training_without_it(
     assert not torch.equal(plain["inner.0.weight"], Careful().inner[0].weight)  # it was trained
 
 
+@pytest.mark.on_standin
 def test_islands_are_counted_and_do_not_change_the_name() -> None:
     model = net()
     hg.fp32_island(model[2])
@@ -131,7 +134,6 @@ def test_islands_are_counted_and_do_not_change_the_name() -> None:
     assert "1 in bfloat16, 1 in float32 (2)" in diagnosis.effective.evidence[0]
 
 
-@pytest.mark.host_only
 def test_attention_convolution_and_recurrence_count_as_products() -> None:
     class All(nn.Module):
         def __init__(self) -> None:
@@ -245,7 +247,6 @@ def test_the_record_is_read_back_and_its_text_is_short() -> None:
     assert str(hg.doctor(net())) == "nothing found"
 
 
-@pytest.mark.host_only
 def test_every_check_has_its_code_and_its_place_in_the_reference() -> None:
     names = sorted(module.name for module in pkgutil.iter_modules(checks.__path__))
     assert len(names) == len(all_checks()) == 21

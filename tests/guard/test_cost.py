@@ -124,6 +124,7 @@ def added(
     return ours.total - base.total, ours.host_syncs - base.host_syncs
 
 
+@pytest.mark.on_standin
 @pytest.mark.slow
 @pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
@@ -160,6 +161,7 @@ def test_other_configurations(optimizer: str, config: dict[str, Any]) -> None:
     assert few_syncs == many_syncs == int(waits)
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("seed")
 def test_retry_costs_a_fused_optimizer_one_host_sync_and_others_none() -> None:
     config = {"clip": {"max_norm": 1.0}, "skip": {"on_nonfinite": "retry_fp32"}}
@@ -167,6 +169,7 @@ def test_retry_costs_a_fused_optimizer_one_host_sync_and_others_none() -> None:
     assert syncs == {"SGD": 0, "AdamW foreach": 0, "AdamW fused": 1}
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_limits_that_follow_the_run_are_sent_to_the_device_each_step(optimizer: str) -> None:
@@ -187,6 +190,7 @@ def test_without_clipping_the_norms_cost_a_few_operations_for_all_tensors(optimi
     assert few_syncs == many_syncs == 0
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("seed")
 def test_a_journal_asks_nothing_of_the_device_but_the_state_of_its_generator(
     tmp_path: Path,
@@ -198,6 +202,7 @@ def test_a_journal_asks_nothing_of_the_device_but_the_state_of_its_generator(
     assert with_journal.host_syncs == without.host_syncs == 0
 
 
+@pytest.mark.on_standin
 def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None:
     """Fake tensors have no values; reading one raises an error."""
     with FakeTensorMode(allow_non_fake_inputs=True):

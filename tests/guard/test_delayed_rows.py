@@ -63,6 +63,7 @@ class Late:
         return int(self.scheduler.last_epoch)
 
 
+@pytest.mark.on_standin
 def test_a_guard_on_an_accelerator_would_lag() -> None:
     # The setting that these tests change by hand.
     late = Late()
@@ -70,6 +71,7 @@ def test_a_guard_on_an_accelerator_would_lag() -> None:
     assert not late.guard._needs_answer_now
 
 
+@pytest.mark.on_standin
 def test_nothing_is_read_in_a_healthy_step() -> None:
     late = Late(lag=1000)
     late.run([GOOD])
@@ -88,6 +90,7 @@ def test_skipped_steps_leave_everything_as_it_was() -> None:
     assert not same(before, late.weights())
 
 
+@pytest.mark.on_standin
 def test_weights_are_those_of_a_guard_without_lag() -> None:
     losses = [GOOD, BAD, GOOD, GOOD, BAD, BAD, *[GOOD] * 6]
     ends = []
@@ -102,6 +105,7 @@ def test_weights_are_those_of_a_guard_without_lag() -> None:
     assert ends[0][1:] == ends[1][1:]
 
 
+@pytest.mark.on_standin
 def test_outcomes_can_be_read_before_they_are_judged() -> None:
     late = Late()
     good, bad = late.run([GOOD, BAD])
@@ -113,6 +117,7 @@ def test_outcomes_can_be_read_before_they_are_judged() -> None:
     assert (bad.action, bad.cause) == (Action.SKIP, Cause.BAD_BATCH), "decided as it was read"
 
 
+@pytest.mark.on_standin
 def test_the_scheduler_catches_up() -> None:
     late = Late()
     late.run([GOOD, GOOD, BAD, BAD, GOOD])
@@ -177,6 +182,7 @@ def test_the_last_overflow_of_an_epoch_belongs_to_it(lag: int) -> None:
     assert late.guard.close().scale_reductions == 1
 
 
+@pytest.mark.on_standin
 def test_a_halt_comes_late_and_names_the_step() -> None:
     late = Late({"skip": {"max_consecutive": 3}})
     late.run([GOOD, GOOD])
@@ -215,6 +221,7 @@ def rolled_back(after: list[float]) -> Late:
     return late
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("after", [[BAD, BAD], [GOOD, GOOD], [GOOD, BAD]])
 def test_after_rolling_back_what_was_under_way_does_not_count(after: list[float]) -> None:
     """The rollback undoes the steps that were taken before it."""
@@ -243,6 +250,7 @@ def test_every_step_is_counted_once_after_a_return() -> None:
     assert total.applied + sum(total.skipped.values()) + total.rollbacks == total.steps
 
 
+@pytest.mark.on_standin
 def test_going_back_while_everything_is_brought_in_gives_up_the_rest() -> None:
     """The end of an epoch reads all pending rows; the rollback undoes the steps after the bad one."""
     late = Late(RECOVERY)

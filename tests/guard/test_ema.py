@@ -105,6 +105,7 @@ def test_it_follows_applied_steps_and_returns_with_a_rollback(
     assert same(weights(average), kept[2])
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("kind", AVERAGES)
 def test_it_is_that_of_the_bare_loop(kind: str) -> None:
     model = nn.Linear(4, 1)

@@ -163,7 +163,7 @@ def cells(reaction: str) -> Callable[[Any], Any]:
         for name, values in axes.items():
             test = pytest.mark.parametrize(name, values)(test)
         test = pytest.mark.parametrize("reaction", [reaction])(test)
-        return pytest.mark.usefixtures("device", "seed")(test)
+        return pytest.mark.usefixtures("seed")(test)
 
     return mark
 

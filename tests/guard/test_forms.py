@@ -69,6 +69,7 @@ def generator_loss(gan: Gan, noise: Tensor) -> Tensor:
     return nn.functional.softplus(-gan.critic(gan.generator(noise))).mean()
 
 
+@pytest.mark.on_standin
 def test_two_optimizers_take_turns_and_share_one_scale() -> None:
     noise = torch.randn(30, 8, 4, generator=torch.Generator().manual_seed(0))
     runs = []
@@ -128,6 +129,7 @@ def test_a_bad_critic_step_leaves_the_generator_its_turn() -> None:
     assert guard.scaler.get_scale() == 64.0
 
 
+@pytest.mark.on_standin
 def test_fp16_weights_are_trained_through_their_masters() -> None:
     model = make("transformer").half()
     guard = Guard(
@@ -192,6 +194,7 @@ def test_update_without_backward_and_saving_an_open_step_are_refused() -> None:
         guard.state_dict()
 
 
+@pytest.mark.on_standin
 def test_infinities_that_are_meant_do_no_harm() -> None:
     """A float mask of -inf, NaN for a missing label: the loss is finite, so the step is applied."""
     model = make("transformer")

@@ -26,6 +26,7 @@ STEPS = 300
 SCALE, GROWTHS = 1024.0, 3
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_bitwise_the_bare_loop(
     assert scaler._get_growth_tracker() == guard.scaler._get_growth_tracker()
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_other_precisions_too(precision: str, seed: Callable[[int], None]) -> None:
     data = batches(60)

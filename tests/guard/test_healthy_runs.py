@@ -58,7 +58,6 @@ def test_steps_between_samples_have_no_further_operation_and_no_sync() -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.sampled
 @pytest.mark.usefixtures("accelerator")
 def test_steps_between_samples_wait_for_nothing() -> None:
     counts = []

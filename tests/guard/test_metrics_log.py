@@ -188,6 +188,7 @@ def test_an_interval_below_one_is_refused() -> None:
         Logged(log_every=0)
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("device", "seed")
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_logged_healthy_step_asks_nothing_more_of_the_device(fused: bool) -> None:

@@ -25,7 +25,7 @@ from tests.support.models import (
     make,
 )
 
-pytestmark = [pytest.mark.usefixtures("accelerator"), pytest.mark.sampled]
+pytestmark = pytest.mark.usefixtures("accelerator")
 
 SECOND = "standin:1"
 

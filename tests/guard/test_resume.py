@@ -146,6 +146,7 @@ def test_stopped_after_any_step(preset: str) -> None:
         assert parts.guard.summary() == total
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("seed")
 def test_the_order_of_loading_does_not_matter() -> None:
     """A guard with snapshots must not keep the weights that the model had before loading."""

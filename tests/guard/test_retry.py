@@ -82,6 +82,7 @@ def test_fifty_of_a_thousand_batches_overflow_and_none_is_lost(seed: Callable[[i
     assert ratio == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.on_standin
 def test_a_batch_that_fp32_cannot_save_is_skipped_and_recorded() -> None:
     model = make("mlp-batchnorm")
     optimizer = OPTIMIZERS["sgd"](model.parameters())
@@ -110,6 +111,7 @@ def test_the_form_without_a_callable_says_that_it_cannot_retry() -> None:
         guard.backward(loss_fn(model, batches(1)[0]))
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_half_batch_is_repeated_in_fp32_as_well(
     dtype: torch.dtype, seed: Callable[[int], None]

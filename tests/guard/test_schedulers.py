@@ -153,7 +153,6 @@ def times(cut: float, rates: list[list[float]]) -> list[list[float]]:
     return [[cut * rate for rate in step] for step in rates]
 
 
-@pytest.mark.host_only
 def test_the_table_has_every_scheduler_of_torch() -> None:
     found = {
         name
@@ -201,6 +200,7 @@ def test_a_rate_in_a_tensor_is_cut_as_well(name: str) -> None:
     assert cut_run.used[9:] == expected
 
 
+@pytest.mark.on_standin
 def test_a_tensor_counts_its_changes() -> None:
     """The cut reads ``Tensor._version``, to see without a host sync whether somebody changed a rate."""
     model = nn.Linear(1, 1)
@@ -377,6 +377,7 @@ def test_each_scheduler_of_a_list_advances_with_its_own_optimizer() -> None:
     assert second.param_groups[0]["lr"] == 0.25
 
 
+@pytest.mark.on_standin
 def test_each_of_several_schedulers_is_rolled_back_and_cut() -> None:
     model = Pair()
     first, second = SGD(model.a.parameters(), lr=1.0), SGD(model.b.parameters(), lr=1.0)
@@ -415,7 +416,6 @@ def test_early_steps_are_counted_for_each_scheduler() -> None:
     assert SchedulerAndEma(model, [first], None, None).early_steps == 0
 
 
-@pytest.mark.host_only
 def test_a_scheduler_of_the_inner_optimizer_advances_with_master_weights() -> None:
     model = nn.Linear(4, 1).half()
     inner = SGD(model.parameters(), lr=1.0)
@@ -537,6 +537,7 @@ def test_containers_keep_their_types(store: str, tmp_path: Path) -> None:
     assert model.extra["lists"]["new"] == []
 
 
+@pytest.mark.on_standin
 def test_data_that_changes_in_place_is_copied_by_the_memory_store() -> None:
     np = pytest.importorskip("numpy")
     model = Extra()
@@ -552,7 +553,6 @@ def test_data_that_changes_in_place_is_copied_by_the_memory_store() -> None:
     assert model.extra["set"] == {1}
 
 
-@pytest.mark.host_only
 def test_types_without_a_counterpart_are_kept() -> None:
     assert restore_types({"a": (1, [2])}, None) == {"a": (1, [2])}
     assert restore_types([Size(1, 2)], [])[0] == Size(1, 2)

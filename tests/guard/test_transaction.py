@@ -258,6 +258,7 @@ def test_an_update_without_gradients_does_not_break_the_guard() -> None:
     assert guard.step(lambda m, x: squares(m["b"], x), torch.randn(2, 4)).applied
 
 
+@pytest.mark.on_standin
 def test_an_interrupt_before_the_first_change_is_forgotten_and_one_after_it_is_refused() -> None:
     model = nn.Linear(4, 1)
     guard = guarded(model)
@@ -329,6 +330,7 @@ class HalfBase(nn.Module):
         return result
 
 
+@pytest.mark.on_standin
 def test_a_retry_over_a_half_base_computes_in_fp32() -> None:
     torch.manual_seed(0)
     model, dtypes = HalfBase(), []
@@ -369,6 +371,7 @@ def test_a_parameter_replaced_inside_a_group_is_measured() -> None:
     assert guard.step(squares, batch).grad_norm == pytest.approx(true.norm().item(), rel=1e-2)
 
 
+@pytest.mark.on_standin
 def test_a_batch_changed_in_place_is_not_repeated_and_copied_from_then_on() -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 8)

@@ -35,6 +35,7 @@ def poisoned(batch: Batch) -> Batch:
     return inputs, batch[1]
 
 
+@pytest.mark.on_standin
 def test_an_incident_holds_what_is_needed_to_repeat_the_step(tmp_path: Path) -> None:
     guard = guard_of(tmp_path, accumulate=2)
     data = batches(6)
@@ -66,6 +67,7 @@ def test_an_incident_holds_what_is_needed_to_repeat_the_step(tmp_path: Path) -> 
     assert len(record.recent) == 1
 
 
+@pytest.mark.on_standin
 def test_weights_that_share_memory_are_stored_once(tmp_path: Path) -> None:
     guard = guard_of(tmp_path)
     head = guard.model.get_submodule("last")
@@ -79,6 +81,7 @@ def test_weights_that_share_memory_are_stored_once(tmp_path: Path) -> None:
     assert differences(incident.tensors("model."), guard.model.state_dict()) == []
 
 
+@pytest.mark.on_standin
 def test_a_retried_step_is_captured_before_it_is_repeated(tmp_path: Path) -> None:
     guard = guard_of(tmp_path, skip={"on_nonfinite": "retry_fp32"})
     before = {k: v.clone() for k, v in guard.model.state_dict().items()}
@@ -143,6 +146,7 @@ def test_a_batch_that_cannot_be_kept_leaves_the_rest(tmp_path: Path) -> None:
     assert record.problems == ("batch.0.2: a method-wrapper cannot be kept",)
 
 
+@pytest.mark.on_standin
 def test_a_healthy_step_pays_nothing(tmp_path: Path) -> None:
     counts: list[Counter[str]] = []
     for config in ({"incidents": None}, {}):
@@ -239,7 +243,6 @@ def test_a_private_incident_has_no_batch(tmp_path: Path) -> None:
     assert incident.record.weights
 
 
-@pytest.mark.host_only
 def test_a_step_that_is_bad_on_every_rank_is_written_by_a_few_that_name_all(tmp_path: Path) -> None:
     everyone = tuple(range(32))
     row = StepRow(

@@ -33,6 +33,7 @@ def flipped(tensor: Tensor, element: int, bit: int) -> Tensor:
     return copy.view(tensor.shape)
 
 
+@pytest.mark.on_standin
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1000), st.data())
@@ -118,7 +119,6 @@ def test_passes_do_not_change_what_differs(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.host_only
 def test_operations_do_not_grow_with_tensors() -> None:
     def operations(count: int) -> int:
         some = [torch.ones(5) for _ in range(count)]

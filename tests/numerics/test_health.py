@@ -92,6 +92,7 @@ def test_a_format_without_infinity_rounds_its_midpoint_down() -> None:
     assert row["overflow"] == 1
 
 
+@pytest.mark.on_standin
 def test_mixed_dtypes_keep_the_order_of_the_list() -> None:
     assert_equals_reference(
         [tensor for group in zip(*map(awkward, DTYPES), strict=True) for tensor in group]
@@ -136,6 +137,7 @@ def test_counts_above_two_to_the_24_are_exact() -> None:
     assert health([torch.zeros(2**24 + 3, dtype=torch.float16)]).rows()[0]["zero"] == 2**24 + 3
 
 
+@pytest.mark.on_standin
 def test_scale_may_live_on_the_device() -> None:
     tensors = awkward(torch.float32)
     assert health(tensors, scale=torch.tensor(512.0)).rows()[0] == pytest.approx(
@@ -158,6 +160,7 @@ def _count(tensors: list[Tensor]) -> OpCounter:
     return counter
 
 
+@pytest.mark.on_standin
 def test_operations_do_not_depend_on_the_number_of_tensors() -> None:
     few = _count([torch.zeros(100) for _ in range(10)])
     many = _count([torch.zeros(100) for _ in range(2000)])
@@ -173,7 +176,6 @@ def test_operations_do_not_depend_on_layouts() -> None:
     assert few.ops == many.ops
 
 
-@pytest.mark.host_only
 def test_runs_under_fake_tensors() -> None:
     with FakeTensorMode():
         result = health([torch.empty(3, 5), torch.empty(()), torch.empty(7)], scale=torch.empty(()))

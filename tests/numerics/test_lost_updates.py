@@ -56,6 +56,7 @@ def test_dtypes_may_be_mixed_and_keep_their_order() -> None:
     assert together[0].share_lost < together[1].share_lost  # 11 bits against 8
 
 
+@pytest.mark.on_standin
 def test_cost_does_not_depend_on_the_number_of_tensors() -> None:
     counts = []
     for number in (10, 500):
@@ -68,7 +69,6 @@ def test_cost_does_not_depend_on_the_number_of_tensors() -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.host_only
 def test_the_step_at_which_a_schedule_freezes_a_tensor() -> None:
     weights = torch.ones(1000, dtype=torch.bfloat16)
     (margins,) = lost_updates([weights], [torch.full((1000,), 2.0**-4)]).margins()

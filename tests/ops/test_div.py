@@ -16,8 +16,6 @@ from halfguard.ops.elementary import div_reference
 
 from .helper import DTYPES, HALF
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 def pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """All pairs of 401 values from the whole range, with both zeros, extremes and subnormals."""

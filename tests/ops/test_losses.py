@@ -19,8 +19,6 @@ from tests.support.devices import place
 
 from .helper import DTYPES, HALF, assert_agrees, gradients
 
-pytestmark = pytest.mark.usefixtures("device")
-
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 

@@ -11,8 +11,6 @@ from halfguard.ops.masking import masked_mean_reference, masked_softmax_referenc
 
 from .helper import DTYPES, HALF, assert_agrees, gradients
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0.1, 5.0, 2e4])

@@ -19,8 +19,6 @@ from halfguard.ops.norms import (
 
 from .helper import DTYPES, HALF, assert_agrees, gradients
 
-pytestmark = pytest.mark.usefixtures("device")
-
 SIZES = {
     torch.float16: (1e-6, 1e-3, 1.0, 300.0, 1e4),
     torch.bfloat16: (1e-30, 1e-6, 1.0, 300.0, 1e30),

@@ -18,8 +18,6 @@ from tests.support.devices import place
 
 from .helper import HALF
 
-pytestmark = pytest.mark.usefixtures("device")
-
 every_op = pytest.mark.parametrize(
     "unary", [*UNARY, soft_cap_op(1.0), soft_cap_op(50.0)], ids=lambda unary: unary.name
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from halfguard.errors import UsageError
 from halfguard.precision.emulation import autocast_like_cuda, emulate_autocast
 from halfguard.precision_names import Precision
 from tests.precision import autocast_examples as examples
+from tests.support.cases import each_case
 from tests.support.devices import chosen_device
 
 ROOT = Path(__file__).parents[2]
@@ -41,54 +43,56 @@ def like_cuda(precision: Precision = Precision.FP16_MIXED) -> AbstractContextMan
     return autocast_like_cuda(precision, chosen_device())
 
 
-def names_of(*lists: Mapping[str, Any]) -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.host_only if name in NO_KERNEL else (), id=name)
-        for calls in lists
-        for name in calls
-    ]
+def calls_of(*lists: Mapping[str, Call]) -> Iterator[tuple[str, Call]]:
+    """Yield the operations of these lists that the device of the test has."""
+    on_cpu = chosen_device().type == "cpu"
+    for name, call in itertools.chain.from_iterable(calls.items() for calls in lists):
+        if on_cpu or name not in NO_KERNEL:
+            yield name, call
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("name", names_of(examples.TO_FLOAT16, examples.ALSO_TO_FLOAT16))
-def test_runs_in_float16(name: str) -> None:
-    call = (examples.TO_FLOAT16 | examples.ALSO_TO_FLOAT16)[name]
-    with like_cuda():
-        assert call(FULL).dtype is HALF
-    with like_cuda(Precision.BF16_MIXED):
-        assert call(FULL).dtype is torch.bfloat16
-    assert call(FULL).dtype is FULL
+def test_runs_in_float16() -> None:
+    with each_case() as case:
+        for name, call in calls_of(examples.TO_FLOAT16, examples.ALSO_TO_FLOAT16):
+            with case(name):
+                with like_cuda():
+                    assert call(FULL).dtype is HALF
+                with like_cuda(Precision.BF16_MIXED):
+                    assert call(FULL).dtype is torch.bfloat16
+                assert call(FULL).dtype is FULL
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("name", names_of(examples.TO_FLOAT32, examples.ALSO_TO_FLOAT32))
-def test_runs_in_float32(name: str) -> None:
-    call = (examples.TO_FLOAT32 | examples.ALSO_TO_FLOAT32)[name]
-    with like_cuda():
-        assert call(HALF).dtype is FULL
-        assert call(FULL).dtype is FULL
-        assert call(DOUBLE).dtype is DOUBLE  # not eligible
+def test_runs_in_float32() -> None:
+    with each_case() as case:
+        for name, call in calls_of(examples.TO_FLOAT32, examples.ALSO_TO_FLOAT32):
+            with case(name), like_cuda():
+                assert call(HALF).dtype is FULL
+                assert call(FULL).dtype is FULL
+                assert call(DOUBLE).dtype is DOUBLE  # not eligible
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "widest"),
-    [(HALF, HALF, HALF), (HALF, FULL, FULL), (FULL, HALF, FULL), (FULL, FULL, FULL)],
-)
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("name", names_of(examples.WIDEST, examples.ALSO_WIDEST))
-def test_runs_in_the_widest(
-    name: str, first: torch.dtype, second: torch.dtype, widest: torch.dtype
-) -> None:
-    call = (examples.WIDEST | examples.ALSO_WIDEST)[name]
-    with like_cuda():
-        assert call(first, second).dtype is widest
+def test_runs_in_the_widest() -> None:
+    widest = {(HALF, HALF): HALF, (HALF, FULL): FULL, (FULL, HALF): FULL, (FULL, FULL): FULL}
+    with each_case() as case:
+        for name, call in calls_of(examples.WIDEST, examples.ALSO_WIDEST):
+            for dtypes, expected in widest.items():
+                with case((name, *dtypes)), like_cuda():
+                    assert call(*dtypes).dtype is expected
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("name", names_of(examples.BANNED))
-def test_is_banned(name: str) -> None:
-    with like_cuda(), pytest.raises(RuntimeError, match="unsafe to autocast"):
-        examples.BANNED[name](torch.rand(4), torch.rand(4))
+def test_is_banned() -> None:
+    with each_case() as case:
+        for name, call in calls_of(examples.BANNED):
+            with case(name), like_cuda(), pytest.raises(RuntimeError, match="unsafe to autocast"):
+                call(torch.rand(4), torch.rand(4))
 
 
 def test_the_rules_are_those_that_this_torch_registers_for_cuda() -> None:

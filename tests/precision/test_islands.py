@@ -63,6 +63,7 @@ class Net(nn.Module):
         return out
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_inside_everything_is_float32_and_outside_nothing_changes(
     context: str, seed: object
@@ -238,6 +239,7 @@ def test_islands_inside_each_other_return_half(order: tuple[str, ...], seed: obj
     assert max(error.values()) < 20 * torch.finfo(torch.float16).eps, error
 
 
+@pytest.mark.on_standin
 def test_a_half_model_under_autocast_keeps_the_outputs_of_islands(seed: object) -> None:
     net = HalfNet(RmsNorm()).half()
     fp32_island(net.block)
@@ -343,7 +345,6 @@ def test_the_guard_applies_the_plan_of_its_config(tmp_path: Any, seed: object) -
         assert not bare.square(bare.first(torch.randn(3, 4))).isfinite().all()
 
 
-@pytest.mark.host_only
 def test_a_plan_survives_yaml_and_json() -> None:
     scale = ScaleRange(low=1.0, high=65536.0, best=32768.0)
     islands = (Island(module="a.b", reason="overflow: 1e5 > 65504 # really"), Island(module=""))
@@ -365,7 +366,6 @@ def test_a_plan_survives_yaml_and_json() -> None:
         ("kind: !!python/object/apply:os.system ['true']", "not YAML"),
     ],
 )
-@pytest.mark.host_only
 def test_a_damaged_plan_is_refused(text: str, says: str, tmp_path: Any) -> None:
     with pytest.raises(RecordError, match=says):
         PrecisionPlan.from_yaml(text)

@@ -9,8 +9,6 @@ import pytest
 from halfguard.precision_names import Precision
 from tests.precision.training import OPTIMIZERS, train
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_masters_end_where_fp32_ends_and_plain_half_does_not(name: str) -> None:

@@ -48,6 +48,7 @@ def assert_law(optimizer: MasterWeights) -> None:
 finite = st.floats(-60000, 60000, width=16)
 
 
+@pytest.mark.on_standin
 @given(
     weights=st.lists(finite, min_size=1, max_size=8),
     gradients=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=6),
@@ -357,7 +358,6 @@ def test_a_group_can_be_added_but_a_parameter_only_once() -> None:
     assert len(optimizer.param_groups) == 2
 
 
-@pytest.mark.host_only
 def test_what_cannot_be_wrapped_is_refused() -> None:
     model = _one()
     with pytest.raises(UsageError, match="LBFGS"):
@@ -396,6 +396,7 @@ def cost(n: int) -> dict[str, dict[str, int]]:
     return counts
 
 
+@pytest.mark.on_standin
 def test_cost_does_not_depend_on_the_number_of_parameters() -> None:
     small, large = cost(20), cost(2000)
     assert small == large
@@ -423,5 +424,6 @@ def syncs(*, masters: bool) -> list[int]:
     return found
 
 
+@pytest.mark.on_standin
 def test_no_host_sync_is_added_to_a_fused_step() -> None:
     assert syncs(masters=True) == syncs(masters=False) == [0, 0, 0]

@@ -19,6 +19,7 @@ def product(dtype: torch.dtype = torch.float32) -> torch.dtype:
     return (x @ x).dtype
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize(
     ("name", "dtype", "weights", "scale"),
     [
@@ -61,7 +62,6 @@ def test_half_weights_need_autocast_for_fp32_inputs_and_an_fp32_loss(seed: objec
     assert nn.functional.mse_loss(model(x.half()), y.half()).dtype is torch.float16
 
 
-@pytest.mark.host_only
 def test_an_unknown_name_says_what_is_allowed() -> None:
     with pytest.raises(UsageError, match="'fp17'") as caught:
         autocast("fp17", "cpu")

@@ -14,8 +14,6 @@ from halfguard.errors import UsageError
 from halfguard.precision.upcast import half_state_dict, upcast_trainable
 from tests.support.devices import chosen_device
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 class Adapter(nn.Module):
     """A frozen half layer with a trainable low-rank path beside it."""

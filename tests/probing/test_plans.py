@@ -87,6 +87,7 @@ def test_a_healthy_model_needs_no_island_and_one_trial(seed: object) -> None:
     assert found.loss_scale.low <= found.loss_scale.best <= found.loss_scale.high
 
 
+@pytest.mark.on_standin
 def test_bf16_needs_no_island_where_fp16_does() -> None:
     workload = loaded("t5")
     assert plan(workload, precision="bf16-mixed", steps=8).islands == ()

@@ -56,6 +56,7 @@ def by_name(report: ProbeReport) -> dict[str, LayerRange]:
     return {layer.module: layer for layer in report.layers}
 
 
+@pytest.mark.on_standin
 def test_headroom_forward_and_backward(seed: object) -> None:
     report = probe(fixed(2.0**10, 2.0**-4), steps=3)
     layers = by_name(report)
@@ -121,6 +122,7 @@ def test_a_run_in_half_says_where_it_broke_and_unscales_gradients(seed: object) 
     assert min(by_name(broken)["blocks.1.wo"].forward_headroom, 0) == -math.inf
 
 
+@pytest.mark.on_standin
 def test_the_workload_is_left_as_it_was(seed: object) -> None:
     model = nn.Sequential(nn.Linear(16, 4), nn.BatchNorm1d(4))
     workload = job(0, model, (16,))
@@ -215,7 +217,6 @@ def test_a_model_that_raises_is_the_users_business(seed: object) -> None:
 # -- the arithmetic of scales
 
 
-@pytest.mark.host_only
 def test_scales() -> None:
     counts = {-30: 90, -10: 10}
     assert lost_share(counts, 0) == 0.9
@@ -265,7 +266,6 @@ def test_pictures_of_a_hundred_layers(tmp_path: Path, seed: object) -> None:
     assert len(shown_layers(report, rows=10)) == 10
 
 
-@pytest.mark.host_only
 def test_names_in_a_page_are_text() -> None:
     layer = LayerRange(
         module="<script>",

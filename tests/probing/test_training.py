@@ -16,6 +16,7 @@ from halfguard.workload import Workload
 pytestmark = pytest.mark.usefixtures("device")
 
 
+@pytest.mark.on_standin
 def test_a_repeated_step_draws_the_same_numbers_from_every_generator(seed: object) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
     drawn: list[tuple[float, float, float]] = []

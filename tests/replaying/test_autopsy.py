@@ -23,6 +23,7 @@ from tests.support.zoo.base import noise, seeded
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
 
+@pytest.mark.on_standin
 def test_an_overflow_is_cured_by_its_module_in_fp32(tmp_path: Path) -> None:
     incident = broken(tmp_path, [overflowing()])
     doing: list[str] = []
@@ -47,7 +48,6 @@ def test_a_fault_that_came_once_is_given_no_cause(tmp_path: Path) -> None:
         assert any("hardware" in suspect for suspect in autopsy.suspects)
 
 
-@pytest.mark.host_only
 def test_an_incident_of_cuda_is_repeated_under_its_rules_and_says_so(tmp_path: Path) -> None:
     """exp stays in half under the CPU's rules and overflows; CUDA computes it in float32."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
@@ -92,7 +92,6 @@ def bpr(model: nn.Module, batch: Tensor) -> Tensor:
     return -torch.log(shifted).mean()
 
 
-@pytest.mark.host_only
 def test_the_logarithm_of_a_probability_is_rewritten_across_assignments(tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
     nn.init.ones_(model.weight)
@@ -122,7 +121,6 @@ class Norm(nn.Module):
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-3)
 
 
-@pytest.mark.host_only
 def test_a_swallowed_overflow_is_named_though_the_step_is_finite(tmp_path: Path) -> None:
     model = seeded(0, lambda: nn.Sequential(nn.Linear(4, 4), Norm(), nn.Linear(4, 1)))
     batch = noise(0, 6, 4)
@@ -156,6 +154,7 @@ def test_half_weights_with_masters_are_repeated_bitwise(tmp_path: Path) -> None:
     assert autopsy.cure is not None
 
 
+@pytest.mark.on_standin
 def test_plan_clipping_and_wrappers_are_part_of_the_step(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("kind: plan\nschema_version: 1\nislands:\n- module: '2'\n")

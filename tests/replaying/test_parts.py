@@ -19,12 +19,11 @@ from halfguard.report import autopsy_page, to_html, to_markdown
 from tests.incident.hostile import hostile_folders
 from tests.replaying.helper import broken, job, overflowing
 
-pytestmark = pytest.mark.usefixtures("device", "seed")
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 64).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
-@pytest.mark.host_only
 def test_the_bad_samples_and_no_others_are_blamed(drawn: tuple[int, set[int]]) -> None:
     size, bad = drawn
     runs: list[tuple[int, ...]] = []
@@ -38,13 +37,11 @@ def test_the_bad_samples_and_no_others_are_blamed(drawn: tuple[int, set[int]]) -
     assert len(runs) <= 2 * (MAX_BAD_SAMPLES + 2) * size.bit_length() + 2
 
 
-@pytest.mark.host_only
 def test_nobody_is_blamed_for_a_fault_of_the_whole() -> None:
     assert find_bad_samples(16, lambda samples: len(samples) < 16) == ()
     assert find_bad_samples(16, lambda samples: len(samples) < 9) == ()
 
 
-@pytest.mark.host_only
 def test_nobody_is_blamed_where_small_batches_break_by_themselves() -> None:
     """Variance over one sample: the search must not end at a batch of one."""
     assert find_bad_samples(8, lambda samples: len(samples) > 1 and 5 not in samples) == (5,)
@@ -81,7 +78,6 @@ def test_samples_are_taken_from_any_structure() -> None:
         ("ü = torch.log(ä)", {"log"}, "ü = halfguard.ops.log(ä)"),
     ],
 )  # fmt: skip
-@pytest.mark.host_only
 def test_a_line_is_rewritten(before: str, names: set[str], after: str, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(f"import torch\n{before}\n")
@@ -100,7 +96,6 @@ def test_a_line_is_rewritten(before: str, names: set[str], after: str, tmp_path:
         "y = self.layer(x)",
     ],
 )
-@pytest.mark.host_only
 def test_what_is_not_certain_is_left_alone(line: str, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(f"{line}\n")

@@ -48,7 +48,6 @@ def test_every_device_gets_its_own_state_back(monkeypatch: pytest.MonkeyPatch) -
     assert {index: int(state) for index, state in devices.states.items()} == {0: 10, 1: 11}
 
 
-@pytest.mark.sampled
 @pytest.mark.usefixtures("seed")
 def test_every_generator_is_restored(accelerator: Any) -> None:
     def draw() -> list[float]:

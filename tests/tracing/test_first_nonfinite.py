@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from halfguard.errors import UsageError
 from halfguard.tracing import Culprit, find_first_nonfinite
+from tests.support.cases import each_case
 from tests.support.devices import place
 from tests.support.zoo import HEALTHY, PLANTED_FAILURES, Job, PlantedFailure, line_of
 
@@ -22,23 +23,31 @@ pytestmark = pytest.mark.usefixtures("seed")
 NEEDS_HOST = {"rnn-exp", "graph-degree-sum", "attention-masked-row"}
 
 
-def _marks(plant: PlantedFailure) -> list[pytest.MarkDecorator]:
-    host_only = [pytest.mark.host_only] if plant.name in NEEDS_HOST else []
-    return [*host_only, pytest.mark.slow] if plant.compiled else host_only
-
-
 def diagnose(job: Job) -> Culprit | None:
     return find_first_nonfinite(job.loss, job.model)
 
 
-@pytest.mark.placed_by_hand
-@pytest.mark.usefixtures("device")
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # torch's own, for one of them
-@pytest.mark.parametrize(
-    "plant",
-    [pytest.param(p, id=str(p), marks=_marks(p)) for p in PLANTED_FAILURES],
-)
-def test_a_planted_failure_is_named_by_operation_module_and_line(plant: PlantedFailure) -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_planted_failure_is_named_by_operation_module_and_line(compiled: bool) -> None:
+    with each_case() as case:
+        for plant in (plant for plant in PLANTED_FAILURES if plant.compiled == compiled):
+            with case(plant):
+                assert_named(plant)
+
+
+@pytest.mark.slow
+@pytest.mark.placed_by_hand
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_planted_failure_is_named_on_an_accelerator() -> None:
+    with each_case() as case:
+        for plant in (plant for plant in PLANTED_FAILURES if plant.name not in NEEDS_HOST):
+            with case(plant):
+                assert_named(plant)
+
+
+def assert_named(plant: PlantedFailure) -> None:
     job = plant.make(0)
     culprit = diagnose(Job(place(job.model), job.loss_fn, place(job.batch)))
     assert culprit is not None

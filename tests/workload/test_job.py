@@ -21,6 +21,7 @@ def job() -> Workload:
     return Workload(model, loss, [torch.ones(2, 3)], torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.on_standin
 def test_fp16_weights_get_masters_and_stay_the_very_parameters(seed: object) -> None:
     workload = job()
     weight = next(workload.model.parameters())

@@ -58,6 +58,7 @@ def test_a_step_is_bitwise_the_loop_written_by_hand(precision: Precision, cuda_r
     assert all(torch.equal(mine, other) for mine, other in pairs)
 
 
+@pytest.mark.on_standin
 def test_a_step_that_overflows_is_skipped_and_lowers_the_scale(seed: object) -> None:
     workload = job(Precision.FP16_MIXED, factor=3e4)
     step = TrainingStep(workload, Precision.FP16_MIXED, init_scale=2.0**20)
@@ -68,6 +69,7 @@ def test_a_step_that_overflows_is_skipped_and_lowers_the_scale(seed: object) -> 
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16_MIXED])
 def test_gradients_are_clipped_after_they_are_unscaled(precision: Precision, seed: object) -> None:
     workload = job(precision)
@@ -90,11 +92,9 @@ def test_gradients_are_clipped_after_they_are_unscaled(precision: Precision, see
         ([1.0, 1.0, 1.0, 1.0, math.inf], math.inf),
     ],
 )
-@pytest.mark.host_only
 def test_the_last_fifth_counts(losses: list[float], expected: float) -> None:
     assert final_loss(losses) == expected
 
 
-@pytest.mark.host_only
 def test_no_loss_is_no_number() -> None:
     assert math.isnan(final_loss([]))

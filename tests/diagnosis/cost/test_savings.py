@@ -13,7 +13,7 @@ from halfguard.diagnosis.cost import measure_cost
 from tests.diagnosis.cost.jobs import HALF, job, loss
 from tests.support.devices import device_type
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
+pytestmark = pytest.mark.slow
 
 
 class TestSavings:

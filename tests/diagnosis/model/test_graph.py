@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from halfguard.diagnosis.model.graph import find_graph_leaves, loss_in
 from tests.diagnosis.model.checks.helper import batch, loss, net
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 def test_leaves_are_what_gets_a_gradient() -> None:
     model = net()
@@ -46,7 +44,6 @@ def test_no_graph_has_no_leaves_and_a_leaf_is_its_own() -> None:
 ONE = torch.ones(())
 
 
-@pytest.mark.host_only
 @pytest.mark.parametrize(
     ("result", "loss"),
     [

@@ -35,7 +35,6 @@ def product(dtype: torch.dtype, work: float, name: str | None = "layer", **more:
     return Product(dtype, context, work, more.pop("trains", True))
 
 
-@pytest.mark.host_only
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 10**12)), min_size=1))
 def test_most_of_the_work_decides_whatever_the_count(layers: list[tuple[bool, int]]) -> None:
     ran = measure_precision(
@@ -53,7 +52,6 @@ def test_most_of_the_work_decides_whatever_the_count(layers: list[tuple[bool, in
         assert ran.wider_modules == tuple(str(i) for i, (half, _) in enumerate(layers) if not half)
 
 
-@pytest.mark.host_only
 @pytest.mark.parametrize(
     "aside",
     [
@@ -70,7 +68,6 @@ def test_what_does_not_count_and_what_remains_when_nothing_else_does(aside: Prod
     assert measure_precision([], FP32).name == "unknown"
 
 
-@pytest.mark.host_only
 def test_weights_are_named_by_their_own_dtype() -> None:
     seen = [product(torch.bfloat16, 1)]
     assert measure_precision(seen, Counter({torch.bfloat16: 1})).name == "bf16-weights"
@@ -79,7 +76,6 @@ def test_weights_are_named_by_their_own_dtype() -> None:
     assert measure_precision(seen, Counter({torch.float64: 1})).name == "bf16-mixed"
 
 
-@pytest.mark.host_only
 def test_words() -> None:
     assert describe_precision("fp32") == "in fp32"
     assert describe_precision("partly bf16-mixed") == "partly in bf16-mixed"
@@ -118,6 +114,7 @@ class Head(nn.Module):
         return output
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("seed")
 def test_autocast_around_a_small_part_of_the_model() -> None:
     model, x = Head(), batch()

@@ -58,7 +58,6 @@ def test_work_that_torch_does_not_count_on_a_cpu(operation: Any, multiplications
     assert sum(product.flops for product in found) == pytest.approx(2 * multiplications)
 
 
-@pytest.mark.host_only
 def test_a_recurrent_layer_weighs_as_much_as_its_products_do() -> None:
     model, x = nn.LSTM(16, 16), torch.ones(4, 3, 16)
     exact = 2 * 2 * 4 * 3 * 16 * 4 * 16  # input and state, through four gates
@@ -189,6 +188,7 @@ def test_attention_is_in_the_dtype_that_it_was_given(
     assert seen[-1].dtype is (torch.bfloat16 if lowered else torch.float32)
 
 
+@pytest.mark.on_standin
 def test_an_island_is_where_autocast_was_switched_off_within_autocast() -> None:
     model = net()
 

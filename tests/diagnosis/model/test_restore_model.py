@@ -122,6 +122,7 @@ def test_buffers_that_nobody_can_write_to_are_no_obstacle() -> None:
     assert all(same(value, state(model)[name]) for name, value in before.items())
 
 
+@pytest.mark.on_standin
 def test_a_conversion_is_taken_back_with_gradients_and_identities() -> None:
     model = net(batchnorm=True)
     loss(model, batch()).backward()
@@ -257,7 +258,6 @@ def test_a_tensor_that_was_resized_is_as_before() -> None:
     assert [float(view[0]) for view in views] == [5, 5]
 
 
-@pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:torch.quantize")
 def test_tensors_of_any_kind_are_as_before() -> None:
     model = net()

@@ -72,6 +72,7 @@ def test_retries_end_with_the_healing(job: Job, tmp_path: Path) -> None:
     assert actions[: healed + 1].count(Action.RETRY) == 3
 
 
+@pytest.mark.on_standin
 def test_the_smallest_module_is_taken(tmp_path: Path) -> None:
     guard, actions = train(BY_NAME["conv"], HEAL, 16, run_dir=tmp_path)
     assert actions.count(Action.RETRY) == 3
@@ -114,6 +115,7 @@ def test_a_step_before_the_healing_is_that_of_a_run_without_it() -> None:
     assert same(state(with_heal), state(without))
 
 
+@pytest.mark.on_standin
 def test_a_fault_outside_every_module_is_healed_by_its_line(tmp_path: Path) -> None:
     _, actions = train(BY_NAME["loss"], HEAL, 25, run_dir=tmp_path)
     plan = PrecisionPlan.load(tmp_path / "plan.yaml")
@@ -273,6 +275,7 @@ def test_stop_and_resume_is_bitwise(stop: int) -> None:
     assert same(guard.state_dict()["healing"], whole.state_dict()["healing"])
 
 
+@pytest.mark.on_standin
 def test_resume_from_a_snapshot_is_bitwise(tmp_path: Path) -> None:
     config = HEAL | {"recovery": {"store": "disk", "every": 4, "prove": 2}}
     job = BY_NAME["conv"]
@@ -372,6 +375,7 @@ def test_micro_batches_are_tried_together() -> None:
     assert islands(guard.model) == ["scale"]
 
 
+@pytest.mark.on_standin
 def test_own_generators_and_buffers_are_as_after_a_retry() -> None:
     generator = torch.Generator(device="cpu").manual_seed(0)
 
@@ -458,6 +462,7 @@ def test_findings_of_the_public_audit_are_alarms() -> None:
     assert islands(work.model) == ["norm"]
 
 
+@pytest.mark.on_standin
 def test_watch_raises_the_alarm_by_itself(tmp_path: Path) -> None:
     config = {"heal": {}, "watch": {"every": 4}, "scale": {"init": 1024.0}}
     guard, actions = train(SWALLOWS, config, 12, run_dir=tmp_path)

@@ -150,6 +150,7 @@ def test_hidden_states_survive_a_trial(device: torch.device) -> None:
     assert torch.equal(*ends)  # type: ignore[arg-type]
 
 
+@pytest.mark.on_standin
 def test_a_hosted_guard_heals_too(device: torch.device) -> None:
     work = BY_NAME["conv"].job(0)
     guard = HostedGuard(work.model, work.optimizer, HEAL)

@@ -45,6 +45,7 @@ class Net(nn.Module):
         return out
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("store", ["memory", "disk"])
 def test_they_return_to_the_snapshot(store: str, tmp_path: Path) -> None:
     model = Net()
@@ -78,7 +79,6 @@ def test_a_nan_in_one_is_not_taken() -> None:
     assert not guard._recovery.ready
 
 
-@pytest.mark.host_only
 def test_sparse_and_missing_ones() -> None:
     model = nn.Module()
     model.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)

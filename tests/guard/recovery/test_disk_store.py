@@ -49,6 +49,7 @@ def names(run_dir: Path) -> list[str]:
     return sorted(path.name for path in run_dir.glob("snapshots/*"))
 
 
+@pytest.mark.on_standin
 def test_a_rollback_finds_the_newest_damaged_and_takes_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,7 +133,6 @@ def verify(folder: Path) -> None:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-@pytest.mark.host_only
 def test_no_changed_byte_and_no_cut_goes_unseen(saved: Path, data: st.DataObject) -> None:
     mark = SnapshotManifest.from_json((saved / "good").read_bytes())
     file = data.draw(st.sampled_from(sorted(saved.iterdir())))
@@ -156,7 +156,6 @@ def test_no_changed_byte_and_no_cut_goes_unseen(saved: Path, data: st.DataObject
         file.write_bytes(whole)
 
 
-@pytest.mark.host_only
 def test_an_undamaged_one_is_read(saved: Path) -> None:
     verify(saved)
     disk = DiskStore(saved.parent, torch.device("cpu"), dict)
@@ -165,13 +164,11 @@ def test_an_undamaged_one_is_read(saved: Path) -> None:
     assert disk.load(held).own["model"]["mean"].tolist() == [1, 1, 1]
 
 
-@pytest.mark.host_only
 def test_what_torch_raises_while_it_reads_is_an_ordinary_error(saved: Path) -> None:
     with pytest.raises(RecordError, match=r"could not be read: .*nobody"):
         checkpoint.load_into(saved, {"nobody": torch.empty(2)}, checkpoint.read_index(saved))
 
 
-@pytest.mark.host_only
 def test_a_mark_that_names_files_elsewhere_is_refused(saved: Path, tmp_path: Path) -> None:
     folder = tmp_path / "000000001"
     shutil.copytree(saved, folder)

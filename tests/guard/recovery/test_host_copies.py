@@ -12,7 +12,7 @@ from halfguard.guard.recovery.host_copies import HostCopies
 from tests.support.devices import chosen_device, host_waits
 from tests.support.models import OPTIMIZERS, batches, loss_fn, make
 
-pytestmark = [pytest.mark.usefixtures("accelerator"), pytest.mark.sampled]
+pytestmark = pytest.mark.usefixtures("accelerator")
 
 
 def weights(fill: float) -> torch.Tensor:

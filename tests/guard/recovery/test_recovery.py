@@ -85,6 +85,7 @@ def test_the_first_remedy_that_helps_is_kept(
     assert remedies == [f"remedy: {name}" for name in ladder[: rollbacks - 1]]
 
 
+@pytest.mark.on_standin
 def test_the_remedy_fp32_takes_batches_in_half() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1)).to(chosen_device())
     seen: list[torch.dtype] = []
@@ -125,6 +126,7 @@ def test_without_a_good_snapshot_there_is_nothing_to_return_to() -> None:
         guard.step(lambda m, b: loss_fn(m, b) * torch.nan, second)
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("store", ["memory", "disk"])
 def test_everything_returns_to_the_snapshot(store: str, tmp_path: Path) -> None:
     model = make("mlp-batchnorm")
@@ -148,6 +150,7 @@ def test_everything_returns_to_the_snapshot(store: str, tmp_path: Path) -> None:
         assert guard.step(loss_fn, batch)
 
 
+@pytest.mark.on_standin
 def test_nothing_that_is_not_finite_is_taken() -> None:
     model = nn.Linear(2, 2)
     snapshots = Snapshots(model, {}, MemoryStore(), chosen_device())
@@ -186,6 +189,7 @@ def test_a_snapshot_from_before_parameters_were_added_is_not_returned_to(
         assert guard.step(loss_fn, batch).applied
 
 
+@pytest.mark.on_standin
 def test_float8_is_finite_or_not() -> None:
     some = torch.tensor([1.0, 2.0]).to(torch.float8_e5m2)
     assert all_finite({"x": some})

@@ -149,7 +149,6 @@ def values(model: nn.Module) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("how", ["restore", "where"])
-@pytest.mark.host_only  # some are sparse
 def test_buffers_of_every_kind(how: str) -> None:
     model = Odd()
     buffers = Buffers(model, "all")
@@ -175,7 +174,6 @@ def test_buffers_of_every_kind(how: str) -> None:
     assert values(model) == after
 
 
-@pytest.mark.host_only  # it is sparse
 def test_a_buffer_that_cannot_be_written_is_copied_only_when_it_changes() -> None:
     model = Odd()
     buffers = Buffers(model, "all")
@@ -200,7 +198,6 @@ def test_none() -> None:
 
 
 @pytest.mark.parametrize("which", ["batchnorm", "all"])
-@pytest.mark.host_only
 def test_a_model_without_buffers(which: Which) -> None:
     layer = nn.utils.skip_init(nn.Linear, 2, 2)  # type: ignore[no-untyped-call]
     buffers = Buffers(layer, which)
@@ -208,6 +205,7 @@ def test_a_model_without_buffers(which: Which) -> None:
     buffers.restore_where(torch.tensor(True))
 
 
+@pytest.mark.on_standin
 def test_kept_once_restored_often() -> None:
     model = network()
     buffers = Buffers(model, "all")
@@ -245,6 +243,7 @@ def test_a_buffer_that_was_replaced_is_still_protected(replaced: str) -> None:
     assert same(before, state(model))
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("which", ["batchnorm", "all"])
 def test_operations_do_not_depend_on_the_number_of_buffers(which: Which) -> None:
     totals = []

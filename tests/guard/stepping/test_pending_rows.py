@@ -12,6 +12,7 @@ from halfguard.guard.stepping.pending_rows import PendingRows
 pytestmark = pytest.mark.usefixtures("device")
 
 
+@pytest.mark.on_standin
 @pytest.mark.parametrize("lag", [0, 1, 2, 5])
 def test_a_row_arrives_lag_steps_later(lag: int) -> None:
     box: PendingRows[int] = PendingRows(lag)
@@ -24,6 +25,7 @@ def test_a_row_arrives_lag_steps_later(lag: int) -> None:
     assert list(box.pop_due(everything=True)) == []
 
 
+@pytest.mark.on_standin
 @given(st.integers(0, 4), st.lists(st.sampled_from(["post", "collect", "all"]), max_size=40))
 def test_everything_arrives_once_and_in_order(lag: int, calls: list[str]) -> None:
     box: PendingRows[int] = PendingRows(lag)
@@ -42,6 +44,7 @@ def test_everything_arrives_once_and_in_order(lag: int, calls: list[str]) -> Non
     assert arrived == list(range(posted))
 
 
+@pytest.mark.on_standin
 def test_numbers_that_are_not_finite_travel_too() -> None:
     box: PendingRows[str] = PendingRows(0)
     box.push(torch.tensor([float("nan"), float("inf")]), "x")

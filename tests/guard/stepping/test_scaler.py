@@ -85,6 +85,7 @@ def test_bitwise_as_torch(name: str, unscale: bool, steps: list[str]) -> None:
     assert same(runs[0], runs[1])
 
 
+@pytest.mark.on_standin
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=15))
 def test_bitwise_as_torch_with_two_optimizers(steps: list[tuple[bool, bool]]) -> None:
@@ -128,7 +129,6 @@ def _listed(outputs: Any) -> Any:
     return outputs
 
 
-@pytest.mark.host_only
 def test_it_is_a_torch_scaler() -> None:
     assert isinstance(GradScaler(chosen_device().type), torch.amp.GradScaler)
     assert GradScaler(chosen_device().type).is_enabled()
@@ -148,6 +148,7 @@ def test_switched_off_it_does_nothing() -> None:
     scaler.load_state_dict({})
 
 
+@pytest.mark.on_standin
 def test_it_adds_no_host_sync() -> None:
     for name, make in OPTIMIZERS.items():
         for kind in ("healthy", "overflow", "forward"):
@@ -235,6 +236,7 @@ def test_a_finite_vector_is_a_finite_loss() -> None:
     assert scaler.get_scale() == 2.0**7
 
 
+@pytest.mark.on_standin
 def test_a_witness_excuses_the_scale() -> None:
     scaler, p = ours(), parameter()
     optimizer = SGD([p], lr=0.1)
@@ -321,7 +323,6 @@ def test_persistent_nan_leaves_the_scale_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(("new", "kept"), [(0.0, 2.0), (1e30, 2.0**10), (64.0, 64.0)])
-@pytest.mark.host_only
 def test_a_scale_set_by_hand_stays_within_bounds(new: float, kept: float) -> None:
     scaler = ours(floor=2.0, ceiling=2.0**10)
     scaler.scale(torch.ones(()))
@@ -386,6 +387,7 @@ def test_refusing_one_optimizer_needs_no_refusal_of_the_others(overflow: bool) -
 # -- state
 
 
+@pytest.mark.on_standin
 @settings(max_examples=40, deadline=None)
 @given(
     steps=all_kinds,
@@ -423,6 +425,7 @@ def test_loading_into_a_scaler_that_is_in_use() -> None:
     assert scaler.state_dict() == saved
 
 
+@pytest.mark.on_standin
 def test_state_goes_to_torchs_scaler_and_back() -> None:
     mine, p = ours(), parameter()
     optimizer = SGD([p], lr=0.1)
@@ -532,7 +535,6 @@ def test_torchs_own_mistakes_are_still_told() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-@pytest.mark.host_only
 def test_cuda_without_cuda_is_an_error_not_a_warning() -> None:
     with pytest.raises(UsageError, match="no CUDA device"):  # and a warning would be an error here
         GradScaler("cuda")
@@ -547,7 +549,6 @@ def test_cuda_without_cuda_is_an_error_not_a_warning() -> None:
         {"refill_on": "never"}, {"growth_interval": 0},
     ],
 )  # fmt: skip
-@pytest.mark.host_only
 def test_arguments_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="GradScaler needs"):
         GradScaler(chosen_device().type, **options)

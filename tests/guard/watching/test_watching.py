@@ -143,6 +143,7 @@ def test_a_guard_that_heals_cures_what_the_watch_found(seed: object, tmp_path: P
     assert rows[0].infinite > 0 == rows[-1].infinite
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("device")
 def test_headroom_is_measured_against_the_real_magnitudes(seed: object) -> None:
     torch.manual_seed(0)
@@ -227,6 +228,7 @@ def test_a_preset_can_be_watched_and_a_guard_keeps_its_watch() -> None:
 # -- nothing else changes
 
 
+@pytest.mark.on_standin
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_watched_run_is_bitwise_the_run_without(name: str, seed: object) -> None:

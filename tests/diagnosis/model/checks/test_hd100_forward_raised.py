@@ -8,7 +8,7 @@ import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, net
 from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("device", "seed")
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 class Recurrent(nn.Module):
@@ -21,7 +21,6 @@ class Recurrent(nn.Module):
         return output
 
 
-@pytest.mark.host_only
 def test_an_operation_without_a_half_kernel() -> None:
     model, x = Recurrent(), batch()[None]
     with torch.autocast(device_type(), torch.float16):
@@ -34,7 +33,6 @@ def test_an_operation_without_a_half_kernel() -> None:
         assert hg.doctor(model, batch=x).ok
 
 
-@pytest.mark.host_only
 def test_a_half_norm_that_is_given_float32_under_autocast() -> None:
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 1)).half().requires_grad_(False)
     with torch.autocast(device_type(), torch.float16):

@@ -15,6 +15,7 @@ from tests.support.devices import device_type
 pytestmark = pytest.mark.usefixtures("device")
 
 
+@pytest.mark.on_standin
 def test_no_autocast_where_one_was_asked_for() -> None:
     model, x = net(), batch()
     diagnosis = hg.doctor(model, precision="bf16-mixed", loss=loss, batch=x)

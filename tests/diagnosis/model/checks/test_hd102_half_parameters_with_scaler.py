@@ -40,6 +40,7 @@ def test_the_scaler_refuses_and_doctor_says_so_before() -> None:
     half_step(model, optimizer, torch.amp.GradScaler(device_type()), batch())
 
 
+@pytest.mark.on_standin
 def test_fused_escapes_the_error_and_moves_nothing() -> None:
     model = net().half()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0, fused=True)

@@ -44,6 +44,7 @@ def test_half_weights_lose_updates_and_masters_keep_them(dtype: torch.dtype, sev
     assert not torch.equal(optimizer.masters()[model[2].weight], before.float())
 
 
+@pytest.mark.on_standin
 def test_pure_fp16_needs_masters_and_a_scaler() -> None:
     model = net().half()
     optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters())

@@ -10,8 +10,6 @@ from torch import nn
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import codes, cured, found, net
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 def after_a_step_without_a_gradient(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     """Whether weights are finite after a step whose gradients are all zero, as a dead unit's are."""

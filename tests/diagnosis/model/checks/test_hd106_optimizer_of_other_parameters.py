@@ -12,7 +12,7 @@ import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, half_step, loss, net
 from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("device", "seed")
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 def test_parameters_replaced_after_the_optimizer_was_built() -> None:

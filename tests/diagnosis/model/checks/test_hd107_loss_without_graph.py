@@ -12,8 +12,6 @@ import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
 from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 def rebuilt(model: nn.Module, x: Tensor) -> Tensor:
     return torch.tensor(loss(model, x).item(), requires_grad=True)

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, net
-
-pytestmark = pytest.mark.usefixtures("device")
 
 
 def test_half_running_statistics_overflow() -> None:

@@ -53,6 +53,7 @@ def test_two_dtypes_meet(operation: str) -> None:
     cured(finding, "model(x)", model=model, x=ramp())
 
 
+@pytest.mark.on_standin
 def test_the_line_of_the_users_code_is_named() -> None:
     model = nn.Linear(4, 1).half()
     finding = found(hg.doctor(model, loss=loss, batch=ramp()), "HD110")

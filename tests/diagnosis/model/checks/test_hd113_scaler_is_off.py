@@ -18,6 +18,7 @@ def examined(scaler: torch.amp.GradScaler, dtype: torch.dtype = torch.float16) -
         return hg.doctor(model, optimizer, scaler=scaler, loss=loss, batch=batch())
 
 
+@pytest.mark.on_standin
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA the scaler stays on")
 def test_a_scaler_for_cuda_where_there_is_none() -> None:
     with pytest.warns(UserWarning, match="CUDA is not available"):

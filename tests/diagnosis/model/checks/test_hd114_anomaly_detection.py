@@ -8,7 +8,7 @@ import halfguard as hg
 from tests.diagnosis.model.checks.helper import codes, cured, found, net
 from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("device", "seed")
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 def overflowing(model: nn.Module) -> Tensor:

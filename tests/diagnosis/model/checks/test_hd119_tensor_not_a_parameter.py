@@ -10,8 +10,6 @@ from torch.optim import SGD
 import halfguard as hg
 from tests.diagnosis.model.checks.helper import codes, cured, found, net
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 def trainable() -> Any:
     return torch.ones(3, requires_grad=True)

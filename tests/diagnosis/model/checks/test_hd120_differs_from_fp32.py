@@ -11,7 +11,7 @@ from halfguard.diagnosis.model.checks import hd120_differs_from_fp32
 from tests.diagnosis.model.checks.helper import batch, codes, found, loss, net
 from tests.support.devices import device_type
 
-pytestmark = pytest.mark.usefixtures("device", "seed")
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 class Kernel(nn.Module):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import rich.console  # noqa: F401 - its first import draws from Python's random generator
 
-from halfguard.comparison.result import LoggedComparison
+from halfguard.comparison.compare import LoggedComparison
 from halfguard.records.verdict import VerdictLabel
 from tests.cli.command_result import CommandResult
 from tests.comparison.logs import write_csv, write_fp32_and_fp16

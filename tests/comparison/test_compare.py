@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from halfguard.comparison.compare import CompareOptions, compare
-from halfguard.comparison.result import LoggedComparison
-from halfguard.comparison.values import At
+from halfguard.comparison.compare import CompareOptions, LoggedComparison, compare
+from halfguard.comparison.logged_run import At
 from halfguard.errors import UsageError
 from halfguard.records.verdict import Comparison, VerdictLabel
 from halfguard.validation.sections import Thresholds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.comparison.groups import RunGroup, read_groups
-from halfguard.comparison.log_files import all_readers, split_argument
+from halfguard.comparison.places import split_argument
 from halfguard.errors import UsageError
 from tests.comparison.logs import write_csv, write_fp32_and_fp16
 
@@ -21,16 +21,6 @@ def groups(
 
 def seeds(group: RunGroup) -> list[int | None]:
     return [run.seed.value if run.seed else None for run in group.runs]
-
-
-def test_every_file_is_a_reader() -> None:
-    assert [reader.NAME for reader in all_readers()] == [
-        "MLflow",
-        "wandb",
-        "transformers' Trainer",
-        "Lightning's CSVLogger",
-        "TensorBoard",
-    ]
 
 
 @pytest.mark.parametrize(

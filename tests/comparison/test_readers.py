@@ -15,16 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.comparison.encodings.leveldb_log import log_records
-from halfguard.comparison.encodings.protobuf import MalformedMessageError, fields
-from halfguard.comparison.log_files import read_runs
+from halfguard.comparison.compare import CompareOptions, compare
 from halfguard.comparison.logged_run import LoggedRun
+from halfguard.comparison.places import read_runs
+from halfguard.comparison.tracker_files import _log_records
 from halfguard.errors import UsageError
+from tests.comparison.logs import write_csv
 from tests.support.docs import ROOT
 
 
 def runs(folder: Path) -> list[LoggedRun]:
-    (found,) = read_runs(str(folder)).values()
+    (found,) = read_runs(str(folder)).runs.values()
     return found
 
 
@@ -33,17 +34,17 @@ def values(run: LoggedRun, metric: str) -> list[tuple[int, str]]:
     return [(step, repr(value)) for step, value in zip(series.steps, series.values, strict=True)]
 
 
+def write(writer: str, folder: Path) -> str:
+    """Let a tracker's own package write a log; return the last line that was printed."""
+    command = [sys.executable, "-m", f"tests.comparison.writers.{writer}", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1] if done.stdout else ""
+
+
 @pytest.mark.slow
 def test_tensorboard_reads_what_its_own_reader_reads(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.comparison.writers.odd_tensorboard", str(tmp_path / "run")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    expected = json.loads(done.stdout.splitlines()[-1])
+    expected = json.loads(write("odd_tensorboard", tmp_path / "run"))
     (run,) = runs(tmp_path)
     assert {"plain", "bad", "negative step", "ü/loss"} <= expected.keys()
     for tag, own in expected.items():
@@ -66,7 +67,7 @@ def _damage(file: Path, run: LoggedRun) -> None:
     first = 12 + struct.unpack_from("<Q", whole)[0] + 4
     file.write_bytes(whole[:first] + b"\xff" + whole[first + 1 :])
     (damaged,) = runs(file.parent)
-    assert f"is damaged (wrong checksum at byte {first}" in str(damaged.unfinished)
+    assert f"is damaged (wrong checksum after byte {first}" in str(damaged.unfinished)
 
 
 def test_the_newest_state_of_a_trainer_is_read(tmp_path: Path) -> None:
@@ -98,40 +99,30 @@ def test_empty_cells_of_a_csv_are_not_values(tmp_path: Path) -> None:
     assert values(run, "train_loss") == [(9, "0.5"), (19, "nan")]
 
 
-STORE = """
-create table experiments (experiment_id integer, name text);
-create table runs (run_uuid text, name text, status text, start_time integer, end_time integer,
-                   experiment_id integer, lifecycle_stage text);
-create table metrics (key text, value real, timestamp integer, run_uuid text, step integer, is_nan);
-create table params (key text, value text, run_uuid text);
-create table tags (key text, value text, run_uuid text);
-insert into experiments values (1, 'fp16');
-insert into runs values ('a', 'first', 'FINISHED', 1000, 3500, 1, 'active'),
-    ('b', null, 'FAILED', 2000, 3000, 1, 'active'), ('c', 'third', 'RUNNING', 3000, null, 1, 'active'),
-    ('d', 'gone', 'FINISHED', 1, 2, 1, 'deleted');
-insert into metrics values ('loss', 0.5, 9, 'a', 20, 0), ('loss', 0, 8, 'a', 10, 1),
-    ('loss', 1.7976931348623157e308, 7, 'a', 5, 0);
-insert into params values ('seed', '3', 'a');
-insert into tags values ('team', 'x', 'a'), ('mlflow.user', 'y', 'a');
-"""
-
-
+@pytest.mark.slow
 def test_an_mlflow_store(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
-        store.executescript(STORE)
+    write("odd_mlflow", tmp_path)
     before = (tmp_path / "mlflow.db").read_bytes()
     first, second, third = runs(tmp_path)
     assert values(first, "loss") == [(5, "inf"), (10, "nan"), (20, "0.5")]
     assert first.settings == {
-        "seed": "3", "team": "x", "id": "a", "name": "first", "experiment": "fp16"
+        "seed": "3", "team": "x", "id": first.labels["id"], "name": "first", "experiment": "fp16"
     }  # fmt: skip
-    assert (first.failure, first.unfinished, first.seconds) == (None, None, 2.5)
-    assert (second.name, second.failure) == ("b", "MLflow has the status FAILED")
+    assert (first.failure, first.unfinished) == (None, None)
+    assert 0 <= first.seconds < 600
+    assert (second.name, second.failure) == ("second", "MLflow has the status FAILED")
     assert third.unfinished == "MLflow has the status RUNNING"
     assert (tmp_path / "mlflow.db").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
-    (chosen,) = read_runs(first.place)["MLflow"]  # the place of a run is an argument
-    assert chosen == first
+    (chosen,) = read_runs(first.place).runs["MLflow"]  # the place of a run is an argument
+    assert repr(chosen) == repr(first)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as store, store:
+        store.execute("update alembic_version set version_num = 'another'")
+    with pytest.raises(
+        UsageError, match=r"mlflow.db cannot be read: Detected out-of-date"
+    ) as refused:
+        read_runs(str(tmp_path))
+    assert "mlflow db upgrade" in refused.value.message
 
 
 def test_a_damaged_mlflow_store(tmp_path: Path) -> None:
@@ -147,19 +138,9 @@ def test_the_database_of_another_program_is_no_log(tmp_path: Path) -> None:
         read_runs(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "message",
-    [b"\x0a\x05ab", b"\x0b", b"\x80", b"\x08" + b"\xff" * 11, b"\x0d\x00\x00"],
-    ids=["short field", "group", "cut number", "long number", "cut float"],
-)
-def test_bytes_that_are_no_message(message: bytes) -> None:
-    with pytest.raises(MalformedMessageError):
-        list(fields(message))
-
-
-def in_blocks(records: list[bytes], start: int) -> bytes:
-    """Write records as LevelDB does: in blocks of 32 KiB, a long record in several parts."""
-    data = bytearray(start)
+def in_blocks(records: list[bytes]) -> bytes:
+    """Write records as wandb does: in blocks of 32 KiB, a long record in several parts."""
+    data = bytearray(b":W&B\xe1\xbe\x00")
     for record in records:
         for kind, part in _parts(record, data):
             checksum = zlib.crc32(part, zlib.crc32(bytes([kind])))
@@ -187,54 +168,74 @@ def _parts(record: bytes, data: bytearray) -> Iterator[tuple[int, bytes]]:
 @pytest.mark.parametrize("first", [0, 10, 32768 - 7 - 7 - 7, 32768 - 7 - 7 - 3, 32768 - 14, 32768])
 def test_records_continue_in_the_next_block(first: int) -> None:
     records = [b"a" * first, b"b" * 100_000, b"c", b"d" * 32_000]
-    assert list(log_records(in_blocks(records, 7), 7)) == records
+    assert list(_log_records(in_blocks(records))) == records
 
 
-def field(number: int, value: int | bytes) -> bytes:
-    """Return one field of a message."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
+def records(value: float, step: int, code: int | None) -> bytes:
+    """Return the file of a run with one value, and its exit code if it has ended."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    logged = Record()
+    logged.history.item.add(key="loss", value_json=json.dumps(value))
+    logged.history.step.num = step
+    ended = Record()
+    ended.exit.exit_code = code or 0
+    found = [logged] if code is None else [logged, ended]
+    return in_blocks([record.SerializeToString() for record in found])
 
 
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value >= 0x80:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])
-
-
-@pytest.mark.parametrize(
-    ("code", "failure", "unfinished"),
-    [
+@pytest.mark.slow
+def test_how_a_wandb_run_ended(tmp_path: Path) -> None:
+    for code, failure, unfinished in (
         (0, None, None),
         (1, "it ended with exit code 1", None),
         (255, None, "it was interrupted"),
         (None, None, "wandb has not logged its end: it is still running, or was killed"),
-    ],
-)
-def test_how_a_wandb_run_ended(
-    tmp_path: Path, code: int | None, failure: str | None, unfinished: str | None
-) -> None:
-    history = field(1, field(1, b"loss") + field(16, b"0.5")) + field(2, field(1, 30))
-    records = [field(2, history)]
-    if code is not None:
-        records.append(field(18, field(1, code) if code else b""))
-    (tmp_path / "run-abc.wandb").write_bytes(b":W&B\xe1\xbe\x00" + in_blocks(records, 7)[7:])
+    ):
+        (tmp_path / "run-abc.wandb").write_bytes(records(0.5, 30, code))
+        (run,) = runs(tmp_path)
+        assert values(run, "loss") == [(30, "0.5")]
+        assert (run.failure, run.unfinished) == (failure, unfinished)
+    (tmp_path / "run-abc.wandb").write_bytes(in_blocks([b"\x0a\x05ab"]))
     (run,) = runs(tmp_path)
-    assert values(run, "loss") == [(30, "0.5")]
-    assert (run.failure, run.unfinished) == (failure, unfinished)
+    assert str(run.unfinished).startswith("run-abc.wandb is damaged (")
 
 
+@pytest.mark.slow
 def test_a_resumed_wandb_run_is_one_run(tmp_path: Path) -> None:
-    for index, value in enumerate((b"0.5", b"0.25")):
+    for index, (value, code) in enumerate(((0.5, None), (0.25, 0))):
         folder = tmp_path / f"offline-run-2026010{index + 1}_000000-abc"
         folder.mkdir()
-        history = field(1, field(1, b"loss") + field(16, value)) + field(2, field(1, 30 * index))
-        records = [field(2, history), *([field(18, b"")] if index else [])]
-        data = b":W&B\xe1\xbe\x00" + in_blocks(records, 7)[7:]
-        (folder / "run-abc.wandb").write_bytes(data)
+        (folder / "run-abc.wandb").write_bytes(records(value, 30 * index, code))
     (run,) = runs(tmp_path)
     assert values(run, "loss") == [(0, "0.5"), (30, "0.25")]
     assert run.unfinished is None
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [("tensorboard", "events.out.tfevents.1"), ("wandb", "run-a.wandb"), ("mlflow", "mlflow.db")],
+)
+def test_a_package_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
+) -> None:
+    for module in [one for one in sys.modules if one.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    if package == "mlflow":
+        with closing(sqlite3.connect(tmp_path / name)) as store:
+            for table in ("experiments", "runs", "metrics", "alembic_version"):
+                store.execute(f"create table {table} (id)")
+    else:
+        (tmp_path / name).write_bytes(in_blocks([b""]))
+    with pytest.raises(UsageError, match="whose package is not installed here") as refused:
+        read_runs(str(tmp_path))
+    assert refused.value.cure == f"Run: pip install {package}"
+    write_csv(
+        tmp_path / "run", [1.0], hparams={"seed": 1}
+    )  # then other logs are read, and a note says so
+    comparison, _ = compare([str(tmp_path), str(tmp_path / "run")], CompareOptions("val_loss"))
+    assert any(f"(pip install {package})" in note for note in comparison.verdict.notes)
+    with pytest.raises(UsageError, match="no run has a metric 'loss'") as refused:
+        compare([str(tmp_path), str(tmp_path / "run")], CompareOptions("loss"))
+    assert refused.value.cure.endswith(f"logged there too: pip install {package}.")

@@ -20,8 +20,8 @@ import pytest
 
 import halfguard as hg
 from halfguard.comparison.compare import CompareOptions, compare
-from halfguard.comparison.log_files import read_runs
 from halfguard.comparison.logged_run import LoggedRun
+from halfguard.comparison.places import read_runs
 from halfguard.records.verdict import Verdict, VerdictLabel
 from halfguard.validation.finished_runs import Result
 from halfguard.validation.runs.commands import run_command
@@ -154,7 +154,7 @@ def test_runs_are_read_as_they_were_logged(logged: Logged) -> None:
 
 
 def only(folder: Path) -> LoggedRun:
-    (runs,) = read_runs(str(folder)).values()
+    (runs,) = read_runs(str(folder)).runs.values()
     (run,) = runs
     return run
 
@@ -190,7 +190,7 @@ def test_a_damaged_wandb_file_is_not_finished(wandb_log: Path, tmp_path: Path) -
 
 def test_an_unfinished_candidate_is_inconclusive(wandb_log: Path, tmp_path: Path) -> None:
     shutil.copytree(wandb_log / "wandb", tmp_path / "wandb", symlinks=True)
-    (fp16, *_) = read_runs(f"{tmp_path / 'wandb'}:precision=fp16,trainer.seed=3")["wandb"]
+    (fp16, *_) = read_runs(f"{tmp_path / 'wandb'}:precision=fp16,trainer.seed=3").runs["wandb"]
     (file,) = Path(fp16.place).glob("*.wandb")
     file.write_bytes(file.read_bytes()[:-2000])
     places = [f"{tmp_path / 'wandb'}:precision={precision}" for precision in PRECISIONS]

@@ -55,8 +55,8 @@ def compare(
     """Compare logged runs, paired by seed, and print validate's verdict on every candidate.
 
     Reads TensorBoard event files, wandb's run files, MLflow's SQLite store, metrics.csv of Lightning's
-    CSVLogger, and trainer_state.json of transformers. Nothing is trained, and no tracker needs to be
-    installed.
+    CSVLogger, and trainer_state.json of transformers. Nothing is trained. The first three are read with
+    the tracker's own package.
 
     Exit code 0: every candidate passes; 1: one does not; 2: usage error.
     """
@@ -72,8 +72,8 @@ def compare(
     with torch_needed("halfguard compare", extra="compare"):
         from halfguard.comparison.compare import CompareOptions  # noqa: PLC0415
         from halfguard.comparison.compare import compare as compare_runs  # noqa: PLC0415
+        from halfguard.comparison.logged_run import At  # noqa: PLC0415
         from halfguard.comparison.page import comparison_page  # noqa: PLC0415
-        from halfguard.comparison.values import At  # noqa: PLC0415
     if at not in list(At):
         raise typer.BadParameter(f"{at!r} is none of {', '.join(At)}", param_hint="--at")
     options = CompareOptions(

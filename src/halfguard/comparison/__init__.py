@@ -1,4 +1,5 @@
 """Compare runs that a tracker logged: read them, pair them by seed, and give the verdict of ``validation``.
 
-Nothing here imports torch or a tracker's own package, and nothing is unpickled.
+Nothing here imports torch, and nothing is unpickled. A tracker's own package is imported when one of its logs
+is read.
 """

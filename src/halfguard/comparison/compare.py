@@ -8,14 +8,16 @@ seed, two runs with one seed, and pairs of different length.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pydantic import Field
 
 from halfguard.comparison.groups import GroupedRun, RunGroup, read_groups
-from halfguard.comparison.pair_checks import raise_if_lengths_differ, raise_if_partly_seeded
-from halfguard.comparison.result import ComparedRun, LoggedComparison
-from halfguard.comparison.values import At, guess_direction, take_value
+from halfguard.comparison.logged_run import At, guess_direction
 from halfguard.errors import UsageError
+from halfguard.records.base import FloatRecordPart, Record
 from halfguard.records.study import RunResult, Study
 from halfguard.records.verdict import Verdict
 from halfguard.validation.judgement.verdict import judge
@@ -40,6 +42,33 @@ class CompareOptions:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
+class ComparedRun(FloatRecordPart):
+    """One logged run, as it entered the comparison."""
+
+    group: str = Field(description="the side of the comparison that it belongs to")
+    place: str = Field(description="file or folder of its log")
+    name: str
+    tracker: str
+    seed: int | None = None
+    seed_source: str = Field(default="", description="where the seed was found")
+    paired: bool = Field(default=False, description="another side has a run with this seed")
+    value: float | None = Field(default=None, description="None if the metric was not logged")
+    last_step: int | None = Field(default=None, description="of the metric")
+    values: int = Field(default=0, description="how often the metric was logged")
+    nonfinite: int = Field(default=0, description="how many of them are NaN or infinite")
+    problem: str | None = Field(default=None, description="why it failed or is not finished")
+
+
+class LoggedComparison(Record):
+    """The verdict on logged runs."""
+
+    kind: ClassVar[str] = "comparison"
+
+    at: str = Field(description="which value of each run was compared: last, best or tail")
+    verdict: Verdict
+    runs: tuple[ComparedRun, ...]
+
+
 def compare(
     arguments: Sequence[str], options: CompareOptions
 ) -> tuple[LoggedComparison, list[RunGroup]]:
@@ -62,7 +91,7 @@ def judge_groups(
 ) -> LoggedComparison:
     """Give the verdict on groups of runs."""
     by_seed = [group.by_seed() for group in groups]
-    raise_if_partly_seeded(groups)
+    _raise_if_partly_seeded(groups)
     seeds = sorted({seed for one in by_seed[1:] for seed in one if seed in by_seed[0]})
     names = [group.name for group in groups]
     runs = [
@@ -72,7 +101,7 @@ def judge_groups(
         if seed in one
     ]
     if not options.any_length:
-        raise_if_lengths_differ(names, by_seed, seeds, metric)
+        _raise_if_lengths_differ(names, by_seed, seeds, metric)
     study = Study(
         name=f"{metric.name} of {', '.join(names[1:])} against {names[0]}",
         spec={
@@ -100,13 +129,13 @@ def _run_result(group: str, seed: int, run: GroupedRun, metric: Metric, at: At) 
             failure=log.unfinished, cause="unfinished",
         )  # fmt: skip
     last = {
-        name: one.sorted_by_step().values[-1]
+        name: one.up_to().values[-1]
         for name, one in log.metrics.items()
         if name != metric.name and not name.startswith(_NOT_THE_RUN)
     }
     failure = log.failure
     if series is not None:
-        last[metric.name] = take_value(series, at, higher_is_better=metric.higher_is_better)
+        last[metric.name] = series.take(at, higher_is_better=metric.higher_is_better)
     elif failure is None:
         failure = f"it logged no {metric.name}"
     return RunResult(
@@ -160,6 +189,8 @@ def _notes(groups: Sequence[RunGroup], seeds: Sequence[int], metric: Metric) -> 
         if group.ignored:
             others = ", ".join(group.ignored)
             yield f"{group.name} was read from {group.tracker}; {others} logged {metric.name} there too."
+        for tracker, pip in group.missing.items():
+            yield f"{group.name}: logs of {tracker} were not read; its package is not installed ({pip})."
 
 
 def _compared(
@@ -177,9 +208,55 @@ def _compared(
             seed=seed.value if seed else None,
             seed_source=seed.source if seed else "",
             paired=seed is not None and seed.value in seeds,
-            value=take_value(series, at, higher_is_better=better) if series else None,
+            value=series.take(at, higher_is_better=better) if series else None,
             last_step=series.steps[-1] if series else None,
             values=len(series.values) if series else 0,
             nonfinite=series.nonfinite if series else 0,
             problem=run.log.failure or run.log.unfinished or missing,
         )
+
+
+def _raise_if_partly_seeded(groups: Sequence[RunGroup]) -> None:
+    """Raise if some runs have a seed and others have none."""
+    runs = [run for group in groups for run in group.runs]
+    without = [run.log.place for run in runs if run.seed is None]
+    if without and len(without) < len(runs):
+        listed = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
+        raise UsageError(
+            f"{len(without)} of {len(runs)} runs have no seed: {listed}. To leave them out could hide a "
+            "failure.",
+            cure="Write the seed into the run's name (fp16-seed3), say which setting has it (--seed-key), or "
+            "give paths that do not include these runs.",
+        )
+
+
+def _raise_if_lengths_differ(
+    names: Sequence[str],
+    by_seed: Sequence[Mapping[int, GroupedRun]],
+    seeds: Sequence[int],
+    metric: Metric,
+) -> None:
+    """Raise if a pair ends at different steps: training longer would be part of the result."""
+    different, shortest = [], math.inf
+    for name, runs in zip(names[1:], by_seed[1:], strict=True):
+        for seed in (seed for seed in seeds if seed in runs):
+            base, own = _length(by_seed[0][seed]), _length(runs[seed])
+            if base is not None and own is not None and base != own:
+                different.append(f"seed {seed}: {names[0]} {base:,}, {name} {own:,}")
+                shortest = min(shortest, base, own)
+    if different:
+        listed = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
+        raise UsageError(
+            f"Runs with one seed log {metric.name} up to different steps ({listed}). A verdict on them would "
+            "compare the length of training, not only its precision.",
+            cure=f"To compare at a step that all have reached, add --until {shortest:.0f}. If the runs ended "
+            "as intended (early stopping), add --any-length.",
+        )
+
+
+def _length(run: GroupedRun) -> int | None:
+    """Return the last step, or the number of values if steps were not logged; None for a broken run."""
+    broken = run.log.failure or run.log.unfinished
+    if broken or run.series is None or not math.isfinite(run.series.values[-1]):
+        return None
+    return run.series.steps[-1] if any(run.series.steps) else len(run.series.steps) - 1

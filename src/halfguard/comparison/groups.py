@@ -1,18 +1,33 @@
-"""The sides of a comparison: each argument of the command is a group of runs with seeds and values."""
+"""The sides of a comparison: each argument of the command is a group of runs with seeds and values.
+
+A seed comes from the settings of a run, else from its name, else from the name of its folder. A setting whose
+name is one of ``KEYS`` counts, at any depth; of several, the one that is nested least. In a name, the word
+"seed" followed by a number counts: fp16-seed3, seed_3, seed=3.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import PurePath
 
-from halfguard.comparison.log_files import read_runs, split_argument
 from halfguard.comparison.logged_run import LoggedRun, Series
-from halfguard.comparison.seeds import Seed, find_seed, require_key
-from halfguard.comparison.suggestions import did_you_mean, list_names
-from halfguard.comparison.values import up_to
+from halfguard.comparison.places import Found, did_you_mean, list_names, read_runs, split_argument
 from halfguard.errors import UsageError
+
+KEYS = ("seed", "random_seed", "manual_seed", "rng_seed", "seed_everything", "random_state")
+_IN_NAME = re.compile(r"seed[-_=. ]?(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A seed, and where it was found."""
+
+    value: int
+    source: str
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,7 @@ class RunGroup:
     runs: tuple[GroupedRun, ...]
     empty: tuple[str, ...]  # places of runs without a single metric
     ignored: tuple[str, ...]  # other trackers that logged the metric there
+    missing: Mapping[str, str]  # trackers whose package is not installed, with the pip command
 
     def by_seed(self) -> dict[int, GroupedRun]:
         """Return the runs by their seeds; raise if two have the same."""
@@ -55,14 +71,18 @@ def read_groups(
     arguments: Sequence[str], metric: str, *, until: int | None, seed_key: str | None
 ) -> list[RunGroup]:
     """Read every argument; the first is the baseline."""
-    logs = [_choose(argument, read_runs(argument), metric) for argument in arguments]
+    read = [read_runs(argument) for argument in arguments]
+    logged = [_trackers(*pair, metric) for pair in zip(arguments, read, strict=True)]
     if seed_key is not None:
-        require_key(seed_key, [run for _, runs, _ in logs for run in runs])
+        _require_key(
+            seed_key,
+            [run for one, names in zip(read, logged, strict=True) for run in one.runs[names[0]]],
+        )
     groups = []
-    for name, argument, (tracker, runs, ignored) in zip(
-        _names(arguments), arguments, logs, strict=True
+    for name, argument, found, (tracker, *others) in zip(
+        _names(arguments), arguments, read, logged, strict=True
     ):
-        root = split_argument(argument)[0]
+        runs, root = found.runs[tracker], split_argument(argument)[0]
         with_metrics = [run for run in runs if run.metrics or run.failure or run.unfinished]
         grouped = tuple(
             GroupedRun(run, find_seed(run, root, seed_key), _series(run, metric, until))
@@ -75,31 +95,29 @@ def read_groups(
                 cure=f"The first value was logged at step {first}.",
             )
         empty = tuple(run.place for run in runs if run not in with_metrics)
-        groups.append(RunGroup(name, tracker, grouped, empty, ignored))
+        groups.append(RunGroup(name, tracker, grouped, empty, tuple(others), found.missing))
     return groups
 
 
 def _series(run: LoggedRun, metric: str, until: int | None) -> Series | None:
     if metric not in run.metrics:
         return None
-    series = up_to(run.metrics[metric], until)
+    series = run.metrics[metric].up_to(math.inf if until is None else until)
     return series if series.values else None
 
 
-def _choose(
-    argument: str, runs: Mapping[str, Sequence[LoggedRun]], metric: str
-) -> tuple[str, Sequence[LoggedRun], tuple[str, ...]]:
-    """Return the tracker with the most runs that have the metric; of equals, the first in rank."""
-    counts = {name: sum(metric in run.metrics for run in found) for name, found in runs.items()}
-    logged = [name for name, count in counts.items() if count]
-    if not logged:
-        known = {name for found in runs.values() for run in found for name in run.metrics}
+def _trackers(argument: str, found: Found, metric: str) -> list[str]:
+    """Return the trackers that logged the metric: first the one with the most runs that have it."""
+    counts = {name: sum(metric in run.metrics for run in runs) for name, runs in found.runs.items()}
+    if not any(counts.values()):
+        known = {name for runs in found.runs.values() for run in runs for name in run.metrics}
+        more = "".join(f" {name} logged there too: {pip}." for name, pip in found.missing.items())
         raise UsageError(
             f"{argument}: no run has a metric {metric!r}.{did_you_mean(metric, known)}",
-            cure=f"Metrics that were found ({', '.join(runs)}): {list_names(known)}.",
+            cure=f"Metrics that were found ({', '.join(found.runs)}): {list_names(known)}.{more}",
         )
-    tracker = max(logged, key=counts.__getitem__)
-    return tracker, runs[tracker], tuple(name for name in logged if name != tracker)
+    # Of equals, the first of READERS.
+    return sorted((name for name in counts if counts[name]), key=lambda name: -counts[name])
 
 
 def _names(arguments: Sequence[str]) -> list[str]:
@@ -117,3 +135,43 @@ def _names(arguments: Sequence[str]) -> list[str]:
     )
     ends = [str(PurePath(*parts[shared:])) for parts in paths]
     return ends if len(set(ends)) == len(ends) else list(arguments)
+
+
+def find_seed(run: LoggedRun, root: str, key: str | None = None) -> Seed | None:
+    """Return the seed of a run found under ``root``; with ``key``, only from the setting of that name."""
+    settings = run.settings
+    if key is not None:
+        number = _integer(settings.get(key, ""))
+        return None if number is None else Seed(number, f"setting {key}")
+    named = [name for name in settings if _last(name) in KEYS]
+    for name in sorted(named, key=lambda name: (name.count("."), KEYS.index(_last(name)))):
+        number = _integer(settings[name])
+        if number is not None:
+            return Seed(number, f"setting {name}")
+    if found := _IN_NAME.search(run.name):
+        return Seed(int(found[1]), "name of the run")
+    parts = PurePath(run.place).parts
+    # Folders below ``root``, which may be a pattern, and the last one of ``root`` itself.
+    below = parts[max(min(len(PurePath(root).parts), len(parts)) - 1, 0) :]
+    for part in reversed(below):
+        if found := _IN_NAME.search(part):
+            return Seed(int(found[1]), "name of the folder")
+    return None
+
+
+def _require_key(key: str, runs: Sequence[LoggedRun]) -> None:
+    """Raise if no run has the setting ``key``."""
+    known = {name for run in runs for name in run.settings}
+    if key not in known:
+        raise UsageError(
+            f"--seed-key: no run has the setting {key!r}.{did_you_mean(key, known)}",
+            cure=f"Settings that were found: {list_names(known)}.",
+        )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[+-]?\d+", text.strip()) else None

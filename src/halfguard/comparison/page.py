@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from halfguard.comparison.groups import RunGroup
-from halfguard.comparison.result import ComparedRun, LoggedComparison
-from halfguard.comparison.seeds import KEYS
+from halfguard.comparison.compare import ComparedRun, LoggedComparison
+from halfguard.comparison.groups import KEYS, RunGroup
 from halfguard.records.verdict import Verdict
 from halfguard.report.axes import percent_label
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Page, Table, Text

@@ -1,1 +1,0 @@
-"""The encodings of log files that readers share: messages, logs of records, hyperparameters."""

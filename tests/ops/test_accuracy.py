@@ -13,7 +13,7 @@ from torch import Tensor
 from halfguard.ops import elementary
 from halfguard.ops.accuracy import UNARY, all_finite, all_values, measure, ulp_error
 from halfguard.ops.capping import soft_cap_op
-from halfguard.ops.unary import TensorMap, UnaryOp
+from halfguard.ops.elementary import TensorMap, UnaryOp
 
 from .helper import HALF
 

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from halfguard.errors import UsageError
 from halfguard.ops import binary_cross_entropy, bpr_loss, cross_entropy
 from halfguard.ops.accuracy import all_finite
-from halfguard.ops.losses import binary_cross_entropy_reference, cross_entropy_reference
-from halfguard.ops.ranking import bpr_loss_reference
+from halfguard.ops.losses import (
+    binary_cross_entropy_reference,
+    bpr_loss_reference,
+    cross_entropy_reference,
+)
 from tests.support.devices import place
 
 from .helper import DTYPES, HALF, assert_agrees, gradients

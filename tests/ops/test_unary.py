@@ -13,7 +13,7 @@ from halfguard.errors import UsageError
 from halfguard.ops import exp, log, logsigmoid, rsqrt, soft_cap, sqrt
 from halfguard.ops.accuracy import UNARY, all_finite, all_values, gradient, measure
 from halfguard.ops.capping import soft_cap_op
-from halfguard.ops.unary import UnaryOp
+from halfguard.ops.elementary import UnaryOp
 from tests.support.devices import place
 
 from .helper import HALF

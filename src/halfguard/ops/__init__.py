@@ -1,6 +1,6 @@
 """Stable operations for half precision: computed in float32, rounded once, with true gradients.
 
-Each file holds one family of functions, each with its float64 reference; ``modules`` wraps them.
+Each file holds one family of functions, each with its float64 reference.
 ``halfguard.ops.accuracy`` measures the unary operations on every value of a half dtype.
 """
 
@@ -8,28 +8,13 @@ from __future__ import annotations
 
 from halfguard.ops.capping import soft_cap
 from halfguard.ops.distillation import Distillation, distillation_loss
-from halfguard.ops.elementary import div, exp, log, rsqrt, sqrt
-from halfguard.ops.losses import binary_cross_entropy, cross_entropy
-from halfguard.ops.masking import mask_fill_value, masked_mean, masked_softmax
-from halfguard.ops.modules import (
-    BCELoss,
-    BPRLoss,
-    CrossEntropyLoss,
-    DistillationLoss,
-    RMSNorm,
-    SoftCap,
-)
+from halfguard.ops.elementary import div, exp, log, logsigmoid, rsqrt, sqrt
+from halfguard.ops.losses import binary_cross_entropy, bpr_loss, cross_entropy
+from halfguard.ops.masking import masked_softmax
 from halfguard.ops.norms import cosine_similarity, normalize, rms_norm
-from halfguard.ops.ranking import bpr_loss, logsigmoid
 
 __all__ = [
-    "BCELoss",
-    "BPRLoss",
-    "CrossEntropyLoss",
     "Distillation",
-    "DistillationLoss",
-    "RMSNorm",
-    "SoftCap",
     "binary_cross_entropy",
     "bpr_loss",
     "cosine_similarity",
@@ -39,8 +24,6 @@ __all__ = [
     "exp",
     "log",
     "logsigmoid",
-    "mask_fill_value",
-    "masked_mean",
     "masked_softmax",
     "normalize",
     "rms_norm",

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from halfguard.ops import capping, elementary, ranking
+from halfguard.ops import capping, elementary
 from halfguard.ops._dtypes import largest_finite, smallest_subnormal
-from halfguard.ops.unary import UnaryOp
+from halfguard.ops.elementary import UnaryOp
 
-UNARY: tuple[UnaryOp, ...] = (*elementary.UNARY, *ranking.UNARY, *capping.UNARY)
+UNARY: tuple[UnaryOp, ...] = (*elementary.UNARY, *capping.UNARY)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.ops._dtypes import largest_finite, smallest_subnormal, widen
-from halfguard.ops.unary import UnaryOp
+from halfguard.ops.elementary import UnaryOp
 
 
 class _SoftCap(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""log, sqrt, rsqrt, exp and division that stay finite on every finite input.
+"""log, sqrt, rsqrt, exp, logsigmoid and division that stay finite on every finite input.
 
 Each function has a point where its value or slope leaves every format: log and rsqrt at 0, sqrt's
 slope at 0, exp beyond log(largest), a/b around b = 0. The usual remedy is to add an eps. It shifts
@@ -16,6 +16,15 @@ If that exceeds the dtype it becomes inf, so that the loss scaler sees it, and n
 are for finite inputs: NaN stays NaN, and exp(inf) and inf / b stay infinite; only -inf counts as
 x ≤ 0.
 
+    logsigmoid(x) = log(1 / (1 + e^-x)) = min(x, 0) - log1p(e^-|x|)
+    d/dx          = 1 / (1 + e^x)       = z / (1 + z) with z = e^-x for x > 0, no cancellation
+
+needs no cap: every finite x has a finite value. log(sigmoid(x) + eps) fails twice in half:
+sigmoid(x) is 0 below -17, and an eps of 1e-8 is 0 as well.
+
+A half dtype has 65,536 values, so an operation of one argument is checked on all of them: against
+its exact value and its exact slope, both in float64. ``UnaryOp`` describes it for that.
+
 A cap replaces the *input* of the function as well as the output. Replacing only the output would
 leave 0 * inf = NaN in the backward pass.
 """
@@ -23,9 +32,12 @@ leave 0 * inf = NaN in the backward pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from halfguard.ops._dtypes import (
@@ -35,7 +47,24 @@ from halfguard.ops._dtypes import (
     widen,
     working_dtype,
 )
-from halfguard.ops.unary import UnaryOp
+
+TensorMap = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class UnaryOp:
+    """One operation with its exact value and slope.
+
+    ``reference`` and ``derivative`` take the same tensor as ``op``, whose dtype sets the cap, and
+    return float64. The slope has its own formula: autograd of a float64 reference cancels in the
+    tails, where a gradient is lost most easily.
+    """
+
+    name: str
+    op: TensorMap
+    reference: TensorMap
+    derivative: TensorMap
+    cap: str
 
 
 def log(x: Tensor) -> Tensor:
@@ -138,6 +167,22 @@ def exp_derivative(x: Tensor) -> Tensor:
     return torch.where((slope > largest_finite(x.dtype)) & x.isfinite(), 0.0, slope)
 
 
+def logsigmoid(x: Tensor) -> Tensor:
+    """Return log(sigmoid(x)): about x for very negative x, about -e^-x for large x."""
+    return F.logsigmoid(widen(x)).to(x.dtype)
+
+
+def logsigmoid_reference(x: Tensor) -> Tensor:
+    """Compute logsigmoid in float64."""
+    wide = x.double()
+    return wide.clamp(max=0) - (-wide.abs()).exp().log1p()
+
+
+def logsigmoid_derivative(x: Tensor) -> Tensor:
+    """Return sigmoid(-x)."""
+    return 1 / (1 + x.double().exp())
+
+
 class _Quotient(torch.autograd.Function):
     """a/b for b ≠ 0; the computation of its gradient in b never contains inf * 0."""
 
@@ -196,4 +241,5 @@ UNARY = (
     UnaryOp("sqrt", sqrt, sqrt_reference, sqrt_derivative, "x ≤ 0: 0"),
     UnaryOp("rsqrt", rsqrt, rsqrt_reference, rsqrt_derivative, "x ≤ 0: 1/sqrt(smallest subnormal)"),
     UnaryOp("exp", exp, exp_reference, exp_derivative, "x > log(largest): largest"),
+    UnaryOp("logsigmoid", logsigmoid, logsigmoid_reference, logsigmoid_derivative, "none"),
 )

@@ -1,4 +1,4 @@
-"""Classification losses in float32, defined on the batches where the usual ones are not.
+"""Classification and ranking losses in float32, defined where the usual ones are not.
 
     cross_entropy        = -Σ_counted log softmax(logits)[target] / n,  0 if no label counts (n = 0)
     binary_cross_entropy = -mean(t log p + (1 - t) log(1 - p))
@@ -95,3 +95,18 @@ def binary_cross_entropy_reference(probabilities: Tensor, target: Tensor) -> Ten
     """Compute binary_cross_entropy in float64, for probabilities strictly between 0 and 1."""
     p, t = probabilities.double(), target.double()
     return -(t * p.log() + (1 - t) * (-p).log1p()).mean()
+
+
+def bpr_loss(positive_scores: Tensor, negative_scores: Tensor) -> Tensor:
+    """Return -mean(logsigmoid(positive - negative)), Bayesian personalised ranking, float32 for half.
+
+    The scores are cast before they are subtracted: 60000 - (-60000) is inf in float16.
+    """
+    difference = widen(positive_scores) - widen(negative_scores)
+    return -F.logsigmoid(difference).mean()
+
+
+def bpr_loss_reference(positive_scores: Tensor, negative_scores: Tensor) -> Tensor:
+    """Compute bpr_loss in float64."""
+    margin = positive_scores.double() - negative_scores.double()
+    return torch.logaddexp(torch.zeros_like(margin), -margin).mean()

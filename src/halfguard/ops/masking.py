@@ -1,13 +1,9 @@
-"""Softmax and mean over the unmasked positions of a row, defined even if all are masked.
+"""Softmax over the unmasked positions of a row, defined even if all are masked.
 
     masked_softmax(x)_i = e^(x_i - m) / Σ_kept e^(x_j - m)    m the largest kept; 0 where masked
-    masked_mean(x)      = Σ_kept x_j / n                      n the number kept; 0 if n = 0
 
-In both, ``mask`` is True where a position is kept. A row with nothing kept gives zeros with zero
-gradients. Values at masked positions never matter, not even NaN left over in padding.
-
-Some attention kernels *add* a mask to the scores. Then the fill value matters: finfo.min plus a score
-of -16 is -inf in float16, and the softmax of a row of only -inf is NaN.
+``mask`` is True where a position is kept. A row with nothing kept gives zeros with zero gradients.
+Values at masked positions never matter, not even NaN left over in padding.
 """
 
 from __future__ import annotations
@@ -17,17 +13,6 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.ops._dtypes import broadcast, widen
-
-
-def mask_fill_value(dtype: torch.dtype) -> float:
-    """Return the value to add to a score of ``dtype`` so that its softmax is 0 and it stays finite.
-
-    It is a quarter of the most negative value: up to three such masks (causal, padding, packing) and
-    a score down to another quarter still sum to a finite number. If scores are replaced rather than
-    added to (``masked_fill``), any fill works except for a row with nothing kept. ``masked_softmax``
-    handles that too.
-    """
-    return torch.finfo(dtype).min / 4
 
 
 def masked_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
@@ -48,20 +33,6 @@ def masked_softmax_reference(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     shifted = wide - largest.amax(dim, keepdim=True).clamp(min=-1e300)
     weight = shifted.masked_fill(~mask, 0.0).exp().masked_fill(~mask, 0.0)
     return weight / weight.sum(dim, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def masked_mean(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Compute the mean of ``x`` over the positions where ``mask`` is True; 0 if there are none."""
-    wide, dropped = broadcast(widen(x), _invert_mask(mask))
-    count = (~dropped).sum(dim, keepdim=True).clamp(min=1)
-    # Divide before summing: a sum of large values may overflow where their mean does not.
-    return (wide.masked_fill(dropped, 0.0) / count).sum(dim).to(x.dtype)
-
-
-def masked_mean_reference(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Compute masked_mean in float64."""
-    kept = torch.where(mask, x.double(), 0.0)
-    return kept.sum(dim) / mask.expand_as(kept).sum(dim).clamp(min=1)
 
 
 def _invert_mask(mask: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,12 +36,8 @@ from halfguard.step.parameters import parameters_of
 class GradScaler(torch.amp.GradScaler):
     """Drop-in replacement for ``torch.amp.GradScaler``.
 
-    ``floor`` and ``ceiling`` bound the scale. It falls at the ``backoff_after``-th overflow. The count
-    restarts after every applied step (``refill_on="applied"``: only consecutive overflows count) or after
-    every growth of the scale (``refill_on="growth"``: all overflows of a growth interval count).
-
-    With a process group, ranks ``agree`` in ``update`` whether the scale caused the overflow: one small sum,
-    without which the scales of a DDP job drift apart. Pass False if ranks train different models.
+    ``floor`` and ``ceiling`` bound the scale. With a process group, ranks agree in ``update`` whether the
+    scale caused the overflow: one small sum, without which the scales of a DDP job drift apart.
     """
 
     def __init__(
@@ -55,24 +51,18 @@ class GradScaler(torch.amp.GradScaler):
         *,
         floor: float = 1.0,
         ceiling: float = 2.0**24,
-        backoff_after: int = 1,
-        refill_on: Literal["applied", "growth"] = "applied",
-        agree: bool = True,
     ) -> None:
         device = device or default_device_type()
         if enabled:
             check_device(device)
             check_bounds(floor, init_scale, ceiling)
-            check_changes(growth_factor, backoff_factor, growth_interval, backoff_after, refill_on)
+            check_changes(growth_factor, backoff_factor, growth_interval)
         super().__init__(
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
         self._floor, self._ceiling = floor, ceiling
-        self._backoff_after, self._refill_on = backoff_after, refill_on
-        self._overflows_left: Tensor | int = backoff_after  # a tensor once there is a device
         self._losses: list[Tensor] = []
         self._agreed_losses: list[Tensor] = []
-        self._agree = agree
         self._refused: list[Tensor] = []
         self._last_refused: Tensor | None = None
         self.last_loss = torch.full((), torch.nan)  # the last loss that was scaled, detached
@@ -243,7 +233,7 @@ class GradScaler(torch.amp.GradScaler):
                 "update() was called, but no optimizer was stepped or unscaled since the last one.",
                 cure="Call scaler.step(optimizer), also for a step that you expect to be skipped.",
             )
-        if self._backoff_after == 1 and all(state.get("known") is False for state in states):
+        if all(state.get("known") is False for state in states):
             # Applied, so there was no overflow.
             self._update_scale(scale, tracker, to_device(refused[0], scale.device))
             return
@@ -251,13 +241,11 @@ class GradScaler(torch.amp.GradScaler):
         skipped = to_device(_any(refused), scale.device)
         overflow = _any([found for state in states for found in _overflows(state)])
         overflow = to_device(overflow, scale.device)
-        caused = self._scale_overflow(overflow) if self._losses else overflow
-        backoff = self._backoff_due(caused, tracker)
+        backoff = self._scale_overflow(overflow) if self._losses else overflow
         # torch counts every step that does not back off as a success. A skipped step is not one: subtracting
         # one beforehand keeps the count unchanged, and below the growth interval.
         tracker.add_(skipped != backoff, alpha=-1)
         self._update_scale(scale, tracker, backoff)
-        self._refill(skipped, tracker)
 
     def _update_scale(self, scale: Tensor, tracker: Tensor, backoff: Tensor) -> None:
         torch._amp_update_scale_(
@@ -277,27 +265,8 @@ class GradScaler(torch.amp.GradScaler):
         ]
         nothing = (torch.stack(values) if len(values) > 1 else values[0]).mul(0).sum()
         # Each rank has its own loss, but all ranks must lower the scale together.
-        nothing = AsyncSum(nothing).wait() if self._agree and not self._agreed_losses else nothing
+        nothing = nothing if self._agreed_losses else AsyncSum(nothing).wait()
         return (overflow + nothing).nan_to_num(nan=0.0)
-
-    def _backoff_due(self, caused: Tensor, tracker: Tensor) -> Tensor:
-        """Return 1.0 if this overflow is the one that lowers the scale."""
-        if self._backoff_after == 1:
-            return caused
-        if not isinstance(self._overflows_left, Tensor):
-            self._overflows_left = torch.full_like(caused, float(self._overflows_left))
-        self._overflows_left.sub_(caused).clamp_(min=0)
-        # An overflow that does not lower the scale still restarts the count towards growth.
-        tracker.mul_((1 - caused).to(torch.int32))
-        return caused * (self._overflows_left == 0)
-
-    def _refill(self, skipped: Tensor, tracker: Tensor) -> None:
-        if self._backoff_after == 1:
-            return
-        # torch sets its tracker to zero when the scale grows; for a skipped step one was subtracted.
-        due = 1 - skipped if self._refill_on == "applied" else (1 - skipped) * (tracker == 0)
-        left = cast(Tensor, self._overflows_left)
-        left.copy_(torch.where(due > 0, float(self._backoff_after), left))
 
     def restart(self, init_scale: float) -> None:
         """Scale from now on, as a new scaler would."""
@@ -337,20 +306,11 @@ class GradScaler(torch.amp.GradScaler):
 
     # -- state, compatible with torch's scaler in both directions
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return torch's five entries, and the number of overflows left before a backoff."""
-        state = super().state_dict()
-        if not self._enabled:
-            return state
-        return state | {"overflows_left": int(self._overflows_left)}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this scaler or of torch's; the bounds of this scaler stay."""
         super().load_state_dict(state_dict)
         if not self._enabled:
             return
-        left = state_dict.get("overflows_left", self._backoff_after)
-        self._overflows_left = min(left, self._backoff_after)
         # torch's scaler may have saved a scale of 0, from which nothing recovers.
         self._init_scale = min(max(self._init_scale, self._floor), self._ceiling)
         if self._scale is not None:

@@ -44,12 +44,10 @@ def check_bounds(floor: float, init: float, ceiling: float) -> None:
         )
 
 
-def check_changes(growth: float, backoff: float, interval: int, after: int, refill: str) -> None:
-    """Raise if a factor does not grow or shrink the scale, or a count is below 1."""
-    if not growth > 1 or not 0 < backoff < 1 or interval < 1 or after < 1:
+def check_changes(growth: float, backoff: float, interval: int) -> None:
+    """Raise if a factor does not grow or shrink the scale, or the interval is below 1."""
+    if not growth > 1 or not 0 < backoff < 1 or interval < 1:
         raise UsageError(
-            "GradScaler needs growth_factor > 1, 0 < backoff_factor < 1, growth_interval >= 1 and "
-            f"backoff_after >= 1; got {growth}, {backoff}, {interval} and {after}."
+            "GradScaler needs growth_factor > 1, 0 < backoff_factor < 1 and growth_interval >= 1; "
+            f"got {growth}, {backoff} and {interval}."
         )
-    if refill not in {"applied", "growth"}:
-        raise UsageError(f"GradScaler needs refill_on 'applied' or 'growth'; got {refill!r}.")

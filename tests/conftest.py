@@ -29,6 +29,7 @@ import torch
 from hypothesis import settings
 
 from tests.support import devices, standin
+from tests.support.forks import share_forks
 from tests.support.processor_time import ProcessorTime
 from tests.support.turns import Turns
 
@@ -57,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # a worker of pytest-xdist
         config.stash[_TURNS] = turns = Turns(Path(config.workerinput["turns"]))
         config.add_cleanup(turns.close)
+    else:
+        config.add_cleanup(share_forks())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.docs import ROOT, Snippet, pages, snippets
+from tests.support.forks import forked_path, group_of
 
 ALL = [snippet for page in pages() for snippet in snippets(page)]
 # Installing is tested in a fresh environment of its own, by test_install.py.
@@ -20,9 +21,19 @@ RUNNABLE = [
 ]
 
 
-def environment(home: Path) -> dict[str, str]:
-    binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"PATH": binaries, "COLUMNS": "100", "NO_COLOR": "1", "HOME": str(home)}
+def environment(home: Path, programs: Path) -> dict[str, str]:
+    folders = (programs, Path(sys.executable).parent, os.environ["PATH"])
+    path = os.pathsep.join(map(str, folders))
+    return os.environ | {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1", "HOME": str(home)}
+
+
+def _group(snippet: Snippet) -> str:
+    """Return which frameworks a snippet uses: by itself, or by the files that it names."""
+    words = re.findall(r"[\w./-]+\.py\b", snippet.source)
+    place = re.match(r"cd (\S+) &&", snippet.source)
+    files = [ROOT / (place[1] if place else "") / word for word in words]
+    texts = [file.read_text("utf-8") for file in files if file.is_file()]
+    return group_of("\n".join([snippet.source, *texts]))
 
 
 def _words(text: str) -> str:
@@ -34,12 +45,15 @@ def _words(text: str) -> str:
 @pytest.mark.parametrize("snippet", RUNNABLE, ids=str)
 def test_snippet(snippet: Snippet, tmp_path: Path) -> None:
     python = snippet.language == "python"
+    # Those of the README are run as by a user; of the others each would import torch, which takes seconds.
+    real = snippet.page == "README.md"
+    programs = Path(sys.executable).parent if real else forked_path(_group(snippet))
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", snippet.source]
+        [programs / "python", "-W", "error", "-c", snippet.source]
         if python
         else ["bash", "-c", snippet.source],
         cwd=tmp_path if python else ROOT,
-        env=environment(tmp_path),
+        env=environment(tmp_path, programs),
         capture_output=True,
         text=True,
         timeout=360,

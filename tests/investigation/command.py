@@ -1,4 +1,8 @@
-"""Run ``halfguard why`` on a script, as a user does: in a folder of its own, in processes of their own."""
+"""Run ``halfguard why`` on a script, as a user does: in a folder of its own, in processes of their own.
+
+The processes are forks of one that has imported torch and the script's framework, which takes most of the
+time otherwise. Some tests ask for real ones.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,19 @@ from pathlib import Path
 
 from halfguard.records.script_answer import ScriptAnswer
 from tests.support.docs import ROOT
+from tests.support.forks import forked_python, group_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def why(
-    *command: str, cwd: Path, timeout: float = 280, **variables: str
+    *command: str, cwd: Path, timeout: float = 280, real: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command; what it prints is for a program, not for a terminal."""
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables
     return subprocess.run(
-        [sys.executable, "-m", "halfguard", "why", *command],
+        [python_for(*command, cwd=cwd, real=real), "-m", "halfguard", "why", *command],
         cwd=cwd,
-        env=env,
+        env=environment() | variables,
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -30,10 +34,23 @@ def why(
     )
 
 
-def ask(name: str, folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> ScriptAnswer:
+def python_for(*command: str, cwd: Path, real: bool = False) -> str:
+    """Return the Python that runs the command: one that forks, or with ``real`` that of this process."""
+    files = [cwd / word for word in command if word.endswith(".py") and (cwd / word).is_file()]
+    group = group_of("\n".join(file.read_text("utf-8") for file in files))
+    return sys.executable if real else forked_python(group)
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def ask(
+    name: str, folder: Path, *arguments: str, options: tuple[str, ...] = (), real: bool = False
+) -> ScriptAnswer:
     """Copy a script into a folder, run the command there, and return its answer."""
     shutil.copy2(SCRIPTS / name, folder / name)
-    done = why(*options, "--json", name, *arguments, cwd=folder)
+    done = why(*options, "--json", name, *arguments, cwd=folder, real=real)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return ScriptAnswer.from_json(done.stdout)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
+
+from tests.support.forks import forked_python
 
 PROGRAM = """
 import inspect
@@ -26,5 +27,5 @@ assert next(iter(loader)).tolist() == [1, 2]
 
 @pytest.mark.slow
 def test_arguments_of_loaders_and_optimizers_keep_their_names() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=False)
+    done = subprocess.run([forked_python(), "-c", PROGRAM], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,8 +16,9 @@ from halfguard.investigation.proving import PROOF
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.replaying import read_kept_answer, replay
 from halfguard.workload import load
-from tests.investigation.command import SCRIPTS, ask, culprit_line, why
+from tests.investigation.command import SCRIPTS, ask, culprit_line, environment, python_for, why
 from tests.support.docs import ROOT
+from tests.support.forks import forked_python
 from tests.support.programs import TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -45,11 +45,14 @@ FAILING = [
 ]
 
 
+REAL = ("plain_loop.py", "accelerate_loop.py", "lightning_module.py")  # in processes of a user
+
+
 @pytest.mark.parametrize(("name", "arguments", "step", "op", "in_fp32"), FAILING)
 def test_the_line_and_the_verdict(
     tmp_path: Path, name: str, arguments: tuple[str, ...], step: int, op: str, in_fp32: str
 ) -> None:
-    answer = ask(name, tmp_path, *arguments)
+    answer = ask(name, tmp_path, *arguments, real=name in REAL)
     assert answer.outcome == "bad number"
     assert answer.culprit is not None
     assert (answer.culprit.file, answer.culprit.line) == (name, culprit_line(name))
@@ -112,7 +115,7 @@ def test_the_patch_of_a_logarithm_can_be_applied_and_the_script_trains_on(tmp_pa
 
 
 def test_a_trainer_of_transformers(tmp_path: Path) -> None:
-    answer = ask("transformers_trainer.py", tmp_path)
+    answer = ask("transformers_trainer.py", tmp_path, real=True)
     assert answer.culprit is not None
     assert (answer.culprit.op, answer.in_fp32) == ("log", "fails")
     assert answer.culprit.line == culprit_line("transformers_trainer.py")
@@ -122,9 +125,14 @@ def test_a_trainer_of_transformers(tmp_path: Path) -> None:
 def test_two_ranks_of_torchrun(tmp_path: Path) -> None:
     shutil.copy(SCRIPTS / "ddp.py", tmp_path)
     command = [sys.executable, *TORCHRUN, "halfguard.why", "--json", "ddp.py"]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840, check=False
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=840,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     answer = ScriptAnswer.from_json(done.stdout)
@@ -237,9 +245,9 @@ def test_files_of_the_user_are_byte_for_byte_as_before(tmp_path: Path) -> None:
 
 def _write(*options: str) -> dict[str, list[object]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.investigation.writing_scripts", *options],
+        [forked_python(), "-m", "tests.investigation.writing_scripts", *options],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -287,10 +295,9 @@ def test_a_module_with_arguments(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     shutil.copy(SCRIPTS / "gradient_penalty.py", package / "train.py")
-    command = [sys.executable, "-m", "halfguard.why", "-m", "job.train", "--steps", "6"]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [forked_python(), "-m", "halfguard.why", "-m", "job.train", "--steps", "6"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stderr
     line = culprit_line("gradient_penalty.py")
@@ -299,21 +306,19 @@ def test_a_module_with_arguments(tmp_path: Path) -> None:
 
 def test_a_crash_without_a_bad_number_shows_the_last_lines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('begun')\nraise KeyError('labels')\n")
-    done = why("train.py", cwd=tmp_path)
+    done = why("train.py", cwd=tmp_path, real=True)
     assert done.returncode == 1
     assert "no number was bad" in done.stdout
     assert "KeyError: 'labels'" in done.stdout
 
 
-def press_ctrl_c(folder: Path, during: str) -> tuple[str, str]:
+def press_ctrl_c(folder: Path, during: str, *, real: bool = False) -> tuple[str, str]:
     """Run the command on train.py, press Ctrl-C once when stderr has a text; return stdout and stderr."""
     (folder / "temporary").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "halfguard", "why", "--json", "train.py"],
+        [python_for(cwd=folder, real=real), "-m", "halfguard", "why", "--json", "train.py"],
         cwd=folder,
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-        | {"TMPDIR": str(folder / "temporary")},
+        env=environment() | {"TMPDIR": str(folder / "temporary")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -336,7 +341,7 @@ def press_ctrl_c(folder: Path, during: str) -> tuple[str, str]:
 def test_ctrl_c_answers_with_what_is_known(tmp_path: Path) -> None:
     text = (SCRIPTS / "healthy_scaler.py").read_text().replace("range(30)", "range(10**9)")
     (tmp_path / "train.py").write_text(text)
-    out, err = press_ctrl_c(tmp_path, "running the script: step")
+    out, err = press_ctrl_c(tmp_path, "running the script: step", real=True)
     answer = ScriptAnswer.from_json(out)
     assert answer.outcome == "interrupted", err
     assert answer.backward > 0
@@ -393,7 +398,7 @@ def test_ctrl_c_pressed_once_ends_a_later_pass_too(tmp_path: Path, during: str) 
 
 
 def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:
-    done = why("nothing.py", cwd=tmp_path)
+    done = why("nothing.py", cwd=tmp_path, real=True)
     assert done.returncode == 2
     assert "There is no file nothing.py" in done.stderr
 

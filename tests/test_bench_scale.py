@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.scale import instruments, journal, lint, model, ranks, study
+from benchmarks.timings.scaling import instruments, journal, lint, model, ranks, study
 
 pytestmark = pytest.mark.slow
 

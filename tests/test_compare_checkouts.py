@@ -17,10 +17,10 @@ RUNS = {"conv/default/rollback-disk", "conv/fp16_safe/rollback-disk"}
 
 
 def compare(old: Path, new: Path) -> subprocess.CompletedProcess[str]:
-    script = ROOT / "scripts" / "compare_checkouts"
     options = ["--json", "--steps", "20", "--runs", PATTERN]
-    command = [sys.executable, str(script), str(old), str(new), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    script = ["-m", "benchmarks.compare_checkouts"]
+    command = [sys.executable, *script, str(old), str(new), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def differences(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:

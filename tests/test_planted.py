@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from tests.support.planted import (
+from benchmarks.models.planted import (
     DRIFTING,
     FAULTS,
     HEALTHY_RUNS,
@@ -25,8 +24,8 @@ from tests.support.planted import (
     Periodic,
     is_held_out,
 )
-from tests.support.planted.base import source_of
-from tests.support.planted.loops import (
+from benchmarks.models.planted.base import source_of
+from benchmarks.models.planted.loops import (
     CALIBRATION,
     agrees,
     fails,

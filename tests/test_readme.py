@@ -17,7 +17,7 @@ from tests.support.docs import ROOT
 TEXT = (ROOT / "README.md").read_text("utf-8")
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 RAW = REPOSITORY.replace("github.com", "raw.githubusercontent.com") + "/main/"
-PICTURES = {"docs/how-to/healed-run.svg": "scripts/healed_run"}
+PICTURES = {"docs/how-to/healed-run.svg": "scripts/tables healed_run"}
 LINKS = re.findall(r"\]\(([^)\s]+)\)", TEXT)
 
 
@@ -45,6 +45,9 @@ def test_a_link_into_the_repository_leads_to_a_file(link: str) -> None:
             assert file.is_file()
             assert not anchor or anchor in anchors(file)
             return
+    if address.startswith(f"{REPOSITORY}/tree/main/"):
+        assert (ROOT / address.removeprefix(f"{REPOSITORY}/tree/main/")).is_dir()
+        return
     rest = address.removeprefix(REPOSITORY)
     workflow = re.match(r"/actions/workflows/(\w+\.yml)", rest)
     assert rest in {"", "/issues", "/discussions"} or workflow is not None

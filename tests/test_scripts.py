@@ -6,15 +6,14 @@ import importlib
 import os
 import shlex
 import subprocess
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401 - its import sets variables of the environment, which a test must not
 import pytest
+from benchmarks import versions
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = sorted(p.stem.removeprefix("bench_") for p in ROOT.glob("benchmarks/bench_*.py"))
+BENCHMARKS = sorted(p.stem for p in ROOT.glob("benchmarks/timings/[a-z]*.py"))
 PARALLEL = ["-m", "pytest", "-n", "3", "--dist", "worksteal"]
 ALL = [*PARALLEL, "--sample-cells", "--check-budget"]
 
@@ -58,9 +57,9 @@ def test_ci_runs_all_tests() -> None:
 
 
 def test_all_benchmarks_are_run_unless_one_is_named(tmp_path: Path) -> None:
-    calls = [["-m", f"benchmarks.bench_{name}"] for name in BENCHMARKS]
+    calls = [["-m", f"benchmarks.timings.{name}"] for name in BENCHMARKS]
     assert started(tmp_path, "scripts/bench") == calls
-    assert started(tmp_path, "scripts/bench", "guard") == [["-m", "benchmarks.bench_guard"]]
+    assert started(tmp_path, "scripts/bench", "guard") == [["-m", "benchmarks.timings.guard"]]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -74,15 +73,9 @@ def test_a_benchmark_accepts_the_arguments_that_the_script_passes(
 def test_a_framework_whose_oldest_permitted_version_was_not_run_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = ROOT / "scripts/versions"
-    loader = SourceFileLoader("versions", str(path))
-    spec = spec_from_loader("versions", loader)
-    assert spec is not None
-    versions = module_from_spec(spec)
-    loader.exec_module(versions)
     assert versions.not_run() == []
     older = {name: "0.1" if name == "trl" else versions.floor(name) for name in versions.FRAMEWORKS}
     monkeypatch.setattr(versions, "floor", older.get)
     assert versions.not_run() == ["trl"]
-    page = "<!-- versions: begin --><!-- versions: end --><!-- frameworks: begin --><!-- frameworks: end -->"
-    assert "| trl | 0.24.0 |" in versions.with_tables(page)
+    assert "--frameworks trl --record" in versions.update(check=True)[0]
+    assert "| trl | 0.24.0 |" in versions.table("frameworks")

@@ -12,6 +12,7 @@ import pytest
 
 import halfguard
 from halfguard import ops, testing
+from halfguard.lint.registry import all_rules
 from tests.support.docs import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -68,6 +69,12 @@ def test_every_public_name_has_a_page(site: Path) -> None:
     for name in sorted(named):
         page = (site / "reference" / "api" / name / "index.html").read_text()
         assert f'id="{name}"' in page, name
+
+
+def test_every_rule_has_a_page(site: Path) -> None:
+    for rule in all_rules():
+        page = (site / "reference" / "rules" / rule.code / "index.html").read_text()
+        assert rule.meta.name in page, rule.code
 
 
 def test_no_link_within_the_site_is_broken(site: Path) -> None:

@@ -29,7 +29,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     loader.exec_module(module)
     module.RECORDS, module.PAGE = tmp_path / "records", tmp_path / "tested-on.md"
     module.RECORDS.mkdir()
-    for path in (ROOT / "records" / "acceptance").glob("*.json"):
+    for path in (ROOT / "benchmarks" / "results" / "acceptance").glob("*.json"):
         (module.RECORDS / path.name).write_text(path.read_text())
     return module
 
@@ -52,7 +52,7 @@ def test_the_page_is_that_of_the_records() -> None:
 def test_every_record_is_a_full_run_without_a_failed_check() -> None:
     records = {
         path.name: AcceptanceRecord.from_json(path.read_text())
-        for path in (ROOT / "records" / "acceptance").glob("*.json")
+        for path in (ROOT / "benchmarks" / "results" / "acceptance").glob("*.json")
     }
     devices = {record.device for record in records.values()}
     assert {"cpu", "standin"} <= devices

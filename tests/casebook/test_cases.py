@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import yaml
-from benchmarks.scoreboard.behaviour import (
+from benchmarks.casebook.behaviour import (
     SHOWN_BY_DEFAULT,
     check_cured,
     check_fails,
     check_trains,
     run,
 )
-from casebook.split import held_out
+from benchmarks.casebook.split import held_out
 
-BOOK = Path(__file__).parents[2] / "casebook"
+BOOK = Path(__file__).parents[2] / "benchmarks/casebook/programs"
 FAILING = sorted(path.parent for path in BOOK.glob("[0-9]*/case.yaml"))
 HEALTHY = sorted(path.parent for path in (BOOK / "healthy").glob("[0-9]*/case.yaml"))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.tables import studies
 from tests.support.docs import ROOT
-from tests.support.programs import run_python
 
 from halfguard.records.verdict import Verdict, VerdictLabel
 from halfguard.validation.spec import Spec
@@ -18,7 +18,7 @@ def verdict_of(system: str, study: str) -> Verdict:
 
 
 def test_both_tables_are_those_of_the_verdicts() -> None:
-    run_python("scripts/studies_table", "--check", cwd=ROOT)
+    assert studies.update(check=True) == []
 
 
 @pytest.mark.parametrize("study", ["study", "study_cured"])

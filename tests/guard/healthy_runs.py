@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from benchmarks.models.swallowed import HEALTHY as LAYERS_AND_LOSSES
+from benchmarks.models.zoo.healthy import HEALTHY as MASKS
 from torch import Tensor
 from torch.optim import AdamW
 
@@ -17,8 +19,6 @@ from halfguard.precision_names import Precision
 from halfguard.records import HealingRow
 from halfguard.records.watch import WatchRow
 from tests.support.models import differences
-from tests.support.swallowed import HEALTHY as LAYERS_AND_LOSSES
-from tests.support.zoo.healthy import HEALTHY as MASKS
 
 NAMES = [*(f"mask: {name}" for name in MASKS), *LAYERS_AND_LOSSES]
 WATCH: dict[str, Any] = {"watch": {"every": 4}}

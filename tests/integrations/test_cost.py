@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.bench_frameworks import FRAMEWORKS, Job, added
+from benchmarks.timings.frameworks import FRAMEWORKS, Job, added
 from torch import Tensor, nn
 
 from tests.guard.test_cost import Many

@@ -51,7 +51,9 @@ def compare(case: Path) -> tuple[bool, bool, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("casebook"))
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=Path("benchmarks/casebook/programs")
+    )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument(

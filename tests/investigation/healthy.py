@@ -1,8 +1,8 @@
 """Run ``halfguard why`` on the casebook's healthy programs: none may be called bad.
 
-``scripts/why_truth --healthy [NAME ...] [--held-out]``. The programs look dangerous, and are not. Those that
-``casebook/split.py`` holds out run only with ``--held-out``. If a scaler has skipped steps, the answer must
-say that this is how a scale finds its level.
+``scripts/bench why_truth --healthy [NAME ...] [--held-out]``. The programs look dangerous, and are not. Those
+that ``benchmarks.casebook.split`` holds out run only with ``--held-out``. If a scaler has skipped
+steps, the answer must say that this is how a scale finds its level.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from casebook.split import held_out
+from benchmarks.casebook.split import held_out
 
 from halfguard.investigation import Target
 from halfguard.records.script_answer import ScriptAnswer

@@ -2,7 +2,7 @@
 
 A fault stands in for lines of the script, or follows them, and runs only if the environment variable PLANT is
 set. Setup edits hold for both runs: smaller models, a CPU instead of a GPU, FP16 autocast where the
-script has it for CUDA only. Nothing else of the scripts is kept here: ``scripts/why_real`` copies them from
+script has it for CUDA only. Nothing else of the scripts is kept here: ``why_real`` copies them from
 checkouts of their repositories.
 """
 

@@ -1,4 +1,4 @@
-"""The list of other projects' scripts is well-formed; the runs need checkouts (``scripts/why_real``)."""
+"""The list of other projects' scripts is well-formed; runs need checkouts (``scripts/bench why_real``)."""
 
 from __future__ import annotations
 

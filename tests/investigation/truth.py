@@ -1,7 +1,7 @@
 """Measure the answers of ``halfguard why``: the right line, the right verdict on FP32, and a cure that works.
 
-``scripts/why_truth [NAME ...] [--set field|casebook] [--held-out | --seen] [--fresh] [--out FILE]``, or
-``scripts/why_truth --healthy [NAME ...] [--held-out]`` for healthy programs. The failing
+``scripts/bench why_truth [NAME ...] [--set field|casebook] [--held-out | --seen] [--fresh] [--out FILE]``, or
+``scripts/bench why_truth --healthy [NAME ...] [--held-out]`` for healthy programs. The failing
 scripts are the casebook's programs whose symptom is a bad number, and those in ``scripts/field`` beside this
 file. The patch of each answer is applied to a copy of the script, which must then run to its end without a
 bad number, beyond the step that failed. Results are kept in a JSON file: what was measured before is not run
@@ -37,7 +37,7 @@ from tests.investigation.casebook import BAD_NUMBER
 from tests.support.docs import ROOT
 
 FIELD = Path(__file__).parent / "scripts" / "field"
-CASEBOOK = ROOT / "casebook"
+CASEBOOK = ROOT / "benchmarks/casebook/programs"
 FRAMEWORKS = ("lightning", "transformers", "accelerate", "peft", "trl")
 STYLES = {"0": "plain", "1": "lightning", "2": "trainer", "3": "accelerate", "4": "trl or peft"}
 

@@ -1,9 +1,10 @@
 """Measure the answers of ``halfguard why`` on training scripts of other projects, each with a planted fault.
 
-``scripts/why_real CHECKOUTS [NAME ...] [--set first|second] [--json] [--fresh] [--out FILE]``. CHECKOUTS has
-the repositories that ``real_scripts`` or ``real_scripts_second`` names, as owner/name. Each script is copied
-with its fault to a temporary folder, and asked twice: with the fault, and without it, where no number may be
-called bad. Results are kept in a JSON file: what was measured before is not run again, unless ``--fresh``.
+``scripts/bench why_real CHECKOUTS [NAME ...] [--set first|second] [--json] [--fresh] [--out FILE]``.
+CHECKOUTS has the repositories that ``real_scripts`` or ``real_scripts_second`` names, as owner/name. Each
+script is copied with its fault to a temporary folder, and asked twice: with the fault, and without it,
+where no number may be called bad. Results are kept in a JSON file: what was measured before is not run
+again, unless ``--fresh``.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 import yaml
+from benchmarks.models.planted import FAULTS, Fault, is_held_out
 from torch import Tensor, nn
 
 from halfguard.errors import HalfguardError
@@ -51,7 +52,6 @@ from halfguard.workload import Workload
 from halfguard.workload.training import TrainingStep
 from tests.replaying.helper import edited
 from tests.support.docs import ROOT
-from tests.support.planted import FAULTS, Fault, is_held_out
 
 STEPS, TRIED, SEEDS, EVALUATED = 200, 50, 6, 16
 AUDITED = 10  # every such step, if the guard sees nothing

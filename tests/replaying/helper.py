@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.models.zoo.base import noise, seeded
 from torch import Tensor, nn
 
 from halfguard.guard.guard import Guard
 from halfguard.incident import Incident, open_incident, write_incident
 from halfguard.workload import Workload
-from tests.support.zoo.base import noise, seeded
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from benchmarks.models.zoo import PLANTED_FAILURES as ZOO
+from benchmarks.models.zoo import Job, PlantedFailure
+from benchmarks.models.zoo.base import in_half, noise, seeded
 from torch import Tensor, nn
 
 from halfguard.workload import Workload
-from tests.support.zoo import PLANTED_FAILURES as ZOO
-from tests.support.zoo import Job, PlantedFailure
-from tests.support.zoo.base import in_half, noise, seeded
 
 
 @dataclass(frozen=True)

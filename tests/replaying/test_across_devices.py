@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.models.zoo.base import noise
 
 from halfguard.incident import open_incident
 from halfguard.replaying.autopsy import replay
 from halfguard.workload import Workload
 from tests.replaying.helper import broken, build, job, mean, overflowing
 from tests.support.devices import place
-from tests.support.zoo.base import noise
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["at once", "late"])

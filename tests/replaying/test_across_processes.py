@@ -8,11 +8,11 @@ import sys
 from typing import Any
 
 import pytest
+from benchmarks.models.zoo import line_of
 
 from halfguard.records.autopsy import Autopsy
 from tests.replaying.jobs import CASES, INCURABLE, Case
 from tests.support.docs import ROOT
-from tests.support.zoo import line_of
 
 pytestmark = pytest.mark.slow
 CURABLE = [case for case in CASES if case.plant.name not in INCURABLE]

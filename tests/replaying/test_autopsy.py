@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.models.zoo.base import noise, seeded
 from torch import Tensor, nn
 
 from halfguard.errors import RecordError, UsageError
@@ -18,7 +19,6 @@ from halfguard.records.incident import MicroBatchRecord
 from halfguard.replaying import replay
 from halfguard.report import autopsy_page, to_markdown
 from tests.replaying.helper import broken, build, edited, glitched, job, mean, overflowing
-from tests.support.zoo.base import noise, seeded
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.models.planted import FAULTS, is_held_out
 
 from tests.replaying.cure_study import chosen, study
-from tests.support.planted import FAULTS, is_held_out
 
 pytestmark = pytest.mark.usefixtures("seed")
 SAMPLE = ("unet_tversky_empty", "pointer_recall")

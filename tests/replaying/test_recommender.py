@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from benchmarks.models.zoo.base import seeded
 from torch import Tensor, nn
 
 import halfguard as hg
@@ -16,7 +17,6 @@ from halfguard.replaying import replay
 from halfguard.report import autopsy_page, to_markdown
 from halfguard.workload import Workload
 from tests.replaying.helper import broken, edited
-from tests.support.zoo.base import seeded
 
 STEPS = 125
 Batch = tuple[Tensor, Tensor, Tensor]

@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from benchmarks.scoreboard import published
-from benchmarks.scoreboard.cases import all_cases
-from benchmarks.scoreboard.page import scoreboard_page
+from benchmarks.casebook import published
+from benchmarks.casebook.cases import all_cases
+from benchmarks.casebook.page import scoreboard_page
 
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.records.verdict import SignOffStatus

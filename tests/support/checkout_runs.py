@@ -1,4 +1,4 @@
-"""Train small guarded models with fixed seeds and print all that they did, for ``scripts/compare_checkouts``.
+"""Train small guarded models with fixed seeds and print all that they did, to compare checkouts.
 
 The program runs in a process of its own, with the ``src`` of one checkout first on PYTHONPATH. It uses public
 names of halfguard only, so the same program runs on every checkout. Standard output has one JSON object per

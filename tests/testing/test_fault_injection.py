@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.scoreboard.loops import plain
+from benchmarks.casebook.loops import plain
 
 from halfguard.errors import UsageError
 from halfguard.testing import (

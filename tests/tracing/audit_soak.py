@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks.models.swallowed import HEALTHY, PLANTED
+from benchmarks.models.swallowed.audits import alarms, missed
+
 from halfguard.precision_names import Precision
-from tests.support.swallowed import HEALTHY, PLANTED
-from tests.support.swallowed.audits import alarms, missed
 
 
 def main(seeds: int = 1) -> int:

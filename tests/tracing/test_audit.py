@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from benchmarks.models.swallowed import HEALTHY, PLANTED, Planted, is_held_out
+from benchmarks.models.swallowed.audits import alarms, missed
+from benchmarks.models.swallowed.base import Apply
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
 from halfguard.precision_names import Precision
 from halfguard.records.audit import AuditReport
 from halfguard.tracing import audit, find_first_nonfinite
-from tests.support.swallowed import HEALTHY, PLANTED, Planted, is_held_out
-from tests.support.swallowed.audits import alarms, missed
-from tests.support.swallowed.base import Apply
 
 pytestmark = [
     pytest.mark.usefixtures("seed"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.models.zoo import HEALTHY, PLANTED_FAILURES, Job, PlantedFailure, line_of
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -14,7 +15,6 @@ from halfguard.errors import UsageError
 from halfguard.tracing import Culprit, find_first_nonfinite
 from tests.support.cases import each_case
 from tests.support.devices import place
-from tests.support.zoo import HEALTHY, PLANTED_FAILURES, Job, PlantedFailure, line_of
 
 # The models of this file have random weights.
 pytestmark = pytest.mark.usefixtures("seed")

@@ -1,4 +1,4 @@
-"""Pages of the rules, generated from their files for ``halfguard rule`` and the docs."""
+"""Pages of the rules, generated from their files for ``halfguard rule`` and the site."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rule_index() -> str:
     lines = [
         "# Lint rules",
         "",
-        "Generated from the rule files by `scripts/rules_docs`.",
+        "Made from the rule files. `halfguard rule CODE` prints the same page.",
         "[The guide to lint](../../how-to/lint.md) shows how to run them.",
     ]
     for prefix, title in GROUPS.items():

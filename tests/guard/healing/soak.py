@@ -63,7 +63,7 @@ def train(job: Callable[[int], hg.Workload], seed: int, config: dict[str, Any], 
 
 
 def main() -> None:
-    from tests.support.planted import PERIODIC
+    from benchmarks.models.planted import PERIODIC
 
     logging.getLogger("halfguard").setLevel(logging.ERROR)
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 5

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.models.planted import PERIODIC
+from benchmarks.models.planted.base import Periodic
 
 from tests.guard.healing.soak import RETRY, train
-from tests.support.planted import PERIODIC
-from tests.support.planted.base import Periodic
 
 
 @pytest.mark.slow

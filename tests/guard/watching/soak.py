@@ -2,7 +2,7 @@
 
 Parts: ``healthy``, ``weights``, ``reference``, and forecasts on the runs of ``own``, ``planted``, ``first``,
 ``second``, ``third`` and ``fourth``; without an argument, all. The rule of the forecast was tuned on its own
-runs, on the planted ones and on the first two lists (``tests.support.forecast_runs``), and measured once on
+runs, on the planted ones and on the first two lists (``models.forecast_runs``), and measured once on
 the third and the fourth.
 """
 
@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 import torch
+from benchmarks.models import forecast_runs, planted
+from benchmarks.models.forecast_runs import FIRST, FOURTH, SECOND, THIRD, Runs
+from benchmarks.models.planted import Drift
 
 from tests.guard import healthy_runs
 from tests.guard.watching import drifts, half_weights
 from tests.guard.watching.drifts import Training, Watched
-from tests.support import forecast_runs, planted
-from tests.support.forecast_runs import FIRST, FOURTH, SECOND, THIRD, Runs
-from tests.support.planted import Drift
 
 AHEAD = 50
 OWN_SEEDS = 3

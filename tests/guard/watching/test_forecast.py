@@ -6,10 +6,10 @@ A small sample; ``scripts/soak watch`` has all runs, with those that the forecas
 from __future__ import annotations
 
 import pytest
+from benchmarks.models import forecast_runs
+from benchmarks.models.planted import Drift
 
 from tests.guard.watching.drifts import DRIFTING, STABLE, Watched
-from tests.support import forecast_runs
-from tests.support.planted import Drift
 
 AHEAD = 50
 OWN_DRIFTING = ["growing input", "rewarded growth", "growing input, squared", "growing residuals"]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.models.zoo import HEALTHY, PLANTED_FAILURES, PlantedFailure, line_of
 from torch import Tensor, nn
 
 import halfguard as hg
 from halfguard.errors import UsageError
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
-from tests.support.zoo import HEALTHY, PLANTED_FAILURES, PlantedFailure, line_of
 
 
 class Square(nn.Module):

@@ -1,0 +1,118 @@
+"""Make the tables of the five example systems from the verdicts of their studies.
+
+examples/*/verdict.json and verdict_cured.json are what `halfguard validate` wrote for study.yaml and
+study_cured.yaml.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from benchmarks.tables.sections import ROOT, markdown_table, update_sections
+from halfguard.records.verdict import Comparison, TrainingStats, Verdict
+
+# README.md is shown by PyPI too, where no relative link works.
+REPOSITORY = "https://github.com/halfguard/halfguard"
+PLACES = {
+    "system": (ROOT / "README.md", "studies_table"),
+    "candidate": (ROOT / "docs" / "explanation" / "five-systems.md", "studies_table"),
+}
+
+
+@dataclass(frozen=True)
+class System:
+    """An example with a study: what its team was told about FP16, and the candidate to recommend."""
+
+    folder: str
+    claim: str
+    recommended: str = "fp16-mixed healed"
+
+    def verdict(self, name: str = "verdict") -> Verdict:
+        """Read the verdict on the broken job, or ``verdict_cured`` on the job after the change."""
+        file = ROOT / "examples" / self.folder / f"{name}.json"
+        return Verdict.from_json(file.read_bytes())
+
+
+SYSTEMS = (
+    System("accuracy_conditioning", "GELU and clamps cure the overflow, quality is kept"),
+    System("mmgcn", "an epsilon of 1e-8 cures NaN; 1.5 to 2 times as fast, 40 to 50% less memory"),
+    System("sar_distillation", "clamps and low rates cure NaN; 90% of steps succeed, under 2 GB"),
+    System("audio_lora", "FP16 weights without a scaler: same performance, speed and memory"),
+    System("dbnet_ocr", "clipping and accumulation: below 1%; 15 to 20% faster, 30% less memory"),
+)
+
+
+def percent(value: float) -> str:
+    text = f"{value:.2%}"
+    return "0.00%" if text == "-0.00%" else text
+
+
+def verdict_cell(one: Comparison) -> str:
+    return f"**{one.word}**"
+
+
+def loss_cell(one: Comparison) -> str:
+    """Return the loss and its interval, or the number of seeds that broke."""
+    if one.broken:
+        return f"no number with {len(one.broken)} of {one.pairs + len(one.broken)} seeds"
+    return f"{percent(one.loss)} ({percent(one.low)} to {percent(one.high)})"
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else ""
+
+
+def stats_cells(stats: TrainingStats) -> list[str]:
+    """Return the shares of steps that were lost and repeated, the speed and the memory."""
+    speed = "" if stats.speed is None else f"{stats.speed:.2f}"
+    memory = "" if stats.memory is None else f"{stats.memory:.0%}"
+    return [share(stats.skipped, stats.steps), share(stats.retried, stats.steps), speed, memory]
+
+
+def metric_cell(verdict: Verdict) -> str:
+    means = [one.baseline_mean for one in verdict.comparisons if not math.isnan(one.baseline_mean)]
+    return f"{verdict.metric} {means[0]:.4g}" if means else verdict.metric
+
+
+def rows_of(system: System) -> list[list[str]]:
+    """Return one row for each candidate; the first names the system."""
+    rows = []
+    for name, what in (("verdict", ""), ("verdict_cured", ", cured job")):
+        verdict = system.verdict(name)
+        stats = {one.candidate: one for one in verdict.efforts}
+        for index, one in enumerate(verdict.comparisons):
+            head = ["", metric_cell(verdict) if index == 0 else ""]
+            cells = [f"`{one.candidate}`{what}", verdict_cell(one), loss_cell(one)]
+            rows.append([*head, *cells, *stats_cells(stats[one.candidate])])
+    rows[0][0] = f"[{system.folder}](../../examples/{system.folder}/README.md)"
+    return rows
+
+
+def row_of(system: System) -> list[str]:
+    verdict = system.verdict()
+    named = {one.candidate: one for one in verdict.comparisons}
+    stats = {one.candidate: one for one in verdict.efforts}
+    bare, chosen = named["fp16-mixed"], named[system.recommended]
+    link = f"[{system.folder}]({REPOSITORY}/blob/main/examples/{system.folder}/README.md)"
+    lost = stats[bare.candidate]
+    before = f"{verdict_cell(bare)}, {share(lost.skipped, lost.steps)} of steps lost"
+    after = f"{verdict_cell(chosen)} {loss_cell(chosen)}"
+    return [link, system.claim, before, after, *stats_cells(stats[chosen.candidate])[1:]]
+
+
+def table(kind: str) -> str:
+    if kind == "system":
+        head = ["system", "what its team was told", "FP16 as it is", "FP16 healed: loss of quality"]
+        head += ["repeated in FP32", "speed", "memory"]
+        rows = [row_of(system) for system in SYSTEMS]
+    else:
+        head = ["system", "in FP32", "candidate", "verdict", "loss of quality, 95% interval"]
+        head += ["steps lost", "repeated in FP32", "speed", "memory"]
+        rows = [row for system in SYSTEMS for row in rows_of(system)]
+    return markdown_table(head, rows)
+
+
+def update(*, check: bool) -> list[str]:
+    """Write both tables, or return which pages show other numbers."""
+    return update_sections({place: table(kind) for kind, place in PLACES.items()}, check=check)

@@ -1,0 +1,1 @@
+"""What halfguard costs: ratios from interleaved runs, one measurement per module."""

@@ -15,7 +15,6 @@ from benchmarks.casebook.cases import all_cases
 from benchmarks.casebook.page import scoreboard_page
 
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.records.verdict import SignOffStatus
 from halfguard.report import (
     autopsy_page,
     probe_page,
@@ -31,7 +30,6 @@ from halfguard.report.command_line import (
     hide_secrets_in,
     hide_secrets_in_text,
 )
-from halfguard.report.html import without_origin
 from halfguard.report.style import STYLE
 from halfguard.validation.judgement.verdict import judge
 from tests.report.test_page import autopsy
@@ -42,7 +40,7 @@ from tests.validation.studies import losing, study
 
 def _study_page() -> Page:
     made = study({"fp16-mixed": losing(0.118), "guarded": losing(0.0)})
-    return study_page(made, judge(made), SignOffStatus())
+    return study_page(made, judge(made))
 
 
 PAGES: dict[str, Callable[[], Page]] = {
@@ -182,13 +180,6 @@ def test_the_command_and_the_title_are_only_text() -> None:
 def test_a_cell_without_text_is_no_header() -> None:
     page = Structure(to_html(Page("t", [Heading("h"), Table(("", "a"), [["", "x"]]), Code("c")])))
     assert [head["scope"] for head in page.all("th")] == ["col"]
-
-
-def test_pages_that_differ_in_their_origin_alone_are_the_same() -> None:
-    one, other = (to_html(Page("t", [Text(["x"])]), command) for command in ("a", "b"))
-    assert one != other
-    assert without_origin(one) == without_origin(other)
-    assert without_origin(one) != without_origin(to_html(Page("t", [Text(["y"])]), "a"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.records.study import Curve, Study
-from halfguard.records.verdict import Approval, SignOffStatus, VerdictLabel
+from halfguard.records.verdict import Approval, VerdictLabel
 from halfguard.report import study_page, to_html, to_junit, to_markdown
 from halfguard.report.axes import shorten
 from halfguard.report.forest import draw_forest
@@ -47,7 +47,7 @@ def text_of(page: str) -> str:
 
 @pytest.mark.parametrize("write", [to_html, to_markdown])
 def test_a_page_has_the_verdict_first_and_all_evidence(mixed: Study, write: Any) -> None:
-    page = text_of(write(study_page(mixed, judge(mixed), SignOffStatus())))
+    page = text_of(write(study_page(mixed, judge(mixed))))
     parts = ["ocr: fp16-mixed FAILS on hmean, bf16-mixed is INCONCLUSIVE, fp16-mixed guarded PASSES",
              "INCONCLUSIVE", "1 of 5 seeds broke where fp32 finished", "What was asked",
              "1.18 (1.15 to 1.21)", "2.9 GB (69%)", "65536 to 524288", "Checklist",
@@ -72,19 +72,19 @@ def test_curves_are_drawn_and_labelled(mixed: Study) -> None:
 
 
 def test_names_with_markup_in_them_are_only_text(mixed: Study, tmp_path: Path) -> None:
-    clean_page = Tags(to_html(study_page(mixed, judge(mixed), SignOffStatus())))
+    clean_page = Tags(to_html(study_page(mixed, judge(mixed))))
     text = mixed.to_json().replace("guarded", EVIL.translate({10: "\\n", 34: '\\"', 27: "\\u001b"}))
     text = text.replace('"ocr"', '"</title><script>alert(1)</script>"')
     evil = Study.from_json(text.replace("loss is NaN", "<img src=x onerror=alert(1)>"))
     assert any("<script>" in run.candidate for run in evil.runs)
     verdict = judge(evil)
-    page = to_html(study_page(evil, verdict, SignOffStatus()))
+    page = to_html(study_page(evil, verdict))
     tags = Tags(page)
     assert tags.open == []
     assert tags.names == clean_page.names
     assert "<script" not in page
     assert "\x1b" not in page
-    markdown = to_markdown(study_page(evil, verdict, SignOffStatus()))
+    markdown = to_markdown(study_page(evil, verdict))
     outside = re.sub(r"(?<!\\)(`+)(?!`).*?(?<!`)\1(?!`)", "", markdown)
     assert "<script" not in outside
     assert "<img" not in outside
@@ -108,14 +108,19 @@ def test_the_page_shows_whether_the_sign_off_is_valid(mixed: Study) -> None:
     signed = Approval(
         by="Ada <b>", at="2026-01-01", word=VerdictLabel.FAIL, evidence=verdict.evidence
     )
-    valid = to_html(study_page(mixed, verdict, SignOffStatus(approval=signed)))
+    valid = to_html(study_page(mixed, verdict, signed))
     assert "FAIL signed by Ada &lt;b&gt; on 2026-01-01" in valid
     assert "VOID" not in valid
-    void = to_html(
-        study_page(mixed, verdict, SignOffStatus(approval=signed, changed=("runs/a.json",)))
-    )
-    assert "VOID" in void
-    assert "<code>runs/a.json</code>" in void
+    changed = mixed.model_copy(update={"runs": mixed.runs[1:]})
+    other = signed.model_copy(update={"word": VerdictLabel.PASS})
+    for voided in (
+        study_page(changed, verdict, signed),  # another study beside the verdict
+        study_page(changed, judge(changed), signed),
+        study_page(mixed, verdict, other),
+    ):
+        void = to_html(voided)
+        assert "VOID: the study has changed since." in void
+        assert "that of Ada &lt;b&gt; is void" in void
 
 
 def test_the_forest_puts_bars_where_the_numbers_are() -> None:

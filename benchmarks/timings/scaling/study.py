@@ -12,7 +12,6 @@ from tests.validation.studies import curve
 
 from benchmarks.timings.scaling.rows import Row, Table, timed
 from halfguard.records.study import RunResult, Speed, Study
-from halfguard.records.verdict import SignOffStatus
 from halfguard.report import study_page, to_html
 from halfguard.validation.finished_runs import Result
 from halfguard.validation.judgement.verdict import all_decided, judge
@@ -75,7 +74,7 @@ def _row(runs: int) -> Row:
         sequential, _ = timed(lambda: _run(runs, root / "b", all_decided))
         size = (root / "a" / "study.json").stat().st_size
     judging, verdict = timed(lambda: judge(study))
-    page, html = timed(lambda: to_html(study_page(study, verdict, SignOffStatus())))
+    page, html = timed(lambda: to_html(study_page(study, verdict)))
     return {
         "runs": runs,
         "run the study, ms per run": 1e3 * whole / runs,

@@ -67,12 +67,14 @@ def _run(run_dir: Path) -> _Report:
 
 
 def _study(folder: Path) -> _Report:
-    from halfguard.report import study_page  # noqa: PLC0415
-    from halfguard.validation.approval import check_sign_off  # noqa: PLC0415
-    from halfguard.validation.study_files import read_study, read_verdict  # noqa: PLC0415
+    from halfguard.validation.study_files import (  # noqa: PLC0415
+        page_of_study,
+        read_study,
+        read_verdict,
+    )
 
     verdict = read_verdict(folder)
-    page = study_page(read_study(folder), verdict, check_sign_off(folder))
+    page = page_of_study(folder, read_study(folder), verdict)
     return _Report(lambda _: page, verdict.to_json(), verdict.exit_code)
 
 

@@ -88,9 +88,9 @@ def approve(
     by: Annotated[str, typer.Option(help="Name of the person who has read the report.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the sign-off as JSON.")] = False,
 ) -> None:
-    """Sign off a study. The sign-off becomes void if a file changes afterwards."""
+    """Sign off a study. The sign-off becomes void if the study changes afterwards."""
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
-    from halfguard.validation.approval import approve as sign_off  # noqa: PLC0415
+    from halfguard.validation.study_files import approve as sign_off  # noqa: PLC0415
 
     with torch_needed("halfguard validate approve", extra="validate"):
         signed = sign_off(folder, by)
@@ -98,7 +98,7 @@ def approve(
         typer.echo(signed.to_json())
     else:
         typer.echo(
-            f"Signed by {signed.by} at {signed.at}: {signed.word}, {len(signed.files)} files."
+            f"Signed by {signed.by} at {signed.at}: {signed.word}, evidence {signed.evidence[:12]}."
         )
 
 

@@ -12,7 +12,7 @@ from halfguard.report.axes import percent_label
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Page, Table, Text
 from halfguard.report.columns import gather_columns
 from halfguard.report.curves import Line, draw_curves
-from halfguard.report.study import outcome_title, verdict_section
+from halfguard.report.study import checklist_table, outcome_title, verdict_section
 
 _ROWS = 400  # runs that are listed one by one
 _VALUES = {
@@ -20,7 +20,6 @@ _VALUES = {
     "best": "the best value of each run",
     "tail": "the mean of the last fifth of each run's values",
 }
-_ANSWERS = {"yes": "yes", "no": "NO", "unknown": "not known", "person": "for a person"}
 
 
 def comparison_page(comparison: LoggedComparison, groups: Sequence[RunGroup]) -> Page:
@@ -110,14 +109,7 @@ def _curves(verdict: Verdict, groups: Sequence[RunGroup]) -> Iterator[Block]:
 
 def _checklist(verdict: Verdict) -> Iterator[Block]:
     yield Heading("What the logs show")
-    yield Table(
-        ("question", "answer", "evidence"),
-        [[item.item, _ANSWERS[item.answer], item.evidence] for item in verdict.checklist],
-        [
-            "good" if item.answer == "yes" else "bad" if item.answer == "no" else ""
-            for item in verdict.checklist
-        ],
-    )
+    yield checklist_table("question", verdict.checklist)
 
 
 def _runs(comparison: LoggedComparison) -> Iterator[Block]:

@@ -121,7 +121,7 @@ class Verdict(Record):
 
 
 class Approval(Record):
-    """A sign-off: a name, with the digests of all files that were signed."""
+    """A sign-off: who has read which study, and its verdict."""
 
     kind: ClassVar[str] = "approval"
 
@@ -129,18 +129,7 @@ class Approval(Record):
     at: str = Field(description="ISO 8601, UTC")
     word: VerdictLabel = Field(description="the verdict that was signed")
     evidence: str = Field(description="digest of the study")
-    files: dict[str, str] = Field(
-        default_factory=dict, description="SHA-256 of every file of the study, by its path"
-    )
 
-
-class SignOffStatus(FloatRecordPart):
-    """A study's sign-off, and the files that have changed since."""
-
-    approval: Approval | None = None
-    changed: tuple[str, ...] = Field(default=(), description="files that changed since")
-
-    @property
-    def valid(self) -> bool:
-        """True if the study is signed and nothing has changed since."""
-        return self.approval is not None and not self.changed
+    def covers(self, digest: str, verdict: Verdict) -> bool:
+        """Return whether the study with this digest, and its verdict, are those that were signed."""
+        return self.evidence == digest == verdict.evidence and self.word is verdict.word

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from html import escape as escaped
 from itertools import zip_longest
@@ -15,7 +14,6 @@ from halfguard.report.style import STYLE
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
 _WIDE = 4  # columns from which a table is wider than a phone
 _LONG = 24  # letters of a name that may be broken in a table
-_ORIGIN = re.compile(r'<p class="made">.*?</p>|<footer>.*?</footer>', re.DOTALL)
 
 
 def to_html(page: b.Page, command: str | None = None) -> str:
@@ -32,11 +30,6 @@ def to_html(page: b.Page, command: str | None = None) -> str:
         f"</main>{_footer(origin)}</body></html>\n",
     ]
     return "\n".join(parts)
-
-
-def without_origin(html: str) -> str:
-    """Return a page without its date, versions and command, to compare what it shows."""
-    return _ORIGIN.sub("", html)
 
 
 def _footer(origin: Origin) -> str:

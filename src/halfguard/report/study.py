@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from halfguard.records.study import Study
-from halfguard.records.verdict import CheckItem, Comparison, SignOffStatus, Verdict, VerdictLabel
+from halfguard.records.verdict import Approval, CheckItem, Comparison, Verdict, VerdictLabel
 from halfguard.report.axes import percent_label
 from halfguard.report.blocks import (
     Block,
     Code,
     Figure,
     Heading,
-    Listing,
     Mono,
     Page,
     Table,
@@ -33,16 +32,17 @@ _VERBS = {  # for one candidate, and for several
 _ANSWERS = {"yes": "yes", "no": "NO", "unknown": "not known", "person": "for a person"}
 
 
-def study_page(study: Study, verdict: Verdict, sign_off: SignOffStatus | None = None) -> Page:
-    """Return the page of a study; ``sign_off`` is None where the study has no folder."""
+def study_page(study: Study, verdict: Verdict, approval: Approval | None = None) -> Page:
+    """Return the page of a study; ``approval`` is its sign-off, if there is one."""
+    signed = approval is not None and approval.covers(study.digest(), verdict)
     blocks: list[Block] = [
         *verdict_section(verdict),
         *_question(study, verdict),
         *cost_section(study, verdict),
         *training_section(study, verdict),
-        *_checklist(verdict, sign_off),
+        *_checklist(verdict, approval, signed=signed),
         *_way_back(verdict),
-        *_signature(verdict, sign_off),
+        *_signature(approval, signed=signed),
         *evidence_section(study, verdict),
     ]
     torch = next((run.environment["torch"] for run in study.runs if "torch" in run.environment), "")
@@ -122,28 +122,26 @@ def _question(study: Study, verdict: Verdict) -> Iterator[Block]:
     )
 
 
-def _checklist(verdict: Verdict, sign_off: SignOffStatus | None) -> Iterator[Block]:
+def _checklist(verdict: Verdict, approval: Approval | None, *, signed: bool) -> Iterator[Block]:
     yield Heading("Checklist")
-    items = [_with_sign_off(item, sign_off) for item in verdict.checklist]
+    items = list(verdict.checklist)
+    if approval is not None:  # the only item that is answered after the verdict was written
+        evidence = f"{approval.by}, {approval.at}" if signed else f"that of {approval.by} is void"
+        update = {"answer": "yes" if signed else "no", "evidence": evidence}
+        items = [
+            item.model_copy(update=update) if item.code == "approved" else item for item in items
+        ]
+    yield checklist_table("before 16-bit training goes into production", items)
+
+
+def checklist_table(question: str, items: Sequence[CheckItem]) -> Table:
+    """Return the answers as a table, with ``question`` above them."""
     tones: dict[str, Tone] = {"yes": "good", "no": "bad"}
-    yield Table(
-        ("before 16-bit training goes into production", "answer", "evidence"),
+    return Table(
+        (question, "answer", "evidence"),
         [[item.item, _ANSWERS[item.answer], item.evidence] for item in items],
         [tones.get(item.answer, "") for item in items],
     )
-
-
-def _with_sign_off(item: CheckItem, sign_off: SignOffStatus | None) -> CheckItem:
-    """Fill in the sign-off: the only item that is answered after the verdict was written."""
-    if item.code != "approved" or sign_off is None or sign_off.approval is None:
-        return item
-    signed = sign_off.approval
-    if sign_off.valid:
-        evidence = f"{signed.by}, {signed.at}"
-        return item.model_copy(update={"answer": "yes", "evidence": evidence})
-    files = "1 file" if len(sign_off.changed) == 1 else f"{len(sign_off.changed)} files"
-    evidence = f"signed by {signed.by}, void: {files} changed since"
-    return item.model_copy(update={"answer": "no", "evidence": evidence})
 
 
 def _way_back(verdict: Verdict) -> Iterator[Block]:
@@ -153,19 +151,15 @@ def _way_back(verdict: Verdict) -> Iterator[Block]:
     yield Code("\n".join(verdict.way_back), "yaml" if key else "bash")
 
 
-def _signature(verdict: Verdict, sign_off: SignOffStatus | None) -> Iterator[Block]:
-    if sign_off is None:
-        return
+def _signature(approval: Approval | None, *, signed: bool) -> Iterator[Block]:
     yield Heading("Sign-off")
-    signed = sign_off.approval
-    if signed is None:
+    if approval is None:
         yield Text(
             ["Not signed. After reading: ", Mono("halfguard validate approve RUN --by NAME")]
         )
         return
-    name = f"{signed.word} signed by {signed.by} on {signed.at}, evidence {signed.evidence[:12]}."
-    if sign_off.valid and signed.evidence == verdict.evidence:
-        yield Text([name], _tone(signed.word))
-        return
-    yield Text([f"VOID. {name} These files have changed since:"], "bad")
-    yield Listing([Mono(name) for name in sign_off.changed[:20]])
+    name = f"{approval.word} signed by {approval.by} on {approval.at}, evidence {approval.evidence[:12]}."
+    if signed:
+        yield Text([name], _tone(approval.word))
+    else:
+        yield Text([f"VOID: the study has changed since. {name}"], "bad")

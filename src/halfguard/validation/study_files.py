@@ -1,18 +1,23 @@
-"""The files in the folder of a study: study and verdict as records, and the reports made from them."""
+"""The files in the folder of a study: study, verdict and sign-off as records, and the reports made from them.
+
+A sign-off is a name beside the digest of the study. It becomes void when the study has another digest: a run
+was added, repeated or repaired. Anybody can forge the file: it is not a signature.
+"""
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 from halfguard.errors import RecordError, UsageError
 from halfguard.records import write_atomically
 from halfguard.records.study import Study
-from halfguard.records.verdict import SignOffStatus, Verdict
+from halfguard.records.verdict import Approval, Verdict
 from halfguard.report import study_page, to_html, to_junit, to_markdown
 from halfguard.report.blocks import Page
-from halfguard.report.html import without_origin
 
-VERDICT_FILE = "verdict.json"
+_VERDICT, _APPROVAL = "verdict.json", "approval.json"
 
 
 def read_study(folder: Path) -> Study:
@@ -25,7 +30,7 @@ def read_study(folder: Path) -> Study:
 
 def read_verdict(folder: Path) -> Verdict:
     """Read ``verdict.json``."""
-    path = folder / VERDICT_FILE
+    path = folder / _VERDICT
     try:
         return Verdict.from_json(path.read_bytes())
     except OSError as error:
@@ -37,22 +42,40 @@ def read_verdict(folder: Path) -> Verdict:
         raise RecordError(f"{path}: {error.message}", cure=error.cure) from error
 
 
-def write_verdict(folder: Path, verdict: Verdict) -> None:
-    """Write ``verdict.json`` and ``junit.xml``."""
-    write_atomically(folder / VERDICT_FILE, verdict.to_json() + "\n")
+def page_of_study(folder: Path, study: Study, verdict: Verdict) -> Page:
+    """Return the page of a study with the sign-off in its folder."""
+    path = folder / _APPROVAL
+    approval = Approval.from_json(path.read_bytes()) if path.is_file() else None
+    return study_page(study, verdict, approval)
+
+
+def write_reports(folder: Path, study: Study, verdict: Verdict) -> Page:
+    """Write verdict and reports of a study; return their page."""
+    write_atomically(folder / _VERDICT, verdict.to_json() + "\n")
     write_atomically(folder / "junit.xml", to_junit(verdict))
-
-
-def _write_if_changed(path: Path, html: str) -> None:
-    """Write a page unless the file shows the same already: a later date alone would void a sign-off."""
-    known = path.read_text("utf-8", "replace") if path.is_file() else ""
-    if without_origin(known) != without_origin(html):
-        write_atomically(path, html)
-
-
-def write_pages(folder: Path, study: Study, verdict: Verdict, sign_off: SignOffStatus) -> Page:
-    """Write ``report.html`` and ``report.md``; return their page."""
-    page = study_page(study, verdict, sign_off)
-    _write_if_changed(folder / "report.html", to_html(page))
+    page = page_of_study(folder, study, verdict)
+    write_atomically(folder / "report.html", to_html(page))
     write_atomically(folder / "report.md", to_markdown(page))
     return page
+
+
+def approve(folder: str | os.PathLike[str], by: str) -> Approval:
+    """Sign off the study in ``folder``, and write its reports again so that they show the name."""
+    from halfguard.validation.judgement.verdict import judge  # noqa: PLC0415 - only this needs scipy
+
+    root, name = Path(folder), " ".join(by.split())
+    if not name or not name.isprintable():
+        raise UsageError(
+            f"A sign-off needs a name, not {by!r}.", cure="Give it as: --by 'Ada Lovelace'"
+        )
+    verdict, study = read_verdict(root), read_study(root)
+    if judge(study) != verdict:
+        raise UsageError(
+            f"The verdict in {root} does not belong to the study in the same folder.",
+            cure="Run halfguard validate again, and read the new report before you sign it.",
+        )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    approval = Approval(by=name, at=now, word=verdict.word, evidence=verdict.evidence)
+    write_atomically(root / _APPROVAL, approval.to_json() + "\n")
+    write_reports(root, study, verdict)
+    return approval

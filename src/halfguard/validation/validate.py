@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halfguard.records.study import Study
 from halfguard.records.verdict import Verdict
 from halfguard.report.blocks import Page
-from halfguard.validation.approval import check_sign_off
 from halfguard.validation.executors import Executor
 from halfguard.validation.judgement.verdict import all_decided, judge
 from halfguard.validation.spec import Spec
 from halfguard.validation.study import OnProgress, run_study
-from halfguard.validation.study_files import write_pages, write_verdict
+from halfguard.validation.study_files import write_reports
 
 
 def validate(
@@ -45,12 +43,6 @@ def run_validation(
     study = run_study(spec, folder, executor, on_progress, enough)
     verdict = judge(study)
     return verdict, write_reports(folder, study, verdict)
-
-
-def write_reports(folder: Path, study: Study, verdict: Verdict) -> Page:
-    """Write the verdict and the reports of a study; the pages show the current state of its sign-off."""
-    write_verdict(folder, verdict)
-    return write_pages(folder, study, verdict, check_sign_off(folder))
 
 
 def default_folder(spec: Spec) -> Path:

@@ -31,9 +31,6 @@ def show(report: MachineReport, diagnosis: Diagnosis | None, cost: Cost | None) 
         _print_cost(cost, console)
         findings += cost.findings
     _print_findings(findings, console)
-    if cost is not None and any(found.code in ("HD204", "HD205") for found in cost.problems):
-        console.print(f"\nHow to make a step in {cost.savings_for} smaller:")
-        _print_list([f"{saving.change}: {saving.how}" for saving in cost.savings], console)
 
 
 def _print_head(report: MachineReport, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The cost of a precision: time and memory of one training step, and ways to reduce them."""
+"""The cost of a precision: time and memory of one training step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ class MemoryParts(RecordPart):
     def total(self) -> int:
         """The sum of all parts."""
         return sum(getattr(self, name) for name in type(self).model_fields)
-
-    @property
-    def persistent(self) -> int:
-        """Bytes that stay allocated between steps; they do not depend on the batch."""
-        return self.weights + self.optimizer + self.buffers
 
 
 class StepMemory(RecordPart):
@@ -93,16 +88,6 @@ class UnalignedDimension(RecordPart):
     share: float = Field(description="of the weights in matrix products and convolutions")
 
 
-class MemorySaving(RecordPart):
-    """A change that reduces the memory of a step; its effect is computed from the step's parts."""
-
-    change: str
-    how: str
-    saves: int = Field(description="bytes at the peak, by this change alone")
-    peak: int = Field(description="the peak with this change and all earlier ones")
-    same_result: bool = Field(description="True if training computes the same as before")
-
-
 class Cost(Record):
     """Time and memory of a training step in each precision, with explanations."""
 
@@ -116,8 +101,6 @@ class Cost(Record):
     fp32_products: str = Field(description="torch's float32_matmul_precision: highest is FP32")
     costs: tuple[PrecisionCost, ...]
     shapes: tuple[UnalignedDimension, ...] = ()
-    savings_for: str = Field(default="", description="the precision that the savings refer to")
-    savings: tuple[MemorySaving, ...] = ()
     budget: int | None = None
     findings: tuple[Finding, ...] = ()
 

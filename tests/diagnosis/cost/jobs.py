@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from halfguard import Workload
 from halfguard.records.cost import Cost, MemoryParts, PrecisionCost, StepMemory, TimeRatio
@@ -15,25 +14,21 @@ HALF = ("fp32", "fp16-mixed")
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, checkpointed: bool = False) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.checkpointed = checkpointed
         self.inside = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.checkpointed:
-            inside: Tensor = checkpoint(self.inside, x, use_reentrant=False)
-        else:
-            inside = self.inside(x)
+        inside: Tensor = self.inside(x)
         return x + inside
 
 
 class Net(nn.Module):
-    def __init__(self, width: int, checkpointed: bool = False) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(width, checkpointed) for _ in range(4))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -47,7 +42,7 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def job(rows: int, width: int, **changes: Any) -> Workload:
-    model = Net(width, changes.pop("checkpointed", False))
+    model = Net(width)
     optimizer = torch.optim.AdamW(model.parameters())
     fields = {"loss": loss, "batches": [torch.randn(rows, width)], **changes}
     return Workload(model, optimizer=optimizer, **fields)

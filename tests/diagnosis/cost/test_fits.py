@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from halfguard import Workload
 from halfguard.diagnosis.cost import measure_cost
-from halfguard.diagnosis.cost.memory_estimate import state_ratio
 from halfguard.errors import UsageError
-from halfguard.records.cost import Cost
+from halfguard.records.sizes import format_bytes
 from halfguard.workload.user_error import is_out_of_memory
 from tests.diagnosis.cost.jobs import HALF, codes, job, loss
 from tests.support.devices import device_type
@@ -39,12 +35,15 @@ class TestFits:
         assert half_fits.severity == "note"
         assert half_fits.message.startswith("fp16-mixed fits into")
 
-        tight = measure_cost(workload, HALF, rounds=1, budget=roomy.savings[1].peak)
+        tight = measure_cost(workload, HALF, rounds=1, budget="1kB")
         (error,) = (found for found in tight.findings if found.code == "HD205")
         assert error.severity == "error"
-        assert "1. half the micro-batch" in error.cure
-        assert error.cure.endswith("fits.")
+        assert error.message.startswith("A step does not fit into 1 kB; needed: fp32 ")
+        assert error.cure.startswith("Halve the micro-batch"), "activations are most of it"
         assert error in tight.problems
+        weights = measure_cost(job(rows=2, width=64), HALF, rounds=1, budget="1kB")
+        (error,) = (found for found in weights.findings if found.code == "HD205")
+        assert error.cure.startswith("Use an optimizer with 8-bit state"), "its state is"
 
     def test_a_budget_that_is_none(self) -> None:
         with pytest.raises(UsageError, match="'2 parsecs' is not an amount"):
@@ -61,32 +60,22 @@ class TestFits:
         assert found.severity == "error"
         assert found.subject == "fp32, fp16-mixed and bf16-mixed"
         assert "Tried to allocate 2.00 GiB" in found.message
-        assert "1. half the micro-batch" in found.cure
-        assert "8-bit" in found.cure
+        assert all(word in found.cure for word in ("micro-batch", "heckpoint", "8-bit", "LoRA"))
         assert cost.baseline is None
         parts = cost.costs[0].memory.largest
-        assert parts.gradients == parts.weights, "known from the parameters"
-        assert parts.optimizer == 2 * parts.weights, "Adam has two moments"
+        assert f"weights {format_bytes(parts.weights)}" in found.why
         assert parts.activations >= 4 * 1024 * 64 * 4 * 4, "what the forward pass came to"
 
-    @pytest.mark.slow
-    def test_blocks_to_checkpoint_are_found_although_the_batch_does_not_fit(self) -> None:
+    def test_a_precision_that_fits_is_the_first_advice_for_one_that_does_not(self) -> None:
         def full(model: nn.Module, batch: Tensor) -> Tensor:
-            if len(batch) > 16:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            return loss(model, batch)
+            if torch.is_autocast_enabled(device_type()):
+                return loss(model, batch)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
 
-        def saved(cost: Cost) -> int:
-            return next(s.saves for s in cost.savings if s.change.startswith("checkpoint the 4"))
-
-        fits = measure_cost(job(rows=1024, width=64), ["bf16-mixed"], rounds=1)
-        fails = measure_cost(job(rows=1024, width=64, loss=full), ["bf16-mixed"], rounds=1)
-        assert fails.costs[0].out_of_memory
-        assert saved(fails) == pytest.approx(saved(fits), rel=0.3)
-        known, estimated = (one.costs[0].memory.largest for one in (fits, fails))
-        assert estimated.activations == pytest.approx(known.activations, rel=0.05)
-        assert estimated.optimizer == pytest.approx(known.optimizer, rel=0.01)
-        assert estimated.gradients == known.gradients
+        cost = measure_cost(job(rows=64, width=64, loss=full), HALF, rounds=1)
+        peak = format_bytes(cost.costs[1].memory.peak)
+        (found,) = (found for found in cost.findings if found.code == "HD204")
+        assert found.cure.startswith(f"Train in fp16-mixed: a step fits there, with {peak}.")
 
     def test_a_half_model_is_told_and_not_a_mistake_in_the_call(self) -> None:
         model = nn.Linear(8, 8).half()
@@ -118,20 +107,6 @@ class TestFits:
         assert "test_fits.py" in found.message
         assert "passed in fp32" in found.cure
         assert cost.costs[0].seconds is not None
-
-    @pytest.mark.parametrize(
-        ("make", "ratio"),
-        [
-            (torch.optim.AdamW, 2.0),
-            (lambda p: torch.optim.Adam(p, amsgrad=True), 3.0),
-            (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1.0),
-            (lambda p: torch.optim.SGD(p, 0.1), 0.0),
-        ],
-    )
-    def test_the_state_of_an_optimizer_is_known_before_it_has_any(
-        self, make: Callable[[Any], torch.optim.Optimizer], ratio: float
-    ) -> None:
-        assert state_ratio(make([nn.Parameter(torch.zeros(2))])) == ratio
 
     def test_other_errors_are_not_taken_for_it(self) -> None:
         assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

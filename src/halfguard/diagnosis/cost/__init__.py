@@ -1,4 +1,4 @@
-"""Time and memory of a step in each precision: measured, explained, and made to fit."""
+"""Time and memory of a step in each precision: measured, explained, and compared with a budget."""
 
 from halfguard.diagnosis.cost.measuring import measure_cost
 

@@ -1,29 +1,42 @@
-"""Find steps that do not fit into memory, and say what to change first."""
+"""Find steps that do not fit into memory, and say what to change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from halfguard.records.cost import Cost, MemorySaving, PrecisionCost
+from halfguard.records.cost import Cost, MemoryParts, PrecisionCost
 from halfguard.records.finding import Finding
 from halfguard.records.sizes import format_bytes
 
 _NOT_COUNTED = (
     "Only tensors are counted: on a GPU, driver and workspaces need several hundred MB more."
 )
+_FOR_ACTIVATIONS = (
+    "Halve the micro-batch and accumulate twice as many: the update is the same, unless the model has "
+    "BatchNorm. Checkpoint its repeated blocks (torch.utils.checkpoint, or "
+    "model.gradient_checkpointing_enable() in transformers): the result is the same, their forward pass runs "
+    "twice."
+)
+_FOR_WEIGHTS = (
+    "Use an optimizer with 8-bit state (AdamW8bit of bitsandbytes or torchao), a quarter of Adam's. Train "
+    "adapters (LoRA) on a frozen half base, in FP32 with halfguard.upcast_trainable(model), and compare with "
+    "halfguard validate."
+)
 
 
 def fit_findings(cost: Cost) -> Iterator[Finding]:
     """Find steps that ran out of memory or failed otherwise, and compare the others with the budget."""
     failed = [one for one in cost.costs if one.failure]
+    passed = [one for one in cost.costs if not one.failure]
     for failure in dict.fromkeys(one.failure for one in failed):
         alike = [one for one in failed if one.failure == failure]
         yield (
-            _out_of_memory(alike, cost) if alike[0].out_of_memory else _failed(alike, cost.baseline)
+            _out_of_memory(alike, passed, cost.device)
+            if alike[0].out_of_memory
+            else _failed(alike, cost.baseline)
         )
-    passed = [one for one in cost.costs if not one.failure]
     if cost.budget is not None and passed:
-        yield _budget(passed, cost.budget, cost.savings)
+        yield _budget(passed, cost.budget)
 
 
 def _failed(failed: Sequence[PrecisionCost], passed: PrecisionCost | None) -> Finding:
@@ -39,18 +52,23 @@ def _failed(failed: Sequence[PrecisionCost], passed: PrecisionCost | None) -> Fi
     )
 
 
-def _out_of_memory(failed: Sequence[PrecisionCost], cost: Cost) -> Finding:
-    least = min(failed, key=lambda one: one.memory.peak)
-    parts = least.memory.largest
+def _out_of_memory(
+    failed: Sequence[PrecisionCost], passed: Sequence[PrecisionCost], device: str
+) -> Finding:
+    parts = failed[0].memory.largest
+    fits = "".join(
+        f"Train in {one.precision}: a step fits there, with {format_bytes(one.memory.peak)}. "
+        for one in passed[:1]
+    )
     return Finding(
         code="HD204",
         severity="error",
         subject=_join_names(failed),
-        message=f"A step in {_join_names(failed)} ran out of memory on {cost.device}: {least.failure}",
-        why=f"In {least.precision} it needs about {format_bytes(least.memory.peak)}: weights "
-        f"{format_bytes(parts.weights)}, gradients {format_bytes(parts.gradients)}, optimizer state "
-        f"{format_bytes(parts.optimizer)}, activations {format_bytes(parts.activations)}. {_NOT_COUNTED}",
-        cure=_list_changes(cost.savings, None),
+        message=f"A step in {_join_names(failed)} ran out of memory on {device}: {failed[0].failure}",
+        why=f"Until then it needed: weights {format_bytes(parts.weights)}, gradients "
+        f"{format_bytes(parts.gradients)}, optimizer state {format_bytes(parts.optimizer)}, activations "
+        f"{format_bytes(parts.activations)}. {_NOT_COUNTED}",
+        cure=fits + _advice(parts),
     )
 
 
@@ -59,7 +77,7 @@ def _join_names(costs: Sequence[PrecisionCost]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _budget(passed: list[PrecisionCost], budget: int, changes: Sequence[MemorySaving]) -> Finding:
+def _budget(passed: list[PrecisionCost], budget: int) -> Finding:
     fits = [one for one in passed if one.memory.peak <= budget]
     needs = ", ".join(f"{one.precision} {format_bytes(one.memory.peak)}" for one in passed)
     if fits:
@@ -75,20 +93,12 @@ def _budget(passed: list[PrecisionCost], budget: int, changes: Sequence[MemorySa
         severity="error",
         message=f"A step does not fit into {format_bytes(budget)}; needed: {needs}.",
         why=_NOT_COUNTED,
-        cure=_list_changes(changes, budget),
+        cure=_advice(min(passed, key=lambda one: one.memory.peak).memory.at_peak),
     )
 
 
-def _list_changes(changes: Sequence[MemorySaving], budget: int | None) -> str:
-    """List the changes in order, up to the one that makes the step fit."""
-    if not changes:
-        return "No known change saves enough memory: use a smaller model or a larger machine."
-    lines = []
-    for number, saving in enumerate(changes, 1):
-        saved = f"saves at least {format_bytes(saving.saves)}; " if saving.saves else ""
-        effect = f"{saved}then {format_bytes(saving.peak)}"
-        lines.append(f"{number}. {saving.change} ({effect})")
-        if budget is not None and saving.peak <= budget:
-            return f"Make these changes in order, until it fits: {'; '.join(lines)}: fits."
-    tail = "" if budget is None else " All together are not enough: use a smaller model."
-    return f"Make these changes in order, until it fits: {'; '.join(lines)}.{tail}"
+def _advice(parts: MemoryParts) -> str:
+    """Name the changes that shrink the larger half of the memory first."""
+    for_activations = parts.activations >= parts.weights + parts.gradients + parts.optimizer
+    advice = [_FOR_ACTIVATIONS, _FOR_WEIGHTS]
+    return " ".join(advice if for_activations else reversed(advice))

@@ -14,11 +14,8 @@ import torch
 
 from halfguard.diagnosis.cost.fits import fit_findings
 from halfguard.diagnosis.cost.gain import gain_findings
-from halfguard.diagnosis.cost.memory_facts import collect_memory_facts
-from halfguard.diagnosis.cost.repeated_step import RepeatedStep, make_repeated_steps
-from halfguard.diagnosis.cost.savings import list_savings
 from halfguard.diagnosis.cost.shapes import find_unaligned_dimensions
-from halfguard.diagnosis.cost.single_step import measure_step
+from halfguard.diagnosis.cost.step import RepeatedStep, make_repeated_steps, measure_step
 from halfguard.diagnosis.machine.speed import DTYPES, measure_rate, measure_speeds
 from halfguard.errors import UsageError
 from halfguard.hardware.measured import Speeds
@@ -62,8 +59,6 @@ def measure_cost(
         steps = make_repeated_steps(job, wanted, list(job.take(BATCH_COUNT)))
         rate, speeds = measure_rate(job.device), measure_speeds(job.device) or {}
         costs = _add_times(steps, list(map(measure_step, steps)), speeds, rounds, advance)
-        target = _target(costs)
-        facts = collect_memory_facts(steps[costs.index(target)], target, costs)
     cost = Cost(
         device=f"cuda ({torch.cuda.get_device_name(job.device)})"
         if job.device.type == "cuda"
@@ -73,8 +68,6 @@ def measure_cost(
         fp32_products=torch.get_float32_matmul_precision(),
         costs=tuple(costs),
         shapes=find_unaligned_dimensions(job.model),
-        savings_for=target.precision,
-        savings=list_savings(facts),
         budget=limit,
     )
     severity: Severity = "note" if precisions is None else "warning"
@@ -119,10 +112,3 @@ def _product_ratio(precision: str, speeds: Speeds) -> float | None:
     dtype = autocast_dtype(precision)
     speed = next((speeds.get(name) for name, known in DTYPES.items() if known is dtype), None)
     return None if speed is None else 1 / speed
-
-
-def _target(costs: Sequence[PrecisionCost]) -> PrecisionCost:
-    """Return the precision for which advice is given: one out of memory, else the first in 16 bits."""
-    ran_out = [cost for cost in costs if cost.out_of_memory]
-    mixed = [cost for cost in costs if cost.precision != Precision.FP32 and not cost.failure]
-    return (ran_out[-1:] or mixed[:1] or list(costs))[0]

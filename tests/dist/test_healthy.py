@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from tests.dist import jobs
+from tests.support.pairs import parametrize_pairs
 from tests.support.ranks import Ranks
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adamw-fused"])
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", pytest.param("hsdp", marks=pytest.mark.slow)])
+@parametrize_pairs(
+    engine=["ddp", "fsdp2", pytest.param("hsdp", marks=pytest.mark.slow)],
+    optimizer=["sgd", "adamw", "adamw-fused"],
+    clip=[None, 0.5],
+    accumulate=[1, 3],
+)
 def test_bitwise_the_bare_loop(
     ranks: Callable[[int], Ranks],
     engine: jobs.Engine,

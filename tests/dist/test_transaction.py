@@ -11,16 +11,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.guard.test_transaction import try_on_rank
+from tests.support.pairs import parametrize_pairs
 from tests.support.ranks import Ranks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("retry", [False, True], ids=["skip", "retry"])
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize(("point", "every"), [("operation", 37), ("call", 17)])
+@parametrize_pairs(where=[("operation", 37), ("call", 17)], accumulate=[1, 4], retry=[False, True])
 def test_an_exception_on_all_ranks_leaves_no_trace(
-    ranks: Callable[[int], Ranks], accumulate: int, retry: bool, point: str, every: int
+    ranks: Callable[[int], Ranks], accumulate: int, retry: bool, where: tuple[str, int]
 ) -> None:
-    for found in ranks(2).run(try_on_rank, "batchnorm", accumulate, retry, point, every):
+    for found in ranks(2).run(try_on_rank, "batchnorm", accumulate, retry, *where):
         assert found["never seen"] > 0
         assert set(found) <= {"never seen", "applied", "refused"}, found

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from halfguard.guard.batch_checks import batch_is_finite, describe_batch, every_label_ignored
 from halfguard.step.nested import batch_leaves
+from tests.support.pairs import parametrize_pairs
 
 X, Y = torch.tensor([1.0, -3.0]), torch.tensor([0, 1])
 
@@ -147,9 +148,11 @@ def test_nothing_to_look_at(batch: Any) -> None:
     assert batch_is_finite(batch)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("place", [0, 1])
+@parametrize_pairs(
+    place=[0, 1],
+    dtype=[torch.float16, torch.bfloat16, torch.float32, torch.float64],
+    value=[math.nan, math.inf, -math.inf],
+)
 def test_one_bad_value_is_found(value: float, dtype: torch.dtype, place: int) -> None:
     tensors = [torch.ones(3, 4), torch.ones(5, dtype=dtype)]
     tensors.insert(place, torch.full((2, 3), 2.0, dtype=dtype))

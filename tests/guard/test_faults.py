@@ -1,7 +1,8 @@
-"""The fault matrix: every kind of fault, model, optimizer, accumulation and reaction.
+"""The fault matrix: every pair of fault, model, optimizer, accumulation and reaction.
 
 Each cell trains a few healthy steps, plants one fault in the last micro-batch of a step, and checks what the
 guard did: the cause and the parameters that it names, and the state of every part afterwards.
+``scripts/soak cells`` runs the product of all axes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from halfguard.precision.emulation import emulate_autocast
 from halfguard.records import Action, Cause
 from tests.support.devices import choosing, generator_state, set_generator_state
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make, tensors_of
+from tests.support.pairs import parametrize_pairs
 
 HEALTHY = 12
 SCALE, LARGE_SCALE = 64.0, 2.0**23
@@ -152,22 +154,6 @@ def config(fault: Fault, accumulate: int, reaction: str) -> dict[str, Any]:
     }
 
 
-def cells(reaction: str) -> Callable[[Any], Any]:
-    def mark(test: Any) -> Any:
-        axes: dict[str, list[Any]] = {
-            "accumulate": [1, pytest.param(4, marks=pytest.mark.slow)],
-            "optimizer": list(OPTIMIZERS),
-            "model": ["mlp-batchnorm", "transformer"],
-            "fault": list(FAULTS),
-        }
-        for name, values in axes.items():
-            test = pytest.mark.parametrize(name, values)(test)
-        test = pytest.mark.parametrize("reaction", [reaction])(test)
-        return pytest.mark.usefixtures("seed")(test)
-
-    return mark
-
-
 def assert_blamed(outcome: StepOutcome, cell: Cell) -> None:
     assert outcome.cause is cell.fault.cause
     names = {name for name, _ in cell.model.named_parameters()}
@@ -175,9 +161,7 @@ def assert_blamed(outcome: StepOutcome, cell: Cell) -> None:
     assert names.issuperset(outcome.culprits)
 
 
-@cells("skip")
-def test_skip(fault: str, model: str, optimizer: str, accumulate: int, reaction: str) -> None:
-    cell = Cell(FAULTS[fault], model, optimizer, accumulate, reaction)
+def check_skip(cell: Cell) -> None:
     cell.run_healthy()
     before, scale = cell.state(), cell.fault.scale
     outcome = cell.run_faulty()
@@ -187,16 +171,14 @@ def test_skip(fault: str, model: str, optimizer: str, accumulate: int, reaction:
     assert differences(before, cell.state()) == []
     expected = scale / 2 if cell.fault.cause is Cause.GRADIENT_OVERFLOW else scale
     assert cell.guard.scaler.get_scale() == expected
-    for batch in cell.data[-accumulate:]:
+    for batch in cell.data[-cell.accumulate :]:
         after = cell.guard.step(cell.loss, batch)
     assert (
         after.applied or after.cause is Cause.GRADIENT_OVERFLOW
     )  # the scale is still being calibrated
 
 
-@cells("retry")
-def test_retry(fault: str, model: str, optimizer: str, accumulate: int, reaction: str) -> None:
-    cell = Cell(FAULTS[fault], model, optimizer, accumulate, reaction)
+def check_retry(cell: Cell) -> None:
     cell.run_healthy()
     twin = fp32_twin(cell)
     before = cell.state()
@@ -243,12 +225,10 @@ def fp32_twin(cell: Cell) -> Callable[[Cell], dict[str, Any]]:
     return step
 
 
-@cells("roll back")
-def test_roll_back(fault: str, model: str, optimizer: str, accumulate: int, reaction: str) -> None:
-    cell = Cell(FAULTS[fault], model, optimizer, accumulate, reaction)
+def check_roll_back(cell: Cell) -> None:
     weights = []
     for index in range(HEALTHY):
-        for batch in cell.data[index * accumulate : (index + 1) * accumulate]:
+        for batch in cell.data[index * cell.accumulate :][: cell.accumulate]:
             assert cell.guard.step(cell.loss, batch).action in {Action.ACCUMULATE, Action.APPLY}
         weights.append(copy.deepcopy(cell.model.state_dict()))
     learning_rate = cell.optimizer.param_groups[0]["lr"]
@@ -264,28 +244,45 @@ def test_roll_back(fault: str, model: str, optimizer: str, accumulate: int, reac
     assert cell.guard.summary().rollbacks == 1
 
 
-@cells("halt")
-def test_halt(fault: str, model: str, optimizer: str, accumulate: int, reaction: str) -> None:
-    cell = Cell(FAULTS[fault], model, optimizer, accumulate, reaction)
+def check_halt(cell: Cell) -> None:
     cell.run_healthy()
     cell.guard.end_epoch()
     before = cell.state()
     with pytest.raises(TrainingHaltedError) as caught:
         cell.run_faulty()
     message = str(caught.value)
-    assert f"epoch 1, batch {accumulate - 1}, step {HEALTHY}" in message
+    assert f"epoch 1, batch {cell.accumulate - 1}, step {HEALTHY}" in message
     assert str(cell.fault.cause) in message
     assert any(name in message for name, _ in cell.model.named_parameters())
     assert caught.value.cure
     assert differences(before, cell.state()) == []
 
 
+CHECKS = {
+    "skip": check_skip,
+    "retry": check_retry,
+    "roll back": check_roll_back,
+    "halt": check_halt,
+}
+AXES: dict[str, Any] = {
+    "fault": FAULTS,
+    "model": ["mlp-batchnorm", "transformer"],
+    "optimizer": OPTIMIZERS,
+    "accumulate": [1, 4],
+}
+
+
+@pytest.mark.usefixtures("seed")
+@parametrize_pairs(**AXES, reaction=CHECKS)
+def test_the_step_has_its_reaction(
+    fault: str, model: str, optimizer: str, accumulate: int, reaction: str
+) -> None:
+    CHECKS[reaction](Cell(FAULTS[fault], model, optimizer, accumulate, reaction))
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerator", "seed")
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", ["mlp-batchnorm", "transformer"])
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("reaction", ["skip", "retry", "roll back"])
+@parametrize_pairs(**AXES, reaction=["skip", "retry", "roll back"])
 def test_an_accelerator_ends_with_the_weights_of_the_cpu(
     fault: str, model: str, optimizer: str, accumulate: int, reaction: str
 ) -> None:

@@ -18,6 +18,7 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
 from halfguard.replaying import replay
 from halfguard.workload import Workload
+from tests.support.pairs import parametrize_pairs
 
 pytestmark = pytest.mark.usefixtures("seed")
 
@@ -102,9 +103,7 @@ def train(loop: Any, batches: list[Tensor], *, fused: bool) -> dict[str, Tensor]
     return model.state_dict()
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("at", [0, 3])
-@pytest.mark.parametrize("loop", LOOPS)
+@parametrize_pairs(loop=LOOPS, at=[0, 3], fused=[False, True])
 def test_a_bad_batch_leaves_no_trace(loop: Any, at: int, fused: bool) -> None:
     good = [torch.randn(8, 4) for _ in range(6)]
     seen = train(loop, [*good[:at], BAD, *good[at:]], fused=fused)

@@ -18,6 +18,7 @@ from tests.support.models import (
     loss_fn,
     make,
 )
+from tests.support.pairs import parametrize_pairs
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -27,10 +28,10 @@ SCALE, GROWTHS = 1024.0, 3
 
 
 @pytest.mark.on_standin
-@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n != "mlp-batchnorm" else n for n in MODELS]
+@parametrize_pairs(
+    name=[pytest.param(n, marks=pytest.mark.slow) if n != "mlp-batchnorm" else n for n in MODELS],
+    optimizer=OPTIMIZERS,
+    accumulate=[1, pytest.param(4, marks=pytest.mark.slow)],
 )
 def test_bitwise_the_bare_loop(
     name: str, optimizer: str, accumulate: int, seed: Callable[[int], None]

@@ -18,6 +18,7 @@ from halfguard.guard.hosted import HostedGuard
 from halfguard.records import Action, Cause
 from tests.support.hosts import INIT_SCALE, Host, guarded_host, stock_host
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, make
+from tests.support.pairs import parametrize_pairs
 
 pytestmark = pytest.mark.usefixtures("seed")
 
@@ -42,9 +43,7 @@ def train(host: Host, data: list[Batch], seed: Seed) -> Host:
     return host
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("max_norm", [None, 0.5])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@parametrize_pairs(optimizer=OPTIMIZERS, max_norm=[None, 0.5], accumulate=[1, 4])
 def test_a_healthy_run_is_bitwise_the_frameworks_own(
     optimizer: str, max_norm: float | None, accumulate: int, seed: Seed
 ) -> None:
@@ -63,9 +62,9 @@ def test_a_healthy_run_is_bitwise_the_frameworks_own(
     assert guarded.guard.summary().applied == len(data) // accumulate
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("max_norm", [None, 0.5])
-@pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused"])
+@parametrize_pairs(
+    optimizer=["adamw-foreach", "adamw-fused"], max_norm=[None, 0.5], accumulate=[1, 4]
+)
 def test_if_every_step_is_retried_the_run_is_bitwise_the_fp32_run(
     optimizer: str, max_norm: float | None, accumulate: int, seed: Seed
 ) -> None:
@@ -79,9 +78,7 @@ def test_if_every_step_is_retried_the_run_is_bitwise_the_fp32_run(
     assert not differences(fp32.state(), guarded.state())
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("how", ["skip", "retry_fp32"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw-fused"])
+@parametrize_pairs(optimizer=["sgd", "adamw-fused"], how=["skip", "retry_fp32"], accumulate=[1, 4])
 def test_one_nan_batch_leaves_the_run_without_it(
     optimizer: str, how: str, accumulate: int, seed: Seed
 ) -> None:

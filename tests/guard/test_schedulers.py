@@ -27,6 +27,7 @@ from halfguard.guard.scheduler_and_ema import SchedulerAndEma
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Action
 from tests.support.devices import place
+from tests.support.pairs import parametrize_pairs
 
 # SequentialLR steps by the number of an epoch, which torch itself warns of.
 pytestmark = [
@@ -162,9 +163,11 @@ def test_the_table_has_every_scheduler_of_torch() -> None:
     assert found | {"SWALR"} == SCHEDULERS.keys() | NOT_STEPPED_BY_THE_GUARD
 
 
-@pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
+@parametrize_pairs(
+    name=[*SCHEDULERS, *MORE],
+    cut=CUTS,
+    store=["memory", pytest.param("disk", marks=pytest.mark.slow)],
+)
 def test_a_cut_holds_at_every_step_after_a_rollback(
     name: str, cut: float, store: str, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from halfguard.errors import UsageError
 from halfguard.guard.stepping.forward_pass import Transaction
 from tests.guard.helper import frozen, same
 from tests.support.devices import chosen_device
+from tests.support.pairs import parametrize_pairs
 from tests.support.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
@@ -195,13 +196,16 @@ def try_points(
     return found
 
 
-@pytest.mark.parametrize("retry", [False, True], ids=["skip", "retry"])
-@pytest.mark.parametrize("accumulate", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("point", "every"), [("operation", 11), ("call", 5)])
+@parametrize_pairs(
+    where=[("operation", 11), ("call", 5)],
+    name=MODELS,
+    accumulate=[1, pytest.param(4, marks=pytest.mark.slow)],
+    retry=[False, True],
+)
 def test_an_exception_leaves_no_trace(
-    name: str, accumulate: int, retry: bool, point: str, every: int
+    name: str, accumulate: int, retry: bool, where: tuple[str, int]
 ) -> None:
+    point, every = where
     found = try_points(name, accumulate, retry=retry, point=point, every=every)
     assert found["never seen"] > 0
     assert set(found) <= {"never seen", "applied", "refused"}, found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,10 @@ from tests.integrations.accelerate_runs import (
     two_optimizers,
 )
 from tests.support.models import differences
+from tests.support.pairs import parametrize_pairs
 
 # Accumulation, the largest norm, and whether the optimizer is fused.
-loops = pytest.mark.parametrize(
-    ("accumulate", "max_norm", "fused"), list(itertools.product([1, 4], [None, 0.5], [False, True]))
-)
+loops = parametrize_pairs(accumulate=[1, 4], max_norm=[None, 0.5], fused=[False, True])
 
 
 @pytest.fixture(autouse=True)

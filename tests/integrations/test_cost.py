@@ -8,6 +8,7 @@ from benchmarks.timings.frameworks import FRAMEWORKS, Job, added
 from torch import Tensor, nn
 
 from tests.guard.test_cost import Many
+from tests.support.pairs import parametrize_pairs
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,9 +29,7 @@ def job(tensors: int, *, norm: bool, fused: bool) -> Job:
     return Job(Many(tensors, norm=norm), squares, data, fused)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@parametrize_pairs(framework=FRAMEWORKS, norm=[False, True], fused=[False, True])
 def test_a_step_adds_a_fixed_number_of_operations_and_at_most_one_host_sync(
     framework: str, norm: bool, fused: bool
 ) -> None:

@@ -37,6 +37,7 @@ from tests.integrations.lightning_runs import (
     stock_plugin,
 )
 from tests.support.models import differences
+from tests.support.pairs import parametrize_pairs
 
 pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.filterwarnings("ignore")]
 
@@ -48,9 +49,7 @@ def guard_of(trainer: Trainer) -> Any:
 # -- healthy runs
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("fused", [False, True])
+@parametrize_pairs(fused=[False, True], clip=[None, 0.5], accumulate=[1, 4])
 def test_a_healthy_run_is_bitwise_lightnings_own(
     fused: bool, clip: float | None, accumulate: int
 ) -> None:
@@ -79,9 +78,7 @@ def test_manual_optimization_with_two_optimizers_is_bitwise_lightnings_own() -> 
 # -- check A: every step retried
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("fused", [False, True])
+@parametrize_pairs(fused=[False, True], clip=[None, 0.5], accumulate=[1, 4])
 def test_if_every_step_is_retried_the_run_is_bitwise_lightnings_fp32(
     fused: bool, clip: float | None, accumulate: int
 ) -> None:

@@ -26,6 +26,7 @@ from halfguard.precision_names import Precision
 from tests.precision import autocast_examples as examples
 from tests.support.cases import each_case
 from tests.support.devices import chosen_device
+from tests.support.pairs import parametrize_pairs
 
 ROOT = Path(__file__).parents[2]
 HALF, FULL, DOUBLE = torch.float16, torch.float32, torch.float64
@@ -259,9 +260,7 @@ def test_another_thread_is_not_emulated() -> None:
     assert seen == [FULL]
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("inside", [True, False], ids=["backward-inside", "backward-after"])
-@pytest.mark.parametrize("nested", [True, False], ids=["nested", "flat"])
+@parametrize_pairs(nested=[True, False], inside=[True, False], reentrant=[True, False])
 def test_checkpointing_recomputes_in_the_same_dtypes(
     reentrant: bool, inside: bool, nested: bool
 ) -> None:

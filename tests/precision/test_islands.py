@@ -22,6 +22,7 @@ from halfguard.precision.islands import cast_to_fp32, fp32_island, is_island, re
 from halfguard.precision.plans import apply_plan
 from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
 from tests.support.devices import chosen_device
+from tests.support.pairs import parametrize_pairs
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -202,9 +203,11 @@ def with_gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {"out": out.detach().double(), **grads}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("weights", [True, False])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@parametrize_pairs(
+    compiled=[False, pytest.param(True, marks=pytest.mark.slow)],
+    weights=[True, False],
+    dtype=[torch.float16, torch.bfloat16],
+)
 def test_an_island_in_a_model_that_is_half_by_itself(
     dtype: torch.dtype, weights: bool, compiled: bool, seed: object
 ) -> None:

@@ -12,6 +12,7 @@ from torch.optim import SGD
 from halfguard.guard.guard import Guard
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.module_tensors import ModuleTensors
+from tests.support.pairs import parametrize_pairs
 
 pytestmark = pytest.mark.usefixtures("seed")
 
@@ -62,10 +63,7 @@ def run(kind: str, batches: list[Tensor], *, own_loop: bool, fused: bool = False
     return [o.applied for o in outcomes], [*model.parameters(), *states]
 
 
-@pytest.mark.parametrize("own_loop", [False, True], ids=["step", "own autocast"])
-@pytest.mark.parametrize("at", [0, 1, 5])
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
-@pytest.mark.parametrize("fused", [False, True], ids=["host", "device"])
+@parametrize_pairs(fused=[False, True], kind=["gru", "lstm"], at=[0, 1, 5], own_loop=[False, True])
 def test_one_bad_batch_costs_one_step(kind: str, at: int, own_loop: bool, fused: bool) -> None:
     good = [torch.randn(2, 5, 4) for _ in range(8)]
     batches = [*good[:at], BAD, *good[at:]]

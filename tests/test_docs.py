@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import each
 from tests.support.docs import ROOT, Snippet, pages, snippets
 from tests.support.forks import forked_path, group_of
 
@@ -78,7 +79,7 @@ def test_the_readme_has_commands() -> None:
     assert any(s.page == "README.md" and s.source.startswith("halfguard ") for s in RUNNABLE)
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@each("page", pages())
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -7,9 +7,8 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import halfguard
+from tests.support.cases import each
 
 SOURCE = Path(halfguard.__path__[0])
 QUESTION_WORDS = {"What", "Whether", "Which", "Who", "Whose", "How"}
@@ -32,7 +31,7 @@ def test_few_docstrings_begin_with_a_question_word() -> None:
     )
 
 
-@pytest.mark.parametrize("name", halfguard.__all__)
+@each("name", halfguard.__all__)
 def test_public_names_are_documented(name: str) -> None:
     value = getattr(halfguard, name)
     if not (inspect.isclass(value) or inspect.isfunction(value)):

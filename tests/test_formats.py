@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from halfguard import formats
 from halfguard.errors import UsageError
 from halfguard.formats import BF16, FP8_E4M3FN, FP8_E5M2, FP16, FP32, TF32, Format
+from tests.support.cases import each
 
 TORCH = [FP16, BF16, FP32, FP8_E4M3FN, FP8_E5M2]
 SMALL = [FP16, BF16, FP8_E4M3FN, FP8_E5M2]
@@ -42,7 +43,7 @@ def same(a: float, b: float) -> bool:
     )
 
 
-@pytest.mark.parametrize("f", TORCH, ids=lambda f: f.name)
+@each("f", TORCH)
 def test_limits_are_those_of_torch(f: Format) -> None:
     info = torch.finfo(dtype_of(f))
     assert (f.largest, f.smallest_normal, f.epsilon) == (info.max, info.tiny, info.eps)
@@ -122,7 +123,7 @@ def test_e4m3fn_is_the_cast_of_torch_and_nan_beyond(x: float) -> None:
         assert math.isnan(cast) or cast == math.copysign(448, x)
 
 
-@pytest.mark.parametrize("f", [FP16, BF16, FP32, TF32, FP8_E5M2], ids=lambda f: f.name)
+@each("f", [FP16, BF16, FP32, TF32, FP8_E5M2])
 def test_thresholds_and_their_neighbours(f: Format) -> None:
     over, under = f.overflow_threshold, f.underflow_threshold
     assert f.round(over) == math.inf
@@ -185,7 +186,7 @@ def test_small_updates_of_one() -> None:
     assert not BF16.update_survives(1.0, 1e-3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "f"),
     [
         ("half", FP16),
@@ -204,7 +205,7 @@ def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
         formats.get("fp17")
 
 
-@pytest.mark.parametrize("f", TORCH, ids=lambda f: f.name)
+@each("f", TORCH)
 def test_a_dtype_has_its_format(f: Format) -> None:
     assert formats.for_dtype(dtype_of(f)) is f
     assert formats.for_dtype(f.dtype) is f

@@ -14,6 +14,7 @@ import yaml
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig, preset_names
 from halfguard.guard.presets.frameworks import FRAMEWORKS, framework_text, preset_purpose
+from tests.support.cases import each
 from tests.support.docs import ROOT
 from tests.support.preset_runs import ALL, BATCHES, WITHOUT_FP16_ON_A_CPU, Seen, wanted_norm
 
@@ -75,7 +76,7 @@ def test_what_a_framework_does_by_itself_on_a_cpu_is_what_the_text_says(
     assert seen.norms == pytest.approx([limit] * len(seen.norms), rel=1e-3)
 
 
-@pytest.mark.parametrize(("framework", "name"), ALL)
+@each(("framework", "name"), ALL)
 def test_the_text_is_whole(framework: str, name: str) -> None:
     text = framework_text(name, framework)
     assert "None" not in text.replace("is not None", "")
@@ -88,7 +89,7 @@ def test_the_text_is_whole(framework: str, name: str) -> None:
         assert yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("name", preset_names())
+@each("name", preset_names())
 def test_every_preset_clips_as_the_frameworks_do(name: str) -> None:
     clip = GuardConfig.load(name).clip
     assert clip is None or clip.norm_type == 2

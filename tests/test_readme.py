@@ -12,6 +12,7 @@ import pytest
 
 from halfguard.lint.registry import all_rules
 from tests.guard.test_cost import AT_MOST
+from tests.support.cases import each
 from tests.support.docs import ROOT
 
 TEXT = (ROOT / "README.md").read_text("utf-8")
@@ -36,7 +37,7 @@ def test_every_link_is_absolute() -> None:
     assert [link for link in LINKS if not link.startswith("https://")] == []
 
 
-@pytest.mark.parametrize("link", sorted(x for x in set(LINKS) if x.startswith((REPOSITORY, RAW))))
+@each("link", sorted(x for x in set(LINKS) if x.startswith((REPOSITORY, RAW))))
 def test_a_link_into_the_repository_leads_to_a_file(link: str) -> None:
     address, _, anchor = link.partition("#")
     for start in (f"{REPOSITORY}/blob/main/", RAW):

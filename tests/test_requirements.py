@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-import pytest
-
+from tests.support.cases import each
 from tests.support.docs import ROOT
 
 PAGE = ROOT / "docs/reference/requirements.md"
@@ -19,7 +18,7 @@ def test_no_need_is_missing() -> None:
     assert [row[0].strip("| ") for row in ROWS] == expected
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip("| "))
+@each("row", ROWS)
 def test_its_places_and_tests_exist(row: list[str]) -> None:
     _, _, places, tests = row
     linked = re.findall(r"\]\(([^)]+)\)", places)

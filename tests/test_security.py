@@ -11,6 +11,7 @@ import pytest
 
 from halfguard.errors import ConfigError
 from halfguard.records.config_file import read_yaml
+from tests.support.cases import each
 from tests.support.docs import ROOT
 
 SOURCE = ROOT / "src" / "halfguard"
@@ -58,7 +59,7 @@ def _call_problems(call: ast.Call) -> Iterator[str]:
         yield name.rpartition(".")[2]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+@each("path", FILES)
 def test_nothing_in_a_file_can_run_code(path: Path) -> None:
     allowed = RUNS_CODE.get(path.relative_to(SOURCE).as_posix(), set())
     found = [
@@ -69,7 +70,7 @@ def test_nothing_in_a_file_can_run_code(path: Path) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
+@each(
     "code",
     [
         "import pickle",

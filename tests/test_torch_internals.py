@@ -29,6 +29,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from torch.utils._mode_utils import no_dispatch
 
 from halfguard.step.names import WRAPPERS
+from tests.support.cases import each
 from tests.support.private_names import private_names
 
 PACKAGE = Path(__file__).parents[1] / "src/halfguard"
@@ -628,7 +629,7 @@ def fsdp_keeps_its_policy_and_its_gathered_parameters_here() -> None:
 # -- the table is complete
 
 
-@pytest.mark.parametrize("name", sorted(TABLE))
+@each("name", sorted(TABLE))
 def test_a_private_name_is_what_it_was(name: str) -> None:
     _, check = TABLE[name]
     check()

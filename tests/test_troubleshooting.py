@@ -11,6 +11,7 @@ from torch import nn
 
 from halfguard.cli.app import COMMANDS
 from halfguard.lint.registry import all_rules
+from tests.support.cases import each
 from tests.support.docs import ROOT
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -80,7 +81,7 @@ RAISED: list[tuple[Callable[[], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fail", "text"), RAISED, ids=lambda value: getattr(value, "__name__", ""))
+@each(("fail", "text"), RAISED)
 def test_torch_says_what_the_page_quotes(fail: Callable[[], None], text: str) -> None:
     assert f"`{text}`" in PAGE
     said = re.escape(text).replace(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import product
 
-import pytest
 import torch
 
 from halfguard.acceptance.autocast_call import Call, Reference, calls_of, first_tensor
 from halfguard.acceptance.error_bound import condition
 from halfguard.acceptance.operations import SAMPLES, operation, replace_tensors
 from halfguard.autocast_ops import RULES, AutocastRule
+from tests.support.cases import each
 
 FULL, HALF = torch.float32, torch.float16
 
@@ -27,7 +27,7 @@ def test_the_condition_is_the_sum_of_absolute_slopes_times_inputs() -> None:
     assert torch.equal(found, torch.tensor([2 * (1.5 + 2.0), 2 * 1.5], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", ["exp", "log", "layer_norm", "mse_loss", "cdist", "logsumexp"])
+@each("name", ["exp", "log", "layer_norm", "mse_loss", "cdist", "logsumexp"])
 def test_a_result_that_was_computed_in_half_is_far_outside(name: str) -> None:
     call, reference = Call(name, (FULL, FULL), HALF), Reference(name)
     arguments = reference.arguments(call)

@@ -22,6 +22,8 @@ from benchmarks.casebook.behaviour import (
 )
 from benchmarks.casebook.split import held_out
 
+from tests.support.cases import each
+
 BOOK = Path(__file__).parents[2] / "benchmarks/casebook/programs"
 FAILING = sorted(path.parent for path in BOOK.glob("[0-9]*/case.yaml"))
 HEALTHY = sorted(path.parent for path in (BOOK / "healthy").glob("[0-9]*/case.yaml"))
@@ -55,7 +57,7 @@ def sample(folders: list[Path], count: int) -> list[Path]:
     )[:count]
 
 
-@pytest.mark.parametrize("folder", FAILING, ids=lambda path: path.name)
+@each("folder", FAILING)
 def test_a_failing_case_is_described(folder: Path) -> None:
     facts = read(folder)
     assert facts["title"]
@@ -78,7 +80,7 @@ def test_a_failing_case_is_described(folder: Path) -> None:
     assert broken != (folder / "cured.py").read_text()
 
 
-@pytest.mark.parametrize("folder", HEALTHY, ids=lambda path: path.name)
+@each("folder", HEALTHY)
 def test_a_healthy_program_is_described(folder: Path) -> None:
     facts = read(folder)
     assert facts["title"]

@@ -20,6 +20,7 @@ import halfguard as hg
 from halfguard.checkpoints import temporary_files
 from halfguard.errors import PoisonedStateError, UsageError
 from tests.checkpoints.helper import Tied, files, trained_state
+from tests.support.cases import each
 from tests.support.forks import FORKED
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
@@ -151,7 +152,7 @@ def test_intended_infinities(tmp_path: Path) -> None:
         hg.save_checkpoint(tmp_path / "a.pt", state, allow_infinite=["*.mask"])
 
 
-@pytest.mark.parametrize(
+@each(
     "make",
     [
         lambda: torch.ones(3, dtype=torch.complex64),
@@ -177,7 +178,7 @@ def test_every_kind_of_tensor_is_checked(tmp_path: Path, make: Any) -> None:
 Point = namedtuple("Point", "x y")
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "kind"),
     [
         (argparse.Namespace(lr=1), "argparse.Namespace"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import typer.main
 
 from halfguard.cli.app import make_app
 from halfguard.cli.lint import Format, lint
 from halfguard.cli.options import Option, read_parameters, read_plain
+from tests.support.cases import each
 
 PLAIN = [
     ["train.py"],
@@ -49,7 +49,7 @@ def _by_typer(words: list[str]) -> dict[str, object]:
     return passed
 
 
-@pytest.mark.parametrize("words", PLAIN, ids=" ".join)
+@each("words", PLAIN)
 def test_a_plain_line_means_the_same_with_and_without_typer(words: list[str]) -> None:
     quick = read_plain(lint, words)
     assert quick is not None
@@ -60,7 +60,7 @@ def test_a_plain_line_means_the_same_with_and_without_typer(words: list[str]) ->
     }
 
 
-@pytest.mark.parametrize("words", FOR_TYPER, ids=" ".join)
+@each("words", FOR_TYPER)
 def test_everything_else_is_left_to_typer(words: list[str]) -> None:
     assert read_plain(lint, words) is None
 

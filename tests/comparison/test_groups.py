@@ -11,6 +11,7 @@ from halfguard.comparison.groups import RunGroup, read_groups
 from halfguard.comparison.places import split_argument
 from halfguard.errors import UsageError
 from tests.comparison.logs import write_csv, write_fp32_and_fp16
+from tests.support.cases import each
 
 
 def groups(
@@ -23,7 +24,7 @@ def seeds(group: RunGroup) -> list[int | None]:
     return [run.seed.value if run.seed else None for run in group.runs]
 
 
-@pytest.mark.parametrize(
+@each(
     ("argument", "expected"),
     [
         ("runs/fp16", ("runs/fp16", {})),
@@ -133,7 +134,7 @@ def test_groups_that_end_alike_are_named_by_where_they_differ(tmp_path: Path) ->
     assert tuple(group.name for group in groups(*places)) == places
 
 
-@pytest.mark.parametrize(
+@each(
     ("hparams", "key", "expected"),
     [
         ({"seed": 3}, None, 3),

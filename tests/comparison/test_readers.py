@@ -21,6 +21,7 @@ from halfguard.comparison.places import read_runs
 from halfguard.comparison.tracker_files import _log_records
 from halfguard.errors import UsageError
 from tests.comparison.logs import write_csv
+from tests.support.cases import each
 from tests.support.docs import ROOT
 
 
@@ -165,7 +166,7 @@ def _parts(record: bytes, data: bytearray) -> Iterator[tuple[int, bytes]]:
         first = False
 
 
-@pytest.mark.parametrize("first", [0, 10, 32768 - 7 - 7 - 7, 32768 - 7 - 7 - 3, 32768 - 14, 32768])
+@each("first", [0, 10, 32768 - 7 - 7 - 7, 32768 - 7 - 7 - 3, 32768 - 14, 32768])
 def test_records_continue_in_the_next_block(first: int) -> None:
     records = [b"a" * first, b"b" * 100_000, b"c", b"d" * 32_000]
     assert list(_log_records(in_blocks(records))) == records

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from halfguard.guard.batch_checks import batch_is_finite, describe_batch, every_label_ignored
 from halfguard.step.nested import batch_leaves
+from tests.support.cases import each
 from tests.support.pairs import parametrize_pairs
 
 X, Y = torch.tensor([1.0, -3.0]), torch.tensor([0, 1])
@@ -74,7 +75,7 @@ BATCHES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@each("kind", BATCHES)
 def test_tensors_are_found_wherever_they_lie(kind: str) -> None:
     found = [leaf for leaf in batch_leaves(BATCHES[kind]) if isinstance(leaf, Tensor)]
     assert [id(leaf) for leaf in found] == [id(X), id(Y)]
@@ -91,7 +92,7 @@ def test_one_tensor_is_not_taken_apart() -> None:
     assert list(map(id, batch_leaves(X))) == [id(X)]
 
 
-@pytest.mark.parametrize("odd", [np.array(1.0), np.float32(1), Split.TRAIN, int, len])
+@each("odd", [np.array(1.0), np.float32(1), Split.TRAIN, int, len])
 def test_odd_things_do_no_harm(odd: object) -> None:
     batch = [odd, X]
     assert [leaf is X for leaf in batch_leaves(batch)][-1]
@@ -138,12 +139,12 @@ def test_a_list_with_fields_of_another_length_is_opened() -> None:
 # -- finite?
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@each("kind", BATCHES)
 def test_a_finite_batch(kind: str) -> None:
     assert batch_is_finite(BATCHES[kind])
 
 
-@pytest.mark.parametrize("batch", [None, [], Y, {"y": Y}, "text", torch.zeros(0), {"m": Y > 0}])
+@each("batch", [None, [], Y, {"y": Y}, "text", torch.zeros(0), {"m": Y > 0}])
 def test_nothing_to_look_at(batch: Any) -> None:
     assert batch_is_finite(batch)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from halfguard.errors import ConfigError, UsageError
 from halfguard.guard.config import GuardConfig, preset_names, preset_text
 from halfguard.records.config_file import parse_yaml
+from tests.support.cases import each
 
 PRESETS = ["balanced", "default", "fp16_safe", "native_fp16", "ultra_conservative"]
 
@@ -32,7 +33,7 @@ def test_the_presets() -> None:
     assert preset_names() == PRESETS
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_a_preset_loads_and_says_where_it_comes_from(name: str) -> None:
     assert isinstance(GuardConfig.load(name), GuardConfig)
     comments = [line for line in preset_text(name).splitlines() if line.startswith("#")]
@@ -56,7 +57,7 @@ def test_presets_keep_the_values_that_were_asked_for() -> None:
     assert loaded["native_fp16"].precision == "fp16-weights"
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_a_configuration_survives_json_and_yaml(name: str, tmp_path: Path) -> None:
     config = GuardConfig.load(name)
     assert GuardConfig.load(config.model_dump(mode="json")) == config
@@ -95,7 +96,7 @@ def test_neither_preset_nor_file(name: str) -> None:
 # -- refused values, and their errors
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "named", "allowed"),
     [
         ({"clipp": {"max_norm": 1}}, ["clipp"], ["clip", "accumulate", "recovery"]),
@@ -189,14 +190,14 @@ def test_a_snapshot_that_is_never_proved_is_refused() -> None:
 # -- untrusted files
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "3.5", "[1, 2]", "true"])
+@each("text", ["- a\n- b\n", "just words", "3.5", "[1, 2]", "true"])
 def test_a_file_without_keys(text: str, tmp_path: Path) -> None:
     path = tmp_path / "guard.yaml"
     path.write_text(text)
     assert "keys and values" in refused(path)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "clip: !!python/object/apply:os.system ['true']",
@@ -230,7 +231,7 @@ def test_a_yaml_bomb_is_refused_in_few_words(key: str, tmp_path: Path) -> None:
     assert len(refused(path)) < 5000
 
 
-@pytest.mark.parametrize("key", sorted(GuardConfig.OTHER_NAMES))
+@each("key", sorted(GuardConfig.OTHER_NAMES))
 def test_the_key_of_another_tool_is_answered_by_the_key_to_use(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         GuardConfig.load({key: True})

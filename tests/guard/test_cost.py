@@ -20,6 +20,7 @@ from halfguard.guard.policy import StepLimits
 from halfguard.guard.step_batches import MicroBatch, StepBatches
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.guard.stepping.stepper import Stepper
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 from tests.support.devices import chosen_device
 
@@ -140,15 +141,14 @@ def test_added_operations_are_few_and_do_not_depend_on_the_number_of_tensors(
 
 
 @pytest.mark.usefixtures("seed")
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
+@each("optimizer", OPTIMIZERS)
+@each(
     "config",
     [
         {"clip": {"max_norm": 1.0}},
         {"clip": {"max_norm": 1.0}, "accumulate": 4},
         {"clip": {"max_norm": 1.0}, "skip": {"on_nonfinite": "raise"}},
     ],
-    ids=["clip", "accumulate", "raise"],
 )
 def test_other_configurations(optimizer: str, config: dict[str, Any]) -> None:
     few, few_syncs = added(20, optimizer, config)

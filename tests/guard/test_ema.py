@@ -16,6 +16,7 @@ from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.records import Action
 from tests.guard.helper import frozen, same
+from tests.support.cases import each
 from tests.support.devices import place
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
@@ -81,8 +82,8 @@ def weights(average: Any) -> Any:
     return frozen([p.detach() for p in module.parameters()])
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-@pytest.mark.parametrize("kind", AVERAGES)
+@each("store", ["memory", "disk"])
+@each("kind", AVERAGES)
 def test_it_follows_applied_steps_and_returns_with_a_rollback(
     kind: str, store: str, tmp_path: Path
 ) -> None:

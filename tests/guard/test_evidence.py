@@ -19,6 +19,7 @@ from halfguard.guard.evidence import explain
 from halfguard.guard.guard import Guard
 from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.records import Action, Cause, StepRow
+from tests.support.cases import each
 
 pytestmark = pytest.mark.usefixtures("seed")
 
@@ -59,8 +60,8 @@ def test_gradients_hold_nan_or_only_infinity() -> None:
 # -- FP32
 
 
-@pytest.mark.parametrize("mode", ["skip", "retry_fp32", "raise"])
-@pytest.mark.parametrize(
+@each("mode", ["skip", "retry_fp32", "raise"])
+@each(
     ("cause", "seen"),
     [
         (Cause.FORWARD_OVERFLOW, NAN_LOSS),
@@ -200,8 +201,8 @@ def test_gradients_that_are_nan_in_fp32_too_under_retry() -> None:
         assert wrong not in told
 
 
-@pytest.mark.parametrize("mode", ["skip", "retry_fp32", "raise"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@each("mode", ["skip", "retry_fp32", "raise"])
+@each("value", [math.nan, math.inf])
 def test_weights_that_are_bad_are_the_cause(mode: str, value: float) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     guard = guard_of(model, skip={"on_nonfinite": mode})

@@ -41,6 +41,7 @@ from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.incident.encoding import Encoder
 from halfguard.records import Action, Cause, StepRow
 from halfguard.step.nested import batch_leaves
+from tests.support.cases import each
 
 OBJECTS = 300  # `scripts/soak batches` runs as many as it is told
 LIMIT = (
@@ -288,14 +289,14 @@ NOT_FINITE: dict[str, Callable[[float], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", NOT_FINITE)
+@each("kind", NOT_FINITE)
 def test_a_number_that_is_not_finite_is_found(kind: str) -> None:
     assert batch_is_finite(NOT_FINITE[kind](2.0))
     for value in (math.nan, math.inf, -math.inf):
         assert not batch_is_finite({"first": torch.ones(2), "batch": NOT_FINITE[kind](value)})
 
 
-@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+@each("dtype", FLOAT8)
 def test_float8(dtype: torch.dtype) -> None:
     assert batch_is_finite([torch.ones(2, 4).to(dtype), torch.ones(5000).to(dtype)])
     assert not batch_is_finite(torch.tensor([1.0, math.nan]).to(dtype))
@@ -324,7 +325,7 @@ WITHOUT_VALUES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", WITHOUT_VALUES)
+@each("kind", WITHOUT_VALUES)
 def test_what_cannot_be_checked_does_no_harm(kind: str) -> None:
     odd = WITHOUT_VALUES[kind]()
     assert batch_is_finite(odd)
@@ -353,7 +354,7 @@ def labels(**values: Any) -> dict[str, Any]:
 IGNORED, USED = torch.zeros(2, dtype=torch.int64), torch.tensor([0, 3])
 
 
-@pytest.mark.parametrize(
+@each(
     ("batch", "ignored"),
     [
         (labels(), False),
@@ -487,7 +488,7 @@ LARGE: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", LARGE)
+@each("kind", LARGE)
 def test_time_and_memory_are_bounded(kind: str) -> None:
     value = LARGE[kind]()
     batch = {"value": value, "inner": {"x": NAN}}

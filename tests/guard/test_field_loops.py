@@ -18,6 +18,7 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
 from halfguard.replaying import replay
 from halfguard.workload import Workload
+from tests.support.cases import each
 from tests.support.pairs import parametrize_pairs
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -302,8 +303,8 @@ class Noisy:
         return squared(y) + (torch.inf if y.dtype == torch.float16 else 0.0)
 
 
-@pytest.mark.parametrize("kind", ["torch", "python", "numpy", "numpy state"])
-@pytest.mark.parametrize("where", ["method", "closure", "module"])
+@each("kind", ["torch", "python", "numpy", "numpy state"])
+@each("where", ["method", "closure", "module"])
 def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
     kind: str, where: str
 ) -> None:

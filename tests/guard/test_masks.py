@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfguard.guard.masks import fully_masked
+from tests.support.cases import each
 
 KEEP = torch.tensor([[1, 1, 0], [1, 0, 0]])
 NONE = torch.tensor([[1, 1, 0], [0, 0, 0]])
@@ -17,7 +18,7 @@ ADDED = torch.tensor([[0.0, -math.inf], [0.0, 0.0]])
 ALL = torch.tensor([[0.0, -math.inf], [-math.inf, -math.inf]])
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "mask"),
     [
         ("attention_mask", NONE),
@@ -36,7 +37,7 @@ def test_a_fully_masked_row(name: str, mask: Tensor) -> None:
     assert fully_masked({"x": torch.ones(2), "inner": {name: mask}}) == name
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "mask"),
     [
         ("attention_mask", KEEP),

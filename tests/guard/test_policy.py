@@ -17,6 +17,7 @@ from halfguard.guard.config import GuardConfig, Remedy
 from halfguard.guard.policy import Decision, PolicyState, Signals, StepLimits
 from halfguard.guard.spikes import SpikeMemory
 from halfguard.records import Action, Cause
+from tests.support.cases import each
 
 HEALTHY = Signals(loss=1.0, grad_norm=1.0, grads_finite=True, scale=65536.0)
 AT_FLOOR = replace(HEALTHY, scale=1.0)
@@ -78,7 +79,7 @@ def test_healing_in_a_row_ends_like_every_streak() -> None:
 # -- the cause
 
 
-@pytest.mark.parametrize("cause", BAD)
+@each("cause", BAD)
 def test_each_cause_is_named(cause: Cause) -> None:
     assert policy.find_cause(BAD[cause]) is cause
 
@@ -185,7 +186,7 @@ def test_only_applied_steps_enter_the_window() -> None:
 # -- the action
 
 
-@pytest.mark.parametrize("cause", BAD)
+@each("cause", BAD)
 def test_skip_until_the_streak_is_too_long(cause: Cause) -> None:
     decisions, state = run([BAD[cause]] * 4, config(skip={"max_consecutive": 4}))
     assert decisions == [Decision(Action.SKIP, cause)] * 3 + [Decision(Action.HALT, cause)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
-import pytest
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from halfguard.guard.config import GuardConfig, preset_names
 from halfguard.records import Action, Cause
+from tests.support.cases import each
 from tests.support.docs import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "guard.md").read_text()
@@ -47,6 +47,6 @@ def test_every_key_is_there_with_its_default() -> None:
     assert documented() == real(GuardConfig)
 
 
-@pytest.mark.parametrize("name", [*Cause, *Action, *preset_names()])
+@each("name", [*Cause, *Action, *preset_names()])
 def test_every_cause_action_and_preset_has_a_row(name: str) -> None:
     assert f"\n| `{name}` |" in PAGE

@@ -26,6 +26,7 @@ from halfguard.guard.recovery.restoring import restore_types
 from halfguard.guard.scheduler_and_ema import SchedulerAndEma
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Action
+from tests.support.cases import each
 from tests.support.devices import place
 from tests.support.pairs import parametrize_pairs
 
@@ -187,7 +188,7 @@ def test_a_cut_holds_at_every_step_after_a_rollback(
     assert cut_run.used[24:] == times(twice, plan.used[15:25])
 
 
-@pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
+@each("name", [*SCHEDULERS, *MORE])
 def test_a_rate_in_a_tensor_is_cut_as_well(name: str) -> None:
     if name == "SequentialLR" and torch.__version__.startswith("2.9."):
         pytest.skip("torch 2.9 writes the rate over the base rate, so its schedule is wrong itself")
@@ -217,8 +218,8 @@ def test_a_tensor_counts_its_changes() -> None:
     assert [float(r) for r in rates.planned().values() if r is not None] == [0.25]
 
 
-@pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
-@pytest.mark.parametrize("tensor", [False, True])
+@each("name", [*SCHEDULERS, *MORE])
+@each("tensor", [False, True])
 def test_a_checkpoint_keeps_the_cut(name: str, tensor: bool) -> None:
     make = (SCHEDULERS | MORE)[name]
     whole = Run(make, 0.3, tensor=tensor)
@@ -233,7 +234,7 @@ def test_a_checkpoint_keeps_the_cut(name: str, tensor: bool) -> None:
     assert again.used == whole.used[-10:]
 
 
-@pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
+@each("name", [*SCHEDULERS, *MORE])
 def test_a_resumed_run_keeps_the_cut(name: str, tmp_path: Path) -> None:
     make = (SCHEDULERS | MORE)[name]
     whole = Run(make, 0.3, run_dir=tmp_path)

@@ -19,6 +19,7 @@ from halfguard.hardware.reading import GIGABYTE, read_processor
 from halfguard.hardware.table import load_table
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import Choice, Device, ParityRow, Processor
+from tests.support.cases import each
 
 CHOICES: dict[str, MixedPrecisionName] = {
     "TITAN RTX": "fp16-mixed",
@@ -38,7 +39,7 @@ CHOICES: dict[str, MixedPrecisionName] = {
 }
 
 
-@pytest.mark.parametrize(("name", "precision"), CHOICES.items())
+@each(("name", "precision"), CHOICES.items())
 def test_the_cards_that_people_asked_about(name: str, precision: MixedPrecisionName) -> None:
     assert choose(find_card(name)).precision == precision
 
@@ -76,7 +77,7 @@ AMX = Processor(name="Xeon", cores=2, features=("amx_bf16", "avx512_bf16", "f16c
 PLAIN = Processor(name="EPYC", cores=2, features=("f16c",))
 
 
-@pytest.mark.parametrize(
+@each(
     ("processor", "bf16", "expected"),
     [
         (AMX, 6.4, "bf16-mixed"),
@@ -107,7 +108,7 @@ def timed(fp16: float, bf16: float) -> dict[MixedPrecisionName, float]:
     return {"fp32": 1.0, "fp16-mixed": fp16, "bf16-mixed": bf16}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "speeds", "failed", "expected"),
     [
         ("A100", timed(8, 8), (), "bf16-mixed"),
@@ -181,7 +182,7 @@ STRIX = Device(kind="rocm", name="AMD Radeon Graphics", target="gfx1151")
 XAVIER = Device(kind="cuda", name="Xavier", target="7.2")
 
 
-@pytest.mark.parametrize(
+@each(
     ("device", "speeds", "expected"),
     [
         (ORIN, timed(8, 8), "bf16-mixed"),
@@ -207,7 +208,7 @@ def test_an_unknown_gpu_on_which_nothing_was_measured_is_promised_nothing() -> N
     assert "nothing was measured" in choice.reasons[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("speeds", "failed", "expected"),
     [
         (timed(2.0, 0.4), (), "fp16-mixed"),

@@ -31,6 +31,7 @@ from halfguard.records.machine import (
     Processor,
     TorchBuild,
 )
+from tests.support.cases import each
 
 GIGABYTE = 1024**3
 CUDA_BUILD = TorchBuild(
@@ -247,7 +248,7 @@ def test_a_build_without_kernels_for_the_card_is_found() -> None:
     assert codes(report_on_record(machine(p100, build=old), "fp32")) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "architectures", "runs"),
     [
         ("8.6", ("sm_80",), True),  # binaries run on later minor versions

@@ -18,6 +18,7 @@ from halfguard.hardware.lookup import find_card, look_up_device, look_up_process
 from halfguard.hardware.table import Generation, ProcessorFeature, Table, load_table
 from halfguard.records.machine import Device, Processor
 from tests.hardware.page import page_lines
+from tests.support.cases import each
 
 PAGE = Path(__file__).parents[2] / "docs/reference/hardware.md"
 # Which compute capabilities belong to a name, from NVIDIA's list of CUDA GPUs.
@@ -89,7 +90,7 @@ def test_the_table_does_not_contradict_itself() -> None:
     assert {row.vendor for row in rows.generations} == {"NVIDIA", "AMD", "Apple", "Intel"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "changes", "said"),
     [
         ("Turing", {"bf16": "native"}, "BF16 is native from 8.0 on"),

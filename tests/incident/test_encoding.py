@@ -20,6 +20,7 @@ from torch import nn
 from halfguard.errors import RecordError
 from halfguard.incident import decode
 from halfguard.incident.encoding import Encoder, encode
+from tests.support.cases import each
 from tests.support.models import differences
 
 leaves = (
@@ -119,7 +120,7 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("array", ARRAYS, ids=repr)
+@each("array", ARRAYS)
 def test_numpy_comes_back_as_numpy(array: Any) -> None:
     body, tensors, problems = encode({"x": array}, "batch")
     assert not problems
@@ -198,7 +199,7 @@ def test_problems_stay_few() -> None:
     assert encoder.problems[-1] == "80 more values cannot be kept"
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "why"),
     [
         (range(3_000_000), "a range"),
@@ -228,7 +229,7 @@ def test_a_state_has_no_limit_of_size() -> None:
     assert decode(body, tensors).keys() == state.keys()
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         {"type": "tensor", "name": "missing"},

@@ -17,6 +17,7 @@ from halfguard.journal import STEPS_FILE, Journal, read_rows
 from halfguard.journal.jsonl import JsonlWriter
 from halfguard.records import Action, Cause, HealthyStepsRow, JournalRow, StepRow, Summary
 from tests.journal.helper import skipped, steps
+from tests.support.cases import each
 
 counts = st.integers(0, 2**53)
 names = st.lists(st.text(), max_size=3).map(tuple)
@@ -96,8 +97,8 @@ def test_a_row_cut_at_any_byte_is_left_out_and_written_over(tmp_path: Path) -> N
         assert steps(read_rows(path)) == [0, 7]
 
 
-@pytest.mark.parametrize("torn", [1, 4095, 4096, 4097, 20_000])
-@pytest.mark.parametrize("before", [0, 1])
+@each("torn", [1, 4095, 4096, 4097, 20_000])
+@each("before", [0, 1])
 def test_partial_lines_of_any_length_are_removed(tmp_path: Path, before: int, torn: int) -> None:
     path = tmp_path / STEPS_FILE
     path.write_text(f"{skipped(0).to_json()}\n" * before + "{" * torn)
@@ -106,7 +107,7 @@ def test_partial_lines_of_any_length_are_removed(tmp_path: Path, before: int, to
     assert steps(read_rows(path)) == [0] * before + [1]
 
 
-@pytest.mark.parametrize(
+@each(
     ("damage", "message"),
     [
         (b"{\n", "line 2: .*not JSON"),

@@ -14,6 +14,7 @@ from halfguard.lint.project import Project
 from halfguard.lint.run import Linter, run_files
 from halfguard.lint.settings import Settings
 from tests.lint.helper import FIXTURES, lint
+from tests.support.cases import each
 
 BAD = "import torch\nx = y.masked_fill(m, -1e9)\n"
 
@@ -65,9 +66,7 @@ def test_settings_and_project_are_part_of_the_key(tmp_path: Path, checked: list[
     assert len(checked) == 3
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"{", b"[]", b'{"lint": 1}', b'{"lint": [1, "x"], "entries": {}}']
-)
+@each("damage", [b"", b"{", b"[]", b'{"lint": 1}', b'{"lint": [1, "x"], "entries": {}}'])
 def test_a_damaged_cache_is_ignored(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "one.py").write_text(BAD)
     first = check(tmp_path)

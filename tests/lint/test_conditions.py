@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
 from halfguard.lint.conditions import AMP_IS_ON, condition_of
+from tests.support.cases import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("test", "on"),
     [
         ("use_amp", True),

@@ -11,11 +11,12 @@ from halfguard.lint.files import find_files
 from halfguard.lint.run import Linter, run_files
 from halfguard.lint.settings import Settings, load_settings
 from tests.lint.helper import codes, lint
+from tests.support.cases import each
 
 BAD = "import torch\nx = y.masked_fill(m, -1e9){}\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("comment", "silent"),
     [
         ("  # halfguard: ignore[HG101]", True),
@@ -40,7 +41,7 @@ def test_a_comment_in_yaml_silences() -> None:
     assert codes("fp16: true\nbf16: true  # halfguard: ignore[HG503]\n", "a.yaml") == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "on"),
     [
         (Settings(select=("HG1",)), True),
@@ -138,7 +139,7 @@ def test_many_files_give_the_same_as_few(tmp_path: Path) -> None:
     assert sum(counted) == 150
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"import torch\nx = y.masked_fill(m, -1e9)\n\x00",

@@ -8,17 +8,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from halfguard.lint.registry import all_rules
 from tests.lint.helper import FIXTURES, codes, fix, lint
+from tests.support.cases import each
 
 PROGRAMS = Path(__file__).parent / "programs"
 BAD = sorted(FIXTURES.glob("*/bad*.py"))
 SAFE = [rule.code for rule in all_rules() if rule.meta.fix == "safe"]
 
 
-@pytest.mark.parametrize("path", BAD, ids=lambda p: f"{p.parent.name}-{p.name}")
+@each("path", BAD)
 def test_a_fix_parses_is_idempotent_and_keeps_comments(path: Path) -> None:
     before = path.read_bytes()
     once = fix(before)
@@ -30,7 +29,7 @@ def test_a_fix_parses_is_idempotent_and_keeps_comments(path: Path) -> None:
     assert all(comment in once.data for comment in comments)
 
 
-@pytest.mark.parametrize("path", BAD, ids=lambda p: f"{p.parent.name}-{p.name}")
+@each("path", BAD)
 def test_what_is_fixed_is_what_was_written_down(path: Path) -> None:
     """``fixed*.py`` beside a bad file is what all fixes make of it."""
     once = fix(path.read_bytes())
@@ -64,7 +63,7 @@ def _is_right(source: bytes) -> bool:
             return False
 
 
-@pytest.mark.parametrize("code", SAFE)
+@each("code", SAFE)
 def test_a_safe_fix_cures(code: str) -> None:
     before = (PROGRAMS / f"{code}.py").read_bytes()
     assert not _is_right(before)
@@ -88,7 +87,7 @@ def test_a_missing_import_is_added_after_the_docstring() -> None:
     assert 'scaler = torch.amp.GradScaler("cuda")\n' in fixed
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "import torch\ndef f(x, m): x.masked_fill_(m, -1e9); return x\n",

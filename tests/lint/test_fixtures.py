@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from halfguard.lint.registry import all_rules
 from tests.lint.helper import FIXTURES, expected, found
+from tests.support.cases import each
 
 FILES = sorted(p for p in FIXTURES.rglob("*.*") if not p.name.startswith("fixed"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.name}")
+@each("path", FILES)
 def test_fixture(path: Path) -> None:
     text = path.read_text()
     assert found(text, path.name) == expected(text)
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("good")], ids=str)
+@each("path", [p for p in FILES if p.stem.startswith("good")])
 def test_a_good_file_has_no_mark(path: Path) -> None:
     assert not expected(path.read_text())
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-import pytest
-
 from halfguard.lint.settings import Settings
 from tests.lint.helper import lint
+from tests.support.cases import each
 
 HEAD = """\
 import math
@@ -265,7 +264,7 @@ def test_there_are_thirty() -> None:
     assert len(HEALTHY) >= 30
 
 
-@pytest.mark.parametrize("text", HEALTHY.values(), ids=HEALTHY)
+@each("text", HEALTHY.values())
 def test_nothing_is_found(text: str) -> None:
     compile(HEAD + text, "script.py", "exec")
     assert [d.place + d.code for d in lint(HEAD + text, settings=Settings())] == []

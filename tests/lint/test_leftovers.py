@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.lint.helper import fix
+from tests.support.cases import each
 
 NEW = 'torch.amp.GradScaler("cuda")'
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after"),
     [
         (

@@ -5,9 +5,8 @@ The snippets are our own: the smallest code that makes the same mistake. Each ha
 
 from __future__ import annotations
 
-import pytest
-
 from tests.lint.helper import codes
+from tests.support.cases import each
 
 HEAD = """\
 import torch
@@ -349,11 +348,11 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "code"), MISSED.values(), ids=MISSED)
+@each(("text", "code"), MISSED.values())
 def test_a_mistake_once_missed_is_found(text: str, code: str) -> None:
     assert code in codes(HEAD + text)
 
 
-@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
+@each("text", RIGHT.values())
 def test_its_right_form_is_not(text: str) -> None:
     assert codes(HEAD + text) == []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from halfguard.lint.notebook import read_notebook
 from halfguard.lint.output.text_and_json import to_json
 from halfguard.lint.run import FileResult
 from tests.lint.helper import lint
+from tests.support.cases import each
 
 
 def notebook(*cells: str | list[str], kind: str = "code", language: str = "python") -> bytes:
@@ -40,7 +39,7 @@ def test_what_is_not_python_is_left_alone() -> None:
     assert lint(notebook("%%bash\n" + bad), "a.ipynb") == []
 
 
-@pytest.mark.parametrize(
+@each(
     "data", [b"", b"{}", b"torch", b"[]", b'{"cells": 3}', b'{"cells": [1, {"cell_type": "code"}]}']
 )
 def test_odd_notebooks_are_survived(data: bytes) -> None:

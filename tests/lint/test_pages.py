@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from halfguard.formats import FP16
 from halfguard.lint.numeric_checks import OVERFLOW, UNDERFLOW
 from halfguard.lint.registry import all_rules
 from halfguard.lint.rule import Rule
 from tests.lint.helper import codes
+from tests.support.cases import each
 
 ROOT = Path(__file__).parents[2]
 HEADINGS = ["What it does", "Why is this bad?", "Example", "Use instead"]
 
 
-@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+@each("rule", all_rules())
 def test_examples_are_found_and_their_cures_are_not(rule: Rule) -> None:
     found = re.findall(r"^## (.+)$", rule.page, re.MULTILINE)
     assert found[:4] == HEADINGS

@@ -12,6 +12,7 @@ from halfguard.lint.project import Project, find_root, project_files, read_facts
 from halfguard.lint.registry import all_rules
 from halfguard.lint.settings import Settings
 from halfguard.records import finding
+from tests.support.cases import each
 
 MIXED = Project(known=True, mixed=True)
 HALF = Project(known=True, half_weights=True)
@@ -37,7 +38,7 @@ def codes(text: str, project: Project, path: str = "models/loss.py") -> list[str
     return [d.code for d in lint_bytes(text.encode(), path, Settings(), all_rules(), project)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "project", "wanted"),
     [
         (ATTENTION, MIXED, ["HG101"]),
@@ -60,7 +61,7 @@ def test_code_beside_the_model_is_not_trained() -> None:
     assert codes(ATTENTION.replace("def forward", "def generate"), MIXED) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "facts"),
     [
         (b"loss.backward()", {"known"}),

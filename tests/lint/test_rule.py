@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.numeric_checks import LARGE_CONSTANTS, SMALL_CONSTANTS
 from halfguard.lint.registry import all_rules
 from halfguard.lint.rule import ByteSearch, Rule
 from tests.lint.helper import FIXTURES, PREVIEW
 from tests.lint.test_missed import MISSED
+from tests.support.cases import each
 
 SOURCES = {
     **{str(p.relative_to(FIXTURES)): p.read_bytes() for p in sorted(FIXTURES.rglob("*.py"))},
@@ -31,7 +30,7 @@ def test_the_texts_change_no_finding() -> None:
         assert filtered == lint_bytes(data, "code.py", PREVIEW, every), name
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "large"),
     [
         ("-1e9", True), ("-1E9", True), ("1.e5", True), ("1e+30", True), ("7e04", True), ("1e3", False),
@@ -45,8 +44,6 @@ def test_spellings_of_large_constants(text: str, large: bool) -> None:
     assert ByteSearch(f"x = {text}\n".encode()).matches(LARGE_CONSTANTS.encode()) is large
 
 
-@pytest.mark.parametrize(
-    "text", ["1e-8", "1E-8", "1e-08", "1e-12", "10**-8", "10 ** -9", "0.00000001"]
-)
+@each("text", ["1e-8", "1E-8", "1e-08", "1e-12", "10**-8", "10 ** -9", "0.00000001"])
 def test_spellings_of_small_constants(text: str) -> None:
     assert ByteSearch(f"x = {text}\n".encode()).matches(SMALL_CONSTANTS.encode())

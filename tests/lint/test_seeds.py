@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lint.helper import codes
+from tests.support.cases import each
 
 LOOP = """\
 import torch
@@ -127,12 +128,12 @@ RIGHT_YAML = {
 }
 
 
-@pytest.mark.parametrize(("text", "code"), WRONG.values(), ids=WRONG)
+@each(("text", "code"), WRONG.values())
 def test_the_wrong_snippet_is_found(text: str, code: str) -> None:
     assert code in codes(text)
 
 
-@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
+@each("text", RIGHT.values())
 def test_the_right_snippet_is_not(text: str) -> None:
     assert codes(text) == []
 

@@ -21,6 +21,7 @@ from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.islands import cast_to_fp32, fp32_island, is_island, remove_island
 from halfguard.precision.plans import apply_plan
 from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
+from tests.support.cases import each
 from tests.support.devices import chosen_device
 from tests.support.pairs import parametrize_pairs
 
@@ -357,7 +358,7 @@ def test_a_plan_survives_yaml_and_json() -> None:
     assert plan.to_yaml().startswith("kind: plan\nschema_version: 1\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("kind: [", "not YAML"),

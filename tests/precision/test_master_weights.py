@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from halfguard.errors import UsageError
 from halfguard.precision.master_weights import MasterWeights
 from tests.precision.training import OPTIMIZERS, linear, network
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 from tests.support.devices import chosen_device
 
@@ -83,8 +84,8 @@ def test_small_updates_add_up() -> None:
     assert param.item() == pytest.approx(0.99, abs=2**-12)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", HALVES)
+@each("name", OPTIMIZERS)
+@each("dtype", HALVES)
 def test_the_law_holds_with_torchs_own_scaler_through_overflows(
     name: str, dtype: torch.dtype
 ) -> None:
@@ -241,8 +242,8 @@ def test_tied_frozen_unused_and_fp32_parameters_with_and_without_checkpointing(
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("model_last", [False, True])
+@each("name", OPTIMIZERS)
+@each("model_last", [False, True])
 def test_stop_and_resume_is_bitwise(name: str, model_last: bool) -> None:
     model, optimizer = model_and(name)
     resumed, other = model_and(name)

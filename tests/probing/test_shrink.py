@@ -6,9 +6,8 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-import pytest
-
 from halfguard.probing.shrink import drop_unneeded, is_inside, outermost, shrink
+from tests.support.cases import each
 
 
 class Oracle:
@@ -22,7 +21,7 @@ class Oracle:
         return self.needed <= set(names)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_exactly_the_needed_ones_stay_in_order(seed: int) -> None:
     rng = random.Random(seed)
     names = [f"m{i}" for i in range(rng.randint(1, 200))]

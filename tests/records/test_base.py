@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.support.cases import each
 
 from halfguard.errors import RecordError
 from halfguard.records import Finding, Record
@@ -63,7 +64,7 @@ def test_older_versions_are_brought_forward(old: str) -> None:
     assert Reading.from_json(old) == Reading(value=4, unit="bits")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("", "not JSON"),

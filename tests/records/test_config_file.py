@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ConfigDict
+from tests.support.cases import each
 
 from halfguard.errors import ConfigError
 from halfguard.records.config_file import parse_yaml, read_yaml, validate_config
@@ -49,7 +50,7 @@ class Settings(BaseModel):
     clip: Clip | None = None
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "message"),
     [
         ({}, "steps: it is required, and missing."),

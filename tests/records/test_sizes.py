@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.cases import each
 
 from halfguard.errors import UsageError
 from halfguard.records.sizes import format_bytes, parse_bytes
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "count"),
     [
         ("2GB", 2 * 10**9),
@@ -31,7 +32,7 @@ def test_what_is_shown_can_be_read_back(count: int) -> None:
     assert len(shown) <= 7
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "two GB", "2 XB", "1e9"])
+@each("text", ["", "GB", "-1GB", "two GB", "2 XB", "1e9"])
 def test_what_is_no_amount(text: str) -> None:
     with pytest.raises(UsageError, match="not an amount of memory"):
         parse_bytes(text)

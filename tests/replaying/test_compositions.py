@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from halfguard.replaying.compositions import (
 )
 from halfguard.replaying.function_modes import InFloat64
 from halfguard.replaying.source_edits import SourceFile
+from tests.support.cases import each
 
 Function = Callable[[Tensor], Tensor]
 
@@ -107,7 +107,7 @@ def rewritten(fn: Function, x: Tensor, *, meaning: bool = False) -> tuple[Tensor
     return result, {type(found.composition) for found in mode.found}
 
 
-@pytest.mark.parametrize(("fn", "kind", "value", "line"), CASES)
+@each(("fn", "kind", "value", "line"), CASES)
 def test_a_composition_is_finite_in_half_and_agrees_with_its_meaning_in_float64(
     fn: Function, kind: type, value: float, line: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_composition_is_finite_in_half_and_agrees_with_its_meaning_in_float64(
     torch.testing.assert_close(result.double(), right, rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize(("fn", "kind", "value", "line"), CASES)
+@each(("fn", "kind", "value", "line"), CASES)
 def test_the_source_is_rewritten_across_assignments(
     fn: Function, kind: type, value: float, line: str
 ) -> None:
@@ -135,7 +135,7 @@ def test_the_source_is_rewritten_across_assignments(
     assert f"+    {line}" in file.patch().splitlines()
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         "p = torch.sigmoid(x)\n    x = x + 1\n    return torch.log(p)",  # x has changed since

@@ -20,6 +20,7 @@ from halfguard.replaying.kept_operation import (
     keep_operation,
     run_kept_operation,
 )
+from tests.support.cases import each
 
 aten = torch.ops.aten
 
@@ -71,7 +72,7 @@ def test_a_folder_without_an_operation_has_no_runs(tmp_path: Path) -> None:
     assert run_kept_operation(tmp_path) == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [
         ("name", "from_file"),
@@ -219,7 +220,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", ALLOWED)
+@each("name", ALLOWED)
 def test_what_makes_bad_numbers_is_kept_and_runs(tmp_path: Path, name: str) -> None:
     packet, _, overload = name.partition(".")
     func = getattr(getattr(aten, packet), overload or "default")

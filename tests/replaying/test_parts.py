@@ -18,6 +18,7 @@ from halfguard.replaying.samples import MAX_BAD_SAMPLES, batch_size, find_bad_sa
 from halfguard.report import autopsy_page, to_html, to_markdown
 from tests.incident.hostile import hostile_folders
 from tests.replaying.helper import broken, job, overflowing
+from tests.support.cases import each
 
 pytestmark = pytest.mark.usefixtures("seed")
 
@@ -60,7 +61,7 @@ def test_samples_are_taken_from_any_structure() -> None:
     assert batch_size("text") is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "names", "after"),
     [
         ("y = torch.exp(x * 2).sum()", {"exp"}, "y = halfguard.ops.exp(x * 2).sum()"),
@@ -86,7 +87,7 @@ def test_a_line_is_rewritten(before: str, names: set[str], after: str, tmp_path:
     assert "+import halfguard" in lines
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "y = x / 2",  # a constant: nothing to protect

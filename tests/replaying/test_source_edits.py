@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 from halfguard.replaying.composition_patch import patch_line
 from halfguard.replaying.source_edits import SourceFile
+from tests.support.cases import each
 
 
 def read(folder: Path, text: str) -> SourceFile:
@@ -24,7 +23,7 @@ def after(file: SourceFile) -> list[str]:
     return [line[1:] for line in file.patch().splitlines()[2:] if line.startswith("+")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "line", "wanted"),
     [
         ("a = f(\n    x,\n)\n", 2, "Assign"),

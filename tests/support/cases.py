@@ -42,7 +42,8 @@ def each_case() -> Iterator[Case]:
 
     yield case
     if failed:
-        pytest.fail(f"{len(failed)} of {len(names)} cases failed\n\n" + "\n".join(failed))
+        text = f"{len(failed)} of {len(names)} cases failed\n\n" + "\n".join(failed)
+        pytest.fail(text, pytrace=False)
     if not names:
         pytest.fail("there was no case")
     if len(skipped) == len(names):

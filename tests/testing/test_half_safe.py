@@ -11,6 +11,7 @@ from torch import Tensor
 import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.testing import assert_half_safe
+from tests.support.cases import each
 from tests.support.models import MODELS, batches, differences, loss_fn, make
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -21,8 +22,8 @@ def workload(loss: Any = loss_fn, name: str = "transformer") -> hg.Workload:
     return hg.Workload(model, loss, batches(8), torch.optim.AdamW(model.parameters(), lr=1e-3))
 
 
-@pytest.mark.parametrize("precision", ["fp16-mixed", "bf16-mixed", "fp16-weights"])
-@pytest.mark.parametrize("name", MODELS)
+@each("precision", ["fp16-mixed", "bf16-mixed", "fp16-weights"])
+@each("name", MODELS)
 def test_healthy_models_pass(name: str, precision: Any) -> None:
     assert_half_safe(workload(name=name), steps=4, precision=precision)
 

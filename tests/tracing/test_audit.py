@@ -15,6 +15,7 @@ from halfguard.errors import UsageError
 from halfguard.precision_names import Precision
 from halfguard.records.audit import AuditReport
 from halfguard.tracing import audit, find_first_nonfinite
+from tests.support.cases import each
 
 pytestmark = [
     pytest.mark.usefixtures("seed"),
@@ -63,7 +64,7 @@ def test_there_are_enough_of_both_kinds() -> None:
     assert len(HEALTHY) >= 50
 
 
-@pytest.mark.parametrize("name", FAST_HEALTHY)
+@each("name", FAST_HEALTHY)
 def test_a_healthy_model_raises_no_alarm(name: str) -> None:
     text, error = alarms(name, Precision.FP16_MIXED, trained=False)
     assert not text
@@ -128,7 +129,7 @@ def test_find_first_nonfinite_names_it_too() -> None:
     assert find_first_nonfinite(lambda: model(x / 1000).float().mean(), model) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         lambda x: torch.sigmoid(x * 1e4),

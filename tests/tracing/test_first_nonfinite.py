@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from halfguard.errors import UsageError
 from halfguard.tracing import Culprit, find_first_nonfinite
-from tests.support.cases import each_case
+from tests.support.cases import each, each_case
 from tests.support.devices import place
 
 # The models of this file have random weights.
@@ -71,7 +71,7 @@ def test_there_are_thirty_over_ten_architectures() -> None:
     assert len(HEALTHY) >= 10
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@each("name", HEALTHY)
 def test_an_intended_infinity_is_no_culprit(name: str) -> None:
     assert diagnose(HEALTHY[name](0)) is None
 

@@ -13,6 +13,7 @@ from halfguard.precision.modes import autocast
 from halfguard.precision_names import Precision
 from halfguard.step.random_state import seeded
 from halfguard.workload import TrainingStep, Workload, final_loss
+from tests.support.cases import each
 from tests.support.devices import chosen_device
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -31,8 +32,8 @@ def job(precision: Precision, factor: float = 1.0) -> Workload:
     return workload
 
 
-@pytest.mark.parametrize("cuda_rules", [True, False])
-@pytest.mark.parametrize("precision", Precision)
+@each("cuda_rules", [True, False])
+@each("precision", Precision)
 def test_a_step_is_bitwise_the_loop_written_by_hand(precision: Precision, cuda_rules: bool) -> None:
     with seeded(0):
         ours = job(precision)

@@ -15,6 +15,7 @@ from halfguard.guard.healing.applied_islands import AppliedIslands
 from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.precision.islands import is_island
 from halfguard.records.plan import Island
+from tests.support.cases import each
 
 pytestmark = pytest.mark.usefixtures("seed")
 
@@ -78,7 +79,7 @@ def assert_same(net: nn.Module, other: nn.Module, x: Tensor) -> None:
         assert mine.dtype is its.dtype
 
 
-@pytest.mark.parametrize(("before", "after"), list(permutations(SETS, 2)))
+@each(("before", "after"), list(permutations(SETS, 2)))
 def test_a_set_of_islands_is_the_same_whatever_it_was_before(
     before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:

@@ -17,6 +17,7 @@ from halfguard.guard.recovery.snapshot_store import MemoryStore
 from halfguard.guard.recovery.snapshots import Snapshots, all_finite
 from halfguard.records import Action, StepRow
 from halfguard.step.random_state import capture_random_state
+from tests.support.cases import each
 from tests.support.devices import chosen_device
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
@@ -59,7 +60,7 @@ def lr(guard: Guard) -> float:
     return value
 
 
-@pytest.mark.parametrize(
+@each(
     ("cured", "rollbacks"),
     [
         (lambda g: lr(g) == pytest.approx(0.05 * 0.5), 1),
@@ -69,7 +70,6 @@ def lr(guard: Guard) -> float:
         (lambda g: g.config.scale.growth_interval == 5000 and lr(g) == pytest.approx(0.025), 4),
         (lambda g: g.config.clip is not None and g.config.clip.max_norm == pytest.approx(1.0), 5),
     ],
-    ids=["cut", "fp32", "lower_lr", "longer_growth_interval", "tighter_clip"],
 )
 def test_the_first_remedy_that_helps_is_kept(
     cured: Callable[[Guard], bool], rollbacks: int

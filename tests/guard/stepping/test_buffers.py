@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from halfguard.guard.stepping.buffers import Buffers
 from tests.guard.helper import frozen, same
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -54,8 +55,8 @@ def forward(model: nn.Module, value: float = 1.0) -> None:
     model(torch.randn(8, 4, generator=generator) * value)
 
 
-@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("how", ["restore", "where"])
+@each("value", [1.0, float("nan"), float("inf")])
+@each("how", ["restore", "where"])
 def test_all_buffers_are_as_they_were(how: str, value: float) -> None:
     model = network()
     buffers = Buffers(model, "all")

@@ -15,6 +15,7 @@ from halfguard.guard import policy
 from halfguard.guard.gradients import Gradients, measure
 from halfguard.guard.policy import StepLimits
 from halfguard.guard.stepping.gate import Gate, read_signals
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -62,8 +63,8 @@ def test_a_gate_follows_its_limits(bounds: list[StepLimits], loss: float, norm: 
         assert bool(gate.refused(row, one)) == expected
 
 
-@pytest.mark.parametrize("position", range(3))
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@each("position", range(3))
+@each("value", [math.nan, math.inf])
 def test_whatever_is_not_finite_is_refused(position: int, value: float) -> None:
     values = [1.0, 1.0, 0.0, 1.0]
     values[position] = value

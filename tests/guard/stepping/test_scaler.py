@@ -20,6 +20,7 @@ from halfguard.errors import UsageError
 from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision.master_weights import MasterWeights
 from tests.guard.helper import OPTIMIZERS, frozen, inject, parameter, same
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 from tests.support.devices import chosen_device
 
@@ -181,8 +182,8 @@ def test_what_it_adds_does_not_grow_with_the_parameters() -> None:
 # -- overflows that the scale caused
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+@each("name", OPTIMIZERS)
+@each("loss", [math.nan, math.inf, -math.inf])
 def test_a_forward_overflow_moves_neither_scale_nor_growth(name: str, loss: float) -> None:
     scaler = ours(growth_interval=4)
     p = parameter()
@@ -314,8 +315,8 @@ def test_a_scale_set_by_hand_stays_within_bounds(new: float, kept: float) -> Non
 # -- was the step applied?
 
 
-@pytest.mark.parametrize("unscale", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each("unscale", [False, True])
+@each("name", OPTIMIZERS)
 def test_last_step_applied(name: str, unscale: bool) -> None:
     scaler, p = ours(), parameter()
     optimizer = OPTIMIZERS[name]([p])
@@ -411,8 +412,8 @@ def test_state_goes_to_torchs_scaler_and_back() -> None:
     assert (back._floor, back._ceiling) == (4.0, 2.0**20), "bounds are those it was made with"
 
 
-@pytest.mark.parametrize(("scale", "kept"), [(0.0, 1.0), (2.0**30, 2.0**24), (512.0, 512.0)])
-@pytest.mark.parametrize("in_use", [True, False])
+@each(("scale", "kept"), [(0.0, 1.0), (2.0**30, 2.0**24), (512.0, 512.0)])
+@each("in_use", [True, False])
 def test_a_loaded_scale_is_brought_within_bounds(scale: float, kept: float, in_use: bool) -> None:
     # torch's scaler may have saved a scale of 0; the next step would then write NaN to the weights.
     saved = torch.amp.GradScaler(chosen_device().type).state_dict() | {"scale": scale}
@@ -472,8 +473,8 @@ def test_master_weights_are_accepted_without_a_word(name: str) -> None:
     assert scaler.get_scale() == 2.0**8
 
 
-@pytest.mark.parametrize("unscale", [True, False])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each("unscale", [True, False])
+@each("name", OPTIMIZERS)
 def test_without_gradients_the_error_says_why(name: str, unscale: bool) -> None:
     scaler, p = ours(), parameter()
     optimizer = OPTIMIZERS[name]([p])
@@ -511,7 +512,7 @@ def test_cuda_without_cuda_is_an_error_not_a_warning() -> None:
         GradScaler("cuda")
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {"growth_factor": 1.0}, {"growth_factor": math.nan}, {"backoff_factor": 1.0},

@@ -15,6 +15,7 @@ from halfguard.guard.watching.trends import (
     Sample,
     growth_to_limit,
 )
+from tests.support.cases import each
 
 STEPS = range(0, 160, 5)
 LAWS = {
@@ -69,8 +70,8 @@ def test_the_doubling_is_that_of_the_last_sample() -> None:
     assert growth.doubling == pytest.approx(LAWS["by an amount"](155) / 0.004 * 0.693, rel=0.01)
 
 
-@pytest.mark.parametrize("end", [0.1, 0.3, 0.6])
-@pytest.mark.parametrize("pace", [50, 100, 300])
+@each("end", [0.1, 0.3, 0.6])
+@each("pace", [50, 100, 300])
 def test_growth_that_levels_off_is_not_announced(end: float, pace: float) -> None:
     assert announced([level_off(step, end, pace) for step in range(0, 2000, 5)]) is None
 
@@ -84,7 +85,7 @@ def test_an_overflow_is_announced_within_the_horizon(name: str) -> None:
     assert 50 <= len(values) * 5 - step <= 5 * (HORIZON + 1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_noise_near_the_limit_is_not_announced(seed: int) -> None:
     numbers = random.Random(seed)
     assert announced([0.3 * exp(numbers.gauss(0, 0.3)) for _ in range(400)]) is None
@@ -145,7 +146,7 @@ def poisson(goal: float, seed: int) -> tuple[list[float], list[float], list[floa
     return values, losses, norms
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_with_diminishing_returns_a_forecast_waits_until_the_gradient_tells(seed: int) -> None:
     within = poisson(0.3, seed)
     assert announced(*within) is None
@@ -156,7 +157,7 @@ def test_with_diminishing_returns_a_forecast_waits_until_the_gradient_tells(seed
     assert beyond[0][step // 5] >= NEAR_DIMINISHING
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_slow_growth_with_much_noise_is_announced(seed: int) -> None:
     numbers = random.Random(seed)
     values = [(0.05 + 0.008 * at) * exp(numbers.gauss(0, 0.15)) for at in range(120)]

@@ -112,3 +112,27 @@ def test_buffers_without_numbers_are_passed_over(places: MadePlaces) -> None:
     assert empty.total.is_meta
     assert lazy.running_mean is not None
     assert found(places, Tracker(torch.zeros(1))) == ()
+
+
+def test_what_is_known_of_an_object_that_is_gone_is_not_said_of_another_one(
+    places: MadePlaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new object has the identity of the one before, as soon as that is deleted."""
+    monkeypatch.setattr(torch.optim.Optimizer, "__init__", torch.optim.Optimizer.__init__)
+    places._watch_call(torch.optim.Optimizer, "__init__", places._made_optimizer)
+    weight, known, reused = nn.Parameter(torch.ones(1)), set[int](), False
+    for number in range(8):
+        made: torch.optim.Optimizer = torch.optim.SGD([weight], lr=0.1)
+        reused |= id(made) in known
+        known.add(id(made))
+        assert places.facts(made).stepped_by_scaler is False
+        places._stepped_by_scaler(None, made)
+        assert places.facts(made).stepped_by_scaler is True
+        bad = Tracker(torch.full((1,), math.inf))
+        places.note_buffers()  # bad on purpose
+        del made, bad
+        module = Tracker(torch.zeros(1)).half()
+        module.total.fill_(math.inf)
+        assert found(places, module), number
+        del module
+    assert reused

@@ -1,4 +1,8 @@
-"""The sensors on torch: what other libraries read of it stays as it was."""
+"""The sensors on torch, in a process of their own.
+
+What other libraries read of torch, such as names of arguments, stays as it was. A step is not blamed for an
+optimizer that is gone, whose identity the new one may have.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,32 @@ loader = DataLoader([1, 2], 2)
 assert next(iter(loader)).tolist() == [1, 2]
 """
 
+GONE = """
+import torch
+from halfguard.investigation.training_loop import TrainingLoop
+
+loop = TrainingLoop()
+loop.install()
+scaler, known = torch.amp.GradScaler("cpu"), set()
+weight = torch.nn.Parameter(torch.ones(1))
+for _ in range(8):
+    scaled = torch.optim.SGD([weight], lr=0.1)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(scaled)
+    scaler.update()
+    known.add(id(scaled))
+    del scaled
+    plain = torch.optim.SGD([weight], lr=0.1)
+    plain.step()  # of gradients that are not scaled any more
+    reused = id(plain) in known
+    assert loop.raw_step is None, reused
+    del plain
+assert reused
+"""
+
 
 @pytest.mark.slow
-def test_arguments_of_loaders_and_optimizers_keep_their_names() -> None:
-    done = subprocess.run([forked_python(), "-c", PROGRAM], capture_output=True, check=False)
+@pytest.mark.parametrize("program", [PROGRAM, GONE], ids=["arguments", "gone"])
+def test_a_program_under_the_sensors(program: str) -> None:
+    done = subprocess.run([forked_python(), "-c", program], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

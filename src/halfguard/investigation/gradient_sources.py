@@ -8,6 +8,7 @@ not known, and not blamed.
 from __future__ import annotations
 
 import weakref
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
+from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.passes import Misused, MisuseKind
@@ -36,15 +38,25 @@ class Source:
 
 
 @dataclass
+class Followed:
+    """What is known of the gradients of one optimizer."""
+
+    sources: list[Source] = field(default_factory=list)
+    marks: list[Mark] | None = None  # as they were seen last
+    fresh: bool = False  # it has not stepped since
+    left: Place | None = None  # a line that added gradients to those of a step before
+
+    def forget(self) -> None:
+        """Forget where the gradients come from: the script has changed them, or zeroed them."""
+        self.sources, self.left = [], None
+
+
+@dataclass
 class GradientSources:
     """Follows the gradients of all optimizers, from the installation of its sensors on."""
 
     loop: TrainingLoop
-    _sources: dict[int, list[Source]] = field(default_factory=dict)  # by optimizer
-    _marks: dict[int, list[Mark]] = field(default_factory=dict)  # as they were seen last
-    _fresh: set[int] = field(default_factory=set)  # optimizers that have not stepped since
-    # Lines that added gradients to those of a step before.
-    _left: dict[int, Place] = field(default_factory=dict)
+    _followed: MutableMapping[Any, Followed] = field(default_factory=WeakIdKeyDictionary)
     _wrong: dict[MisuseKind, list[tuple[Place | None, Place | None]]] = field(default_factory=dict)
 
     def install(self) -> None:
@@ -67,14 +79,12 @@ class GradientSources:
         if not call.accumulates:
             return
         for optimizer in self.loop.optimizers:
-            one, grads = id(optimizer), _sampled(optimizer)
-            before, self._marks[one] = self._marks.get(one), _marks_of(optimizer)
-            if before != self._marks[one] or not self._are_left(grads):
-                self._forget(one)  # the script has changed them, or zeroed them
-            elif one not in self._fresh and self._sources.get(one):
-                place = user_place()
-                if place is not None:
-                    self._left[one] = place
+            one = self._followed.setdefault(optimizer, Followed())
+            before, one.marks = one.marks, _marks_of(optimizer)
+            if before != one.marks or not self._are_left(_sampled(optimizer)):
+                one.forget()
+            elif not one.fresh and one.sources:
+                one.left = user_place() or one.left
 
     def _are_left(self, grads: list[Tensor | None]) -> bool:
         with self.loop.unobserved():
@@ -85,16 +95,16 @@ class GradientSources:
         if not call.accumulates:
             return
         for optimizer in self.loop.optimizers:
-            one = id(optimizer)
-            before, self._marks[one] = self._marks.get(one), _marks_of(optimizer)
-            if before == self._marks[one]:
+            one = self._followed.setdefault(optimizer, Followed())
+            before, one.marks = one.marks, _marks_of(optimizer)
+            if before == one.marks:
                 continue
-            if one not in self._fresh:  # a step has used those before
-                self._sources[one] = []
-            self._fresh.add(one)
+            if not one.fresh:  # a step has used those before
+                one.sources = []
+            one.fresh = True
             scaler = None if call.scaler is None else weakref.ref(call.scaler)
-            if len(self._sources[one]) < _SAMPLE:
-                self._sources[one].append(Source(scaler, not call.scaled, user_place()))
+            if len(one.sources) < _SAMPLE:
+                one.sources.append(Source(scaler, not call.scaled, user_place()))
 
     def before_unscaling(self, scaler: Any, optimizer: Any) -> None:
         """Compare the scaler with those of the gradients that it is about to divide; later ones are not."""
@@ -102,10 +112,10 @@ class GradientSources:
         is_ready = state.get("stage", OptState.READY) is OptState.READY
         if not is_ready or not self.loop.scaled_losses.has_scaled(scaler):
             return
-        one = getattr(optimizer, "optimizer", optimizer)
+        one = self._followed.get(getattr(optimizer, "optimizer", optimizer), Followed())
         if not scaler.is_enabled() or self.loop.scale_of(scaler) == 1:
             return
-        for source in self._sources.get(id(one), ()):
+        for source in one.sources:
             by = None if source.scaler is None else source.scaler()
             if source.is_plain:
                 self._note("not scaled", source.place, user_place())
@@ -115,28 +125,26 @@ class GradientSources:
     def after_step(self, optimizer: Any) -> None:
         """An optimizer was stepped, or its step was skipped: its gradients are used up."""
         stepped = getattr(optimizer, "optimizer", optimizer)
-        one = id(stepped)
-        self._fresh.discard(one)
-        if one in self._marks:
-            self._marks[one] = _marks_of(stepped)
-        if one in self._left:
-            self._note("not zeroed", self._left.pop(one), user_place())
+        one = self._followed.get(stepped)
+        if one is None:
+            return
+        one.fresh, one.marks = False, _marks_of(stepped)
+        if one.left is not None:
+            self._note("not zeroed", one.left, user_place())
+            one.left = None
 
     def _note(self, kind: MisuseKind, place: Place | None, by: Place | None) -> None:
         if place is not None:
             self._wrong.setdefault(kind, []).append((place, by))
-
-    def _forget(self, optimizer: int | None) -> None:
-        for known in self._sources if optimizer is None else (optimizer,):
-            self._sources[known] = []
-            self._left.pop(known, None)
 
     def _watch_zeroing(self, owner: Any) -> None:
         original: Any = owner.zero_grad
 
         @wraps(original)
         def zero_grad(one: Any, *args: Any, **kwargs: Any) -> None:
-            self._forget(id(one) if owner is torch.optim.Optimizer else None)
+            for optimizer, followed in self._followed.items():
+                if owner is nn.Module or optimizer is one:
+                    followed.forget()
             original(one, *args, **kwargs)
 
         owner.zero_grad = zero_grad

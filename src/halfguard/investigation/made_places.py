@@ -10,13 +10,14 @@ import copy
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from functools import wraps
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.passes import Made, Misused, PassPlan, Place, SubmodulePlace
@@ -68,27 +69,21 @@ def _is_bad(buffer: torch.Tensor) -> bool:
     return bool((buffer.isnan() | buffer.isposinf()).any())
 
 
-def _wide_buffers(module: nn.Module) -> Iterator[tuple[tuple[int, str], bool]]:
-    """Yield the module and the name of buffers that are not half, and whether they are bad."""
-    for one in module.modules():
-        for name, buffer in one.named_buffers(recurse=False):
-            if buffer.dtype not in HALF_DTYPES:
-                yield (id(one), name), _is_bad(buffer)
-
-
 class MadePlaces:
     """Notes where the script makes things, from the installation of the sensors on."""
 
     def __init__(self, plan: PassPlan) -> None:
         self._folders = plan.isolated or plan.originals
-        # By identity: a module may have a hash of its own, which fails before it is complete.
-        self._modules: dict[int, tuple[weakref.ref[nn.Module], Place]] = {}
-        # By identity: parameters that became half, and optimizers; the lines are the innermost first.
-        self._half: dict[int, tuple[Place, ...]] = {}
-        self._optimizers: dict[int, tuple[Place, ...]] = {}
-        self._by_scaler: set[int] = set()  # optimizers that a scaler has stepped
-        # Buffers before they became half, by module: whether they were bad, as some are on purpose.
-        self._bad_before: dict[tuple[int, str], bool] = {}
+        # By identity: a module may have a hash of its own, which fails before it is complete. The keys are
+        # weak, because the identity of what is gone may be that of something new.
+        self._modules: MutableMapping[nn.Module, Place] = WeakIdKeyDictionary()
+        self._optimizers: MutableMapping[Any, tuple[Place, ...]] = WeakIdKeyDictionary()
+        # Optimizers that a scaler has stepped.
+        self._by_scaler: MutableMapping[Any, bool] = WeakIdKeyDictionary()
+        # Whether buffers were bad before they became half, as some are on purpose, by their names.
+        self._bad_before: MutableMapping[nn.Module, dict[str, bool]] = WeakIdKeyDictionary()
+        # Parameters that became half, also of models that are gone; the innermost line is the first.
+        self._half: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Place, ...]]] = {}
         self._scaler: Place | None = None
         self._scaling: Place | None = None
         self._autocast: Place | None = None
@@ -122,9 +117,9 @@ class MadePlaces:
             return made.model_copy(update=facts)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         half = [p for p in parameters if p.dtype in HALF_DTYPES]
-        cast = next((found for p in half if (found := self._half.get(id(p)))), ())
+        cast = next((lines for p in half if (lines := self._cast_at(p))), ())
         owner = self._owner(half[0]) if half and not cast else None
-        lines = self._optimizers.get(id(optimizer), ())
+        lines = self._optimizers.get(optimizer, ())
         return made.model_copy(
             update={
                 "optimizer": next(iter(lines), None),
@@ -136,33 +131,43 @@ class MadePlaces:
                 "half_callers": cast[1:],
                 "half_dtype": _common_dtype(half),
                 "half_module": self._frozen_half(parameters),
-                "stepped_by_scaler": id(optimizer) in self._by_scaler,
+                "stepped_by_scaler": optimizer in self._by_scaler,
             }
         )
 
+    def _cast_at(self, parameter: torch.Tensor) -> tuple[Place, ...]:
+        """Return the lines that made a parameter half."""
+        reference, lines = self._half.get(id(parameter), (None, ()))
+        return lines if reference is not None and reference() is parameter else ()
+
     def _frozen_half(self, trained: list[torch.Tensor]) -> Place | None:
         """Return the only line that made weights half which are not trained."""
-        own = {id(parameter) for parameter in trained}
-        places = {lines[0] for one, lines in self._half.items() if one not in own}
+        own = {id(parameter) for parameter in trained if self._cast_at(parameter)}
+        places = {lines[0] for one, (_, lines) in self._half.items() if one not in own}
         return places.pop() if len(places) == 1 else None
 
     def note_buffers(self) -> None:
         """Note buffers that were made half, and are not finite before anything was trained."""
         for module, name, buffer, _ in self._buffers():
-            self._bad_before.setdefault((id(module), name), _is_bad(buffer))
+            self._bad_before.setdefault(module, {}).setdefault(name, _is_bad(buffer))
+
+    def _note_wide_buffers(self, module: nn.Module) -> None:
+        """Note whether buffers that are not half are bad."""
+        for one in module.modules():
+            for name, buffer in one.named_buffers(recurse=False):
+                if buffer.dtype not in HALF_DTYPES:
+                    self._bad_before.setdefault(one, {})[name] = _is_bad(buffer)
 
     def _buffers(self) -> Iterator[tuple[nn.Module, str, torch.Tensor, Place]]:
         """Yield the buffers of all modules, with the line that made the module."""
-        for reference, place in list(self._modules.values()):
-            module = reference()
-            if module is not None:
-                for name, buffer in module.named_buffers(recurse=False):
-                    yield module, name, buffer, place
+        for module, place in list(self._modules.items()):
+            for name, buffer in module.named_buffers(recurse=False):
+                yield module, name, buffer, place
 
     def bad_buffers(self, made: Made) -> tuple[Misused, ...]:
         """Return the first half buffer that is not finite; one with -inf alone is a mask."""
         for module, name, buffer, place in self._buffers():
-            was_bad = self._bad_before.get((id(module), name), False)
+            was_bad = self._bad_before.get(module, {}).get(name, False)
             if buffer.dtype in HALF_DTYPES and not was_bad and _is_bad(buffer):
                 half_at = made.half_weights or made.half_module or place
                 text = (
@@ -176,10 +181,8 @@ class MadePlaces:
 
     def _owner(self, parameter: torch.Tensor) -> Place | None:
         """Return the line that made the module of a parameter which was made in half."""
-        for reference, place in self._modules.values():
-            module = reference()
-            owned = () if module is None else module.parameters(recurse=False)
-            if any(one is parameter for one in owned):
+        for module, place in self._modules.items():
+            if any(one is parameter for one in module.parameters(recurse=False)):
                 return place
         return None
 
@@ -194,8 +197,8 @@ class MadePlaces:
                 holder = model.get_submodule(".".join(names[:depth]))
             except AttributeError:  # a path that leads through a wrapper
                 return ()
-            reference, place = self._modules.get(id(holder), (None, None))
-            if place is not None and reference is not None and reference() is holder:
+            place = self._modules.get(holder)
+            if place is not None:
                 found.append(SubmodulePlace(place=place, path=".".join(names[depth:])))
         return tuple(found)
 
@@ -222,7 +225,7 @@ class MadePlaces:
             original(module, *args, **kwargs)
             place = self.place(without=module)
             if place is not None:
-                self._modules[id(module)] = weakref.ref(module), place
+                self._modules[module] = place
 
         setattr(nn.Module, __init__.__name__, __init__)
 
@@ -231,12 +234,12 @@ class MadePlaces:
 
         def cast(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             before = {id(p) for p in module.parameters() if p.dtype in HALF_DTYPES}
-            self._bad_before.update(_wide_buffers(module))
+            self._note_wide_buffers(module)
             out = original(module, *args, **kwargs)
             new = [p for p in module.parameters() if p.dtype in HALF_DTYPES and id(p) not in before]
             lines = tuple(self._places()) if new else ()
             if lines:
-                self._half.update(dict.fromkeys(map(id, new), lines))
+                self._half.update({id(p): (weakref.ref(p), lines) for p in new})
             return out
 
         cast.__name__ = name
@@ -247,7 +250,7 @@ class MadePlaces:
 
         @wraps(original)
         def deepcopy(one: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(one, nn.Module) and self._optimizers:
+            if isinstance(one, nn.Module) and self._last_optimizer:
                 self._copied = self.place() or self._copied
             return original(one, *args, **kwargs)
 
@@ -266,7 +269,7 @@ class MadePlaces:
 
     def _made_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         lines = tuple(self._places(without=optimizer))
-        self._optimizers[id(optimizer)] = lines
+        self._optimizers[optimizer] = lines
         self._copied = None
         self._last_optimizer = {
             "optimizer": next(iter(lines), None),
@@ -283,7 +286,8 @@ class MadePlaces:
         self._scaling = self.place() or self._scaling
 
     def _stepped_by_scaler(self, _scaler: Any, optimizer: Any = None, *_: Any) -> None:
-        self._by_scaler.add(id(optimizer))
+        if optimizer is not None:
+            self._by_scaler[optimizer] = True
 
     def _made_autocast(self, region: Any, *_: Any) -> None:
         if region._enabled and region.fast_dtype is torch.float16:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
@@ -32,11 +34,12 @@ class _Hidden:
     error: str
     place: Place | None
     backward: int
-    optimizer: int | None  # its identity
+    optimizer: weakref.ref[Any] | None
 
     def is_made_good(self, optimizer: Any, backward: int) -> bool:
         """Return whether a complete step of the optimizer follows, before a backward pass."""
-        return self.backward == backward and self.optimizer in (None, id(optimizer))
+        is_same = self.optimizer is None or self.optimizer() is optimizer
+        return self.backward == backward and is_same
 
 
 class Misuse:
@@ -48,7 +51,8 @@ class Misuse:
         self._clipped: tuple[Place, float, float] | None = None  # line, limit and loss scale
         self._schedule: Place | None = None
         self._ahead = 0  # moves of a schedule after a step that was skipped
-        self._begun: set[int] = set()  # optimizers that a scaler has stepped
+        # Optimizers that a scaler has stepped.
+        self._begun: MutableMapping[Any, bool] = WeakIdKeyDictionary()
         self._off: tuple[Place, str] | None = None  # a scaler that is off, and its device
         self._hidden: list[_Hidden] = []
         self._in_scaler = False  # one of its methods runs, which may call others
@@ -179,7 +183,7 @@ class Misuse:
                     self._sources.before_unscaling(scaler, optimizer)
                 result = original(scaler, *args, **kwargs)
             except (RuntimeError, ValueError, AssertionError) as error:
-                of = None if optimizer is None else id(optimizer)
+                of = None if optimizer is None else weakref.ref(optimizer)
                 self._hidden.append(_Hidden(str(error), user_place(), self._loop.backward, of))
                 raise
             finally:
@@ -197,7 +201,7 @@ class Misuse:
         done = optimizer, self._loop.backward
         self._hidden = [one for one in self._hidden if not one.is_made_good(*done)]
         if not self._loop.was_skipped(optimizer):
-            self._begun.add(id(getattr(optimizer, "optimizer", optimizer)))
+            self._begun[getattr(optimizer, "optimizer", optimizer)] = True
 
     def _watch_clipping(self, name: str) -> None:
         original: Any = getattr(torch.nn.utils, name)
@@ -222,7 +226,7 @@ class Misuse:
         @wraps(original)
         def step(schedule: LRScheduler, *args: Any, **kwargs: Any) -> None:
             optimizer = getattr(schedule.optimizer, "optimizer", schedule.optimizer)
-            counts = id(optimizer) in self._begun or self._loop.scale >= _DEFAULT_SCALE
+            counts = optimizer in self._begun or self._loop.scale >= _DEFAULT_SCALE
             if counts and self._loop.was_skipped(schedule.optimizer):
                 self._ahead += 1
                 self._schedule = self._schedule or user_place()

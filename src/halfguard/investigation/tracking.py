@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from linecache import getline
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.investigation.approach import Approach
 from halfguard.investigation.called_modules import CalledModules
@@ -55,7 +56,7 @@ class Tracking(Approach):
         self._modules = CalledModules()
         self._watch = ExactWatch(self._modules, outermost, keeps=bool(plan.incident))
         self._held: HeldProcess | None = None
-        self._registered: set[int] = set()
+        self._registered: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._autocast = ""
         self._call: ModelCall | None = None
         self._optimizer: torch.optim.Optimizer | None = None  # that stepped
@@ -92,9 +93,9 @@ class Tracking(Approach):
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-        if id(root) in self._registered:
+        if root in self._registered:
             return
-        self._registered.add(id(root))
+        self._registered[root] = True
         residents: list[tuple[CulpritKind, str, Tensor]] = []
         residents += [("parameter", *item) for item in root.named_parameters()]
         residents += [("buffer", *item) for item in root.named_buffers()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.errors import UsageError
 from halfguard.investigation.scaled_losses import ScaledLosses
@@ -97,7 +98,7 @@ class TrainingLoop:
     not_updated: int = 0  # scaled backward passes since the scaler's last update
     _holds_scaled: bool = False  # a scaled backward pass, and the scaler has not unscaled since
     # Optimizers that the scaler has stepped since the last backward pass.
-    _by_scaler: set[int] = field(default_factory=set)
+    _by_scaler: MutableMapping[Any, bool] = field(default_factory=WeakIdKeyDictionary)
     _in_scaler: bool = False  # it is stepping now
     scaler_steps: int = 0
     _skipped: weakref.ref[Any] | None = (
@@ -230,7 +231,7 @@ class TrainingLoop:
         def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if not self._busy:
                 # Gradients that are still scaled, or that the scaler has used or rejected before.
-                raw = self._holds_scaled or id(optimizer) in self._by_scaler
+                raw = self._holds_scaled or optimizer in self._by_scaler
                 if raw and not self._in_scaler and self.raw_step is None:
                     self.raw_step = user_place()
                 self.observer.after_step(optimizer)
@@ -318,7 +319,7 @@ class TrainingLoop:
             finally:
                 self._in_scaler = False
                 if scaler.is_enabled():
-                    self._by_scaler.add(id(optimizer))
+                    self._by_scaler[optimizer] = True
                     if _has_skipped(scaler, optimizer):
                         self._skipped = weakref.ref(optimizer)
 

@@ -47,20 +47,6 @@ def test_one_page_with_everything_in_every_form(
     assert Autopsy.from_json(as_json.out).cure is not None
 
 
-def test_steps_train_on_and_the_page_shows_it(
-    incident: Incident, halfguard: Callable[..., CommandResult]
-) -> None:
-    shown = halfguard("replay", incident.folder, "--steps", "3")
-    assert shown.exit_code == 0, shown.err
-    assert "Trained on from here" in shown.out
-    as_json = halfguard("replay", incident.folder, "--steps", "3", "--json")
-    full, *others = Autopsy.from_json(as_json.out).trained
-    assert (full.name, full.applied, full.steps) == ("FP32", 3, 3)
-    assert others
-    refused = halfguard("replay", incident.folder, "--steps", "-1")
-    assert refused.exit_code == 2
-
-
 def test_what_does_not_break_again_ends_with_one(
     tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:

@@ -181,12 +181,6 @@ def test_the_bad_step_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
     kept = read_kept_answer(open_incident(answer.incident))
     assert kept is not None
     assert (kept.culprit, kept.cure) == (answer.culprit, answer.cure)
-    assert any("the batch all tensors are finite" in note for note in kept.notes)
-    assert [(run.precision, run.not_finite > 0) for run in kept.runs] == [
-        ("float16", True),
-        ("float32", False),
-        ("float64", False),
-    ]
     (tmp_path / "entry.py").write_text(ENTRY)
     autopsy = replay(answer.incident, load(f"{tmp_path}/entry.py:job"))
     assert autopsy.culprit is not None

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import halfguard as hg
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.replaying import replay
-from halfguard.report import autopsy_page, to_markdown
 from halfguard.workload import Workload
 from tests.replaying.helper import broken, edited
 
@@ -124,30 +123,3 @@ def test_the_run_is_healthy_with_it_and_not_with_a_capped_logarithm() -> None:
 def test_a_half_loss_costs_the_first_step_its_scale() -> None:
     """The gradient of a half loss is the scale itself, and 65536 is the first number beyond half."""
     assert train(with_half_logsigmoid)[:2] == (STEPS - 1, 32768)
-
-
-def test_training_on_compares_the_best_three_with_fp32(tmp_path: Path) -> None:
-    model = seeded(0, Recommender)
-    still = torch.optim.SGD(model.parameters(), lr=0.0)
-    config = {"scale": {"init": 65536.0}}
-    rows = batches()
-    incident = broken(tmp_path, rows[:1], Workload(model, as_written, rows, still), config=config)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    doing: list[str] = []
-    autopsy = replay(
-        edited(incident, tmp_path, device="cuda"),
-        Workload(model, as_written, rows, optimizer),
-        steps=20,
-        watch=doing.append,
-    )
-    full, best, *others = autopsy.trained
-    assert full.name == "FP32"
-    assert len(others) == 2
-    assert autopsy.cure is not None
-    assert autopsy.cure.trial == best.name
-    assert (best.applied, best.steps, best.scale) == (20, 20, 65536)
-    assert best.loss is not None
-    assert full.loss is not None
-    assert best.loss < full.loss  # FP32 as written saturates
-    assert sum(text.startswith("training with") for text in doing) == 4 * 20
-    assert "20 of 20" in to_markdown(autopsy_page(autopsy))

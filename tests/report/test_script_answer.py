@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halfguard.records.autopsy import Cure, ReplayTrial
 from halfguard.records.culprit import Culprit, TensorRange
-from halfguard.records.script_answer import OperationRun, ScriptAnswer
+from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report import script_answer_page, to_html, to_markdown
 
 RANGE = TensorRange("self", (8, 32), "float16", -12.0, 15.5, 0, 0, 0)
@@ -102,19 +102,8 @@ def test_columns_without_an_entry_are_left_out() -> None:
     assert "| nan" not in text
 
 
-def test_an_operation_that_was_run_again_has_a_table() -> None:
-    runs = (
-        OperationRun(precision="float16", as_it_ran=True, not_finite=3, elements=3),
-        OperationRun(precision="float32", low=1.0, high=70000.0, elements=3),
-        OperationRun(precision="float64", note="no kernel"),
-    )
-    text = to_markdown(
-        script_answer_page(BAD.model_copy(update={"runs": runs, "incident": "kept/7"}))
-    )
-    assert "float16, as it ran" in text
-    assert "3 of 3" in text
-    assert "70000" in text
-    assert "no kernel" in text
+def test_an_incident_is_shown_by_a_command_without_an_entry() -> None:
+    text = to_markdown(script_answer_page(BAD.model_copy(update={"incident": "kept/7"})))
     assert "halfguard replay kept/7\n" in text
     assert "--entry" not in text
 

@@ -23,13 +23,6 @@ def replay(
         str | None,
         typer.Option(metavar="ENTRY", help="file.py:function; default: the entry in the incident."),
     ] = None,
-    steps: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Train on this many steps with the best three changes and with FP32; try 50.",
-        ),
-    ] = 0,
     markdown: Annotated[Path | None, typer.Option(help="Save the report as Markdown.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Save the report as HTML, with drawings.")
@@ -38,15 +31,14 @@ def replay(
 ) -> None:
     """Repeat a bad step, find where it began, and try changes that could have prevented it.
 
-    A step that halfguard why kept has no ENTRY: its answer is shown, and the operation that made the bad
-    number is run again from its kept inputs, in float16, float32 and float64.
+    A step that halfguard why kept has no ENTRY: without --entry its answer is shown.
 
     Exit code 0: a change makes the step good; 1: none does, or the step did not break again; 2: usage error.
     """
     for path, option in ((markdown, "--markdown"), (html, "--html")):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
-    found = (None if entry else _kept(incident)) or _run(incident, entry, steps)
+    found = (None if entry else _kept(incident)) or _run(incident, entry)
     from halfguard.cli.pages import print_page  # noqa: PLC0415
     from halfguard.records import write_atomically  # noqa: PLC0415
     from halfguard.records.autopsy import Autopsy  # noqa: PLC0415
@@ -79,7 +71,7 @@ def _kept(incident: Path) -> ScriptAnswer | None:
     return read_kept_answer(open_incident(incident))
 
 
-def _run(incident: Path, entry: str | None, steps: int) -> Autopsy:
+def _run(incident: Path, entry: str | None) -> Autopsy:
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
@@ -91,4 +83,4 @@ def _run(incident: Path, entry: str | None, steps: int) -> Autopsy:
             bar.describe(doing)
             bar.advance()
 
-        return run(incident, entry, steps=steps, watch=watch)
+        return run(incident, entry, watch=watch)

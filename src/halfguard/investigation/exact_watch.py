@@ -9,41 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfguard.records.culprit import Culprit
 from halfguard.replaying.function_modes import user_place
-from halfguard.replaying.kept_operation import can_be_kept, size_of
 from halfguard.tracing.auditing.fp32_call import Call, undispatched
 from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.module_stack import ModuleStack
 from halfguard.tracing.operation_watch import OperationWatch
 
 _MOST = 50  # origins that are run again
-_MOST_BYTES = 512 * 2**20  # of inputs that are kept, for an incident
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _UNKNOWN = math.nan
 _HIDES = ("nan_to_num", "nan_to_num_")
 
 
-class KeptCall(NamedTuple):
-    """A call of an operation, with copies of its inputs."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
 class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
     """Finds origins; ``exact`` has the largest result in FP64 by the index of the origin."""
 
-    def __init__(self, modules: ModuleStack, outermost: CodeType, *, keeps: bool) -> None:
+    def __init__(self, modules: ModuleStack, outermost: CodeType) -> None:
         super().__init__(modules, outermost)
-        self.kept: dict[int, KeptCall] = {}  # by the index of the origin
-        self._bytes_left = _MOST_BYTES if keeps else 0
         self.exact: dict[int, float] = {}
         self.masks: dict[int, Culprit] = {}  # the infinity on purpose that an origin made into NaN
         self.hides: tuple[str, int] | None = None  # a line that made bad numbers finite
@@ -58,7 +46,6 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
     ) -> Any:
         if self.last is not None and func.overloadpacket.__name__ in _HIDES:
             self._note_hiding(args[0])
-        before = self._copied(func, args, kwargs or {}) if func._schema.is_mutable else None
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.last is not None and self.last.index > self._newest:
             self._newest = self.last.index
@@ -66,22 +53,7 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
                 call = Call(func, args, kwargs or {})
                 self.exact[self._newest] = _in_fp64(call, args, kwargs or {})
                 self._note_mask(call)
-                self._keep(before or self._copied(func, args, kwargs or {}))
         return out
-
-    def _copied(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KeptCall | None:
-        """Return a call with copies of its inputs, which later operations may overwrite."""
-        if not self._bytes_left or not can_be_kept(func, args, kwargs):
-            return None
-        with undispatched(), torch.no_grad():
-            copies = {name: _copy(value) for name, value in kwargs.items()}
-            return KeptCall(func, tuple(map(_copy, args)), copies)
-
-    def _keep(self, call: KeptCall | None) -> None:
-        size = 0 if call is None else size_of(call.args, call.kwargs)
-        if call is not None and size <= self._bytes_left:
-            self._bytes_left -= size
-            self.kept[self._newest] = call
 
     def _note_hiding(self, tensor: Any) -> None:
         if isinstance(tensor, Tensor) and self.origins.get(tensor) is not None:
@@ -118,9 +90,3 @@ def _wide(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return torch.float64 if value in _NARROW else value
     return [_wide(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value

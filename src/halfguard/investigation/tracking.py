@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from linecache import getline
-from pathlib import Path
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -37,7 +36,6 @@ from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLo
 from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
-from halfguard.replaying import keep_operation
 from halfguard.replaying.function_modes import user_place
 from halfguard.tracing.origins import Origin
 
@@ -54,7 +52,7 @@ class Tracking(Approach):
     ) -> None:
         super().__init__(plan, loop, event)
         self._modules = CalledModules()
-        self._watch = ExactWatch(self._modules, outermost, keeps=bool(plan.incident))
+        self._watch = ExactWatch(self._modules, outermost)
         self._held: HeldProcess | None = None
         self._registered: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._autocast = ""
@@ -180,9 +178,6 @@ class Tracking(Approach):
         if self._call is not None:
             kept = keep_incident(self.plan.incident, self._call, self.event, self._autocast)
             result = result.model_copy(update={"incident": kept})
-            call = self._watch.kept.get(origin.index)
-            if kept and call is not None:
-                keep_operation(Path(kept), *call, culprit.dtype)
         older = self.event.kind == "parameters" and culprit.kind == "parameter"
         if self._held is not None and not older:  # this step would not show a cure
             done: tuple[TrialResult, ...] = ()

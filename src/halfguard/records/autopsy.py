@@ -35,22 +35,6 @@ class ReplayTrial(Record):
     )
 
 
-class TrainedRun(Record):
-    """A few steps of training from the incident on, with one change."""
-
-    kind: ClassVar[str] = "trained_run"
-
-    name: str
-    steps: int
-    applied: int = 0
-    scale: float | None = Field(default=None, description="loss scale at the end, if there is one")
-    loss: float = Field(
-        default=float("nan"),
-        description="of the trained model, in FP32, on the same batches for all",
-    )
-    note: str = ""
-
-
 class Cure(Record):
     """The recommended change, and the trial that showed that it works."""
 
@@ -93,7 +77,6 @@ class Autopsy(Record):
         default=None,
         description="relative difference of the gradients of FP32 as written and float64 as meant",
     )
-    trained: tuple[TrainedRun, ...] = Field(default=(), description="FP32 first, then candidates")
     cure: Cure | None = None
     suspects: tuple[str, ...] = Field(
         default=(), description="possible causes if it was not reproduced"

@@ -9,24 +9,12 @@ from pydantic import Field
 
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Cure, ReplayTrial
-from halfguard.records.base import FloatRecordPart, Record
+from halfguard.records.base import Record
 from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding
 
 Outcome = Literal["bad number", "nothing bad", "crashed", "interrupted", "no training"]
 InFP32 = Literal["fine", "fails", "unknown"]
-
-
-class OperationRun(FloatRecordPart):
-    """The operation that made the bad number, run again from its kept inputs in one precision."""
-
-    precision: str = Field(description="dtype of its floating inputs, such as float16")
-    as_it_ran: bool = Field(default=False, description="with its inputs as they were kept")
-    low: float = Field(default=nan, description="smallest finite result")
-    high: float = Field(default=nan, description="largest finite result")
-    not_finite: int = 0
-    elements: int = 0
-    note: str = Field(default="", description="why it did not run")
 
 
 class ScriptAnswer(Record):
@@ -58,9 +46,6 @@ class ScriptAnswer(Record):
     cure: Cure | None = None
     advice: str = ""
     incident: str = Field(default="", description="folder of the bad step, for halfguard replay")
-    runs: tuple[OperationRun, ...] = Field(
-        default=(), description="of the operation, by halfguard replay"
-    )
 
     # a run without one
     loss_scale: str = Field(default="", description="what the scaler did")

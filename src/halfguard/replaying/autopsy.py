@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from halfguard.errors import UsageError
 from halfguard.incident import Incident, open_incident
-from halfguard.records.autopsy import Autopsy, Reproduced, TrainedRun
+from halfguard.records.autopsy import Autopsy, Reproduced
 from halfguard.records.culprit import Culprit
-from halfguard.replaying.cures import Reach, find_candidates
+from halfguard.replaying.cures import find_candidates
 from halfguard.replaying.entry import find_workload
 from halfguard.replaying.replayed_step import ReplayedStep, Result
 from halfguard.replaying.restore import raise_if_private
-from halfguard.replaying.training import train_candidates
 from halfguard.replaying.trials import Trials, find_first_bad_number
 from halfguard.step.names import without_wrappers
 from halfguard.step.nested import floating_tensors
@@ -40,25 +38,21 @@ def replay(
     incident: Incident | str | os.PathLike[str],
     entry: Workload | str | None = None,
     *,
-    steps: int = 0,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Autopsy:
     """Repeat the step of an incident and find its cause; ``entry`` is needed if the incident names none.
 
-    The weights of the incident are loaded into a ``Workload`` that is passed. With ``steps``, the best three
-    changes and FP32 are trained on for that many steps, and the recommendation follows the result. ``watch``
-    is called with a description before each run.
+    The weights of the incident are loaded into a ``Workload`` that is passed. ``watch`` is called with a
+    description before each run.
     """
-    if steps < 0:
-        raise UsageError(f"replay(steps={steps}): the number of steps cannot be negative.")
     incident = incident if isinstance(incident, Incident) else open_incident(incident)
     raise_if_private(incident)
     workload = find_workload(entry, incident)
     with seeded(workload.seed):  # the caller's generators are not changed
-        return _autopsy(ReplayedStep(incident, workload), steps, watch)
+        return _autopsy(ReplayedStep(incident, workload), watch)
 
 
-def _autopsy(step: ReplayedStep, steps: int, watch: Callable[[str], None]) -> Autopsy:
+def _autopsy(step: ReplayedStep, watch: Callable[[str], None]) -> Autopsy:
     watch("the original step")
     result = step.original()
     reproduced = _reproduced(step, result)
@@ -70,9 +64,6 @@ def _autopsy(step: ReplayedStep, steps: int, watch: Callable[[str], None]) -> Au
     )  # also if the step is finite: an overflow may be swallowed
     trials = Trials(step, watch)
     candidates, bad = find_candidates(step, trials, culprit)
-    trained: list[TrainedRun] = []
-    if steps and candidates and candidates[0].reach is not Reach.SOURCE:
-        trained, candidates = train_candidates(step, candidates, steps, watch)
     return _report(
         step,
         reproduced,
@@ -81,7 +72,6 @@ def _autopsy(step: ReplayedStep, steps: int, watch: Callable[[str], None]) -> Au
         samples=() if bad is None else bad.samples,
         micro_batch=0 if bad is None else bad.micro_batch,
         trials=tuple(trials.done),
-        trained=tuple(trained),
         saturation=trials.judge.saturation,
         cure=candidates[0].cure(trials.judge) if candidates else None,
     )

@@ -18,8 +18,8 @@ from halfguard.records.autopsy import Cure, CureKind, ReplayTrial
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.replaying.function_modes import Place
-from halfguard.replaying.judgement import Change, Judge, error_class
-from halfguard.replaying.replayed_step import ReplayedStep, Variation
+from halfguard.replaying.judgement import Judge, error_class
+from halfguard.replaying.replayed_step import ReplayedStep
 from halfguard.replaying.rewrite import make_patch
 from halfguard.replaying.substitution import StableForm
 from halfguard.replaying.trials import BadSamples, Trials, describe_samples, has_own_line
@@ -46,7 +46,6 @@ class Candidate:
     reach: Reach = Reach.LOCAL
     cost: int = 0  # for the user, from a rewritten line to a whole run in FP32
     patch: str = ""
-    change: Change | None = None  # None if it cannot be trained with
 
     def cure(self, judge: Judge) -> Cure:
         """Return the candidate as a recommendation."""
@@ -142,7 +141,7 @@ def _rewritten(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
     found = trials.compositions(culprit)
     if found is None:
         return
-    trial, used, patch, change = found
+    trial, used, patch = found
     places = ", ".join(f"{file}:{line}" for file, line in dict.fromkeys(one.place for one in used))
     texts = "; ".join(dict.fromkeys(one.composition.text for one in used))
     yield Candidate(
@@ -151,7 +150,6 @@ def _rewritten(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
         "computed, and no change of a single operation brings its gradient back.",
         trial=trial,
         patch=patch,
-        change=change,
     )
 
 
@@ -159,7 +157,7 @@ def _operation(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
     found = trials.stable_operations(culprit)
     if found is None:
         return
-    trial, used, change = found
+    trial, used = found
     names = {place: {stable.name for stable in forms} for place, forms in used.items()}
     shown = "; ".join(
         f"{', '.join(f'halfguard.ops.{name}' for name in sorted(forms))} at {file}:{line}"
@@ -174,7 +172,6 @@ def _operation(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
         trial=trial,
         cost=1 if _exact(used) else 6,
         patch=make_patch(names),
-        change=change,
     )
 
 
@@ -198,7 +195,6 @@ def _island(step: ReplayedStep, trials: Trials, culprit: Culprit) -> Iterator[Ca
         trial=trial,
         cost=2,
         patch=plan.to_yaml().rstrip("\n"),
-        change=lambda: Variation(islands=paths),
     )
 
 
@@ -208,7 +204,7 @@ def _statements(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
     for cost, whole_function in ((4 if is_loss else 3, False), (3 if is_loss else 4, True)):
         found = trials.statements(culprit, whole_function=whole_function)
         if found is not None:
-            trial, patch, change = found
+            trial, patch = found
             part = "the function around" if whole_function else "the line"
             yield Candidate(
                 what="operation",
@@ -216,7 +212,6 @@ def _statements(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
                 trial=trial,
                 cost=cost,
                 patch=patch,
-                change=change,
             )
 
 
@@ -232,7 +227,6 @@ def _scale(step: ReplayedStep, trials: Trials) -> Iterator[Candidate]:
         trial=trial,
         cost=7,
         patch=f"scale:\n  floor: {scale!r}\n  init: {scale!r}",
-        change=Variation,
     )
 
 
@@ -246,5 +240,4 @@ def _precision(trial: ReplayTrial | None, precision: Precision, why: str) -> Ite
         reach=Reach.WHOLE,
         cost=9 if precision is Precision.FP32 else 8,
         patch=f"precision: {precision}",
-        change=lambda: Variation(precision=precision),
     )

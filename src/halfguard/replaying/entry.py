@@ -1,4 +1,6 @@
-"""Find the code that an incident belongs to. The code is executed, so it must be the reader's own.
+"""Find the code that an incident belongs to, or the answer that ``halfguard why`` kept with it.
+
+The code is executed, so it must be the reader's own.
 
 An incident may come from somebody else, and nothing in its folder is ever executed. The ENTRY that it records
 is only a hint to the reader's own code. A file that arrived together with the incident is not executed,
@@ -7,11 +9,16 @@ unless the reader names it.
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
-from halfguard.errors import UsageError
+from halfguard.errors import RecordError, UsageError
 from halfguard.incident import Incident
+from halfguard.records.script_answer import ScriptAnswer
 from halfguard.workload import Workload, load
+
+ANSWER_FILE = "answer.json"
+_MAX_BYTES = 16 * 2**20
 
 
 def find_workload(entry: Workload | str | None, incident: Incident) -> Workload:
@@ -34,6 +41,20 @@ def find_workload(entry: Workload | str | None, incident: Incident) -> Workload:
             cure=f"Look at that file first. {cure}",
         )
     return load(recorded)
+
+
+def read_kept_answer(incident: Incident) -> ScriptAnswer | None:
+    """Return the answer that lies in an incident without an ENTRY; None if there is none."""
+    path = incident.folder / ANSWER_FILE
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    if incident.record.entry or not stat.S_ISREG(found.st_mode):
+        return None
+    if found.st_size > _MAX_BYTES:
+        raise RecordError(f"{path} has {found.st_size} bytes; {_MAX_BYTES} is the limit.")
+    return ScriptAnswer.from_json(path.read_bytes().decode("utf-8", "replace"))
 
 
 def _came_with_it(entry: str, folder: Path) -> bool:

@@ -93,7 +93,7 @@ class Trials:
 
     def stable_operations(
         self, culprit: Culprit
-    ) -> tuple[ReplayTrial, dict[Place, set[StableForm]], Change] | None:
+    ) -> tuple[ReplayTrial, dict[Place, set[StableForm]]] | None:
         """Try stable forms on the culprit's line, then also on the line of the next bad number.
 
         Return None if the first line has no operation with a stable form.
@@ -117,14 +117,11 @@ class Trials:
             return None
         used = best[1]
 
-        def change() -> Variation:
-            return Variation(context=StableSubstitution(used))
-
-        trial = self.judge.judge(best[0], change)
+        trial = self.judge.judge(best[0], lambda: Variation(context=StableSubstitution(used)))
         self.done.append(trial)
-        return trial, used, change
+        return trial, used
 
-    def compositions(self, culprit: Culprit) -> tuple[ReplayTrial, list[Found], str, Change] | None:
+    def compositions(self, culprit: Culprit) -> tuple[ReplayTrial, list[Found], str] | None:
         """Try stable forms of the compositions in the culprit's function; None if its line is in none."""
         here = (culprit.file, culprit.line)
         seen = CompositionRewrite(lambda _: True)
@@ -143,11 +140,11 @@ class Trials:
         used = {found.place: found for found in seen.found if found.place in places}
         texts = dict.fromkeys(found.composition.text for found in used.values())
         trial = self.judged(f"{'; '.join(texts)}", change)
-        return trial, list(used.values()), patch, change
+        return trial, list(used.values()), patch
 
     def statements(
         self, culprit: Culprit, *, whole_function: bool
-    ) -> tuple[ReplayTrial, str, Change] | None:
+    ) -> tuple[ReplayTrial, str] | None:
         """Try the statement of the culprit, or those of its function, in FP32, with those that fail next."""
         places = [(culprit.file, culprit.line)]
         while len(places) <= _CHANGES:
@@ -179,7 +176,7 @@ class Trials:
 
         lines = " and ".join(f"{Path(file).name}:{line}" for file, line in places)
         name = f"the function of {lines} in FP32" if whole_function else f"{lines} in FP32"
-        return self.judged(name, change), patch, change
+        return self.judged(name, change), patch
 
     def judged(self, name: str, change: Change) -> ReplayTrial:
         """Run a change, judge it, and record the result."""

@@ -31,8 +31,6 @@ def autopsy_page(autopsy: Autopsy) -> Page:
     if autopsy.trials:
         blocks += trial_blocks(autopsy.trials, autopsy.saturation)
         blocks += _samples(autopsy)
-    if autopsy.trained:
-        blocks += _trained(autopsy)
     blocks += _recommendation(autopsy)
     return Page(f"Incident {autopsy.incident}, step {autopsy.step.step}: {cause}", blocks)
 
@@ -179,26 +177,6 @@ def _trial(trial: ReplayTrial, *, meant: bool) -> list[str]:
     ]
     scale = "none" if trial.largest_scale == 0 else _number(trial.largest_scale)
     return [trial.name, "good" if trial.good else "bad", *numbers, *errors, scale, trial.note]
-
-
-def _trained(autopsy: Autopsy) -> Iterator[Block]:
-    yield Heading("Trained on from here")
-    steps = autopsy.trained[0].steps
-    text = f"{steps} steps from the incident on, its batch first. The loss is that of the trained model, "
-    yield Text([f"{text}in FP32, on the same batches for all:"])
-    yield Table(
-        ("change", "applied", "scale at the end", "loss", "note"),
-        [
-            [
-                run.name,
-                f"{run.applied} of {run.steps}",
-                _number(run.scale),
-                _number(run.loss),
-                run.note,
-            ]
-            for run in autopsy.trained
-        ],
-    )
 
 
 def _recommendation(autopsy: Autopsy) -> Iterator[Block]:

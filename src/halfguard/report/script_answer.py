@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from halfguard.records.autopsy import ReplayTrial
-from halfguard.records.script_answer import OperationRun, ScriptAnswer
+from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report.autopsy import cure_blocks, module_parts, origin_blocks
-from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text, Tone
+from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text
 from halfguard.report.command_line import hide_secrets_in, hide_secrets_in_text
 
 _FP32 = {
@@ -74,8 +74,6 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
         yield from origin_blocks(answer.culprit, answer.way)
         if answer.exact:
             yield Text([answer.exact])
-    if answer.runs:
-        yield from _operation_runs(answer.runs)
     if answer.trials:
         yield from _trials(answer.trials)
     yield from _recommendation(answer)
@@ -110,18 +108,6 @@ def _fixed(answer: ScriptAnswer) -> str:
     in_vain = any(one.name.startswith(_PATCHED) and not one.good for one in answer.trials)
     later = " The script, patched so, failed at a later step." if in_vain else ""
     return f" This step is good with: {answer.cure.trial}.{later}"
-
-
-def _operation_runs(runs: tuple[OperationRun, ...]) -> Iterator[Block]:
-    yield Heading("The operation, run again from its kept inputs")
-    rows = []
-    for run in runs:
-        name = f"{run.precision}, as it ran" if run.as_it_ran else run.precision
-        bad = f"{run.not_finite} of {run.elements}"
-        numbers = [_number(run.low), _number(run.high), bad]
-        rows.append([name, *([run.note, "", ""] if run.note else numbers)])
-    tones: list[Tone] = ["bad" if run.not_finite or run.note else "good" for run in runs]
-    yield Table(("precision", "smallest result", "largest result", "not finite"), rows, tones)
 
 
 def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:

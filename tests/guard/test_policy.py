@@ -61,19 +61,9 @@ def test_a_desync_comes_before_everything_else() -> None:
         assert policy.find_cause(replace(seen, desync=True)) is Cause.DESYNC
 
 
-@pytest.mark.parametrize("action", ["halt", "resync"])
-@pytest.mark.parametrize("majority", [True, False])
-def test_a_desync_is_healed_only_by_a_majority(action: str, majority: bool) -> None:
-    seen = replace(HEALTHY, desync=True, majority=majority)
-    [decision], _ = run([seen], config(desync={"action": action}))
-    heals = action == "resync" and majority
-    assert decision == Decision(Action.SKIP if heals else Action.HALT, Cause.DESYNC)
-
-
-def test_healing_in_a_row_ends_like_every_streak() -> None:
-    rules = config(desync={"action": "resync"}, skip={"max_consecutive": 3})
-    decisions, _ = run([replace(HEALTHY, desync=True)] * 3, rules)
-    assert [d.action for d in decisions] == [Action.SKIP, Action.SKIP, Action.HALT]
+def test_a_desync_halts() -> None:
+    [decision], _ = run([replace(HEALTHY, desync=True)], config())
+    assert decision == Decision(Action.HALT, Cause.DESYNC)
 
 
 # -- the cause

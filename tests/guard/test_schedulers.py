@@ -210,7 +210,7 @@ def test_a_tensor_counts_its_changes() -> None:
     model = nn.Linear(1, 1)
     optimizer = Adam(model.parameters(), lr=torch.tensor(0.5))
     rates = LearningRates([optimizer], {id(optimizer)})
-    rates.roll_back(0.25, rates.planned(), None, 1.0)
+    rates.roll_back(0.25, rates.planned(), rates.state_dict())
     rate = optimizer.param_groups[0]["lr"]
     assert float(rate) == 0.125
     assert [float(r) for r in rates.planned().values() if r is not None] == [0.5]
@@ -246,21 +246,6 @@ def test_a_resumed_run_keeps_the_cut(name: str, tmp_path: Path) -> None:
     assert again.guard.resume()
     again.run(4)
     assert again.used == whole.used[-4:]
-
-
-def test_a_state_of_an_older_version_has_its_cut_in_the_schedule() -> None:
-    run = Run(SCHEDULERS["LambdaLR"])
-    run.run(3)
-    before = run.rates()
-    state = copy.deepcopy(run.guard.state_dict())
-    del state["recovery"]["rates"]
-    state["recovery"] |= {"lr_cut": 0.5, "in_force": 0.5}
-    run.guard.load_state_dict(state)
-    assert run.rates() == before
-    run.run(4)
-    run.roll_back()  # to the snapshot after loading; the first cut is already in the schedule
-    assert run.rates() == [rate * 0.5 for rate in before]
-    assert run.guard.state_dict()["recovery"]["in_force"] == 0.25
 
 
 def test_a_scheduler_step_that_raises_leaves_the_rates_cut() -> None:

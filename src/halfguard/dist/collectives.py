@@ -84,13 +84,6 @@ def all_gather_object(value: Any) -> list[Any]:
     return values
 
 
-def broadcast_tensors(source: int, tensors: Sequence[Tensor]) -> None:
-    """Overwrite contiguous tensors in place with those of one rank. Waits for the device."""
-    if world_size() > 1:
-        for tensor in tensors:  # as bytes: not every backend supports every dtype
-            dist.broadcast(tensor.view(-1).view(torch.uint8), src=source)
-
-
 def run_on_all(work: Callable[[], Any], device: torch.device) -> tuple[Any, list[str]]:
     """Run ``work``, which may fail on some ranks only; return this rank's result and all ranks' errors.
 

@@ -102,9 +102,6 @@ class DesyncConfig(_Section):
     """The bitwise comparison of ranks that must be equal. A single rank has nothing to compare."""
 
     every: int = Field(default=100, ge=1, description="steps between comparisons")
-    action: Literal["halt", "resync"] = Field(
-        default="halt", description="resync: copy the tensors of the majority, if there is one"
-    )
 
 
 class IncidentConfig(_Section):

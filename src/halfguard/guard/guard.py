@@ -662,9 +662,6 @@ class Guard:
         decision, self._policy = policy.decide(self._policy, seen, config)
         if cause is not None:
             self._look_into(decision, seen, report)
-        divergence = report.outcome.divergence
-        if divergence is not None and decision.action is Action.SKIP:
-            self._stepper.replicas.copy_from_majority(divergence)
         if decision.action is Action.RETRY:
             decision, seen = self._retry(seen, report)
         elif report.holds_scale:
@@ -739,10 +736,7 @@ class Guard:
         found = investigate(cause, report.batches, gradients, replicas, model, ignored)
         report.outcome.fault_report = found
         return replace(
-            seen,
-            weights_ok=found.bad_weight is None,
-            batch_ok=found.batch_fault is None,
-            majority=found.source is not None,
+            seen, weights_ok=found.bad_weight is None, batch_ok=found.batch_fault is None
         )
 
     def _retry(

@@ -52,7 +52,6 @@ class Signals:
     weights_ok: bool = True  # checked only if the loss or a gradient is not finite
     batch_ok: bool = True  # checked only if the loss is not finite
     desync: bool = False  # ranks that must be equal are not
-    majority: bool = True  # checked only then: a majority of ranks agrees
     statistics_finite: bool = True  # running statistics of normalization layers, after the step
     alarm: bool = False  # an audit found a fault, on any rank
 
@@ -141,8 +140,7 @@ def decide(state: PolicyState, seen: Signals, config: GuardConfig) -> tuple[Deci
         state = state if nan is state.nan else replace(state, nan=nan)
         return Decision(Action.APPLY, scale=scale), _after_applied(state, seen, config)
     if cause is Cause.DESYNC:
-        heals = config.desync is not None and config.desync.action == "resync" and seen.majority
-        return _bad(state, cause, config) if heals else (Decision(Action.HALT, cause), state)
+        return Decision(Action.HALT, cause), state
     # A dynamic loss scale finds its level, as in every healthy run.
     routine = cause is Cause.GRADIENT_OVERFLOW and can_fall(seen.scale, config)
     if cause in NONFINITE and config.skip.on_nonfinite == "retry_fp32":

@@ -1,42 +1,36 @@
 """Base class of every record on disk: frozen, versioned, and without unknown fields.
 
-A record's JSON begins with its ``kind`` and ``schema_version``. The functions in ``migrations`` convert
-an older version one step at a time. A newer version raises an error rather than being misread.
-Floats that JSON cannot represent (NaN, infinity) are written as strings and read back.
+A record's JSON begins with its ``kind`` and ``schema_version``. Another version raises an error rather
+than being misread.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from halfguard.errors import RecordError
 
-Migration = Callable[[dict[str, Any]], dict[str, Any]]
-
 
 class Record(BaseModel):
-    """Frozen data with a kind and a version; subclasses add fields and migrations."""
+    """Frozen data with a kind and a version; subclasses add fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     kind: ClassVar[str]
     schema_version: ClassVar[int] = 1
-    # version n -> a function that converts the fields of version n to those of n + 1
-    migrations: ClassVar[Mapping[int, Migration]] = {}
 
     def to_json(self) -> str:
-        """Return one line of JSON that ``from_json`` of this and later versions can read."""
+        """Return one line of JSON that ``from_json`` of this version can read."""
         head = f'{{"kind": "{self.kind}", "schema_version": {self.schema_version}'
         body = self.model_dump_json()
         return head + "}" if body == "{}" else f"{head}, {body[1:]}"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read a record, and migrate it if it has an older version."""
+        """Read a record of this version."""
         try:
             body = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -45,21 +39,19 @@ class Record(BaseModel):
             ) from error
         if not isinstance(body, dict) or body.pop("kind", None) != cls.kind:
             raise RecordError(f"This is not a {cls.kind} record: its 'kind' is missing or wrong.")
-        return cls._validate(cls._migrate(body))
+        return cls._validate(cls._without_version(body))
 
     @classmethod
-    def _migrate(cls, body: dict[str, Any]) -> dict[str, Any]:
+    def _without_version(cls, body: dict[str, Any]) -> dict[str, Any]:
         version = body.pop("schema_version", None)
         if type(version) is not int or version < 1:
             raise RecordError(f"This {cls.kind} record has no valid 'schema_version'.")
-        if version > cls.schema_version:
+        if version != cls.schema_version:
             raise RecordError(
-                f"This {cls.kind} record has version {version}; this halfguard reads up to "
-                f"version {cls.schema_version}.",
+                f"This {cls.kind} record has version {version}; this halfguard reads version "
+                f"{cls.schema_version}.",
                 cure="Run: pip install --upgrade halfguard",
             )
-        for step in range(version, cls.schema_version):
-            body = cls.migrations[step](body)
         return body
 
     @classmethod

@@ -102,7 +102,7 @@ class PrecisionPlan(Record):
             raise RecordError(f"This is not a plan: it is not YAML ({error}).") from error
         if not isinstance(body, dict) or body.pop("kind", None) != cls.kind:
             raise RecordError("This is not a plan: its first line is not 'kind: plan'.")
-        return cls._validate(cls._migrate(body))
+        return cls._validate(cls._without_version(body))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically: on an error, an existing file stays unchanged."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from halfguard.records.base import FloatRecordPart, Migration, Record
+from halfguard.records.base import FloatRecordPart, Record
 
 
 class Cause(StrEnum):
@@ -67,7 +66,7 @@ class Cause(StrEnum):
         (
             "Return to an earlier checkpoint. If it was one rank, once, its memory may be faulty. Otherwise "
             "code writes a tensor or draws random numbers on some ranks only: set desync.every to 1 to find "
-            "the step. With desync.action='resync' the run continues with the majority's bits."
+            "the step."
         ),
     )
 
@@ -126,8 +125,6 @@ class HealthyStepsRow(Record):
     """Consecutive healthy steps, summarized in one row."""
 
     kind: ClassVar[str] = "window"
-    schema_version: ClassVar[int] = 2
-    migrations: ClassVar[Mapping[int, Migration]] = {1: dict}  # version 1 had no losses
 
     first_step: int = Field(ge=0)
     last_step: int = Field(ge=0)

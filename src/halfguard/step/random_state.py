@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 def capture_random_state() -> dict[str, Any]:
@@ -102,9 +101,6 @@ def _capture_devices() -> dict[str, Any]:
 
 def _restore_devices(captured: Any) -> None:
     kind, module = _accelerator()
-    if isinstance(captured, Tensor):  # of one device, as earlier versions captured it
-        module.set_rng_state(captured.cpu())
-        return
     if captured["type"] != kind:
         return
     devices, states = _devices(), captured["states"]

@@ -26,17 +26,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.dist.collectives import (
-    all_agree,
     all_gather_numbers,
     all_gather_object,
     all_reduce_max,
     broadcast_object,
-    broadcast_tensors,
     rank,
     world_size,
 )
 from halfguard.dist.layout import ALL, Holders, Layout, find_layout
-from halfguard.dist.wrapping import local_tensor, unwrap_model
+from halfguard.dist.wrapping import unwrap_model
 from halfguard.guard.agreement.comparable_tensors import (
     NamedTensor,
     TrackedBuffer,
@@ -58,13 +56,10 @@ Descriptions = dict[str, str]  # kind and checksum of each tensor of a rank
 
 @dataclass(frozen=True)
 class Divergence:
-    """Ranks that differ from the majority, their differing tensors, and a rank to copy from."""
+    """Ranks that differ from the majority, and their differing tensors."""
 
     ranks: tuple[int, ...]
     tensors: tuple[str, ...]
-    source: (
-        int | None
-    )  # a rank of the majority; None if there is none, or others hold different tensors
 
     def __str__(self) -> str:
         if not self.ranks:
@@ -89,7 +84,7 @@ class Replicas:
         scale: Callable[[], list[NamedTensor]],
     ) -> None:
         self.complete = True  # this rank holds every updated parameter as a whole
-        self._model, self._optimizers, self._scale = model, optimizers, scale
+        self._model, self._scale = model, scale
         self._buffers: list[TrackedBuffer] = []
         self._parameters: dict[Holders, list[NamedTensor]] = {ALL: []}
         weights = chain(model.parameters(), *map(parameters_of, optimizers))
@@ -144,27 +139,18 @@ class Replicas:
             for holders, named in self._shared().items()
         }
         digests = all_gather_object({_digest(h): _digest(words) for h, words in mine.items()})
-        leader, agreed = -1, True
+        leader = -1
         for holders in mine:
             ranks = range(world_size()) if holders.ranks is None else holders.ranks
             of_holders = {r: digests[r].get(_digest(holders)) for r in ranks}
             value, votes = Counter(of_holders.values()).most_common(1)[0]
-            majority = 2 * votes > len(of_holders)
-            if majority and of_holders[rank()] == value:
-                continue
-            if leader < 0:
+            with_majority = 2 * votes > len(of_holders) and of_holders[rank()] == value
+            if leader < 0 and not with_majority:
                 leader = min(r for r in of_holders if of_holders[r] == value)
-            agreed = agreed and majority and holders == ALL
-        per_rank = all_gather_numbers([float(leader), float(agreed)], device)
-        suspects = tuple(r for r, (who, _) in enumerate(per_rank) if who >= 0)
-        sources = {int(who) for who, sure in per_rank if who >= 0 and sure}
-        known = all(sure for _, sure in per_rank) and len(sources) == 1
-        source = sources.pop() if known else None
-        if source is not None and not self._all_match(source, device):
-            source = None
-        leaders = [int(who) for who, _ in per_rank]
+        leaders = [int(who) for (who,) in all_gather_numbers([float(leader)], device)]
+        suspects = tuple(r for r, who in enumerate(leaders) if who >= 0)
         words = {_digest(holders): words for holders, words in mine.items()}
-        return Divergence(suspects, _differing(words, suspects, leaders, device), source)
+        return Divergence(suspects, _differing(words, suspects, leaders, device))
 
     def _describe_tensors(
         self, holders: Holders, named: Mapping[str, Tensor | None]
@@ -175,50 +161,6 @@ class Replicas:
             name: "changed" if name in changed else f"{describe_kind(tensor)} {checksum}"
             for (name, tensor), checksum in zip(named.items(), sums, strict=True)
         }
-
-    @torch.no_grad()
-    def copy_from_majority(self, divergence: Divergence) -> None:
-        """Overwrite shared tensors and optimizer state with those of the majority."""
-        assert divergence.source is not None  # noqa: S101 - without a majority the run is halted
-        unwritten = [buffer for buffer in self._buffers if buffer.unwritten is not None]
-        own = broadcast_object(
-            divergence.source, sorted(self._changed_buffers()), self._changed_value.device
-        )
-        for name, value in self._shared_state().items():
-            if isinstance(value, Tensor) and name not in own:
-                part = local_tensor(value.detach())
-                # Adam counts its steps on the host, where NCCL cannot reach.
-                sent = part.to(self._changed_value.device).contiguous()
-                broadcast_tensors(divergence.source, [sent])
-                if sent is not part:
-                    part.copy_(sent)
-        for buffer in unwritten:
-            buffer.keep()  # these writes were ours
-
-    def _all_match(self, source: int, device: torch.device) -> bool:
-        """Return whether every rank holds tensors of the same names, shapes and dtypes as ``source``."""
-        holdings = self._shared_state()
-        mine = [
-            (name, describe_kind(value)) for name, value in holdings.items()
-        ]  # sent in this order
-        theirs = broadcast_object(source, mine, device)
-        can = all(
-            is_plain_memory(value) for value in holdings.values() if isinstance(value, Tensor)
-        )
-        return all_agree(can and theirs == mine, device)
-
-    def _shared_state(self) -> dict[str, object]:
-        """Return the tensors that all ranks share, by name, with their optimizer state."""
-        shared = self._shared()[ALL]
-        whole = {id(tensor) for _, tensor in self._parameters[ALL]}
-        states = {
-            f"state {turn}.{index}.{key}": value
-            for turn, optimizer in enumerate(self._optimizers)
-            for index, parameter in enumerate(parameters_of(optimizer))
-            if id(parameter) in whole  # state of a shard belongs to the rank that holds it
-            for key, value in sorted(optimizer.state.get(parameter, {}).items())
-        }
-        return {**shared, **states}
 
     def _shared(self) -> SharedTensors:
         shared: SharedTensors = {

@@ -62,8 +62,6 @@ class LearningRates:
         self._optimizers, self._scheduled = optimizers, scheduled
         self._only_in_steps = only_in_steps
         self.factor = 1.0  # on the planned rates
-        # The part of the cut that is in the schedule itself: older versions wrote all of it there.
-        self._built_in = 1.0
         self._cut_rates: dict[_Place, _CutRate] = {}  # empty while the factor is 1
 
     def planned(self) -> dict[_Place, Rate]:
@@ -103,21 +101,20 @@ class LearningRates:
         self,
         cut: float,
         before: Mapping[_Place, Rate],
-        kept: Mapping[str, Any] | None,
-        kept_cut: float,
+        kept: Mapping[str, Any],
     ) -> None:
         """Cut the rates that the optimizers got from a snapshot; ``before`` are the planned ones until then.
 
         A scheduler of the guard was restored with the snapshot, so its plan is the snapshot's. Other rates
         are the user's: the lower one of the snapshot's plan and the present plan holds.
         """
-        self.load_state_dict(kept, kept_cut)
+        self.load_state_dict(kept)
         planned = self.planned()
         for place, _ in self._groups({id(o) for o in self._optimizers} - self._scheduled):
             now, then = before.get(place), planned[place]
             if now is not None and then is not None:
                 planned[place] = min(now, then)
-        self.factor = cut / self._built_in
+        self.factor = cut
         self._cut(planned)
 
     def uncuttable(self) -> list[str]:
@@ -143,14 +140,11 @@ class LearningRates:
         planned = self.planned() if self._cut_rates else {}
         return {
             "factor": self.factor,
-            "built_in": self._built_in,
             "planned": [[i, j, rate] for (i, j), rate in planned.items()],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any] | None, cut: float = 1.0) -> None:
-        """Restore a state; None is the state of an older version, with all of ``cut`` in the schedule."""
-        state = state or {"factor": 1.0, "built_in": cut, "planned": []}
-        self.factor, self._built_in = state["factor"], state["built_in"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.factor = state["factor"]
         self._cut_rates = {
             (i, j): _CutRate(rate, None if rate is None else rate * self.factor)
             for i, j, rate in state["planned"]

@@ -123,8 +123,7 @@ class Recovery:
         if remedy is None:
             self._lr_cut *= self._rules.lr_factor
         self._in_force = self._lr_cut * (_LOWER_LR if remedy == "lower_lr" else 1.0)
-        kept_rates = kept["run"]["recovery"].get("rates")
-        self._rates.roll_back(self._in_force, planned, kept_rates, kept["lr_cut"])
+        self._rates.roll_back(self._in_force, planned, kept["run"]["recovery"]["rates"])
         self._healthy = self._since = 0
         logger.warning(
             "rolled back to step %d, learning rate at %.3g of the schedule%s",
@@ -146,7 +145,7 @@ class Recovery:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._lr_cut, self._in_force = state["lr_cut"], state["in_force"]
-        self._rates.load_state_dict(state.get("rates"), self._in_force)
+        self._rates.load_state_dict(state["rates"])
         self._base = GuardConfig.load(state["base"])
 
     def restart(self) -> None:
@@ -164,8 +163,7 @@ class Recovery:
     def _take_snapshot(self, random_state: dict[str, Any] | None = None) -> None:
         run = self._describe()
         step = run["counters"]["step"]
-        extra = {"lr_cut": self._in_force, "run": run}
-        if self._snapshots.take(step, extra, random_state or capture_random_state()):
+        if self._snapshots.take(step, {"run": run}, random_state or capture_random_state()):
             self._healthy = self._since = 0
         else:
             logger.warning(

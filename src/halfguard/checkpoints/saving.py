@@ -18,11 +18,11 @@ from torch import Tensor
 
 from halfguard import formats
 from halfguard.checkpoints.collecting import CollectedState, collect_state, replace_tensors
-from halfguard.checkpoints.poison import Poison, find_poison
 from halfguard.checkpoints.temporary_files import lock_while_writing, remove_unfinished
 from halfguard.dist.collectives import all_gather_object, rank, run_on_all
 from halfguard.dist.wrapping import full_tensor, is_dtensor
 from halfguard.errors import HalfguardError, PoisonedStateError, UsageError
+from halfguard.numerics.finite import Poison, find_poison
 from halfguard.records.atomic_write import write_atomically
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from halfguard.numerics.health import health
+from halfguard.numerics.finite import find_nonfinite
 
 logger = logging.getLogger("halfguard")
 
@@ -36,9 +36,11 @@ class NonfiniteCallback(TrainerCallback):
         """Measure the gradients on the device."""
         parameters = kwargs["model"].named_parameters()
         gradients = {name: p.grad for name, p in parameters if p.grad is not None}
-        bad = (health(list(gradients.values())).nonfinite > 0).long()
-        if list(gradients) != self._names:
-            self._names, self._bad = list(gradients), None
+        positions, codes = find_nonfinite(gradients.values())
+        names, bad = list(gradients), (codes > 0).long()
+        names = [names[position] for position in positions]
+        if names != self._names:
+            self._names, self._bad = names, None
         self._bad = bad if self._bad is None else self._bad + bad
         self._steps.append(bad.amax())
 

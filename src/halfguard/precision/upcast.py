@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from halfguard.errors import UsageError
 from halfguard.formats import FP16
-from halfguard.numerics.health import health
+from halfguard.numerics.finite import find_poison
 from halfguard.precision.modes import HALF_DTYPES
 
 
@@ -77,27 +77,11 @@ def half_state_dict(model: nn.Module) -> dict[str, Any]:
 
 
 def _raise_if_nonfinite(tensors: dict[str, Tensor]) -> None:
-    if not tensors:
-        return
-    rows = health(list(tensors.values()), target=FP16).rows()
-    bad = [
-        f"{name} ({_describe_counts(row)})"
-        for name, row in zip(tensors, rows, strict=True)
-        if row["nan"] or row["posinf"] or row["neginf"] or row["overflow"]
-    ]
+    bad = find_poison(tensors, target=FP16)
     if bad:
         raise UsageError(
             f"half_state_dict() would save values that are not finite in float16, in {len(bad)} of "
-            f"{len(tensors)} tensors: {', '.join(bad)}. Nothing was returned.",
+            f"{len(tensors)} tensors: {', '.join(map(str, bad))}. Nothing was returned.",
             cure="NaN or infinity: use an earlier checkpoint. Beyond 65504: save FP32 with "
             "model.state_dict(). Intended -inf, as in a mask: register it with persistent=False.",
         )
-
-
-def _describe_counts(row: dict[str, float]) -> str:
-    kinds = {
-        "NaN": row["nan"],
-        "infinite": row["posinf"] + row["neginf"],
-        "beyond 65504": row["overflow"],
-    }
-    return ", ".join(f"{int(n)} {kind}" for kind, n in kinds.items() if n)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from halfguard.errors import UsageError
+from halfguard.numerics.finite import all_finite
 from halfguard.step.random_state import seeded
 from halfguard.testing.faults import FAULTS, Batch, Fault, InjectedError, LoopParts, batches_of
 
@@ -191,5 +192,4 @@ def _outcome(
 
 
 def _is_bad(values: Iterable[Any]) -> bool:
-    tensors = (value for value in values if isinstance(value, Tensor))
-    return any(not bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    return not all_finite(value for value in values if isinstance(value, Tensor))

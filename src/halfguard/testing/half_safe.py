@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from halfguard.errors import UsageError
+from halfguard.numerics.finite import all_finite
 from halfguard.precision_names import Precision, PrecisionName
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 from halfguard.tracing.auditing.audit import audit
@@ -43,7 +42,8 @@ def _train(step: TrainingStep, batch: Any, where: str, *, audited: bool) -> None
     states = capture_random_state()
     loss = step.forward(batch)
     step.backward(loss)
-    finite = _is_finite(loss, *step.gradients())
+    found = (one.coalesce() if one.is_sparse else one for one in (loss, *step.gradients()))
+    finite = all_finite(found)
     if not finite or audited:
         after = capture_random_state()
         restore_random_state(states)  # the same dropout masks
@@ -70,8 +70,3 @@ def _raise_if_wrong(step: TrainingStep, batch: Any, where: str, *, finite: bool)
     if findings := audit(lambda: step.loss_of(batch), model).findings:
         listed = "\n".join(map(str, findings))
         raise AssertionError(f"{where} is finite in {step.precision}, but wrong.\n{listed}")
-
-
-def _is_finite(*tensors: Tensor) -> bool:
-    dense = (one.coalesce().values() if one.is_sparse else one for one in tensors)
-    return all(bool(one.isfinite().all()) for one in dense)

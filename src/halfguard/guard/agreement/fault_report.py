@@ -8,20 +8,19 @@ bits.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from halfguard.dist.collectives import all_gather_numbers, all_gather_object, world_size
-from halfguard.dist.wrapping import local_tensor
 from halfguard.guard.agreement.desync import Divergence, Replicas
 from halfguard.guard.batch_checks import BatchFault, find_batch_fault
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.step_batches import StepBatches
+from halfguard.numerics.finite import find_nonfinite
 from halfguard.records import Cause
 
 _REPORTED = 5  # parameters
@@ -47,11 +46,6 @@ class FaultReport:
     batch_known: bool = False  # it was given to the guard, and checked
     changed_in_place: bool = False  # by a loss function, on any rank: the step cannot be repeated
     divergence: Divergence | None = None
-
-    @property
-    def source(self) -> int | None:
-        """The rank that the others could copy from."""
-        return None if self.divergence is None else self.divergence.source
 
 
 def investigate(
@@ -113,34 +107,14 @@ def find_bad_weight(
     trainable one must be among the ``used``, those with a gradient: others did not take part.
     """
     named = [
-        (name, p, _largest(p))
-        for name, p in model.named_parameters()
-        if name in used or not p.requires_grad
+        (name, p) for name, p in model.named_parameters() if name in used or not p.requires_grad
     ]
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for _, _, largest in named:
-        by_kind.setdefault((largest.device, largest.dtype), []).append(largest)
-    read = {kind: iter(torch.stack(values).tolist()) for kind, values in by_kind.items()}
-    for name, parameter, largest in named:
-        value = next(read[largest.device, largest.dtype])
-        is_bad = math.isinf(value) and parameter.requires_grad and not nan_only
-        if math.isnan(value) or is_bad:
-            return BadWeight(name, "NaN" if math.isnan(value) else "infinity")
+    positions, codes = find_nonfinite(p for _, p in named)
+    for position, code in sorted(zip(positions, codes.tolist(), strict=True)):
+        name, parameter = named[position]
+        if code == 1 or (code and parameter.requires_grad and not nan_only):
+            return BadWeight(name, "NaN" if code == 1 else "infinity")
     return None
-
-
-def _largest(parameter: Tensor) -> Tensor:
-    """Return the largest magnitude of a parameter, without a copy of it; 0 for one that cannot hold NaN."""
-    values = local_tensor(parameter.detach())
-    largest: Tensor = torch.zeros(())
-    if (
-        values.numel()
-        and not values.is_meta
-        and (values.is_floating_point() or values.is_complex())
-    ):
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # float8
-            largest = torch.linalg.vector_norm(values, math.inf)
-    return largest
 
 
 def worst_parameters(gradients: Gradients, *, sharded: bool = False) -> tuple[str, ...]:

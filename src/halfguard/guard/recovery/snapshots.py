@@ -11,8 +11,7 @@ between them, and not everything.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -20,12 +19,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.dist.collectives import all_agree
-from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import RecordError, UsageError
 from halfguard.guard.protocols import Stateful
 from halfguard.guard.recovery.restoring import open_schedulers, restore_buffers, restore_types
 from halfguard.guard.recovery.snapshot_store import SnapshotState, SnapshotStore
-from halfguard.numerics.transfer import to_device
+from halfguard.numerics.finite import all_finite, has_nan
 from halfguard.step.nested import floating_tensors
 from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import portable_random_state, restore_random_state
@@ -60,7 +58,8 @@ class Snapshots:
         buffers = state.own.get("buffers", {})
         checked = {name: part for name, part in state.own.items() if name != "buffers"}
         # Buffers outside the state_dict are often masks, in which infinity is meant.
-        finite = all_finite((state.shared, checked)) and not has_nan(buffers)
+        finite = all_finite(_tensors((state.shared, checked)))
+        finite = finite and not has_nan(_tensors(buffers))
         if not all_agree(finite, self._device):
             return False
         self.drop_candidate()
@@ -192,35 +191,5 @@ class Snapshots:
             self._store.discard(taken[1])
 
 
-def all_finite(state: Any) -> bool:
-    """Return whether every floating-point tensor is finite, with a single read of the device."""
-    largest = _largest_values(state)
-    if not largest:
-        return True
-    # Zero times a non-finite number is NaN in every dtype; a cast to a narrower one could overflow.
-    device = largest[0].device
-    zeros = [to_device(norm * 0, device, torch.float32) for norm in largest]
-    return bool(torch.stack(zeros).isfinite().all())
-
-
-def has_nan(state: Any) -> bool:
-    """Return whether any tensor holds a NaN, with a single read of the device."""
-    largest = _largest_values(state)
-    if not largest:
-        return False
-    device = largest[0].device
-    found = [to_device(norm.isnan(), device) for norm in largest]
-    return bool(torch.stack(found).any())
-
-
-def _largest_values(state: Any) -> list[Tensor]:
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for _, tensor in floating_tensors(state):
-        part = local_tensor(tensor.detach())
-        if part.layout is not torch.strided:
-            part = part._values() if part.layout is torch.sparse_coo else part.values()
-        if part.itemsize == 1:
-            part = part.to(torch.bfloat16)  # float8, for which torch has no norm
-        if part.numel():
-            by_kind.setdefault((part.device, part.dtype), []).append(part)
-    return [norm for group in by_kind.values() for norm in torch._foreach_norm(group, math.inf)]
+def _tensors(state: Any) -> Iterator[Tensor]:
+    return (tensor for _, tensor in floating_tensors(state))

@@ -30,7 +30,7 @@ def has_overflow(model):
 ```
 
 ## References
-`halfguard.numerics.health` does this in a constant number of operations.
+`torch.amp.GradScaler.unscale_` makes this check for all gradients at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Find values that must not be saved: NaN, infinity, and numbers too large for the format of the file."""
+"""Find tensors that are not finite, or too large for a format, at the price of one maximum each.
+
+The largest magnitude of a tensor is NaN if one of its values is, so it answers for all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from halfguard.dist.wrapping import local_tensor
 from halfguard.formats import Format
+from halfguard.numerics.tensor_rows import local_tensor
+from halfguard.numerics.transfer import to_device
 
 # An infinite number often means "none yet", as the best metric of ReduceLROnPlateau does. Not here:
 _FINITE_NUMBERS = frozenset({"lr", "initial_lr", "weight_decay", "momentum", "eps", "scale"})
@@ -48,9 +52,41 @@ class Poison:
 
 
 @torch.no_grad()
+def find_nonfinite(tensors: Iterable[Tensor]) -> tuple[list[int], Tensor]:
+    """Return the positions of tensors that can hold NaN, and a code for each of them, on the device.
+
+    The code is 1 for a tensor with a NaN, 2 for one with an infinity and no NaN, and 0 for a finite one.
+    """
+    by_kind: dict[tuple[torch.device, torch.dtype], dict[int, Tensor]] = {}
+    for position, tensor in enumerate(tensors):
+        part = _floating_values(tensor)
+        if part is not None and part.numel():
+            by_kind.setdefault((part.device, part.dtype), {})[position] = part
+    positions = [position for group in by_kind.values() for position in group]
+    codes: list[Tensor] = []
+    for group in by_kind.values():
+        largest = torch.stack(torch._foreach_norm(list(group.values()), math.inf))
+        code = largest.isnan().long() + 2 * largest.isinf().long()
+        codes.append(to_device(code, codes[0].device if codes else code.device))
+    return positions, torch.cat(codes) if codes else torch.zeros(0, dtype=torch.long)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether every floating-point tensor is finite, with a single read of the device."""
+    positions, codes = find_nonfinite(tensors)
+    return not positions or not bool(codes.any())
+
+
+def has_nan(tensors: Iterable[Tensor]) -> bool:
+    """Return whether any tensor holds a NaN, with a single read of the device."""
+    positions, codes = find_nonfinite(tensors)
+    return bool(positions) and bool((codes == 1).any())
+
+
+@torch.no_grad()
 def find_poison(
     tensors: Mapping[str, Tensor],
-    numbers: Mapping[str, float],
+    numbers: Mapping[str, float] | None = None,
     *,
     target: Format | None = None,
     allow_infinite: Iterable[str] = (),
@@ -65,7 +101,7 @@ def find_poison(
     checked = {name: part for name, part in values.items() if part is not None and part.numel()}
     suspects = _not_below(checked, math.inf if target is None else target.overflow_threshold)
     found = {name: _count(name, checked[name], target) for name in suspects}
-    found |= {name: _judge_number(name, number) for name, number in numbers.items()}
+    found |= {name: _judge_number(name, number) for name, number in (numbers or {}).items()}
     allowed = {n for n in found if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
     return [
         poison
@@ -75,9 +111,9 @@ def find_poison(
 
 
 def _floating_values(tensor: Tensor) -> Tensor | None:
-    """Return the values that this rank holds, as a strided real tensor; None if they are integers."""
-    part = local_tensor(tensor)
-    if not (part.is_floating_point() or part.is_complex()):
+    """Return the values that this rank holds, as a strided real tensor; None if they cannot be NaN."""
+    part = local_tensor(tensor.detach())
+    if part.is_meta or not (part.is_floating_point() or part.is_complex()):
         return None
     if part.is_nested:
         part = part.values()

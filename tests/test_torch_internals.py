@@ -28,7 +28,7 @@ from torch.utils import _python_dispatch, _pytree
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from torch.utils._mode_utils import no_dispatch
 
-from halfguard.step.names import WRAPPERS
+from halfguard.step.parameters import WRAPPERS
 from tests.support.cases import each
 from tests.support.private_names import private_names
 

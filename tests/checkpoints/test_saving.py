@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import halfguard as hg
-from halfguard.checkpoints import temporary_files
+from halfguard.checkpoints import saving
 from halfguard.errors import PoisonedStateError, UsageError
 from tests.checkpoints.helper import Tied, files, trained_state
 from tests.support.cases import each
@@ -233,7 +233,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
         if left is not young:
             os.utime(left, (long_ago, long_ago))
     with busy.open("rb") as file:
-        temporary_files.lock_while_writing(file)
+        saving.lock_while_writing(file)
         hg.save_checkpoint(path, {"w": torch.ones(1)})
         assert sorted(files(tmp_path)) == [".a.pt.busy.tmp", ".a.pt.young.tmp", "a.pt"]
     os.utime(young, (long_ago, long_ago))

@@ -23,7 +23,7 @@ import halfguard as hg
 from halfguard.errors import TrainingHaltedError, UsageError
 from halfguard.guard.guard import Guard
 from halfguard.incident import open_incident
-from halfguard.incident.private_batch import summarize_batch
+from halfguard.incident.capture import summarize_batch
 from halfguard.records import Action
 from halfguard.workload import Workload
 

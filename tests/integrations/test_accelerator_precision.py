@@ -9,7 +9,7 @@ import pytest
 from accelerate.utils import DistributedType
 
 from halfguard.errors import UsageError
-from halfguard.integrations.accelerator_precision import precision_of, raise_if_unsupported
+from halfguard.integrations.accelerate import precision_of, raise_if_unsupported
 
 
 def accelerator(precision: str, where: str = "NO", *, lowered: bool = True) -> Any:

@@ -7,7 +7,7 @@ import torch
 
 from halfguard.errors import UsageError
 from halfguard.ops import masked_softmax
-from halfguard.ops.masking import masked_softmax_reference
+from halfguard.ops.norms import masked_softmax_reference
 
 from .helper import DTYPES, assert_agrees, gradients
 

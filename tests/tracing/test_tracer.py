@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.numerics.histogram import INFINITE, NAN, bin_index, histogram
-from halfguard.records.trace import LayerStats, TraceStep
+from halfguard.records.ranges import LayerStats, TraceStep
 from halfguard.tracing import Tracer, trace
 from halfguard.tracing.rows import count_binades
 from tests.support.counting import OpCounter

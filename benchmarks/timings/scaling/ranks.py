@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import save
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import halfguard.dist.indexed_reader  # noqa: F401 - importing it would be measured, too
+import halfguard.dist.shard_files  # noqa: F401 - importing it would be measured, too
 from benchmarks.timings.scaling.rows import Row, Table, in_new_process, timed
 from halfguard.dist import checkpoint
 from halfguard.dist.collectives import all_gather_numbers

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from halfguard.acceptance.setting import Cases, NotRunError, Setting
-from halfguard.dist.process_group import nccl_is_available
+from halfguard.dist.collectives import nccl_is_available
 from halfguard.records.acceptance import AcceptanceCase
 
 NAME = "lockstep"

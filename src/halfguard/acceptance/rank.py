@@ -28,7 +28,7 @@ from halfguard.acceptance.jobs import (
     make_batch,
     make_model,
 )
-from halfguard.dist.process_group import process_group
+from halfguard.dist.collectives import process_group
 from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause, write_atomically
 

@@ -6,7 +6,10 @@ and checked again, since only the content of the file itself is certain. Only th
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
+import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -18,7 +21,6 @@ from torch import Tensor
 
 from halfguard import formats
 from halfguard.checkpoints.collecting import CollectedState, collect_state, replace_tensors
-from halfguard.checkpoints.temporary_files import lock_while_writing, remove_unfinished
 from halfguard.dist.collectives import all_gather_object, rank, run_on_all
 from halfguard.dist.wrapping import full_tensor, is_dtensor
 from halfguard.errors import HalfguardError, PoisonedStateError, UsageError
@@ -193,3 +195,35 @@ def _advice(found: list[Poison]) -> list[str]:
             "If infinity is intended, as in a mask: allow_infinite=[" + f'"{broken[0].name}"].'
         )
     return advice
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_YOUNG = 60.0  # seconds: its writer may not have locked it yet
+
+
+def lock_while_writing(file: BinaryIO) -> None:
+    """Mark an open file as being written; the system ends this with the process."""
+    with contextlib.suppress(OSError):  # some systems and network file systems have no locks
+        _lock(file)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove temporary files of ``path`` that no living process writes; where this is unknown, keep them."""
+    # The names that records.atomic_write gives them.
+    for left in path.parent.glob(f".{glob.escape(path.name[:40])}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime < _YOUNG:
+                continue
+            with left.open("rb") as file:
+                _lock(file)  # raises if it is being written
+                left.unlink()
+
+
+def _lock(file: BinaryIO) -> None:
+    if fcntl is None:
+        raise OSError("this system has no flock")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

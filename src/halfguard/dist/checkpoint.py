@@ -27,8 +27,7 @@ from halfguard.records.snapshot import FileChecksum
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from halfguard.dist.checksum_writer import ChecksumWriter
-    from halfguard.dist.indexed_reader import IndexedReader
+    from halfguard.dist.shard_files import ChecksumWriter, IndexedReader
 
 Index: TypeAlias = "Metadata"
 ShapeAndDtype = tuple[torch.Size, torch.dtype]
@@ -60,7 +59,7 @@ def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> PendingSave:
     # Imported here because loading it takes longer than many training steps.
     from torch.distributed.checkpoint.state_dict_saver import async_save  # noqa: PLC0415
 
-    from halfguard.dist.checksum_writer import ChecksumWriter  # noqa: PLC0415
+    from halfguard.dist.shard_files import ChecksumWriter  # noqa: PLC0415
 
     _ignore_single_process_warning()
     writer = ChecksumWriter(folder)
@@ -130,6 +129,6 @@ def _ignore_single_process_warning() -> None:
 
 
 def _reader(folder: Path, index: Index | None = None) -> IndexedReader:
-    from halfguard.dist.indexed_reader import IndexedReader  # noqa: PLC0415
+    from halfguard.dist.shard_files import IndexedReader  # noqa: PLC0415
 
     return IndexedReader(folder, index)

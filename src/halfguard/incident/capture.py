@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
 from halfguard.incident.encoding import Encoder, can_be_stored
-from halfguard.incident.private_batch import summarize_batch
 from halfguard.incident.store import write_incident
 from halfguard.records import IncidentRecord, MicroBatchRecord, StepRow
-from halfguard.step.nested import text_of
+from halfguard.step.nested import batch_leaves, text_of
 
 logger = logging.getLogger("halfguard")
 
@@ -240,3 +242,47 @@ def _git_state() -> dict[str, str]:
         }
     except (OSError, subprocess.SubprocessError):
         return {}
+
+
+_MAX_LINES = 100
+_LEAST = 64  # elements of a tensor whose largest magnitude is given
+
+
+@torch.no_grad()
+def summarize_batch(batch: Any) -> tuple[str, ...]:
+    """Return a line for each tensor and array of a batch that must not be stored. This reads the device.
+
+    It holds dtypes, shapes and statistics; no value, key or string. Statistics are for floating-point
+    tensors only, since integers are often identities. The largest magnitude is rounded up to a power of two,
+    and left out for small tensors, where it would be nearly a value.
+    """
+    lines = (_line(leaf) for leaf in batch_leaves(batch))
+    return tuple(islice((line for line in lines if line), _MAX_LINES))
+
+
+def _line(leaf: Any) -> str:
+    try:
+        if isinstance(leaf, Tensor):
+            name = f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+            return f"{name}{_statistics(leaf)}"
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(leaf, numpy.ndarray):
+            kind = {"U": "str", "S": "bytes", "O": "object"}.get(leaf.dtype.kind, leaf.dtype.name)
+            floating = _statistics(torch.from_numpy(leaf)) if leaf.dtype.kind == "f" else ""
+            return f"numpy.{kind}{list(leaf.shape)}{floating}"
+    except Exception:  # noqa: BLE001 - a layout or dtype that cannot be read
+        return "a tensor that cannot be read"
+    return ""
+
+
+def _statistics(tensor: Tensor) -> str:
+    if not tensor.is_floating_point() or tensor.is_meta or not tensor.numel():
+        return ""
+    values = tensor.detach().float()
+    finite = values[values.isfinite()].abs()
+    text = f": {int(values.isnan().sum())} NaN, {int(values.isinf().sum())} infinite"
+    if tensor.numel() < _LEAST or not finite.numel():
+        return text
+    largest = finite.max().item()
+    power = f"at most 2^{math.ceil(math.log2(largest))}" if largest else "0"
+    return f"{text}, largest magnitude {power}"

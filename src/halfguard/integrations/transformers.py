@@ -20,7 +20,7 @@ from transformers import Trainer
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
-from halfguard.integrations.accelerator_precision import (
+from halfguard.integrations.accelerate import (
     precision_of,
     raise_if_unsupported,
     unwrap_optimizer,

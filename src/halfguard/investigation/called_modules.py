@@ -17,8 +17,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from halfguard.step.names import without_wrappers
 from halfguard.step.nested import floating_tensors
+from halfguard.step.parameters import without_wrappers
 from halfguard.tracing.module_stack import ModuleStack
 
 _MOST_CARRIERS = 200

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from halfguard.records import RunInfo
-from halfguard.records.versions import installed_version
+from halfguard.records.machine import installed_version
 
 
 def collect_environment(device: object = "cpu") -> dict[str, str]:

@@ -10,8 +10,7 @@ from halfguard.ops.capping import soft_cap
 from halfguard.ops.distillation import Distillation, distillation_loss
 from halfguard.ops.elementary import div, exp, log, logsigmoid, rsqrt, sqrt
 from halfguard.ops.losses import binary_cross_entropy, bpr_loss, cross_entropy
-from halfguard.ops.masking import masked_softmax
-from halfguard.ops.norms import cosine_similarity, normalize, rms_norm
+from halfguard.ops.norms import cosine_similarity, masked_softmax, normalize, rms_norm
 
 __all__ = [
     "Distillation",

@@ -16,7 +16,7 @@ from torch import nn
 from halfguard.errors import UsageError
 from halfguard.precision.islands import fp32_island
 from halfguard.records.plan import LineIsland, PrecisionPlan
-from halfguard.step.names import without_wrappers
+from halfguard.step.parameters import without_wrappers
 
 logger = logging.getLogger("halfguard")
 

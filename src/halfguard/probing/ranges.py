@@ -19,8 +19,7 @@ from halfguard.probing.scales import (
 )
 from halfguard.probing.shrink import is_inside
 from halfguard.records.plan import ScaleRange
-from halfguard.records.ranges import LayerRange
-from halfguard.records.trace import LayerStats, TraceStep
+from halfguard.records.ranges import LayerRange, LayerStats, TraceStep
 
 _GRADIENTS = ("grad_output", "param_grad")
 

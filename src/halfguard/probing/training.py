@@ -23,7 +23,7 @@ from halfguard.probing.half_audit import HalfAudit, StepFault
 from halfguard.probing.scales import MAX_EXPONENT, MIN_EXPONENT
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
-from halfguard.records.trace import TraceStep
+from halfguard.records.ranges import TraceStep
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.tracing.rows import Detail

@@ -6,6 +6,7 @@ are plain data, so tests can judge records of machines that are not present.
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -125,3 +126,11 @@ class MachineReport(Record):
     def problems(self) -> tuple[Finding, ...]:
         """The findings that are more than notes."""
         return tuple(found for found in self.findings if found.severity != "note")
+
+
+def installed_version(package: str) -> str:
+    """Return the version of an installed package; an empty string if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

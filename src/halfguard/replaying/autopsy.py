@@ -21,8 +21,8 @@ from halfguard.replaying.entry import find_workload
 from halfguard.replaying.replayed_step import ReplayedStep, Result
 from halfguard.replaying.restore import raise_if_private
 from halfguard.replaying.trials import Trials, find_first_bad_number
-from halfguard.step.names import without_wrappers
 from halfguard.step.nested import floating_tensors
+from halfguard.step.parameters import without_wrappers
 from halfguard.step.random_state import seeded
 from halfguard.workload import Workload
 

@@ -26,7 +26,7 @@ from halfguard.precision_names import Precision
 from halfguard.replaying.limits import GoodStepLimits, good_step_limits
 from halfguard.replaying.restore import load_batches, load_model, restore_generators
 from halfguard.replaying.samples import map_tensors, select
-from halfguard.step.names import without_wrappers
+from halfguard.step.parameters import without_wrappers
 from halfguard.workload import Workload
 from halfguard.workload.user_error import describe_error
 

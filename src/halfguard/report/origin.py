@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from halfguard.records.versions import installed_version
+from halfguard.records.machine import installed_version
 from halfguard.report.command_line import current_command
 
 

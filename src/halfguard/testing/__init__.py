@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from halfguard.testing.assertions import assert_half_safe, assert_matches_fp32
 from halfguard.testing.fault_injection import (
     FaultOutcome,
     Loop,
@@ -9,8 +10,6 @@ from halfguard.testing.fault_injection import (
     inject_faults,
 )
 from halfguard.testing.faults import FAULTS, Fault, LoopParts
-from halfguard.testing.half_safe import assert_half_safe
-from halfguard.testing.matches_fp32 import assert_matches_fp32
 
 __all__ = [
     "FAULTS",

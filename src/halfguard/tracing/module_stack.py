@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from halfguard.step.names import COMPILED, without_wrappers
+from halfguard.step.parameters import COMPILED, without_wrappers
 
 
 class ModuleStack:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_index, histogram
 from halfguard.numerics.tensor_rows import statistics_dtype
-from halfguard.records.trace import LayerStats, TensorPlace
+from halfguard.records.ranges import LayerStats, TensorPlace
 
 Detail = Literal["health", "range"]
 Key = tuple[str, TensorPlace, str]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
-from halfguard.records.trace import LayerStats, TraceStep
+from halfguard.records.ranges import LayerStats, TraceStep
 from halfguard.step.nested import floating_tensors
 from halfguard.tracing.module_stack import visible_modules
 from halfguard.tracing.rows import Detail, Key, TensorStatistics, fetch, measure

@@ -10,7 +10,7 @@ from torch import nn
 
 from halfguard.guard.healing.producer import Producer
 from halfguard.records.plan import Island, LineIsland
-from halfguard.step.names import without_wrappers
+from halfguard.step.parameters import without_wrappers
 
 AnyIsland = Island | LineIsland
 

@@ -19,8 +19,7 @@ from halfguard.precision.lost_updates import future_rates, measure_lost_updates
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.watch import LayerUpdates
-from halfguard.step.names import without_wrappers
-from halfguard.step.parameters import parameters_of
+from halfguard.step.parameters import parameters_of, without_wrappers
 
 AHEAD = 1000  # steps of the schedule to look at, or five intervals if these are more
 SAMPLE = 4096  # elements of each weight

@@ -20,7 +20,7 @@ from halfguard.diagnosis.model.repeats import (
 )
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.records.finding import Finding
-from halfguard.step.names import COMPILED
+from halfguard.step.parameters import COMPILED
 
 # Relative differences that fusion explains: about 16 roundings of the narrowest dtype of the pass.
 _TOLERANCE = {torch.float16: 0.016, torch.bfloat16: 0.125}

@@ -467,8 +467,8 @@ def kernels_of_a_key_are_listed() -> None:
 
 
 @used_by("precision tracing", "torch._C._current_graph_task_id")
-@used_by("guard tracing", "torch._C._current_autograd_node", "torch._C._autograd._get_sequence_nr")
-@used_by("guard tracing", "_sequence_nr")
+@used_by("tracing", "torch._C._current_autograd_node", "torch._C._autograd._get_sequence_nr")
+@used_by("tracing", "_sequence_nr")
 def a_backward_pass_knows_the_node_that_it_runs() -> None:
     seen: list[Any] = []
 

@@ -52,12 +52,11 @@ class OperationPlaces:
     def of(self, packet: str, frame: FrameType | None) -> OperationPlace:
         """Return the place of the operation that is running."""
         op = display_name(packet)
-        # Typed as a Node; None outside a backward pass.
-        node: Any = torch._C._current_autograd_node()
+        node = current_node()
         source = SourceLine() if frame is None else locate_frame(frame, self._outermost)
         if node is None:
             return self._remember(OperationPlace(op, "forward", self._modules.current, source))
-        made = self._made.get(node._sequence_nr())
+        made = self._made.get(node_number(node))
         if frame is None:  # torch's own formula for a gradient
             if made is None:
                 return OperationPlace(node.name(), "backward", None, source)
@@ -71,9 +70,27 @@ class OperationPlaces:
         )
 
     def _remember(self, where: OperationPlace) -> OperationPlace:
-        # The first operation with a number owns the node: operations without a gradient take no number.
-        self._made.setdefault(torch._C._autograd._get_sequence_nr() - 1, where)
+        self._made.setdefault(last_node_number(), where)
         return where
+
+
+def current_node() -> Any:
+    """Return the autograd node that is running; None outside a backward pass."""
+    return torch._C._current_autograd_node()
+
+
+def node_number(node: Any) -> int:
+    """Return the number that autograd gave a node when an operation made it."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def last_node_number() -> int:
+    """Return the number of the last node made in this thread; operations without a gradient make none.
+
+    So the first operation that sees a number owns the node.
+    """
+    return torch._C._autograd._get_sequence_nr() - 1
 
 
 def display_name(packet: str) -> str:

@@ -24,6 +24,13 @@ FILLS = frozenset(
         *("index_fill_", "scatter", "scatter_"),
     }
 )
+# Operations that only move numbers, or choose among numbers that exist.
+MOVES = frozenset({
+    "clone", "cat", "stack", "index", "gather", "index_select", "embedding", "flip", "repeat",
+    "roll", "relu", "relu_", "tril", "triu", "zero_", "zeros", "zeros_like", "new_zeros",
+    "max_pool2d_with_indices", "amax", "amin", "topk", "sort", "clamp", "clamp_min", "clamp_max",
+    "neg", "abs",
+})  # fmt: skip
 # Uninitialized memory may hold any number.
 UNWRITTEN = frozenset(
     {

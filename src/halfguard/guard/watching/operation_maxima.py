@@ -21,29 +21,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.module_stack import ModuleStack
-from halfguard.tracing.operation_places import display_name
-from halfguard.tracing.origins import FILLS, UNWRITTEN
+from halfguard.tracing.operation_places import (
+    current_node,
+    display_name,
+    last_node_number,
+    node_number,
+)
+from halfguard.tracing.origins import FILLS, MOVES, UNWRITTEN
 from halfguard.tracing.source import ENGINE, locate_frame, user_frame
 
-# They move numbers, or choose among numbers that were measured before.
-_MOVES = frozenset(
-    {
-        *("clone", "copy_", "cat", "stack", "index", "gather", "index_select", "embedding", "flip"),
-        *(
-            "repeat",
-            "roll",
-            "relu",
-            "relu_",
-            "threshold_backward",
-            "native_dropout",
-            "tril",
-            "triu",
-        ),
-        *("zero_", "zeros", "zeros_like", "new_zeros", "ones_like", "max_pool2d_with_indices"),
-        *("amax", "amin", "topk", "sort", "clamp", "clamp_min", "clamp_max", "neg", "abs"),
-        *("select_backward", "slice_backward", "embedding_dense_backward", "unfold_backward"),
-    }
-)
+# Beside MOVES: they choose among numbers that were measured before.
+_MOVES = MOVES | frozenset({
+    "copy_", "threshold_backward", "native_dropout", "ones_like", "select_backward",
+    "slice_backward", "embedding_dense_backward", "unfold_backward",
+})  # fmt: skip
 # Products that make the gradients of weights and inputs: where gradients vanish.
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution_backward"})
 _MEASURED = (torch.float16, torch.bfloat16)
@@ -133,10 +124,10 @@ class OperationMaxima(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _place(self, func: Any) -> Place | None:
         """Return the place of the operation that has just run; None if a checkpoint ran it again."""
         op = display_name(func.overloadpacket.__name__)
-        node: Any = torch._C._current_autograd_node()  # None outside a backward pass
+        node = current_node()
         frame = user_frame(ENGINE)
         if node is not None and frame is None:  # torch's own formula for a gradient
-            made = self._made.get(node._sequence_nr(), Place(None, op, "", 0))
+            made = self._made.get(node_number(node), Place(None, op, "", 0))
             return made._replace(phase="backward")
         file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         place = Place(self._modules.current, op, file, line)
@@ -146,12 +137,11 @@ class OperationMaxima(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if frame is not None and locate_frame(frame, ENGINE).recomputed:
             self._remember(place)
             return None
-        module = self._made.get(node._sequence_nr(), place).module
+        module = self._made.get(node_number(node), place).module
         return place._replace(module=module, phase="backward")
 
     def _remember(self, place: Place) -> None:
-        # The first operation with a number owns the node: operations without a gradient take no number.
-        self._made.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
+        self._made.setdefault(last_node_number(), place)
 
 
 def _is_plain(tensor: Tensor) -> bool:

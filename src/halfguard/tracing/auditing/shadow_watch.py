@@ -25,48 +25,15 @@ from halfguard.tracing.auditing.shadows import Shadows, differs
 from halfguard.tracing.call_arguments import results_of
 from halfguard.tracing.module_stack import ModuleStack
 from halfguard.tracing.operation_places import OperationPlace, OperationPlaces
-from halfguard.tracing.origins import UNWRITTEN, can_check, measure_range
+from halfguard.tracing.origins import MOVES, UNWRITTEN, can_check, measure_range
 from halfguard.tracing.source import user_frame
 
 MIN_UNDERFLOW = 0.01  # share of an output's elements
-# Operations that only move numbers, choose among them, or set them to 0 on purpose.
-_NO_UNDERFLOW = frozenset(
-    {
-        *(
-            "relu",
-            "relu_",
-            "threshold",
-            "hardtanh",
-            "tril",
-            "triu",
-            "where",
-            "masked_fill",
-            "zero_",
-        ),
-        *("masked_fill_", "index", "gather", "embedding", "index_select", "cat", "stack", "clone"),
-        *(
-            "constant_pad_nd",
-            "zeros",
-            "zeros_like",
-            "fill_",
-            "new_zeros",
-            "full",
-            "full_like",
-            "abs",
-        ),
-        *("max_pool2d_with_indices", "topk", "sort", "amax", "amin", "neg", "eye", "clamp", "flip"),
-        *(
-            "lift_fresh",
-            "repeat",
-            "scatter",
-            "roll",
-            "sign",
-            "clamp_min",
-            "clamp_max",
-            "scalar_tensor",
-        ),
-    }
-)
+# Beside MOVES: they choose among numbers, or set them to 0 on purpose.
+_NO_UNDERFLOW = MOVES | frozenset({
+    "threshold", "hardtanh", "where", "masked_fill", "masked_fill_", "constant_pad_nd", "fill_",
+    "full", "full_like", "eye", "lift_fresh", "scatter", "sign", "scalar_tensor",
+})  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -6,10 +6,13 @@ the rooms that use it. A private name without an entry fails as well: use a publ
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, Se
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from torch.utils._mode_utils import no_dispatch
+from torch.utils.checkpoint import DefaultDeviceType, _CheckpointFrame, checkpoint
 
 from halfguard.step.parameters import WRAPPERS
 from tests.support.cases import each
@@ -464,6 +468,40 @@ def a_key_can_be_excluded() -> None:
 def kernels_of_a_key_are_listed() -> None:
     known = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
     assert {"aten::linear", "aten::bmm"} <= set(known)
+
+
+@used_by("precision", "torch._C._is_key_in_tls", "torch._C._get_obj_in_tls")
+def a_backward_pass_takes_the_context_of_its_caller_along() -> None:
+    marked, seen = ContextVar("marked", default=False), []
+    marked.set(True)
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: seen.append(torch._C._is_key_in_tls("context")))
+    x.register_hook(lambda _: seen.append(torch._C._get_obj_in_tls("context").get(marked)))
+    x.sum().backward()
+    assert seen == [True, True]
+
+
+@used_by("precision", "torch.utils.checkpoint.DefaultDeviceType._default_device_type")
+@used_by("precision", "torch.utils.checkpoint._CheckpointFrame")
+def a_checkpointed_block_is_one_frame_that_its_graph_holds() -> None:
+    assert "_default_device_type" in vars(DefaultDeviceType)
+    frames = []
+    init: Any = _CheckpointFrame.__init__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        frames.append(weakref.ref(self))
+
+    _CheckpointFrame.__init__ = counted  # type: ignore[method-assign]
+    try:
+        out = checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=False)
+    finally:
+        _CheckpointFrame.__init__ = init  # type: ignore[method-assign]
+    assert frames[0]() is not None
+    out.sum().backward()
+    del out
+    gc.collect()
+    assert [frame() for frame in frames] == [None]
 
 
 @used_by("precision tracing", "torch._C._current_graph_task_id")

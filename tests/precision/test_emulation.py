@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import os
 import subprocess
@@ -10,18 +12,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import DefaultDeviceType, _CheckpointFrame, checkpoint
 
 from halfguard.autocast_ops import RULES
 from halfguard.errors import UsageError
-from halfguard.precision.emulation import autocast_like_cuda, emulate_autocast
+from halfguard.precision.emulation import EmulationHold, autocast_like_cuda, emulate_autocast
+from halfguard.precision.modes import without_autocast
 from halfguard.precision_names import Precision
 from tests.precision import autocast_examples as examples
 from tests.support.cases import each_case
@@ -251,6 +255,158 @@ def test_afterwards_everything_is_as_before() -> None:
             torch.autocast("cuda")
 
 
+METHODS = ("__init__", "__enter__", "__exit__")
+CPU_KERNELS = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"))
+
+
+def traces_in_the_process() -> list[Any]:
+    """Return what an emulation adds: kernels, patched methods, and the device of checkpointing."""
+    kernels = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
+    in_python = [name for name in CPU_KERNELS if ".py:" in _autocast_entry(name)]
+    methods = [vars(torch.autocast)[name] for name in METHODS]
+    added = [vars(owner).get("__init__") for owner in (BackwardCFunction, _CheckpointFrame)]
+    checkpointed = DefaultDeviceType._default_device_type
+    return [set(kernels), in_python, methods, added, checkpointed]
+
+
+def _autocast_entry(name: str) -> str:
+    """Return where the kernel comes from that this operation has for the CPU's autocast."""
+    table = torch._C._dispatch_dump(name).splitlines()
+    return next(line for line in table if line.startswith("AutocastCPU"))
+
+
+@pytest.fixture
+def unchanged() -> Iterator[None]:
+    """Fail if the test leaves anything of an emulation in the process."""
+    before = traces_in_the_process()
+    yield
+    gc.collect()
+    assert traces_in_the_process() == before
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_a_region_adds_kernels_and_patches_and_removes_them() -> None:
+    before = traces_in_the_process()
+    assert before[0] == CPU_KERNELS
+    assert before[1] == []
+    DefaultDeviceType.set_device_type("xpu")
+    try:
+        for _ in range(2):
+            with emulate_autocast("cuda"):
+                inside = traces_in_the_process()
+                assert len(inside[0]) > len(before[0])
+                assert len(inside[1]) > 100
+                with emulate_autocast("cuda"):
+                    assert traces_in_the_process() == inside
+                assert traces_in_the_process() == inside
+            after = traces_in_the_process()
+            assert after[-1] == "xpu"
+            assert after[:-1] == before[:-1]
+    finally:
+        DefaultDeviceType._default_device_type = before[-1]
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_regions_that_overlap_in_threads_end_with_the_last() -> None:
+    linear, x = nn.Linear(4, 4), torch.randn(2, 4)
+    entered, leave = threading.Event(), threading.Event()
+    seen: list[torch.dtype] = []
+
+    def other() -> None:
+        with emulate_autocast("cuda"):
+            entered.set()
+            assert leave.wait(60)
+            seen.append(torch.softmax(linear(x), -1).dtype)
+
+    thread = threading.Thread(target=other)
+    with emulate_autocast("cuda"):
+        thread.start()
+        assert entered.wait(60)
+    inside = traces_in_the_process()
+    with torch.autocast("cpu", dtype=HALF):  # this thread emulates no more
+        assert torch.softmax(linear(x), -1).dtype is HALF
+    leave.set()
+    thread.join()
+    assert seen == [FULL]
+    assert traces_in_the_process() != inside
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_copies_of_a_hold_hold_for_themselves() -> None:
+    hold = EmulationHold()
+    copies = [copy.copy(hold), copy.deepcopy(hold)]
+    inside = traces_in_the_process()
+    del hold, copies[0]
+    assert traces_in_the_process() == inside
+    del copies[0]
+    assert traces_in_the_process() != inside
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_a_first_region_inside_without_autocast_leaves_torch_autocast_whole() -> None:
+    linear, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with without_autocast():
+        with emulate_autocast("cuda"), torch.autocast("cuda"):
+            assert linear(x).dtype is FULL
+        with torch.autocast("cpu", dtype=HALF):
+            assert linear(x).dtype is FULL
+    with emulate_autocast("cuda"):
+        with torch.autocast("cuda", enabled=False):
+            assert linear(x).dtype is FULL
+        with without_autocast(), torch.autocast("cuda"):
+            assert linear(x).dtype is FULL
+        assert linear(x).dtype is HALF
+    with torch.autocast("cuda", enabled=False):
+        assert linear(x).dtype is FULL
+
+
+class ProductUnderAutocast(torch.autograd.Function):
+    """A function whose backward pass restores the autocast of its forward pass, as custom_bwd does."""
+
+    dtypes: ClassVar[list[torch.dtype]] = []
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        ProductUnderAutocast.dtypes.append((grad @ weight.T).dtype)
+        return grad @ weight.T, x.T @ grad
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("reentrant", [True, False, None], ids=["reentrant", "frame", "function"])
+def test_what_recomputes_after_the_region_keeps_it_until_its_graph_is_gone(
+    reentrant: bool | None,
+) -> None:
+    product = ProductUnderAutocast.apply
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+    seen = ProductUnderAutocast.dtypes
+    seen.clear()
+
+    def block(x: Tensor) -> Tensor:
+        seen.append((x @ weight).dtype)
+        return (x @ weight) * 2
+
+    before = traces_in_the_process()
+    with emulate_autocast("cuda"):
+        if reentrant is None:
+            loss = product(x, weight).sum()  # type: ignore[no-untyped-call]
+        else:
+            loss = checkpoint(block, x, use_reentrant=reentrant).sum()
+    assert traces_in_the_process() != before
+    loss.backward()
+    assert seen == [HALF] * (1 if reentrant is None else 2)
+    del loss
+    gc.collect()
+    assert traces_in_the_process() == before
+
+
 def test_another_thread_is_not_emulated() -> None:
     linear, x, seen = nn.Linear(4, 4), torch.randn(2, 4), []
     with emulate_autocast("cuda"):
@@ -350,30 +506,15 @@ def test_a_cast_made_without_gradients_does_not_serve_later() -> None:
     assert linear.weight.grad is not None
 
 
-_FIRST_REGION_INSIDE_ANOTHER = """
-import torch
-from halfguard.precision.emulation import autocast_like_cuda, emulate_autocast
-from halfguard.precision_names import Precision
-
-weight, x = torch.nn.Parameter(torch.ones(1, 1)), torch.ones(1, 1)
-for step in range(3):
-    with torch.autocast("cpu", dtype=torch.float16), emulate_autocast("cuda"):
-        out = torch.nn.functional.linear(x, weight)
-    print(out.item())
-    with torch.no_grad():
-        weight.add_(1)
-"""
-
-
-def test_a_region_that_began_before_the_first_emulation_leaves_no_cast_behind() -> None:
-    # In a process of its own: only the first emulation of a process is the first.
-    ran = subprocess.run(
-        [sys.executable, "-c", _FIRST_REGION_INSIDE_ANOTHER],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.split() == ["1.0", "2.0", "3.0"]
+def test_a_region_inside_another_leaves_no_cast_behind() -> None:
+    weight, x = nn.Parameter(torch.ones(1, 1)), torch.ones(1, 1)
+    seen = []
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.float16), emulate_autocast("cuda"):
+            seen.append(F.linear(x, weight).item())
+        with torch.no_grad():
+            weight.add_(1)
+    assert seen == [1.0, 2.0, 3.0]
 
 
 def test_a_product_accumulates_in_float32_and_overflows_when_it_is_rounded() -> None:

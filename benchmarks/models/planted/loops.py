@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfguard as hg
 from benchmarks.models.planted.base import Drift, Job
+from halfguard.precision.emulation import EmulationHold
 
 HERE = Path(__file__).parent
 CALIBRATION = 20  # steps in which the scale may fall from 65536 to nearly any value
@@ -58,6 +59,7 @@ def train(job: Job, seed: int, *, half: bool, steps: int = 200, probes: int = 20
             return sum(work.loss_of(batch).item() for batch in probe) / probes
 
     before = probe_loss()
+    hold = EmulationHold()
     for step, batch in enumerate(work.take(steps)):
         work.optimizer.zero_grad(set_to_none=True)
         if half:
@@ -73,6 +75,7 @@ def train(job: Job, seed: int, *, half: bool, steps: int = 200, probes: int = 20
         if half or step not in skipped[-1:]:
             scaler.step(work.optimizer)
         scaler.update()
+    del hold
     return Run(losses, skipped, scaler.get_scale() if half else 1.0, before, probe_loss())
 
 
@@ -94,6 +97,7 @@ def nonfinite_lines(job: Job, seed: int, steps: int = 30) -> set[str]:
     work = job(seed)
     scaler = torch.amp.GradScaler("cpu")
     lines: set[str] = set()
+    hold = EmulationHold()
     for batch in work.take(steps):
         work.optimizer.zero_grad(set_to_none=True)
         with hg.emulate_autocast("cuda"), _FirstNonfinite() as first:
@@ -103,6 +107,7 @@ def nonfinite_lines(job: Job, seed: int, steps: int = 30) -> set[str]:
         scaler.scale(loss).backward()
         scaler.step(work.optimizer)
         scaler.update()
+    del hold
     return lines
 
 
@@ -127,6 +132,7 @@ def first_overflow(drift: Drift, seed: int) -> tuple[int, str] | None:
     scaler = torch.amp.GradScaler("cpu")
     bad: list[str] = []
     _name_nonfinite_outputs(model, bad)
+    hold = EmulationHold()
     for step in range(steps):
         batch = batch_fn(step)
         optimizer.zero_grad(set_to_none=True)
@@ -137,6 +143,7 @@ def first_overflow(drift: Drift, seed: int) -> tuple[int, str] | None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+    del hold
     return None
 
 

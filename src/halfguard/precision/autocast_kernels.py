@@ -15,7 +15,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -59,26 +60,32 @@ def clear_cast_cache() -> None:
     _cast_cache.copies.clear()
 
 
+@contextmanager
+def registered() -> Iterator[None]:
+    """Register the kernels for the block; they change nothing unless CUDA's autocast is enabled."""
+    kernels = _kernels()
+    library = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about every kernel that is replaced
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        del library  # its kernels go with it
+
+
 @cache
-def install() -> None:
-    """Register the kernels, once per process; they change nothing unless CUDA's autocast is enabled."""
+def _kernels() -> dict[str, Callable[..., Any]]:
     if not hasattr(torch.library, "get_kernel"):
         raise UsageError(
             f"emulate_autocast needs torch.library.get_kernel, which torch {torch.__version__} lacks.",
             cure="Run: pip install --upgrade torch",
         )
-    library = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
     known = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)
     cpu = {name.removeprefix("aten::") for name in known if name.startswith("aten::")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about every kernel that is replaced
-        for name in sorted(cpu | RULES.keys() | CUDNN_RNN):
-            kernel = _kernel(name, replaces=name in cpu)
-            library.impl(name, kernel, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
-    _libraries.append(library)
-
-
-_libraries: list[torch.library.Library] = []  # keeps the kernels registered
+    names = sorted(cpu | RULES.keys() | CUDNN_RNN)
+    return {name: _kernel(name, replaces=name in cpu) for name in names}
 
 
 def _kernel(name: str, *, replaces: bool) -> Callable[..., Any]:

@@ -10,22 +10,27 @@ for either device clears them, and gradient checkpointing saves and restores the
 block, even after the region has ended. Only ``torch.autocast("cuda")`` on a machine without CUDA needs a
 patch: inside an emulated region, and while a backward pass recomputes one, it sets the flags of both
 devices instead of warning that CUDA is missing.
+
+When the last region has ended, kernels and patches are gone. They stay only for checkpointed blocks and
+custom autograd functions that ran in a region, until their graph is freed: their backward passes may still
+run under autocast.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import DefaultDeviceType
+from torch.autograd.function import BackwardCFunction
+from torch.utils.checkpoint import DefaultDeviceType, _CheckpointFrame
 
 from halfguard.errors import UsageError
 from halfguard.precision import autocast_kernels
 from halfguard.precision.modes import autocast, autocast_dtype
+from halfguard.precision.shared_changes import SharedChange, layered
 from halfguard.precision_names import Precision
 
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -57,8 +62,11 @@ def emulate_autocast(
             f"emulate_autocast(dtype={dtype}): only a 16-bit dtype works.",
             cure=f"Allowed: {', '.join(map(str, _DTYPES))}.",
         )
-    autocast_kernels.install()
-    _patch_autocast()
+    with _installation.held():
+        yield from _region(dtype)
+
+
+def _region(dtype: torch.dtype) -> Iterator[None]:
     before = [(device, _flags(device)) for device in ("cuda", "cpu")]
     _emulation.depth += 1
     torch.autocast_increment_nesting()
@@ -73,6 +81,7 @@ def emulate_autocast(
         _emulation.depth -= 1
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
+        if _emulation.depth == 0:  # an outer autocast region ends unseen, once the patch is gone
             autocast_kernels.clear_cast_cache()
 
 
@@ -82,6 +91,29 @@ def autocast_like_cuda(precision: Precision, device: torch.device) -> AbstractCo
     if dtype is not None and device.type == "cpu":
         return emulate_autocast("cuda", dtype=dtype)
     return autocast(precision, device.type)
+
+
+class EmulationHold:
+    """Keeps what emulated regions need in the process while this object lives.
+
+    Registering 215 kernels takes about 3 ms, too long for every step of a run. The code outside of regions
+    still computes the same.
+    """
+
+    def __init__(self) -> None:
+        _installation.acquire()
+
+    def __del__(self) -> None:
+        _installation.release()
+
+    def __reduce__(self) -> tuple[type[EmulationHold], tuple[()]]:
+        return EmulationHold, ()  # a copy holds for itself
+
+
+def hold_like_cuda(precision: Precision, device: torch.device) -> EmulationHold | None:
+    """Return what a run keeps that enters ``autocast_like_cuda`` in every step."""
+    emulated = autocast_dtype(precision) is not None and device.type == "cpu"
+    return EmulationHold() if emulated else None
 
 
 def _flags(device: str) -> tuple[bool, torch.dtype]:
@@ -101,21 +133,12 @@ def _recomputing() -> bool:
 
 
 def _clear_casts_at(*, nesting: int) -> None:
-    # Also called when an outermost region begins: a region entered before the patch leaves by the
-    # original method, which does not clear our cache, and its casts would be used in the next step.
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() == nesting:
         autocast_kernels.clear_cast_cache()
 
 
-@cache
-def _patch_autocast() -> None:
-    """Patch ``torch.autocast("cuda")`` to set the flags of both devices inside an emulated region."""
-    autocast = torch.amp.autocast_mode.autocast
-    init: Any = autocast.__init__
-    enter: Any = autocast.__enter__
-    leave: Any = autocast.__exit__
-
+def _init_emulated(init: Any) -> Any:
     def __init__(  # noqa: N807
         self: Any,
         device_type: str,
@@ -128,6 +151,10 @@ def _patch_autocast() -> None:
         if emulated:
             self._enabled = enabled  # torch would disable it without a GPU
 
+    return __init__
+
+
+def _enter_emulated(enter: Any) -> Any:
     def __enter__(self: Any) -> Any:  # noqa: N807
         was_on = self.device == "cuda" and torch.is_autocast_enabled("cuda")
         mirrored = self.device == "cuda" and (
@@ -136,10 +163,14 @@ def _patch_autocast() -> None:
         self._halfguard_cpu = _flags("cpu") if mirrored else None
         enter(self)
         _clear_casts_at(nesting=1)
-        if mirrored:
-            _set_flags("cpu", (self._enabled, self.fast_dtype))
+        if mirrored:  # by the flag, which without_autocast may have kept off
+            _set_flags("cpu", (torch.is_autocast_enabled("cuda"), self.fast_dtype))
         return self
 
+    return __enter__
+
+
+def _exit_emulated(leave: Any) -> Any:
     def __exit__(self: Any, *error: Any) -> Any:  # noqa: N807
         result = leave(self, *error)
         if (before := getattr(self, "_halfguard_cpu", None)) is not None:
@@ -147,8 +178,44 @@ def _patch_autocast() -> None:
         _clear_casts_at(nesting=0)
         return result
 
-    # Checkpointing restores the flags of the CPU and of one other device, which must be CUDA here.
+    return __exit__
+
+
+def _init_holding(init: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        init(self, *args, **kwargs)
+        if _emulation.depth > 0 or torch.is_autocast_enabled("cuda"):
+            self._halfguard_hold = EmulationHold()
+
+    return __init__
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Register the kernels and patch torch.autocast, which does nothing in threads that emulate nothing."""
+    autocast = torch.amp.autocast_mode.autocast
+    with ExitStack() as stack:
+        stack.enter_context(autocast_kernels.registered())
+        stack.enter_context(_checkpoints_as_on_cuda())
+        stack.enter_context(layered(autocast, "__init__", _init_emulated))
+        stack.enter_context(layered(autocast, "__enter__", _enter_emulated))
+        stack.enter_context(layered(autocast, "__exit__", _exit_emulated))
+        # What may run a part of the forward pass again in a backward pass, after the region has ended.
+        for recomputing in (_CheckpointFrame, BackwardCFunction):
+            stack.enter_context(layered(recomputing, "__init__", _init_holding))
+        yield
+
+
+@contextmanager
+def _checkpoints_as_on_cuda() -> Iterator[None]:
+    # Checkpointing restores the flags of the CPU and of one other device, which must be CUDA here. It looks
+    # for an accelerator when it is first asked, so its own "not yet asked" is restored as well.
+    before = DefaultDeviceType._default_device_type
     DefaultDeviceType.set_device_type("cuda")
-    # setattr, because type checkers refuse assignments to methods.
-    for method in (__init__, __enter__, __exit__):
-        setattr(autocast, method.__name__, method)
+    try:
+        yield
+    finally:
+        DefaultDeviceType._default_device_type = before
+
+
+_installation = SharedChange(_installed)

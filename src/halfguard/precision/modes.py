@@ -7,12 +7,15 @@ operations that need FP32 get it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import Context, ContextVar
 from typing import Any
 
 import torch
 
+from halfguard.precision.shared_changes import SharedChange, layered
 from halfguard.precision_names import Precision
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -56,20 +59,44 @@ def full_precision(device_type: str) -> torch.autocast:
 def without_autocast() -> Iterator[None]:
     """Run the block with every ``torch.autocast`` switched off, those entered inside it as well.
 
-    A loss function may enter an autocast of its own; a step that is repeated in FP32 must not follow it. Code
-    that torch.compile has already compiled with its own autocast is not reached.
+    A loss function may enter an autocast of its own; a step that is repeated in FP32 must not follow it. The
+    block reaches its own thread and the backward passes that it starts, as autocast itself does. Code that
+    torch.compile has already compiled with its own autocast is not reached.
     """
-    enter: Any = torch.autocast.__enter__
+    with _switchable.held():
+        before = _switched_off.set(True)
+        try:
+            yield
+        finally:
+            _switched_off.reset(before)
 
-    def enter_disabled(self: torch.autocast) -> Any:
+
+_switched_off: ContextVar[bool] = ContextVar("halfguard_autocast_switched_off", default=False)
+
+
+def _is_switched_off() -> bool:
+    if _switched_off.get() or torch._C._current_graph_task_id() == -1:
+        return _switched_off.get()
+    # A backward pass on an accelerator runs in a thread of torch, which gets the caller's context since 2.12.
+    if torch._C._is_key_in_tls("context"):
+        context: Context = torch._C._get_obj_in_tls("context")
+        return context.get(_switched_off, False)
+    return threading.current_thread().name.startswith(
+        "Dummy-"
+    )  # any thread that Python did not start
+
+
+def _enter_unless_switched_off(enter: Any) -> Any:
+    def __enter__(self: torch.autocast) -> Any:  # noqa: N807
+        if not _is_switched_off():
+            return enter(self)
         enabled, self._enabled = self._enabled, False
         try:
             return enter(self)
         finally:
             self._enabled = enabled
 
-    torch.autocast.__enter__ = enter_disabled  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    return __enter__
+
+
+_switchable = SharedChange(lambda: layered(torch.autocast, "__enter__", _enter_unless_switched_off))

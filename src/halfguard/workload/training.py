@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halfguard.precision.emulation import autocast_like_cuda
+from halfguard.precision.emulation import autocast_like_cuda, hold_like_cuda
 from halfguard.precision.modes import autocast
 from halfguard.precision_names import Precision
 from halfguard.step.parameters import parameters_of
@@ -40,6 +40,7 @@ class TrainingStep:
             workload.device.type, init_scale, enabled=precision.needs_loss_scale
         )
         self._unscaled = False
+        self._hold = hold_like_cuda(precision, workload.device) if cuda_rules else None
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on one batch and return its loss."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.guard.guard import Guard
-from halfguard.precision.emulation import autocast_like_cuda
+from halfguard.precision.emulation import autocast_like_cuda, hold_like_cuda
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records import Action
@@ -76,6 +76,7 @@ class GuardedStep:
         if config.get("clip") is None and workload.clip_norm is not None:
             config = config | {"clip": {"max_norm": workload.clip_norm}}
         self.guard = Guard(workload.model, workload.optimizer, config)
+        self._hold = hold_like_cuda(precision, workload.device)
 
     def __call__(self, batch: Any) -> StepResult | None:
         """Train on one batch; return None while the step accumulates further batches."""

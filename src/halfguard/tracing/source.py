@@ -26,8 +26,14 @@ _LOOPS = tuple(
     for name in ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
 )
 
-# The autograd engine runs below this call; frames above it only started the backward pass.
-ENGINE = torch.autograd.graph._engine_run_backward.__code__
+# The autograd engine runs below these calls; frames above them only started the backward pass. Some callers
+# inside torch use the private function alone.
+_STARTING_BACKWARD = (
+    torch.autograd.backward,
+    torch.autograd.grad,
+    getattr(torch.autograd.graph, "_engine_run_backward", None),
+)
+_ENGINE = tuple(function.__code__ for function in _STARTING_BACKWARD if function is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +51,22 @@ class SourceLine:
         return linecache.getline(self.file, self.line).strip() if self.file else ""
 
 
-def user_frame(outermost: CodeType) -> FrameType | None:
+def user_frame(outermost: CodeType | None = None) -> FrameType | None:
     """Return the innermost frame of the user inside ``outermost`` or the engine, or None."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in (outermost, ENGINE):
+    ends = (outermost, *_ENGINE)
+    while frame is not None and frame.f_code not in ends:
         if not _is_machinery(frame.f_code):
             return frame
         frame = frame.f_back
     return None
 
 
-def locate_frame(frame: FrameType, outermost: CodeType) -> SourceLine:
+def locate_frame(frame: FrameType, outermost: CodeType | None = None) -> SourceLine:
     """Return the line of a frame, and whether a compiled or checkpointed region called it."""
     compiled = recomputed = False
-    caller = frame.f_back
-    while caller is not None and caller.f_code not in (outermost, ENGINE):
+    caller, ends = frame.f_back, (outermost, *_ENGINE)
+    while caller is not None and caller.f_code not in ends:
         code, caller = caller.f_code, caller.f_back
         # The same file also runs regions that torch never compiles.
         compiled |= code.co_filename == _DYNAMO and "DisableContext" not in code.co_qualname

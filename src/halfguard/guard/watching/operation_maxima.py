@@ -28,7 +28,7 @@ from halfguard.tracing.operation_places import (
     node_number,
 )
 from halfguard.tracing.origins import FILLS, MOVES, UNWRITTEN
-from halfguard.tracing.source import ENGINE, locate_frame, user_frame
+from halfguard.tracing.source import locate_frame, user_frame
 
 # Beside MOVES: they choose among numbers that were measured before.
 _MOVES = MOVES | frozenset({
@@ -125,7 +125,7 @@ class OperationMaxima(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the place of the operation that has just run; None if a checkpoint ran it again."""
         op = display_name(func.overloadpacket.__name__)
         node = current_node()
-        frame = user_frame(ENGINE)
+        frame = user_frame()
         if node is not None and frame is None:  # torch's own formula for a gradient
             made = self._made.get(node_number(node), Place(None, op, "", 0))
             return made._replace(phase="backward")
@@ -134,7 +134,7 @@ class OperationMaxima(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if node is None:
             self._remember(place)
             return place
-        if frame is not None and locate_frame(frame, ENGINE).recomputed:
+        if frame is not None and locate_frame(frame).recomputed:
             self._remember(place)
             return None
         module = self._made.get(node_number(node), place).module

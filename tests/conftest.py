@@ -171,8 +171,12 @@ def _params(item: pytest.Item) -> dict[str, object]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test marked ``on_standin`` a second time, on the stand-in accelerator."""
-    if metafunc.definition.get_closest_marker("on_standin"):
+    """Run a test marked ``on_standin`` a second time, on the stand-in accelerator.
+
+    In ``tests/device`` it runs on the device that an option names.
+    """
+    marked = metafunc.definition.get_closest_marker("on_standin") is not None
+    if marked and metafunc.definition.path.parent.name != "device":
         names = [pytest.param("cpu", id=pytest.HIDDEN_PARAM), standin.NAME]
         metafunc.parametrize("device", names, indirect=True)
 
@@ -181,32 +185,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Give the device of the test, on which the tensors that it makes lie: the CPU or the stand-in."""
     name = getattr(request, "param", "cpu")
-    _require(name)
-    if name == "cpu":
-        yield torch.device("cpu")
-        return
-    with devices.choosing(name) as chosen:
-        by_hand = request.node.get_closest_marker("placed_by_hand")
-        with contextlib.nullcontext() if by_hand else devices.PlacingTests():
-            yield chosen
-        if not standin.load().operations():
-            pytest.fail("nothing ran on the device; the test needs no mark on_standin")
+    with devices.running_on(name, request.node) as chosen:
+        yield chosen
+    if name == standin.NAME and not standin.load().operations():
+        pytest.fail("nothing ran on the device; the test needs no mark on_standin")
 
 
 @pytest.fixture(params=[standin.NAME])
 def accelerator(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Run the test on the stand-in accelerator alone; the value is ``torch.standin``."""
-    _require(request.param)
+    devices.require(request.param)
     with devices.choosing(request.param):
         yield standin.load()
-
-
-def _require(name: str) -> None:
-    missing = standin.prepare() if name == standin.NAME else None
-    if missing is not None:
-        if os.environ.get("HALFGUARD_STANDIN") == "required":
-            pytest.fail(missing)
-        pytest.skip(missing)
 
 
 @dataclass(frozen=True)

@@ -363,7 +363,7 @@ def an_operation_has_a_schema() -> None:
     assert [a.is_write for a in arguments] == [True, False, False]
 
 
-@used_by("acceptance diagnosis workload", "torch.ops.aten._to_copy")
+@used_by("diagnosis workload", "torch.ops.aten._to_copy")
 def a_cast_is_dispatched_as_to_copy() -> None:
     with Calls() as seen:
         torch.zeros(1).half()
@@ -389,9 +389,7 @@ def attention_on_a_cpu_has_the_arguments_of_the_one_that_torch_counts() -> None:
         assert names[:3] == ["query", "key", "value"]
 
 
-@used_by(
-    "acceptance diagnosis guard tracing workload", "torch.utils._python_dispatch.TorchDispatchMode"
-)
+@used_by("diagnosis guard tracing workload", "torch.utils._python_dispatch.TorchDispatchMode")
 def a_mode_sees_operations_below_autocast() -> None:
     with Calls() as seen, torch.autocast("cpu", torch.bfloat16):
         torch.ones(2, 2) @ torch.ones(2, 2)
@@ -420,7 +418,7 @@ def a_tensor_around_others_is_recognised() -> None:
 
 
 @used_by("validation", "torch.utils._pytree.tree_flatten")
-@used_by("acceptance diagnosis replaying workload", "torch.utils._pytree.tree_leaves")
+@used_by("diagnosis replaying workload", "torch.utils._pytree.tree_leaves")
 @used_by("diagnosis", "torch.utils._pytree.tree_map_only")
 @used_by("diagnosis investigation replaying", "torch.utils._pytree.tree_map")
 def trees_are_walked() -> None:

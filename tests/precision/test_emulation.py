@@ -28,6 +28,7 @@ from halfguard.precision.emulation import EmulationHold, autocast_like_cuda, emu
 from halfguard.precision.modes import without_autocast
 from halfguard.precision_names import Precision
 from tests.precision import autocast_examples as examples
+from tests.support import standin
 from tests.support.cases import each_case
 from tests.support.devices import chosen_device
 from tests.support.pairs import parametrize_pairs
@@ -50,9 +51,9 @@ def like_cuda(precision: Precision = Precision.FP16_MIXED) -> AbstractContextMan
 
 def calls_of(*lists: Mapping[str, Call]) -> Iterator[tuple[str, Call]]:
     """Yield the operations of these lists that the device of the test has."""
-    on_cpu = chosen_device().type == "cpu"
+    on_standin = chosen_device().type == standin.NAME
     for name, call in itertools.chain.from_iterable(calls.items() for calls in lists):
-        if on_cpu or name not in NO_KERNEL:
+        if not on_standin or name not in NO_KERNEL:
             yield name, call
 
 

@@ -1,17 +1,20 @@
 """The device of the running test: "cpu", or "standin" in the second run of a test that asks for ``device``.
 
-In that second run, the tensors and modules that tests build lie on the stand-in. Code under test must place
-its own, as with any accelerator: a default device would hide that it forgot to.
+``tests/device`` runs on any device. The tensors and modules that tests build lie on the device of the test.
+Code under test must place its own: a default device would hide that it forgot to.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -60,21 +63,21 @@ def set_generator_state(state: Tensor) -> None:
 
 
 def _generators() -> Any:
-    return torch if _chosen.type == "cpu" else standin.load()
+    return torch if _chosen.type == "cpu" else torch.get_device_module(_chosen)
 
 
 @contextmanager
 def choosing(name: str) -> Iterator[torch.device]:
     """Let tests run on this device for the block; the stand-in's asynchronous copies arrive late."""
     global _chosen  # noqa: PLW0603
-    if name == "cpu":
-        before, _chosen = _chosen, torch.device(name)
+    before = _chosen
+    if name != standin.NAME:
+        _chosen = torch.device(name)
         try:
             yield _chosen
         finally:
             _chosen = before
         return
-    before = _chosen
     module = standin.load()
     module.set_available(True)
     module.set_device(0)
@@ -90,6 +93,28 @@ def choosing(name: str) -> Iterator[torch.device]:
         module.set_late_copies(False)
         module.set_device(0)
         module.set_available(False)
+
+
+@contextmanager
+def running_on(name: str, test: pytest.Item) -> Iterator[torch.device]:
+    """Run a test on this device, with the tensors that it makes; skip it if there is no such device."""
+    require(name)
+    if name == "cpu":
+        yield torch.device(name)
+        return
+    with choosing(name) as chosen:
+        by_hand = test.get_closest_marker("placed_by_hand")
+        with nullcontext() if by_hand else PlacingTests():
+            yield chosen
+
+
+def require(name: str) -> None:
+    """Skip the running test if this machine cannot compile the stand-in; in CI, it fails."""
+    missing = standin.prepare() if name == standin.NAME else None
+    if missing is not None:
+        if os.environ.get("HALFGUARD_STANDIN") == "required":
+            pytest.fail(missing)
+        pytest.skip(missing)
 
 
 class PlacingTests(TorchFunctionMode):
@@ -121,8 +146,25 @@ def _caller() -> str:
 
 
 def host_waits(run: Callable[[], object]) -> dict[str, int]:
-    """Return how often the host waited for the stand-in while ``run`` ran, by reason."""
+    """Return how often the host waited for the device while ``run`` ran, by reason.
+
+    CUDA gives no reason. A CPU is never waited for.
+    """
+    if _chosen.type == "cuda":
+        return _cuda_waits(run)
     module = standin.load()
     module.reset_counts()
     run()
     return {kind: count for kind, count in module.waits().items() if count}
+
+
+def _cuda_waits(run: Callable[[], object]) -> dict[str, int]:
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    count = sum("synchronizing CUDA operation" in str(found.message) for found in warned)
+    return {"sync": count} if count else {}

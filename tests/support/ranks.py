@@ -1,7 +1,8 @@
-"""Real processes that form a gloo group on this machine, and wait for functions to run together.
+"""Real processes that form a group on this machine, and wait for functions to run together.
 
-A group stays and runs one function after another, each on all of its ranks. A function that does not end in
-time has hung: the processes are killed, and the test fails.
+They use gloo unless asked for another backend. A group stays and runs one function after another,
+each on all of its ranks. A function that does not end in time has hung: the processes are
+killed, and the test fails.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class HangError(AssertionError):
 class Ranks:
     """``count`` processes with a process group; ``run`` calls a function on each and returns all answers."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, backend: str = "gloo") -> None:
         self.count = count
         self._folder = tempfile.TemporaryDirectory()
         meeting = Path(self._folder.name, "store")
@@ -36,7 +37,7 @@ class Ranks:
         for rank in range(count):
             ours, theirs = FORKED.Pipe()
             process = FORKED.Process(
-                target=_serve, args=(rank, count, str(meeting), theirs), daemon=True
+                target=_serve, args=(rank, count, str(meeting), theirs, backend), daemon=True
             )
             process.start()
             theirs.close()
@@ -79,12 +80,14 @@ class Ranks:
         self._folder.cleanup()
 
 
-def _serve(rank: int, count: int, meeting: str, pipe: Connection) -> None:
+def _serve(rank: int, count: int, meeting: str, pipe: Connection, backend: str) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=count)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, f"file://{meeting}", rank=rank, world_size=count)
     pipe.send(("ready", None))
     while True:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,23 +45,6 @@ def doctor(
         typer.Option(metavar="SIZE", help="Memory limit for a step, such as 2GB; needs --cost."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Passed to ENTRY.")] = 0,
-    acceptance: Annotated[
-        bool,
-        typer.Option(
-            "--acceptance", help="Check on a device what halfguard promises, and record it."
-        ),
-    ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Device for --acceptance, such as cuda; by default the accelerator."),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="With --acceptance: fewer and shorter cases.")
-    ] = False,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Record of --acceptance; the page is written beside it."),
-    ] = Path("acceptance.json"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what each precision does here, which to choose, and what can go wrong.
@@ -71,16 +53,6 @@ def doctor(
     counts only if you request that precision. Exit code 0: no findings; 1: findings; 2: a usage
     error.
     """
-    if acceptance or device is not None or quick:
-        given: dict[str, object] = {
-            "ENTRY": entry,
-            "--gpu": gpu,
-            "--precision": precision,
-            "--batch-size": batch_size,
-        }
-        _validate_acceptance(acceptance, given | {"--cost": cost or None, "--budget": budget})
-        _accept(device, out, quick=quick, as_json=as_json)
-        return
     budget_bytes = _validate_options(entry, gpu, precision, batch_size, cost, budget)
     workload = None if entry is None else _load(entry, seed)
     report = _report(gpu, precision, batch_size)
@@ -98,49 +70,6 @@ def doctor(
         show(report, diagnosis, costs)
     records = (report, diagnosis, costs)
     if any(record is not None and record.problems for record in records):
-        raise typer.Exit(1)
-
-
-def _validate_acceptance(asked: bool, others: dict[str, object]) -> None:
-    from halfguard.errors import UsageError  # noqa: PLC0415
-
-    if not asked:
-        raise UsageError("--device and --quick need --acceptance.", cure="Add --acceptance.")
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise UsageError(
-            f"--acceptance checks a device, and takes no {', '.join(given)}.",
-            cure="Run: halfguard doctor --acceptance --device cuda",
-        )
-
-
-def _accept(device: str | None, out: Path, *, quick: bool, as_json: bool) -> None:
-    """Run the acceptance kit, write its record and its page, and show them."""
-    from halfguard.cli.bars import progress  # noqa: PLC0415
-    from halfguard.cli.pages import print_page  # noqa: PLC0415
-    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
-    from halfguard.records import write_atomically  # noqa: PLC0415
-    from halfguard.report import to_html  # noqa: PLC0415
-
-    with torch_needed("halfguard doctor --acceptance"):
-        from halfguard.acceptance import CHECKS, acceptance_page, run_acceptance  # noqa: PLC0415
-    out.parent.mkdir(parents=True, exist_ok=True)  # not after minutes of work
-    with progress("Checking", total=len(CHECKS)) as bar:
-
-        def begin(name: str) -> None:
-            bar.describe(f"Checking: {name}")
-            bar.advance()
-
-        record = run_acceptance(device, size="small" if quick else "full", begin=begin)
-    page = acceptance_page(record)
-    write_atomically(out, record.to_json() + "\n")
-    write_atomically(out.with_suffix(".html"), to_html(page))
-    if as_json:
-        typer.echo(record.to_json())
-    else:
-        print_page(page)
-        typer.echo(f"\nWritten: {out} and {out.with_suffix('.html')}")
-    if record.failed:
         raise typer.Exit(1)
 
 

@@ -6,10 +6,7 @@ rank must make the same calls in the same order: no call may depend on something
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -102,26 +99,3 @@ def run_on_all(work: Callable[[], Any], device: torch.device) -> tuple[Any, list
         return result, []
     messages = all_gather_object(message)
     return result, [f"rank {messages.index(m)}: {m}" for m in dict.fromkeys(messages) if m]
-
-
-@contextmanager
-def process_group(
-    backend: str, meeting_file: Path, rank: int, ranks: int, *, seconds: float
-) -> Iterator[None]:
-    """Join a group that meets in a file; a collective that takes longer than ``seconds`` raises."""
-    dist.init_process_group(
-        backend,
-        f"file://{meeting_file.resolve()}",
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=seconds),
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def nccl_is_available() -> bool:
-    """Return whether this build of torch has NCCL."""
-    return dist.is_available() and dist.is_nccl_available()

@@ -60,16 +60,14 @@ def test_probe_prints_a_table_and_findings(halfguard: Run) -> None:
 
 
 @pytest.mark.slow
-def test_probe_as_json_with_pictures(tmp_path: Path, halfguard: Run) -> None:
-    pytest.importorskip("matplotlib")
-    png, html = tmp_path / "map.png", tmp_path / "map.html"
+def test_probe_as_json_with_a_page(tmp_path: Path, halfguard: Run) -> None:
+    html = tmp_path / "map.html"
     done = halfguard(
-        "probe", "examples.overflowing:vae", "--steps", "2", "--json", "--png", str(png), "--html", str(html)
-    )  # fmt: skip
+        "probe", "examples.overflowing:vae", "--steps", "2", "--json", "--html", str(html)
+    )
     assert done.stderr == ""
     report = ProbeReport.from_json(done.stdout)
     assert report.steps == 2
-    assert png.stat().st_size > 1000
     assert html.stat().st_size > 1000
 
 

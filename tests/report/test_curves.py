@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from halfguard.report.axes import fit_axis, number_label, suits_log_axis
 from halfguard.report.columns import gather_columns
 from halfguard.report.curves import Line, draw_curves
-from halfguard.report.marks import Change, Mark
+from halfguard.report.svg import Change, Mark
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 finite = st.floats(-1e300, 1e300)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import LayerRange, ProbeReport
 from halfguard.report import probe_page, to_html, to_markdown
 from halfguard.report.heat_map import HEADROOM_COLOURS, draw_heat_map
-from halfguard.report.heat_map_png import save_png
 from tests.report.test_page import EVIL, Tags
 
 
@@ -64,15 +62,10 @@ def test_the_html_is_safe_and_has_a_legend() -> None:
     ]  # fmt: skip
 
 
-def test_png_and_html_use_the_same_colours(tmp_path: Path) -> None:
-    image = pytest.importorskip("matplotlib.image")
+def test_every_colour_is_used() -> None:
     made = report(layer("wide", EVERY_COLOUR, EVERY_COLOUR), steps=len(EVERY_COLOUR))
     in_html = set(re.findall(r'fill="(#\w+)"', draw_heat_map(made)))
     assert in_html == {colour for _, colour in HEADROOM_COLOURS}
-    save_png(made, tmp_path / "map.png")
-    pixels = (image.imread(tmp_path / "map.png")[..., :3] * 255).round().astype(int)
-    in_png = {f"#{r:02x}{g:02x}{b:02x}" for r, g, b in pixels.reshape(-1, 3)}
-    assert in_html <= in_png
 
 
 def test_equal_neighbours_share_a_rectangle() -> None:

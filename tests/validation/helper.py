@@ -10,7 +10,7 @@ from typing import Any
 from halfguard.records.study import RunResult, Study
 from halfguard.validation.finished_runs import Result
 from halfguard.validation.runs.running import run
-from halfguard.validation.runs.speed import measure_speed
+from halfguard.validation.runs.stepping import measure_speed
 from halfguard.validation.runs.task import Task
 from halfguard.validation.spec import Spec
 

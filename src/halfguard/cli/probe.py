@@ -28,8 +28,9 @@ def probe(
     ] = "fp32",
     scale: Annotated[float, typer.Option(help="Loss scale in use; a power of two.")] = 65536.0,
     seed: Annotated[int, typer.Option(help="Seed, passed to the function.")] = 0,
-    png: Annotated[Path | None, typer.Option(help="Save the heat map as PNG.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Save all results as one HTML page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Save all results with the heat map as one HTML page.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Print every layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -61,10 +62,6 @@ def probe(
         report = run(workload, steps=steps, precision=precision, scale=scale, advance=advance)
     if interrupt.requested:
         typer.echo(f"Interrupted after {report.steps} of {steps} steps.", err=True)
-    if png is not None:
-        from halfguard.report.heat_map_png import save_png  # noqa: PLC0415
-
-        save_png(report, png)
     if html is not None:
         from halfguard.records import write_atomically  # noqa: PLC0415
         from halfguard.report import probe_page, to_html  # noqa: PLC0415

@@ -5,13 +5,12 @@ A result becomes a ``Page`` of blocks. Each output format has a file of its own.
 
 from halfguard.report.autopsy import autopsy_page
 from halfguard.report.html import to_html
-from halfguard.report.junit import to_junit
 from halfguard.report.markdown import to_markdown
 from halfguard.report.probe import probe_page
 from halfguard.report.run import run_page
 from halfguard.report.run_report import RunReport
 from halfguard.report.script_answer import script_answer_page
-from halfguard.report.study import study_page
+from halfguard.report.study import study_page, to_junit
 
 __all__ = [
     "RunReport",

@@ -15,9 +15,19 @@ from html import escape
 from halfguard.report.axes import Axis, fit_axis, number_label, suits_log_axis
 from halfguard.report.blocks import clean
 from halfguard.report.columns import Column
-from halfguard.report.marks import Change, Mark, draw_change, draw_mark, mark_keys
 from halfguard.report.style import LINE_COLOURS
-from halfguard.report.svg import MARKERS, Key, draw_legend, shape_at, svg_start
+from halfguard.report.svg import (
+    MARKERS,
+    Change,
+    Key,
+    Mark,
+    draw_change,
+    draw_legend,
+    draw_mark,
+    mark_keys,
+    shape_at,
+    svg_start,
+)
 
 _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 78, 706, 22, 210, 258
 _TITLE = 24  # height of the title above the legend

@@ -11,7 +11,7 @@ from halfguard.records.step import Action, HealingRow, StepRow
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text, Tone
 from halfguard.report.columns import Column, single_value, thin_columns
 from halfguard.report.curves import Line, draw_curves
-from halfguard.report.marks import Change
+from halfguard.report.svg import Change
 from halfguard.report.timeline import Timeline, first_step_of, last_step_of
 
 _CHANGES = ("applied", "taken back")

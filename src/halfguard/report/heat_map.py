@@ -1,7 +1,7 @@
 """The heat map of a probe: one row per layer, one column per step, coloured by the bits of headroom.
 
 The page shows it as SVG, which needs no library: names are text that can be searched, and a cell shows its
-numbers when the mouse is over it. ``heat_map_png`` draws the same map with matplotlib, in the same colours.
+numbers when the mouse is over it.
 """
 
 from __future__ import annotations

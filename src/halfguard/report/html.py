@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape as escaped
 from itertools import zip_longest
 from urllib.parse import quote
 
+from halfguard.records.machine import installed_version
 from halfguard.report import blocks as b
-from halfguard.report.origin import Origin, current_origin
+from halfguard.report.command_line import current_command
 from halfguard.report.style import STYLE
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
@@ -104,3 +107,32 @@ def _table(table: b.Table) -> str:
         rows.append(f'<tr class="{tone}">{cells}</tr>' if tone else f"<tr>{cells}</tr>")
     wide = ' class="wide"' if len(table.heads) >= _WIDE else ""
     return f"<table{wide}><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Date, versions and command; ``torch`` and ``command`` are empty if they are not known."""
+
+    made: str
+    halfguard: str
+    torch: str
+    command: str
+
+    def versions(self) -> list[str]:
+        """Return the date and the versions, for one line of text."""
+        torch = [f"torch {self.torch}"] if self.torch else []
+        return [self.made, f"halfguard {self.halfguard}", *torch]
+
+
+def current_origin(torch: str = "", command: str | None = None) -> Origin:
+    """Return the origin of a page that is made now.
+
+    ``torch`` is the version that the shown run had; by default it is the installed one. ``command`` is by
+    default that of this process.
+    """
+    return Origin(
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        halfguard=installed_version("halfguard") or "from a source tree",
+        torch=torch or installed_version("torch"),
+        command=current_command() if command is None else command,
+    )

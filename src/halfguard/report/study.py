@@ -1,9 +1,14 @@
-"""A study as a page: the verdict first, then the evidence, and what a person must decide."""
+"""A study as a page: the verdict first, then the evidence, and what a person must decide.
+
+The verdict alone is also written as JUnit XML: one test per candidate, so that any CI system shows which one
+fails and why.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from halfguard.records.study import Study
 from halfguard.records.verdict import Approval, CheckItem, Comparison, Verdict, VerdictLabel
@@ -18,6 +23,7 @@ from halfguard.report.blocks import (
     Table,
     Text,
     Tone,
+    clean,
 )
 from halfguard.report.forest import draw_forest
 from halfguard.report.study_runs import cost_section, evidence_section, training_section
@@ -163,3 +169,32 @@ def _signature(approval: Approval | None, *, signed: bool) -> Iterator[Block]:
         yield Text([name], _tone(approval.word))
     else:
         yield Text([f"VOID: the study has changed since. {name}"], "bad")
+
+
+def to_junit(verdict: Verdict) -> str:
+    """Return the file as text; every verdict other than PASS is a failure, as for the exit code."""
+    failures = sum(comparison.word is not VerdictLabel.PASS for comparison in verdict.comparisons)
+    counts = f'tests="{len(verdict.comparisons)}" failures="{failures}" errors="0"'
+    parts = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<testsuites name="halfguard" {counts}>',
+        f'<testsuite name="{_xml(verdict.study)}" {counts}>',
+        f'<properties><property name="evidence" value="{_xml(verdict.evidence)}"/></properties>',
+        *(line for row in verdict.comparisons for line in _case(verdict, row)),
+        "</testsuite>",
+        "</testsuites>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _case(verdict: Verdict, row: Comparison) -> Iterator[str]:
+    name = f'classname="{_xml(verdict.study)}" name="{_xml(row.candidate)}"'
+    if row.word is VerdictLabel.PASS:
+        yield f"<testcase {name}><system-out>{_xml(row.reason)}</system-out></testcase>"
+        return
+    attributes = f'type="{row.word}" message="{_xml(f"{row.word}: {row.reason}")}"'
+    yield f"<testcase {name}><failure {attributes}>{_xml(row.reason)}</failure></testcase>"
+
+
+def _xml(text: str) -> str:
+    return escape(clean(text).replace("\n", " ").replace("\t", " "))

@@ -11,7 +11,7 @@ from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text
 from halfguard.report.columns import Column, single_value, thin_columns
 from halfguard.report.curves import Line, draw_curves
 from halfguard.report.heat_map import draw_panels
-from halfguard.report.marks import Change
+from halfguard.report.svg import Change
 
 ROWS = 60  # layers in the heat map: those with the least headroom
 COLUMNS = 160  # of the heat map; more samples share a column, which shows the least of them

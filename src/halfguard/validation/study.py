@@ -24,7 +24,7 @@ from halfguard.validation.executors import Executor
 from halfguard.validation.finished_runs import FinishedRuns, Result
 from halfguard.validation.runs.metrics import CURE
 from halfguard.validation.runs.pairing import raise_if_unpaired
-from halfguard.validation.runs.speed import speed_of_runs
+from halfguard.validation.runs.stepping import speed_of_runs
 from halfguard.validation.runs.task import Task, run_tasks, speed_tasks
 from halfguard.validation.sections import ExecutorSpec
 from halfguard.validation.spec import Spec

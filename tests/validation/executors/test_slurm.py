@@ -15,8 +15,7 @@ import pytest
 from halfguard.errors import ConfigError, UsageError
 from halfguard.records.study import Study
 from halfguard.validation.executors.local import LocalExecutor
-from halfguard.validation.executors.slurm_commands import Job
-from halfguard.validation.executors.slurm_files import RunFiles
+from halfguard.validation.executors.slurm_jobs import Job, RunFiles
 from halfguard.validation.executors.worker import TaskReply, run_request
 from halfguard.validation.finished_runs import parse_result
 from halfguard.validation.runs.running import run

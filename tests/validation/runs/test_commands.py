@@ -12,7 +12,7 @@ import pytest
 
 from halfguard.errors import UsageError
 from halfguard.validation.executors.local import LocalExecutor
-from halfguard.validation.runs.commands import run_command
+from halfguard.validation.runs.commands import last_line, run_command
 from halfguard.validation.runs.metrics import NoMetricError
 from halfguard.validation.runs.task import run_tasks
 from halfguard.validation.spec import Spec
@@ -150,3 +150,17 @@ def test_a_script_that_a_signal_ended_says_so() -> None:
     dies = "import os; os.kill(os.getpid(), 9)"
     command = f'{sys.executable} -c "{dies}" {{precision}} {{seed}} {{out}}'
     assert run_command(run_tasks(spec_of(command))[0]).failure == "the command ended with signal 9"
+
+
+def test_the_last_line_of_a_log_of_any_length(tmp_path: Path) -> None:
+    for said, last in (
+        (b"", ""),
+        (b"\n \n", ""),
+        (b"Traceback:\n  line\nRuntimeError: out of range\n\n", "RuntimeError: out of range"),
+        (b"x" * 10_000_000 + b"\nend", "end"),
+        (b"x" * 1000, "x" * 300),
+        ("ä".encode() * 5000, "ä" * 300),
+        (b"\xff\xfe half a character", "\ufffd\ufffd half a character"),
+    ):
+        (tmp_path / "log").write_bytes(said)
+        assert last_line(tmp_path / "log") == last

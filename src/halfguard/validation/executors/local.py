@@ -20,7 +20,7 @@ from pathlib import Path
 from halfguard.validation.executors import MAX_ATTEMPTS, lost_result, may_start, timed_out_result
 from halfguard.validation.executors.worker import TaskReply, TaskRequest
 from halfguard.validation.finished_runs import Result, parse_result
-from halfguard.validation.runs.log_tail import describe_exit
+from halfguard.validation.runs.commands import describe_exit
 from halfguard.validation.runs.task import Task
 from halfguard.validation.sections import ExecutorSpec
 

@@ -1,8 +1,11 @@
 """Runs as Slurm jobs, one job for each attempt of a run.
 
 A job is a plain command line. It reads its request from a JSON file in the study's folder, which all nodes
-must share, and writes its reply there: nothing is pickled, and nothing but Slurm itself is needed. (submitit
-pickles in both directions, and learns of a dead node from an accounting database only.)
+must share, and writes its reply there: nothing is pickled, and nothing but Slurm itself is needed.
+
+submitit cannot keep these promises. It pickles in both directions. It learns the state of a job from
+``sacct`` only: without an accounting database, a killed task is never done and ``wait`` has no end. It does
+not find the jobs of a process that was killed. Only ``sbatch`` could be left to it.
 
 The reply counts, not the state of the job: a node that Slurm gave up may still finish its run, and the first
 reply is taken. A job that has ended without a reply has died, and its run is submitted again.
@@ -21,8 +24,9 @@ from pathlib import Path
 
 from halfguard.errors import HalfguardError, UsageError
 from halfguard.validation.executors import MAX_ATTEMPTS, lost_result, may_start, timed_out_result
-from halfguard.validation.executors.slurm_commands import (
+from halfguard.validation.executors.slurm_jobs import (
     Job,
+    RunFiles,
     SlurmError,
     cancel_jobs,
     exit_code,
@@ -30,7 +34,6 @@ from halfguard.validation.executors.slurm_commands import (
     require_slurm,
     submit_job,
 )
-from halfguard.validation.executors.slurm_files import RunFiles
 from halfguard.validation.finished_runs import Result, parse_result
 from halfguard.validation.runs.task import Task
 from halfguard.validation.sections import ExecutorSpec

@@ -27,7 +27,7 @@ from halfguard.validation.runs.commands import run_command
 from halfguard.validation.runs.metrics import NoMetricError
 from halfguard.validation.runs.running import run
 from halfguard.validation.runs.sources import raise_if_changed
-from halfguard.validation.runs.speed import measure_speed
+from halfguard.validation.runs.stepping import measure_speed
 from halfguard.validation.runs.task import Task
 
 FORKS = sys.platform == "linux"

@@ -18,11 +18,11 @@ from typing import Any
 from halfguard.errors import UsageError
 from halfguard.journal.run_environment import collect_environment
 from halfguard.records.study import RunResult
-from halfguard.validation.runs.log_tail import describe_exit
 from halfguard.validation.runs.metrics import numeric_values, require_metric
 from halfguard.validation.runs.task import Task
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
+_MAX_CHARACTERS = 300  # in a failure message
 
 
 def run_command(task: Task, attempt: int = 1) -> RunResult:
@@ -101,3 +101,20 @@ def _read_metrics(out: Path) -> tuple[dict[str, float], str]:
     except (OSError, ValueError, RecursionError) as error:
         return {}, f"the command succeeded but left no JSON at {{out}} ({error})"
     return numeric_values(body) if isinstance(body, dict) else {}, ""
+
+
+def describe_exit(code: int, log: Path) -> str:
+    """Return the signal or exit code, and the last line of ``log`` if there is one."""
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    line = last_line(log)
+    return f"{how}: {line}" if line else how
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that is not empty: in a traceback, the error itself."""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        # A character has at most four bytes.
+        file.seek(max(0, file.tell() - 4 * _MAX_CHARACTERS))
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1].strip()[-_MAX_CHARACTERS:] if lines else ""

@@ -21,7 +21,7 @@ SAFE_LOADERS = {"_PlainLoader", "_LOADER"}  # both are yaml's safe loader: see t
 # Code that is the user's own, named by the user.
 RUNS_CODE = {
     "workload/entry.py": {"exec_module", "import_module"},
-    "investigation/running.py": {"exec", "run_path", "run_module"},
+    "investigation/one_pass.py": {"exec", "run_path", "run_module"},
 }
 
 

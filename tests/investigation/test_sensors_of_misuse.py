@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.leaving import read_result
 from halfguard.investigation.one_pass import run_pass
-from halfguard.investigation.passes import PassPlan, PassResult, Target
+from halfguard.investigation.passes import PassPlan, PassResult, Target, read_result
 from tests.support.forks import FORKED
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from halfguard.errors import UsageError
 from halfguard.probing.probe import probe
-from halfguard.probing.scales import (
+from halfguard.probing.ranges import (
     ScaleWindow,
     binade_counts,
     highest_exponent,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfguard.investigation import order_patches, scaler_patches, value_patches
+from halfguard.investigation import loop_patches, scaler_patches, value_patches
 from halfguard.investigation import source_patches as patches
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.cures import untried
@@ -57,7 +57,7 @@ class Crash:
                     way[0],
                 )
         if re.search(_NOT_REACHED, self.error):
-            moved = order_patches.make_optimizer_last(self.made)
+            moved = loop_patches.make_optimizer_last(self.made)
             if moved is not None:
                 text = f"{self.advice} Its statement is moved: {describe_place(moved[1])}."
                 yield untried(text, moved[0])
@@ -66,20 +66,20 @@ class Crash:
         made, place = self.made, self.place
         if place is not None:
             if re.search(_TWICE, self.error):
-                yield order_patches.unscale_once(place)
+                yield loop_patches.unscale_once(place)
             if re.search(_NO_STEP, self.error):
-                yield order_patches.update_after_step(place)
+                yield loop_patches.update_after_step(place)
             if re.search(_CONSTANT, self.error):
                 yield value_patches.write_smallest_number(place, "float16")
             if re.search(_EMPTY_STATE, self.error):
-                yield order_patches.load_if_not_empty(place)
+                yield loop_patches.load_if_not_empty(place)
         if re.search(f"{_FP16_GRADIENTS}|{_DTYPES}", self.error):
             yield from patches.fp32_weights(made)
         if re.search(_FP16_GRADIENTS, self.error):
             yield patches.switch_on(place, "autocast_adapter_dtype", anywhere=True)
             yield patches.widen_parameters(made)
         if re.search(_DTYPES, self.error) and place is not None:
-            yield order_patches.cast_arguments(place, self.error)
+            yield loop_patches.cast_arguments(place, self.error)
         kernel = re.search(_NO_KERNEL, self.error)
         if kernel is not None and place is not None:
             yield from patches.call_in_fp32(place, kernel[1])

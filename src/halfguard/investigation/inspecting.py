@@ -19,7 +19,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from halfguard.investigation.advice import advise_on_swallowed
 from halfguard.investigation.called_modules import CalledModules
 from halfguard.investigation.finite import bad_tensors
-from halfguard.investigation.leaving import leave
 from halfguard.investigation.lost_precision import LostUpdates, RoundedPositions, SmallGradients
 from halfguard.investigation.passes import (
     Ended,
@@ -28,6 +27,7 @@ from halfguard.investigation.passes import (
     PassPlan,
     PassResult,
     Place,
+    leave,
 )
 from halfguard.investigation.training_loop import BackwardCall, LoopObserver, TrainingLoop
 from halfguard.precision.modes import HALF_DTYPES

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from halfguard.investigation.leaving import read_result
-from halfguard.investigation.passes import PassPlan, PassResult
+from halfguard.investigation.passes import PassPlan, PassResult, read_result
 
 _POLL = 0.02  # seconds
 _REPORT = 0.5

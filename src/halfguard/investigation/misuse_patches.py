@@ -10,23 +10,22 @@ import ast
 from collections.abc import Callable, Iterator
 
 from halfguard.investigation import source_patches as patches
-from halfguard.investigation.added_scaler import add_scaler
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import untried
-from halfguard.investigation.integer_patches import keep_integers
 from halfguard.investigation.passes import Misused, MisuseKind, PassResult, Place
-from halfguard.investigation.scaler_patches import add_to_prepare
-from halfguard.investigation.source_nodes import (
+from halfguard.investigation.scaler_patches import add_scaler, add_to_prepare
+from halfguard.investigation.stepping_calls import are_free_after, stepped_optimizer, steps_around
+from halfguard.investigation.value_patches import keep_integers
+from halfguard.records.autopsy import Cure
+from halfguard.replaying.source_edits import (
+    SourceFile,
     all_calls,
     called_name,
     calls_at,
     owner_of,
     read_statement,
 )
-from halfguard.investigation.stepping_calls import are_free_after, stepped_optimizer, steps_around
-from halfguard.records.autopsy import Cure
-from halfguard.replaying.source_edits import SourceFile
 
 
 def misuse_cures(first: PassResult) -> list[Cure]:

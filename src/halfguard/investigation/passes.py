@@ -1,16 +1,20 @@
 """One run of the user's script, as data: what a process is asked to do, and what it answers.
 
 A pass is a process of its own. It reads its plan from the parent, and writes its answer to a file, because
-it leaves by ``os._exit``: an ``except`` of the script can neither swallow the answer nor delay it.
+it leaves by ``os._exit``: neither an ``except`` nor a ``finally`` of the script can swallow or delay it.
+What the parent knows if the process is interrupted is the last progress, written about twice a second.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shlex
+import sys
+import time
 from array import array
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from pydantic import Field
 
@@ -18,6 +22,50 @@ from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.base import FloatRecordPart, RecordPart
 from halfguard.records.culprit import Culprit
+
+_INTERVAL = 0.5  # seconds between two reports
+
+
+def leave(path: str, result: PassResult) -> NoReturn:
+    """Write the answer and end the process."""
+    temporary = Path(f"{path}.part")
+    temporary.write_text(result.model_dump_json(), "utf-8")
+    temporary.rename(path)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(0)
+
+
+class ProgressFile:
+    """Writes an unfinished answer beside the answer, at most every half second."""
+
+    def __init__(self, answer: str) -> None:
+        self._path = Path(f"{answer}.progress")
+        self._due = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """True if the last report is half a second old."""
+        return time.monotonic() >= self._due
+
+    def write(self, result: PassResult) -> None:
+        """Replace the last report."""
+        self._due = time.monotonic() + _INTERVAL
+        temporary = self._path.with_suffix(".part")
+        temporary.write_text(result.model_dump_json(), "utf-8")
+        temporary.rename(self._path)
+
+
+def read_result(path: Path) -> PassResult | None:
+    """Read an answer or a report; None if there is none."""
+    try:
+        return PassResult.model_validate_json(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
 
 Place = tuple[str, int]  # file and line
 HALF_NAMES = ("float16", "bfloat16")  # dtypes of a culprit

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from halfguard.errors import UsageError
-from halfguard.investigation.leaving import read_result
-from halfguard.investigation.passes import PassResult
+from halfguard.investigation.passes import PassResult, read_result
 
 _WAIT = 600.0  # seconds for the other ranks
 _GRACE = 3.0  # seconds in which a rank may see the event itself

@@ -1,4 +1,4 @@
-"""Patches of a loop that misuses its scaler: steps without it, or iterations that never update it."""
+"""Patches of a loop that misuses its scaler: steps without it, loops that never update it or have none."""
 
 from __future__ import annotations
 
@@ -6,9 +6,85 @@ import ast
 from collections.abc import Callable
 
 from halfguard.investigation.passes import Made, Place
-from halfguard.investigation.source_nodes import called_name, calls_at, loops_around, read_statement
 from halfguard.investigation.source_patches import switch_on
-from halfguard.replaying.source_edits import SourceFile
+from halfguard.investigation.stepping_calls import first_look, steps_around
+from halfguard.replaying.source_edits import (
+    SourceFile,
+    all_calls,
+    called_name,
+    calls_at,
+    loops_around,
+    owner_of,
+    read_statement,
+)
+
+
+def add_scaler(backward: Place, made: Made, scale: float) -> str:
+    """Scale the loss of a backward pass, and let the scaler step; return the patch."""
+    file, statement = read_statement(backward)
+    if file is None or statement is None:
+        return ""
+    scope = file.function_at(statement.lineno) or file.tree
+    calls = [c for c in all_calls(scope) if called_name(c) == "backward"]
+    steps = [c for c in steps_around(file, statement.lineno) if not c.args]
+    stepping = file.statement_at(steps[0].lineno) if len(steps) == 1 else None
+    function = calls[0].func if len(calls) == 1 else None
+    taken = any(isinstance(n, ast.Name) and n.id == "scaler" for n in ast.walk(file.tree))
+    scaler = "grad_scaler" if taken else "scaler"
+    if not isinstance(stepping, ast.Expr) or not isinstance(function, ast.Attribute):
+        return ""
+    looking, beside = first_look(file, statement, stepping)
+    if not statement.lineno <= function.lineno <= (statement.end_lineno or 0) or not beside:
+        return ""
+    if not _make(file, statement, made, f"{scaler} = ", f"init_scale={scale!r}"):
+        return ""
+    file.replace(function.value, f"{scaler}.scale({file.source(function.value)})")
+    margin, optimizer = " " * stepping.col_offset, owner_of(file, steps[0])
+    file.replace(stepping, f"{scaler}.step({optimizer})\n{margin}{scaler}.update()")
+    if looking is not None:
+        _insert_between(file, statement, looking, f"{margin}{scaler}.unscale_({optimizer})")
+    return file.patch()
+
+
+def _insert_between(file: SourceFile, first: ast.stmt, last: ast.stmt, line: str) -> None:
+    """Write a line before a statement; directly after the first one of its block, if it is compound."""
+    if not file.is_alone(last) and any(one is first for one in file.block_of(last)):
+        file.insert_after(first, line)
+    else:
+        file.insert_before(last, line)
+
+
+def _make(file: SourceFile, backward: ast.stmt, made: Made, target: str, options: str) -> bool:
+    """Make the scaler after the optimizer, if that is known in the loop's function; else before the loop."""
+    around = file.function_at(backward.lineno)
+    is_here = made.optimizer is not None and made.optimizer[0] == file.path
+    making = file.statement_at(made.optimizer[1]) if made.optimizer and is_here else None
+    if making is not None and file.function_at(making.lineno) in (None, around):
+        scaler = f"torch.amp.GradScaler({_device(file, making.lineno, made)}, {options})"
+        file.insert_after(making, f"{' ' * making.col_offset}{target}{scaler}")
+        return True
+    loops = loops_around(around or file.tree, backward.lineno)
+    if not loops:
+        return False
+    loop = loops[0]
+    scaler = f"torch.amp.GradScaler({_device(file, loop.lineno, made)}, {options})"
+    row, column = loop.lineno, loop.col_offset
+    start = ast.Pass(lineno=row, col_offset=column, end_lineno=row, end_col_offset=column)
+    file.replace(start, f"{target}{scaler}\n{' ' * column}")
+    return True
+
+
+def _device(file: SourceFile, line: int, made: Made) -> str:
+    """Return the device of the FP16 region as it is written there, if its names are known on a line."""
+    region = made.autocast
+    if region is not None and region[0] == file.path:
+        same = file.function_at(region[1]) is file.function_at(line)
+        for call in calls_at(file, region[1]):
+            named = [k.value for k in call.keywords if k.arg == "device_type"]
+            given = [*call.args[:1], *named] if called_name(call) == "autocast" else []
+            if given and (same or isinstance(given[0], ast.Constant)):
+                return file.source(given[0])
+    return f'"{made.autocast_device}"'
 
 
 def step_by_scaler(made: Made) -> list[str]:

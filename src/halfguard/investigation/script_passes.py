@@ -1,4 +1,9 @@
-"""The passes of one script: each is a process of its own, and begins from the same files."""
+"""The passes of one script: each is a process of its own, and begins from the same files.
+
+Ctrl-C, pressed once, ends the present pass; no other one begins, and the answer tells what is known. A signal
+that arrives between two passes, while files are copied or cures are listed, must not lose that, so it raises
+nothing. Pressed twice, it does what it did before.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,15 @@ import json
 import math
 import os
 import re
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from halfguard.investigation.interrupting import Interruption
 from halfguard.investigation.launching import can_fork, launch
 from halfguard.investigation.passes import (
     Event,
@@ -26,6 +34,38 @@ from halfguard.investigation.patching import apply_patch
 from halfguard.investigation.ranks import Ranks
 from halfguard.investigation.working_copy import WorkingCopy
 from halfguard.records.script_answer import ScriptAnswer
+
+
+@dataclass
+class Interruption:
+    """Whether Ctrl-C was pressed, and during what."""
+
+    during: str = ""
+    _pressed: bool = False
+
+    def has_come(self) -> bool:
+        """Return whether it was pressed; a method, because a signal changes it at any time."""
+        return self._pressed
+
+    @contextmanager
+    def listen(self) -> Iterator[None]:
+        """Note the first Ctrl-C inside the block; nothing is changed if the program ignores it."""
+        before = signal.getsignal(signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or before in (signal.SIG_IGN, None):
+            yield
+            return
+
+        def press(_number: int, _frame: Any) -> None:
+            self._pressed = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, press)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
 
 Watch = Callable[[str, PassResult, float], None]
 _LOG_LINES = 12

@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from itertools import count
 
 from halfguard.investigation.passes import Made, Place
-from halfguard.investigation.source_nodes import all_calls, called_name, calls_at, read_statement
-from halfguard.replaying.source_edits import SourceFile
+from halfguard.replaying.source_edits import (
+    SourceFile,
+    all_calls,
+    called_name,
+    calls_at,
+    read_statement,
+)
 
 _DTYPES = ("torch_dtype", "dtype")
 HALF_NAMES = ("float16", "half", "bfloat16")

@@ -10,8 +10,7 @@ import ast
 import builtins
 from collections.abc import Iterator
 
-from halfguard.investigation.source_nodes import all_calls, called_name, has_call, owner_of
-from halfguard.replaying.source_edits import SourceFile
+from halfguard.replaying.source_edits import SourceFile, all_calls, called_name, has_call, owner_of
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _HARMLESS = ("zero_grad", "no_grad", "enable_grad", "set_grad_enabled", "requires_grad_")

@@ -9,7 +9,7 @@ from halfguard.precision_names import Precision
 from halfguard.probing.half_audit import StepFault
 from halfguard.probing.line_cures import cure_of_line, describe_line, short_path
 from halfguard.probing.parameter_checks import MAX_GAIN, UnregisteredTensor
-from halfguard.probing.scales import ScaleWindow
+from halfguard.probing.ranges import ScaleWindow
 from halfguard.probing.training import MAX_SCALE, Failure
 from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding

@@ -20,7 +20,7 @@ from halfguard.errors import HalfguardError, UsageError
 from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.probing.half_audit import HalfAudit, StepFault
-from halfguard.probing.scales import MAX_EXPONENT, MIN_EXPONENT
+from halfguard.probing.ranges import MAX_EXPONENT, MIN_EXPONENT
 from halfguard.records.culprit import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.ranges import TraceStep

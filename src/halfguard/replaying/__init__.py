@@ -1,7 +1,6 @@
 """Replay a bad step: repeat it, find the operation where it began, and try possible cures."""
 
-from halfguard.replaying.autopsy import replay
-from halfguard.replaying.entry import ANSWER_FILE, read_kept_answer
+from halfguard.replaying.autopsy import ANSWER_FILE, read_kept_answer, replay
 from halfguard.replaying.replayed_step import ReplayedStep, Result, Variation
 
 __all__ = [

@@ -2,29 +2,87 @@
 
 Nothing is guessed. If the step does not fail again, the answer says so and lists what to suspect; it names no
 cause. A cure is recommended only if the step was run with it and was good.
+
+An incident may come from somebody else, and nothing in its folder is ever executed. The ENTRY that it records
+is only a hint to the reader's own code. A file that arrived together with the incident is not executed,
+unless the reader names it.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from halfguard.errors import RecordError, UsageError
 from halfguard.incident import Incident, open_incident
 from halfguard.records.autopsy import Autopsy, Reproduced
 from halfguard.records.culprit import Culprit
+from halfguard.records.script_answer import ScriptAnswer
 from halfguard.replaying.cures import find_candidates
-from halfguard.replaying.entry import find_workload
 from halfguard.replaying.replayed_step import ReplayedStep, Result
 from halfguard.replaying.restore import raise_if_private
 from halfguard.replaying.trials import Trials, find_first_bad_number
 from halfguard.step.nested import floating_tensors
 from halfguard.step.parameters import without_wrappers
 from halfguard.step.random_state import seeded
-from halfguard.workload import Workload
+from halfguard.workload import Workload, load
+
+ANSWER_FILE = "answer.json"
+_MAX_BYTES = 16 * 2**20
+
+
+def find_workload(entry: Workload | str | None, incident: Incident) -> Workload:
+    """Return the workload that the caller named, or else the one that the incident names."""
+    if isinstance(entry, Workload):
+        return entry
+    if entry:
+        return load(entry)
+    recorded = incident.record.entry
+    cure = "Name the function that describes the job: halfguard replay INCIDENT --entry file.py:function."
+    if not recorded:
+        raise UsageError(
+            f"{incident.folder} does not say which code it belongs to.",
+            cure=f"{cure} Guard(..., entry=...) records it for next time.",
+        )
+    if _came_with_it(recorded, incident.folder):
+        raise UsageError(
+            f"{incident.folder} names {recorded!r}, a file that came with it; code that comes with an "
+            "incident is not run unless you ask for it.",
+            cure=f"Look at that file first. {cure}",
+        )
+    return load(recorded)
+
+
+def read_kept_answer(incident: Incident) -> ScriptAnswer | None:
+    """Return the answer that lies in an incident without an ENTRY; None if there is none."""
+    path = incident.folder / ANSWER_FILE
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    if incident.record.entry or not stat.S_ISREG(found.st_mode):
+        return None
+    if found.st_size > _MAX_BYTES:
+        raise RecordError(f"{path} has {found.st_size} bytes; {_MAX_BYTES} is the limit.")
+    return ScriptAnswer.from_json(path.read_bytes().decode("utf-8", "replace"))
+
+
+def _came_with_it(entry: str, folder: Path) -> bool:
+    """Return whether the code is in the folder of the incident or of its run."""
+    place = entry.rpartition(":")[0]
+    # A module's name leads to a file as well, and a path may go through links.
+    file = place if place.endswith(".py") else place.replace(".", "/")
+    code, folder, here = Path(file).resolve(), folder.resolve(), Path.cwd().resolve()
+    run = folder.parents[1] if folder.parent.name == "incidents" else folder
+    homes = [folder] if here.is_relative_to(run) else [folder, run]
+    return any(code.is_relative_to(home) for home in homes)
+
 
 _SUSPECTS = (
     "hardware: a flipped bit in memory or a faulty core; run the same step on that machine a few times",

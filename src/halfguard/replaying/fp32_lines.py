@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from halfguard.autocast_ops import RULES, AutocastRule
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 from halfguard.replaying.function_modes import FunctionMode, Place, writes_first
-from halfguard.replaying.own_lines import SIMPLE, inner_scopes, is_shadowed
-from halfguard.replaying.source_edits import SourceFile
+from halfguard.replaying.source_edits import SIMPLE, SourceFile, inner_scopes, is_shadowed
 from halfguard.tracing.source import user_frame
 
 Statement = tuple[SourceFile, ast.stmt]

@@ -3,6 +3,10 @@
 The state comes from the incident, the code from the workload. Each run starts from a fresh copy of the model,
 so that runs are independent. An incident from a GPU is repeated on a CPU under CUDA's autocast rules, which
 differ from the CPU's.
+
+A step that was not finite is good if it is finite. After a spike that is not enough: loss and norm must be
+in the range of healthy steps. The incident does not hold the limit that applied, but the rows before it
+show what passed.
 """
 
 from __future__ import annotations
@@ -11,24 +15,61 @@ import copy
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from halfguard.errors import HalfguardError, UsageError
+from halfguard.errors import HalfguardError, RecordError, UsageError
 from halfguard.guard.step_batches import trainable_loss
 from halfguard.incident import Incident
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision.islands import fp32_island
 from halfguard.precision.modes import HALF_DTYPES, autocast
 from halfguard.precision_names import Precision
-from halfguard.replaying.limits import GoodStepLimits, good_step_limits
+from halfguard.records import Cause, HealthyStepsRow, IncidentRecord, parse_journal_row
 from halfguard.replaying.restore import load_batches, load_model, restore_generators
 from halfguard.replaying.samples import map_tensors, select
 from halfguard.step.parameters import without_wrappers
 from halfguard.workload import Workload
 from halfguard.workload.user_error import describe_error
+
+
+@dataclass(frozen=True)
+class GoodStepLimits:
+    """The largest loss and gradient norm of a good step."""
+
+    loss: float = inf
+    grad_norm: float = inf
+
+
+def good_step_limits(record: IncidentRecord) -> GoodStepLimits:
+    """Return the limits, from the cause, the configuration, and the healthy steps before this one."""
+    windows = _windows(record)
+    if record.step.cause is Cause.LOSS_SPIKE:
+        return GoodStepLimits(loss=max((w.loss_max for w in windows), default=record.step.loss / 2))
+    if record.step.cause is not Cause.GRADIENT_SPIKE:
+        return GoodStepLimits()
+    skip = record.config.get("skip")
+    fixed = skip.get("max_grad_norm") if isinstance(skip, dict) else None
+    if isinstance(fixed, float | int) and record.step.grad_norm > fixed:
+        return GoodStepLimits(grad_norm=float(fixed))
+    return GoodStepLimits(
+        grad_norm=max((w.grad_norm_max for w in windows), default=record.step.grad_norm / 2)
+    )
+
+
+def _windows(record: IncidentRecord) -> list[HealthyStepsRow]:
+    rows = []
+    for text in record.recent:
+        try:
+            row = parse_journal_row(text)
+        except RecordError:
+            continue  # a row of a later version, or a damaged one
+        if isinstance(row, HealthyStepsRow):
+            rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True)

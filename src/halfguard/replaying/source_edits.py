@@ -3,17 +3,133 @@
 Names are followed to their assignment only if it is certain: one assignment before the line, in the same
 function, and nothing that the value uses is assigned in between. A value that calls something is computed
 once: it gets a name of its own on the line before.
+
+A compound statement owns its header, not its body. If two statements own a line (``a = f(x); b = g(a)``, or
+``if x: y = f(x)``), a line alone does not tell which one is meant.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from halfguard.replaying.own_lines import inner_scopes, own_lines, text_lines
 from halfguard.replaying.rewrite import add_import, unified_diff
+
+Loop = ast.For | ast.While
+
+
+def read_statement(place: tuple[str, int] | None) -> tuple[SourceFile | None, ast.stmt | None]:
+    """Return the file of a line and the statement there; None for what cannot be read or is not certain."""
+    file = None if place is None else SourceFile.read(place[0])
+    return file, None if file is None or place is None else file.statement_at(place[1])
+
+
+def all_calls(tree: ast.AST) -> Iterator[ast.Call]:
+    """Return all calls of a tree, outer ones first."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def calls_at(file: SourceFile, line: int) -> list[ast.Call]:
+    """Return the calls around a line, outermost first."""
+    return [c for c in all_calls(file.tree) if c.lineno <= line <= (c.end_lineno or c.lineno)]
+
+
+def called_name(call: ast.Call) -> str:
+    """Return the last name of the function that is called."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def owner_of(file: SourceFile, call: ast.Call) -> str:
+    """Return the text of what a method is called on."""
+    return file.source(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+def has_call(file: SourceFile, owner: str, *names: str) -> bool:
+    """Return whether a file calls one of these methods of an owner."""
+    called = {f"{owner}.{name}" for name in names}
+    return any(file.source(call.func) in called for call in all_calls(file.tree))
+
+
+def loops_around(scope: ast.AST, line: int) -> list[Loop]:
+    """Return the loops of a scope around a line, the outermost first."""
+    around = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, Loop) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return sorted(around, key=lambda node: node.lineno)
+
+
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
+Scope = ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_PARTS = (ast.ExceptHandler, ast.match_case)
+
+
+def own_lines(statement: ast.stmt) -> set[int]:
+    """Return the lines of a statement without those of its body; a line that both share is one of them."""
+    body, head = list[ast.stmt](), list[ast.AST]()
+    for child in ast.iter_child_nodes(statement):
+        parts = ast.iter_child_nodes(child) if isinstance(child, _PARTS) else (child,)
+        for part in parts:
+            if isinstance(part, ast.stmt):
+                body.append(part)
+            else:
+                head.append(part)
+    lines = _lines(statement)
+    for part in body:
+        lines -= _lines(part)
+    for node in head:
+        lines |= _lines(node)
+    return lines | {statement.lineno}
+
+
+def _lines(node: ast.AST) -> set[int]:
+    """Return all lines of a node, its decorators included."""
+    first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+    if first is None or last is None:  # such as the arguments of a function: their parts have lines
+        return set().union(*map(_lines, ast.iter_child_nodes(node)))
+    decorators = getattr(node, "decorator_list", ())
+    return set(range(min([first, *(one.lineno for one in decorators)]), last + 1))
+
+
+def text_lines(statement: ast.stmt) -> set[int]:
+    """Return the lines that may begin inside a string: to indent them would change it."""
+    lines: set[int] = set()
+    for node in ast.walk(statement):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+        if is_text or type(node).__name__ in ("JoinedStr", "TemplateStr"):
+            lines |= _lines(node) - {getattr(node, "lineno", 0)}
+    return lines
+
+
+def inner_scopes(statement: ast.stmt) -> list[Scope]:
+    """Return lambdas and comprehensions of a statement, whose names are not those around them."""
+    return [node for node in ast.walk(statement) if isinstance(node, Scope)]
+
+
+def is_shadowed(statement: ast.stmt) -> bool:
+    """Return whether a lambda or a comprehension binds a name that the statement also uses outside of it."""
+    for scope in inner_scopes(statement):
+        inside = set(map(id, ast.walk(scope)))
+        outside = (node for node in ast.walk(statement) if id(node) not in inside)
+        used = {node.id for node in outside if isinstance(node, ast.Name)}
+        if used & set(_bound(scope)):
+            return True
+    return False
+
+
+def _bound(scope: Scope) -> Iterator[str]:
+    for node in ast.walk(scope):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation import order_patches, source_patches
+from halfguard.investigation import loop_patches, source_patches
 from halfguard.investigation.passes import Made
 from tests.investigation.patched_script import at, patched, write
 
@@ -29,7 +29,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_unscaling_of_micro_batches_is_moved_to_the_step_with_its_clipping(script: Path) -> None:
     write(script, LOOP)
-    text = patched(script, order_patches.unscale_once(at(script, "unscale_")))
+    text = patched(script, loop_patches.unscale_once(at(script, "unscale_")))
     assert text.endswith(
         "    if i % 4 == 3:\n        scaler.unscale_(opt)\n        clip_grad_norm_(params, 1.0)\n"
         "        scaler.step(opt)\n        scaler.update()\n"
@@ -39,7 +39,7 @@ def test_unscaling_of_micro_batches_is_moved_to_the_step_with_its_clipping(scrip
 
 def test_a_second_unscaling_of_one_step_is_left_out(script: Path) -> None:
     write(script, "for b in data:\n    log()\n    s.unscale_(opt)\n    s.step(opt)\n")
-    text = patched(script, order_patches.unscale_once(at(script, "unscale_")))
+    text = patched(script, loop_patches.unscale_once(at(script, "unscale_")))
     assert text == "for b in data:\n    log()\n    s.step(opt)\n"
 
 
@@ -52,15 +52,15 @@ def test_clipping_of_accelerate_waits_for_the_last_micro_batch(script: Path) -> 
             acc.clip_grad_norm_(model.parameters(), 1.0)
         """,
     )
-    text = patched(script, order_patches.unscale_once(at(script, "clip_grad_norm_")))
+    text = patched(script, loop_patches.unscale_once(at(script, "clip_grad_norm_")))
     assert "    if acc.sync_gradients:\n        acc.clip_grad_norm_(" in text
 
 
 def test_an_unknown_loop_is_left_alone(script: Path) -> None:
     write(script, "engine.unscale_(opt)\nengine.run()\n")
-    assert not order_patches.unscale_once((str(script), 1))
-    assert not order_patches.update_after_step((str(script), 2))
-    assert not order_patches.load_if_not_empty((str(script), 2))
+    assert not loop_patches.unscale_once((str(script), 1))
+    assert not loop_patches.update_after_step((str(script), 2))
+    assert not loop_patches.load_if_not_empty((str(script), 2))
 
 
 def test_the_update_follows_the_step(script: Path) -> None:
@@ -68,7 +68,7 @@ def test_the_update_follows_the_step(script: Path) -> None:
         script,
         "for b in d:\n    if last:\n        s.step(opt)\n        go()\n    s.update()\n    log()\n",
     )
-    text = patched(script, order_patches.update_after_step(at(script, "s.update")))
+    text = patched(script, loop_patches.update_after_step(at(script, "s.update")))
     assert text == (
         "for b in d:\n    if last:\n        s.step(opt)\n        s.update()\n        go()\n    log()\n"
     )
@@ -79,18 +79,18 @@ def test_the_update_follows_the_last_step_of_the_block(script: Path) -> None:
         script,
         "for b in d:\n    if last:\n        s.step(a)\n        s.step(b)\n        go()\n    s.update()\n",
     )
-    text = patched(script, order_patches.update_after_step(at(script, "s.update")))
+    text = patched(script, loop_patches.update_after_step(at(script, "s.update")))
     assert text.endswith("        s.step(a)\n        s.step(b)\n        s.update()\n        go()\n")
 
 
 def test_the_update_stays_if_the_last_step_is_not_certain(script: Path) -> None:
     write(script, "if x:\n    s.step(a)\nif y:\n    s.step(b)\ns.update()\n")
-    assert not order_patches.update_after_step(at(script, "s.update"))
+    assert not loop_patches.update_after_step(at(script, "s.update"))
 
 
 def test_an_optimizer_is_made_directly_before_its_first_use(script: Path) -> None:
     write(script, "opt = AdamW(\n    model.parameters(),\n)\nmodel.head = new()\nprepare(opt)\n")
-    moved = order_patches.make_optimizer_last(Made(optimizer=at(script, "AdamW")))
+    moved = loop_patches.make_optimizer_last(Made(optimizer=at(script, "AdamW")))
     assert moved is not None
     text = patched(script, moved[0])
     assert text == "model.head = new()\nopt = AdamW(\n    model.parameters(),\n)\nprepare(opt)\n"
@@ -112,7 +112,7 @@ def test_an_optimizer_that_a_helper_returns_is_moved_where_it_gets_its_name(scri
     made = Made(
         optimizer=at(script, "AdamW"), optimizer_callers=(at(script, "self.opt = self.build()"),)
     )
-    moved = order_patches.make_optimizer_last(made)
+    moved = loop_patches.make_optimizer_last(made)
     assert moved is not None
     text = patched(script, moved[0])
     assert "        self.prepare()\n        self.opt = self.build()\n" in text
@@ -120,22 +120,22 @@ def test_an_optimizer_that_a_helper_returns_is_moved_where_it_gets_its_name(scri
 
 def test_an_optimizer_that_is_used_at_once_stays(script: Path) -> None:
     write(script, "opt = AdamW(p)\nprepare(opt)\n")
-    assert order_patches.make_optimizer_last(Made(optimizer=(str(script), 1))) is None
+    assert loop_patches.make_optimizer_last(Made(optimizer=(str(script), 1))) is None
 
 
 def test_a_scalers_state_is_loaded_if_there_is_one(script: Path) -> None:
     write(script, 'scaler.load_state_dict(ckpt["scaler"])\n')
-    text = patched(script, order_patches.load_if_not_empty((str(script), 1)))
+    text = patched(script, loop_patches.load_if_not_empty((str(script), 1)))
     assert text == 'if ckpt["scaler"]:\n    scaler.load_state_dict(ckpt["scaler"])\n'
 
 
 def test_half_inputs_of_fp32_weights_are_cast(script: Path) -> None:
     write(script, "score = self.head(h).squeeze(-1)\n")
     error = "mat1 and mat2 must have the same dtype, but got Half and Float"
-    text = patched(script, order_patches.cast_arguments((str(script), 1), error))
+    text = patched(script, loop_patches.cast_arguments((str(script), 1), error))
     assert text == "score = self.head(h.float()).squeeze(-1)\n"
     other = "mat1 and mat2 must have the same dtype, but got Float and Half"
-    assert not order_patches.cast_arguments((str(script), 1), other)
+    assert not loop_patches.cast_arguments((str(script), 1), other)
 
 
 def test_a_dtype_with_a_name_is_changed_where_it_is_given(script: Path) -> None:

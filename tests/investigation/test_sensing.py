@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halfguard.investigation.skips import SkipRule
+from halfguard.investigation.sensing import SkipRule
 
 
 def test_calibration_is_no_event() -> None:

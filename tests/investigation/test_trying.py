@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from halfguard.investigation.full_precision import force_fp32
+from halfguard.investigation.trying import force_fp32
 from tests.support.forks import FORKED
 
 Computed = Callable[[Tensor], Tensor]

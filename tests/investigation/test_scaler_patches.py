@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.added_scaler import add_scaler
 from halfguard.investigation.passes import Made
+from halfguard.investigation.scaler_patches import add_scaler
 from tests.investigation.patched_script import at, patched, write
 
 

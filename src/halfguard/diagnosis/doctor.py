@@ -22,11 +22,15 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from halfguard.diagnosis.model import checks as folder
-from halfguard.diagnosis.model.arguments import check_checkpoint, check_model, check_optimizers
 from halfguard.diagnosis.model.effective import add_observations
 from halfguard.diagnosis.model.forward import observe_forward
 from halfguard.diagnosis.model.frameworks import accelerate, lightning, plain, transformers
-from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs
+from halfguard.diagnosis.model.frameworks.inputs import (
+    DoctorInputs,
+    check_checkpoint,
+    check_model,
+    check_optimizers,
+)
 from halfguard.diagnosis.model.gradients import add_gradients
 from halfguard.diagnosis.model.restore_model import reshard, restore_afterwards
 from halfguard.diagnosis.model.training_setup import TrainingSetup
@@ -116,9 +120,15 @@ def _raise_if_without_weights(model: nn.Module) -> None:
 
 @functools.cache
 def all_checks() -> tuple[Check, ...]:
-    """Return the check of every ``checks/hd*.py``, sorted by code."""
-    names = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name[:2] == "hd")
-    return tuple(importlib.import_module(f"{folder.__name__}.{name}").check for name in names)
+    """Return every function ``check_hdNNN`` of the modules in ``checks``, sorted by code."""
+    names = [f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__)]
+    found = {
+        name: check
+        for module in map(importlib.import_module, names)
+        for name, check in vars(module).items()
+        if name.startswith("check_hd")
+    }
+    return tuple(found[name] for name in sorted(found))
 
 
 def _read_setup(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:

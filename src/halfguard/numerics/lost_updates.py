@@ -92,9 +92,14 @@ def joined(positions: list[int], parts: Sequence[LostUpdates]) -> LostUpdates:
     )
 
 
+def is_rounded_away(weights: Tensor, updates: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return where an update leaves a weight, which is stored in ``dtype``, as it is; both are float32."""
+    return (weights + updates).to(dtype) == weights
+
+
 def count_lost(weights: TensorRows, updates: Tensor, dtype: torch.dtype) -> LostUpdates:
     """Count over rows: ``updates`` has the layout of ``weights``, which are stored in ``dtype``."""
-    lost = ((weights.data + updates).to(dtype) == weights.data) & (updates != 0)
+    lost = is_rounded_away(weights.data, updates, dtype) & (updates != 0)
     per_tensor = weights.reduce_rows(lost.sum(1).to(weights.numel.dtype), "sum", 0.0)
     ratios = updates.abs() / _half_distance(weights.data, for_dtype(dtype))
     # Near zero a ratio may overflow; such an update is not lost.

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.diagnosis.model.forward import ObservedForward
-from halfguard.diagnosis.model.found_masters import find_masters
+from halfguard.diagnosis.model.kept_updates import find_masters, keeps_small_updates
 from halfguard.diagnosis.model.measured_precision import MeasuredPrecision, parse_precision
-from halfguard.diagnosis.model.optimizer_trial import keeps_small_updates
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.diagnosis import EffectivePrecision

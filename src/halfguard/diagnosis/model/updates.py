@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import CyclicLR
 
 from halfguard.diagnosis.model.training_setup import MeasuredGradients, OptimizerParameter
+from halfguard.numerics.lost_updates import is_rounded_away
 
 # Divide by the size of the gradient.
 _NORMALISED = ("adam", "rmsprop", "adagrad", "adafactor", "lamb", "rprop")
@@ -37,9 +38,9 @@ def lost_share(
             if rate is None or (needs_gradients(one) and gradients is None):
                 return None
             for weight, size in _chunks(one, rate, gradients):
-                up, down = ((weight.float() + x).to(weight.dtype) for x in (size, -size))
+                up, down = (is_rounded_away(weight.float(), x, weight.dtype) for x in (size, -size))
                 wanted += float(size.sum())
-                lost += float(size[(up == weight) & (down == weight)].sum())
+                lost += float(size[up & down].sum())
     except (RuntimeError, MemoryError):  # out of memory
         return None
     return lost / wanted if wanted else None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import halfguard as hg
-from halfguard.diagnosis.model.checks import hd120_differs_from_fp32
+from halfguard.diagnosis.model.checks import compared_results
 from tests.diagnosis.model.checks.helper import batch, codes, found, loss, net
 from tests.support.devices import device_type
 
@@ -44,7 +44,7 @@ def test_rounding_and_random_numbers_are_not_reported() -> None:
 
 
 def test_a_large_half_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hd120_differs_from_fp32, "_LARGEST", 3)
+    monkeypatch.setattr(compared_results, "_LARGEST", 3)
     x = torch.linspace(1, 2, 8).reshape(2, 4).half()
     assert "HD120" not in codes(hg.doctor(Kernel(1000.0).half(), batch=x))
 

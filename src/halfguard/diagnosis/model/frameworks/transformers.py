@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from halfguard.diagnosis.model.arguments import check_optimizers
 from halfguard.diagnosis.model.effective import resolve_precision
 from halfguard.diagnosis.model.frameworks.accelerate import move_model, prepare_forward
 from halfguard.diagnosis.model.frameworks.conversions import conversion_line, explain_difference
-from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs, is_a, move_batch
+from halfguard.diagnosis.model.frameworks.inputs import (
+    DoctorInputs,
+    check_optimizers,
+    is_a,
+    move_batch,
+)
 from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
 from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
 

@@ -1,4 +1,4 @@
-"""HD116: the forward pass itself gives NaN or infinity, so no step of the training could be applied."""
+"""Results that are NaN or infinite: here, on CUDA, or hidden from a log."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from halfguard.diagnosis.model.repeats import (
     repeat_forward,
 )
 from halfguard.diagnosis.model.training_setup import TrainingSetup
+from halfguard.precision.emulation import emulate_autocast
 from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding
 
@@ -22,8 +23,35 @@ _NOT_PRECISION = (
 )
 
 
-def check(setup: TrainingSetup) -> Iterator[Finding]:
-    """Report a loss, or an output, that is not finite, with the operation that made the first bad number."""
+def check_hd115(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find the filter if anything runs in 16 bits, or was requested to.
+
+    Transformers' Trainer leaves NaN out of the log of a 16-bit run.
+
+    With ``logging_nan_inf_filter`` a nonfinite loss is logged as the mean of the others: the curve looks
+    clean, but the run is broken. The filter is on by default, so it is a note until there is a nonfinite
+    loss.
+    """
+    filters = getattr(setup.training_arguments, "logging_nan_inf_filter", False)
+    half = any("16" in (name or "") for name in (setup.asked, setup.precision))
+    if not filters or not (half or setup.trained_in_half):
+        return
+    now = setup.forward is not None and bad_result(named_results(setup.forward.result)) is not None
+    yield Finding(
+        code="HD115",
+        severity="warning" if now else "note",
+        message="logging_nan_inf_filter is on: a NaN loss will not be in the log.",
+        subject="logging_nan_inf_filter",
+        why="The Trainer replaces it by the mean of the others, so the curve looks clean.",
+        cure="args.logging_nan_inf_filter = False",
+    )
+
+
+def check_hd116(setup: TrainingSetup) -> Iterator[Finding]:
+    """Report a loss, or an output, that is not finite, with the operation that made the first bad number.
+
+    The forward pass itself gives NaN or infinity, so no step of the training could be applied.
+    """
     if setup.forward is None or setup.forward.error is not None:
         return
     bad = bad_result(named_results(setup.forward.result))
@@ -99,3 +127,45 @@ def _cure(setup: TrainingSetup, culprit: Culprit | None) -> str:
     if module is None and culprit is not None:
         return f"Compute this line in float32: .float() on its inputs ({culprit.place})."
     return "Find the modules that need FP32: halfguard plan ENTRY -o plan.yaml"
+
+
+def check_hd117(setup: TrainingSetup) -> Iterator[Finding]:
+    """Repeat a forward pass on a CPU under autocast by CUDA's rules, if it was finite by the CPU's.
+
+    Finite under the CPU's autocast rules, but not under CUDA's.
+
+    CPU autocast computes other operations in half than CUDA's. A forward pass that was tried on a laptop may
+    so overflow on the GPU, or raise there: binary_cross_entropy is refused under CUDA's autocast.
+    """
+    if not can_repeat(setup) or setup.device_type != "cpu" or setup.forward is None:
+        return
+    used = {p.context.autocast for p in setup.forward.products} - {None}
+    dtype = used.pop() if len(used) == 1 else None
+    if dtype is None or bad_result(named_results(setup.forward.result)) is not None:
+        return
+    again = repeat_forward(setup, emulate_autocast("cuda", dtype=dtype))
+    name = str(dtype).removeprefix("torch.")
+    if "autocast" in again.error:  # other errors: the CPU may lack a kernel that the GPU has
+        yield Finding(
+            code="HD117",
+            message=f"under CUDA's autocast in {name} the forward pass raises: {again.error}",
+            subject="autocast",
+            why="On this CPU it does not: CUDA's autocast has other rules.",
+            cure="Use the function that takes logits, such as binary_cross_entropy_with_logits.",
+        )
+        return
+    bad = None if again.error else bad_result(again.results)
+    if bad is None:
+        return
+    culprit = find_culprit(setup, emulate_autocast("cuda", dtype=dtype))
+    module = None if culprit is None else culprit.module
+    yield Finding(
+        code="HD117",
+        message=f"under CUDA's autocast in {name} the forward pass is not finite: {bad}."
+        f"{describe_culprit(culprit)}",
+        subject=module or None,
+        why="On this CPU it is finite: CUDA's autocast computes other operations in half than the CPU's.",
+        cure=island_line(module)
+        if module
+        else "Compute this line in float32: .float() on its inputs.",
+    )

@@ -1,25 +1,64 @@
-"""Whether an optimizer that is not torch's keeps small updates of half weights, found out by stepping it.
+"""Half weights whose small updates are kept: by FP32 copies, or by an optimizer that adds them up.
 
-An optimizer may hold FP32 copies in its state, add up what rounding has cut off (Kahan), or round at random.
-Neither its name nor its first state shows it. So one more of its class is made, for a small half weight, with
-the same settings and a rate at which every single update is rounded away. How far one step goes at a rate
-differs (momentum of 0.9 multiplies it by 10), so the same steps on an FP32 weight are measured first.
+An optimizer that is not torch's may hold FP32 copies in its state, add up what rounding has cut off (Kahan),
+or round at random. Neither its name nor its first state shows it. So one more of its class is made, for a
+small half weight, with the same settings and a rate at which every single update is rounded away. How far one
+step goes at a rate differs (momentum of 0.9 multiplies it by 10), so the same steps on an FP32 weight are
+measured first.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from halfguard.precision.modes import HALF_DTYPES
+
 _STEPS = 64
 _PART = 1 / 16  # of the distance between 1 and the next number: the longest step
 _LEAST = 0.5  # of the way of an FP32 weight must be done
 _PLAIN = (bool, int, float, str, tuple, type(None))
+
+
+def find_masters(model: nn.Module | None, optimizer: Optimizer) -> dict[int, Tensor]:
+    """Return the half weight of each copy in the optimizer, by the id of the copy.
+
+    A copy has the shape of the half weight, more bits, and its values where they are rounded. Before the
+    first step it has exactly its values: copies are made of half weights. What has more digits by then is
+    an old parameter of a model that was made half after the optimizer was built.
+    """
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    own = [] if model is None else list(model.parameters())
+    free: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
+    for parameter in _leave_out(own, held):
+        if parameter.requires_grad and parameter.dtype in HALF_DTYPES:
+            free[parameter.shape].append(parameter)
+    found: dict[int, Tensor] = {}
+    for copy in _leave_out(held, own) if free else ():
+        half = next((one for one in free[copy.shape] if _is_rounded(copy, one)), None)
+        if half is not None:
+            if not optimizer.state and not torch.equal(copy.detach(), half.detach().to(copy.dtype)):
+                return {}
+            free[copy.shape] = [one for one in free[copy.shape] if one is not half]
+            found[id(copy)] = half
+    return found
+
+
+def _leave_out(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    known = set(map(id, others))
+    return [one for one in some if id(one) not in known]
+
+
+def _is_rounded(copy: Tensor, half: Tensor) -> bool:
+    same_kind = type(copy.data) is type(half.data) is Tensor and copy.device == half.device
+    is_wide = copy.dtype in (torch.float32, torch.float64)
+    return same_kind and is_wide and torch.equal(copy.detach().to(half.dtype), half.detach())
 
 
 def keeps_small_updates(optimizer: Optimizer, dtype: torch.dtype) -> bool:

@@ -1,0 +1,194 @@
+"""The loss scaler: missing, disabled, not saved, of the wrong kind, or disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from halfguard.diagnosis.model.frameworks.inputs import is_a
+from halfguard.diagnosis.model.training_setup import TrainingSetup
+from halfguard.errors import UsageError
+from halfguard.records.finding import Finding
+
+_SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+_DEPTH = 3  # levels of nested mappings to search; Lightning's checkpoint needs two
+_MANY = 0.01  # of the gradients that are not 0
+
+
+def check_hd109(setup: TrainingSetup) -> Iterator[Finding]:
+    """Search the checkpoint for the scaler's state, if a loss scale is in use.
+
+    A checkpoint has the state of the optimizer but not of the scaler.
+
+    A resumed run then starts at scale 65536 instead of the saved run's scale: steps overflow, or the loss
+    spikes.
+    """
+    if setup.checkpoint is None or not setup.scaler_enabled:
+        return
+    source = setup.checkpoint
+    name = "the checkpoint" if isinstance(source, Mapping) else str(source)
+    is_folder = not isinstance(source, Mapping) and Path(source).is_dir()
+    saved = _in_folder(Path(source)) if is_folder else _in_mapping(_load(source))
+    has_optimizer, has_scaler = saved
+    if not has_optimizer or has_scaler:
+        return
+    yield Finding(
+        code="HD109",
+        severity="error",
+        message=f"{name} has the state of the optimizer but not of the scaler.",
+        subject=name,
+        why="A resumed run starts at the initial scale again: steps may overflow that did not before.",
+        cure='torch.save({**checkpoint, "scaler": scaler.state_dict()}, path)  '
+        '# and on resume scaler.load_state_dict(checkpoint["scaler"])',
+    )
+
+
+def _in_folder(folder: Path) -> tuple[bool, bool]:
+    """Return whether a folder of Trainer or Accelerate has the optimizer's state, and the scaler's."""
+    return any(folder.glob("optimizer*")), any(folder.glob("scaler*"))
+
+
+def _in_mapping(saved: Any) -> tuple[bool, bool]:
+    parts = list(_mappings(saved, _DEPTH))
+    has_optimizer = any({"state", "param_groups"} <= part.keys() for part in parts)
+    return has_optimizer, any(part.keys() >= _SCALER for part in parts)
+
+
+def _mappings(value: Any, depth: int) -> Iterator[Mapping[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield value
+        if depth:
+            for part in value.values():
+                yield from _mappings(part, depth - 1)
+    elif isinstance(value, list | tuple) and depth:
+        for part in value:
+            yield from _mappings(part, depth - 1)
+
+
+def _load(source: Any) -> Any:
+    if isinstance(source, Mapping) or Path(source).suffix == ".safetensors":
+        return source
+    try:
+        return torch.load(source, map_location="meta", weights_only=True)  # keys, no data
+    except Exception as error:
+        raise UsageError(
+            f"The checkpoint {str(source)!r} cannot be read without running code from it: "
+            f"{str(error).splitlines()[0]}",
+            cure="If you trust it, load it yourself and pass the mapping: "
+            "checkpoint=torch.load(path, weights_only=False).",
+        ) from error
+
+
+def check_hd111(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find an FSDP1 wrapper in a setup whose scaler is not a ShardedGradScaler.
+
+    FSDP1 with a plain GradScaler: the ranks disagree.
+
+    With FSDP1 each rank has its shard of the gradients as plain tensors, and a plain scaler checks only
+    those: one rank finds an overflow and skips the step, the others apply it, and their scales diverge. With
+    FSDP2 (``fully_shard``) gradients are DTensors, so the plain scaler checks all ranks and is correct.
+    """
+    sharded = is_a(setup.scaler, "ShardedGradScaler", "torch")
+    if setup.model is None or not setup.scaler_enabled or sharded:
+        return
+    for name, module in setup.model.named_modules():
+        if is_a(module, "FullyShardedDataParallel", "torch"):
+            yield Finding(
+                code="HD111",
+                severity="error",
+                message=f"{name or 'the model'} is sharded by FSDP1, and the scaler is a plain "
+                f"{type(setup.scaler).__name__}.",
+                subject=name or None,
+                why="It finds overflows in its own shard only: one rank skips a step, the others apply "
+                "it, and their weights and scales diverge.",
+                cure="from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler\n"
+                f'scaler = ShardedGradScaler("{setup.device_type}")',
+            )
+            return
+
+
+def check_hd112(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find FP16 forward passes in training without a scaler; HD113 reports a disabled scaler.
+
+    Gradients pass through FP16 without a loss scale, and small ones become 0.
+
+    With a loss, the gradients of the batch are measured with and without a scale: if hardly any are lost, it
+    is a note. Without a loss it is a problem under autocast, since torch's recipe for FP16 includes the
+    scaler. For FP16 weights, which GradScaler refuses, it is a note.
+    """
+    if not setup.trains_through_fp16 or not setup.for_training or setup.scaler is not None:
+        return
+    yield Finding(
+        code="HD112",
+        severity="error" if _is_problem(setup) else "note",
+        message=f"{describe_fp16(setup)}, but there is no loss scaler.{_describe_lost(setup)}",
+        subject="scaler",
+        why="A gradient below 3e-8 is 0 in FP16, without a warning: layers stop learning.",
+        cure=setup.advice.scaler,
+    )
+
+
+def _is_problem(setup: TrainingSetup) -> bool:
+    if setup.gradients is not None:
+        return setup.gradients.lost >= _MANY
+    return torch.float16 not in setup.trained_dtypes
+
+
+def _describe_lost(setup: TrainingSetup) -> str:
+    if setup.gradients is None:
+        return ""
+    return f" In this batch {setup.gradients.lost:.1%} of the gradients are 0 that are not 0 with a scale."
+
+
+def describe_fp16(setup: TrainingSetup) -> str:
+    """Return the beginning of a sentence: the part of the forward pass that runs in FP16."""
+    precision = setup.precision or ""
+    if precision.startswith("fp16"):
+        return f"the forward pass runs in {precision}"
+    return "a part of the forward pass runs in float16"
+
+
+def check_hd113(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find a disabled scaler where FP16 needs one.
+
+    The loss scaler is disabled, but the forward pass runs in FP16.
+
+    ``GradScaler()`` means CUDA. On a machine without CUDA, torch warns once, and the scaler does nothing:
+    ``scale(loss)`` returns the loss.
+    """
+    if setup.scaler is None or setup.scaler_enabled or not setup.trains_through_fp16:
+        return
+    absent = setup.scaler._device == "cuda" and not torch.cuda.is_available()
+    yield Finding(
+        code="HD113",
+        severity="error",
+        message=f"{describe_fp16(setup)}, but the loss scaler is disabled.",
+        subject="scaler",
+        why="It was created for CUDA, which is not available: torch warns and disables it."
+        if absent
+        else "It was created with enabled=False.",
+        cure=f'scaler = torch.amp.GradScaler("{setup.device_type}")',
+    )
+
+
+def check_hd114(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find anomaly detection that is on in torch or in the framework.
+
+    Anomaly detection is on together with a loss scaler, which overflows on purpose.
+    """
+    on = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+    if not setup.scaler_enabled or not (on or setup.detects_anomalies):
+        return
+    yield Finding(
+        code="HD114",
+        message="autograd's anomaly detection is on together with a loss scaler.",
+        subject="detect_anomaly",
+        why="A scaler finds its scale by skipping steps that overflow. Anomaly detection raises there "
+        "instead, although the run is healthy. It also slows down every step.",
+        cure="trainer = Trainer(detect_anomaly=False)"
+        if setup.detects_anomalies
+        else "torch.autograd.set_detect_anomaly(False)",
+    )

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_sharded
 from halfguard.precision.modes import HALF_DTYPES, full_precision
+from halfguard.step.nested import tensors_in
 
 _FP32 = (torch.float32,)
 
@@ -126,18 +127,7 @@ def cast_to_fp32(value: Any) -> Any:
 
 def _half_dtype(value: Any) -> torch.dtype | None:
     """Return the dtype of the first 16-bit tensor in a nested structure."""
-    if isinstance(value, Tensor):
-        return value.dtype if value.dtype in HALF_DTYPES else None
-    if isinstance(value, Mapping):
-        return _half_dtype(list(value.values()))
-    if is_dataclass(value) and not isinstance(value, type):
-        return _half_dtype([getattr(value, field.name) for field in fields(value)])
-    if isinstance(value, tuple | list):
-        for item in value:
-            found = _half_dtype(item)
-            if found is not None:
-                return found
-    return None
+    return next((t.dtype for t in tensors_in(value) if t.dtype in HALF_DTYPES), None)
 
 
 def _cast(value: Any, dtypes: tuple[torch.dtype, ...], to: torch.dtype) -> Any:

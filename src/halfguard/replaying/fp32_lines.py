@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from halfguard.autocast_ops import RULES, AutocastRule
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 from halfguard.replaying.function_modes import FunctionMode, Place, writes_first
 from halfguard.replaying.source_edits import SIMPLE, SourceFile, inner_scopes, is_shadowed
+from halfguard.step.nested import tensors_in
 from halfguard.tracing.source import user_frame
 
 Statement = tuple[SourceFile, ast.stmt]
@@ -107,7 +108,7 @@ class StatementsInFP32(FunctionMode):
                 return func(*args, **kwargs)
         elif name.strip("_") in _LOWERED:
             self.needs_block.add(statement)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = list(tensors_in((args, kwargs)))
         kept = 1 if writes_first(name) else 0
         with self._autocast(statement, tensors):
             return func(

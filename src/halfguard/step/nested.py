@@ -73,6 +73,11 @@ def iter_leaves(value: Any) -> Iterator[tuple[str, Any]]:
             open_now.discard(owner)
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a nested value, in order."""
+    return (leaf for _, leaf in iter_leaves(value) if isinstance(leaf, Tensor))
+
+
 def floating_tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that can hold a number which is not finite, with their paths."""
     for path, leaf in iter_leaves(value):

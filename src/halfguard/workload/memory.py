@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.cost import MemoryParts, StepMemory
+from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import parameters_of
 
 # In order of precedence: a weight that is saved for the backward pass counts as a weight.
@@ -195,7 +195,7 @@ class MemoryTracker(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return list(tensors_in(tree))
 
 
 def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:

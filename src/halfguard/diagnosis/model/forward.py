@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from halfguard.diagnosis.model.products import CallContext, Product, as_product
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.step.nested import tensors_in
 from halfguard.tracing.module_stack import ModuleStack
 from halfguard.workload.user_error import is_out_of_memory, user_frame
 
@@ -149,5 +149,5 @@ def _autocast_depth() -> int:
 
 def _floating_dtypes(values: Any) -> tuple[torch.dtype, ...]:
     """Return the floating-point dtypes of the tensors among the values, each once, in order."""
-    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    tensors = tensors_in(values)
     return tuple(dict.fromkeys(t.dtype for t in tensors if t.is_floating_point()))

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from halfguard.step.nested import tensors_in
 
 # Operations that are matrix products on any device; these gain from 16 bits.
 _PRODUCT = re.compile(
@@ -65,7 +66,7 @@ def as_product(
     packet = func.overloadpacket
     if not _PRODUCT.fullmatch(packet.__name__):
         return None
-    operands = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    operands = list(tensors_in(args))
     floating = [tensor for tensor in operands if tensor.is_floating_point()]
     if not floating:
         return None
@@ -86,7 +87,7 @@ def as_product(
 
 def _estimate_flops(operands: list[Tensor], result: Any) -> float:
     """Estimate 2mkn from the sizes mk, kn and mn: exact for one product, close for a few in one call."""
-    outputs = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    outputs = [tensor.numel() for tensor in tensors_in(result)]
     sizes = sorted((tensor.numel() for tensor in operands), reverse=True)
     return 2 * math.sqrt(math.prod([*sizes[:2], *outputs[:1]]))
 

@@ -26,7 +26,7 @@ from halfguard.dist.wrapping import (
 )
 from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
-from halfguard.guard.stepping.module_tensors import find_state, tensors_of
+from halfguard.guard.stepping.module_tensors import find_state
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import (
     HALF_DTYPES,
@@ -35,6 +35,7 @@ from halfguard.precision.modes import (
     full_precision,
     without_autocast,
 )
+from halfguard.step.nested import tensors_in
 from halfguard.step.random_state import preserved_random_state
 
 
@@ -175,7 +176,7 @@ def _restored_tensors(model: nn.Module) -> Iterator[None]:
 
 
 def _plain(value: object) -> list[Tensor]:
-    return [t for t in tensors_of(value) if not t.is_inference() and not t.requires_grad]
+    return [t for t in tensors_in(value) if not t.is_inference() and not t.requires_grad]
 
 
 @contextmanager

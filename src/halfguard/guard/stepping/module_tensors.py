@@ -12,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from halfguard.guard.stepping.buffers import Buffers, Registry
+from halfguard.numerics.finite import all_finite
+from halfguard.precision.islands import cast_to_fp32
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.step.nested import tensors_in
 
 # Steps: attributes may appear at any time, and a hidden state is often None before the first step.
 _SCAN_FIRST, _SCAN_EVERY = 3, 128
@@ -73,7 +75,7 @@ class ModuleTensors:
             if new is old:
                 continue
             same = self._is_first(registry) if old is None else _same_shapes(old, new)
-            if (same and not poisoned_only) or (_finite(old) and not _finite(new)):
+            if (same and not poisoned_only) or _became_bad(old, new):
                 registry[name] = old
 
     def _is_first(self, registry: Registry) -> bool:
@@ -91,9 +93,9 @@ class ModuleTensors:
         What the block does not replace is 16-bit again afterwards.
         """
         cast = [
-            (registry, name, value, _to_fp32(value))
+            (registry, name, value, cast_to_fp32(value))
             for registry, name, value, _ in self.references
-            if any(tensor.dtype in HALF_DTYPES for tensor in tensors_of(value))
+            if any(tensor.dtype in HALF_DTYPES for tensor in tensors_in(value))
         ]
         for registry, name, _, wide in cast:
             registry[name] = wide
@@ -137,23 +139,9 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors of a state: one, or a nested list of them."""
-    if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in tensors_of(item)]
-    return [value] if isinstance(value, Tensor) else []
-
-
-def _to_fp32(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        parts = map(_to_fp32, value)
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value.float() if value.dtype in HALF_DTYPES else value
-
-
 def _has_graph(value: Any) -> bool:
     """Return whether a reference would keep a graph, and its activations, in memory."""
-    return any(tensor.requires_grad for tensor in tensors_of(value))
+    return any(tensor.requires_grad for tensor in tensors_in(value))
 
 
 def _version(value: Any) -> int:
@@ -161,10 +149,9 @@ def _version(value: Any) -> int:
 
 
 def _same_shapes(old: Any, new: Any) -> bool:
-    return [t.shape for t in tensors_of(old)] == [t.shape for t in tensors_of(new)]
+    return [t.shape for t in tensors_in(old)] == [t.shape for t in tensors_in(new)]
 
 
-@torch.no_grad()
-def _finite(value: Any) -> bool:
-    """Return whether all numbers are finite. This reads the device; only bad steps need it."""
-    return all(bool(t.isfinite().all()) for t in tensors_of(value) if t.is_floating_point())
+def _became_bad(old: Any, new: Any) -> bool:
+    """Return whether only the new state is not finite. This reads the device; only bad steps need it."""
+    return all_finite(tensors_in(old)) and not all_finite(tensors_in(new))

@@ -30,6 +30,7 @@ from halfguard.guard.stepping.scaler_checks import (
     warn_of_half_parameters,
 )
 from halfguard.numerics.transfer import to_device
+from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import parameters_of
 
 
@@ -73,7 +74,7 @@ class GradScaler(torch.amp.GradScaler):
         """Scale a loss, and note it: if it is not finite, the scale did not cause the overflow."""
         if self._enabled:
             outputs = _materialize(outputs)
-            for loss in _tensors(outputs):
+            for loss in tensors_in(outputs):
                 self.last_loss = loss.detach()
                 self.note_loss(self.last_loss)
         return super().scale(outputs)
@@ -338,11 +339,3 @@ def _materialize(outputs: Any) -> Any:
     if isinstance(outputs, list | tuple):
         return type(outputs)(_materialize(item) for item in outputs)
     return [_materialize(item) for item in outputs] if isinstance(outputs, Iterable) else outputs
-
-
-def _tensors(outputs: Any) -> Iterable[Tensor]:
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    if not isinstance(outputs, Iterable):
-        return ()  # torch raises the error
-    return (tensor for item in outputs for tensor in _tensors(item))

@@ -31,7 +31,7 @@ from benchmarks.tables.sections import ROOT, update_sections
 
 RECORDS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
-EXTRAS = "torch,report,validate,compare,lightning,transformers,accelerate,ray,otel,lsp,dev"
+EXTRAS = "dev"
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 FAST = ["-n", "3", "--dist", "worksteal", "-m", "not slow", "--hypothesis-profile=ci"]
 CORE = [

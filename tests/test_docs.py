@@ -16,7 +16,7 @@ from tests.support.forks import forked_path, group_of
 
 ALL = [snippet for page in pages() for snippet in snippets(page)]
 # Installing is tested in a fresh environment of its own, by test_install.py.
-INSTALLS = {"pip install .", "pip install '.[torch]'", "pip install -e '.[all,dev]'"}
+INSTALLS = {"pip install .", "pip install '.[torch]'", "pip install -e '.[dev]'"}
 RUNNABLE = [
     s for s in ALL if s.source not in INSTALLS and not s.source.startswith(("scripts/", ".ci/"))
 ]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import halfguard
+from halfguard.cli.app import GROUPS
 
 
 def test_the_program_runs_as_a_module() -> None:
@@ -18,3 +19,11 @@ def test_a_misspelt_command_is_answered_with_the_one_that_may_be_meant() -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Did you mean 'lint'?" in done.stderr
+
+
+def test_the_help_groups_commands_by_a_users_day() -> None:
+    command = [sys.executable, "-m", "halfguard", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    titles = [shown.index(title) for title in GROUPS]
+    assert titles == sorted(titles)
+    assert shown.index("Something went wrong") < shown.index(" why ") < shown.index(" replay ")

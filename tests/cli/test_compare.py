@@ -53,7 +53,7 @@ def test_json_is_one_record(tmp_path: Path, halfguard: Program) -> None:
 
 def test_pages_are_saved(tmp_path: Path, halfguard: Program) -> None:
     places = write_fp32_and_fp16(tmp_path, 0.0)
-    options = ["--metric", "val_loss", "--html", "page.html", "--md", "page.md"]
+    options = ["--metric", "val_loss", "--html", "page.html", "--markdown", "page.md"]
     assert halfguard("compare", *places, *options).exit_code == 0
     html, markdown = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
     assert html.count("<svg") == 2  # the interval and the curves
@@ -116,7 +116,7 @@ def test_what_is_not_installed_is_answered_with_the_pip_command(
         [sys.executable, "-c", source], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 2, ran.stderr
-    assert ran.stderr.splitlines()[-1] == "Run: pip install 'halfguard[compare]'"
+    assert ran.stderr.splitlines()[-1] == "Run: pip install 'halfguard[trackers]'"
 
 
 @pytest.mark.slow

@@ -73,10 +73,9 @@ def test_probe_as_json_with_a_page(tmp_path: Path, halfguard: Run) -> None:
 
 def test_plan_writes_a_file_and_says_why(tmp_path: Path, halfguard: Run) -> None:
     file = tmp_path / "plan.yaml"
-    done = halfguard("plan", "examples/overflowing.py:graph", "-o", str(file), "--steps", "4", "-v")
+    done = halfguard("plan", "examples/overflowing.py:graph", "-o", str(file), "--steps", "4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 island; ")
-    assert "trial 1: no islands: index_add at examples/overflowing.py:" in done.stderr
     plan = PrecisionPlan.load(file)
     assert plan.modules == ("layers.1.message",)
     assert plan.islands[0].reason in " ".join(done.stdout.split())

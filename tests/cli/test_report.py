@@ -61,7 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_reported_in_every_format(
     finished: Path, tmp_path: Path, halfguard: Callable[..., CommandResult]
 ) -> None:
-    result = halfguard("report", finished, "--html", "a.html", "--md", "a.md")
+    result = halfguard("report", finished, "--html", "a.html", "--markdown", "a.md")
     assert result.exit_code == 0, result.err
     for part in (
         "36 of 40 steps were applied",

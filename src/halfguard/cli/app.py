@@ -21,21 +21,14 @@ from halfguard.errors import HalfguardError
 
 # One file per command, imported when the command or the list of commands is shown. Each file has an ``app``,
 # a Typer application, or a function of its own name that ``halfguard.cli.options`` declares. It imports
-# large packages inside its functions.
-COMMANDS = (
-    "explain",
-    "doctor",
-    "presets",
-    "lint",
-    "rule",
-    "probe",
-    "plan",
-    "replay",
-    "why",
-    "validate",
-    "compare",
-    "report",
-)
+# large packages inside its functions. The help shows them in groups, in the order in which users need them.
+GROUPS = {
+    "Something went wrong": ("why", "replay", "report"),
+    "Before training": ("doctor", "lint", "probe", "plan"),
+    "Is it good enough": ("validate", "compare"),
+    "Set up and look up": ("presets", "rule", "explain"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 
 class _LazyGroup(typer.core.TyperGroup):
@@ -53,6 +46,8 @@ class _LazyGroup(typer.core.TyperGroup):
         known = getattr(module, "app", None) or make_app(getattr(module, cmd_name))
         command = typer.main.get_command(known)
         command.name = cmd_name
+        panel = next(title for title, names in GROUPS.items() if cmd_name in names)
+        command.rich_help_panel = panel  # type: ignore[attr-defined]
         return command
 
 

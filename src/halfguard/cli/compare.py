@@ -48,7 +48,7 @@ def compare(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Save the page as HTML, with curves.")] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--md", "--markdown", help="Save the page as Markdown.")
+        Path | None, typer.Option("--markdown", help="Save the page as Markdown.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -60,7 +60,7 @@ def compare(
 
     Exit code 0: every candidate passes; 1: one does not; 2: usage error.
     """
-    for path, option in ((markdown, "--md"), (html, "--html")):
+    for path, option in ((markdown, "--markdown"), (html, "--html")):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
     from halfguard.cli.bars import progress  # noqa: PLC0415
@@ -69,7 +69,7 @@ def compare(
     from halfguard.records import write_atomically  # noqa: PLC0415
     from halfguard.report import to_html, to_markdown  # noqa: PLC0415
 
-    with torch_needed("halfguard compare", extra="compare"):
+    with torch_needed("halfguard compare", extra="trackers"):
         from halfguard.comparison.compare import CompareOptions  # noqa: PLC0415
         from halfguard.comparison.compare import compare as compare_runs  # noqa: PLC0415
         from halfguard.comparison.logged_run import At  # noqa: PLC0415

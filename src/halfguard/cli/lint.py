@@ -145,7 +145,7 @@ def _serve(*, preview: bool) -> None:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"The language server needs the package {error.name}.",
-            cure="Run: pip install 'halfguard[lsp]'",
+            cure="Run: pip install 'pygls>=2.0'",
         ) from error
     serve(preview=preview)
 

@@ -28,7 +28,6 @@ def plan(
         float, typer.Option(help="Allowed difference of the final loss from FP32, as a fraction.")
     ] = 0.01,
     seed: Annotated[int, typer.Option(help="Seed, passed to the function.")] = 0,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print every trial.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the smallest set of modules to keep in FP32, so that the loss follows FP32.
@@ -51,8 +50,6 @@ def plan(
         def watch(trial: IslandTrial) -> None:
             done.append(trial)
             bar.describe(f"trial {len(done) + 1}, steps of all trials")
-            if verbose:
-                typer.echo(_describe(len(done), trial), err=True)
 
         try:
             found = search(
@@ -82,11 +79,6 @@ def plan(
 
 def _trials(count: int) -> str:
     return f"{count} trial{'' if count == 1 else 's'}"
-
-
-def _describe(number: int, trial: IslandTrial) -> str:
-    islands = ", ".join(path or "the whole model" for path in trial.islands) or "no islands"
-    return f"trial {number}: {islands}: {trial.reason or 'follows FP32'}"
 
 
 def _print(found: PrecisionPlan, output: Path | None) -> None:

@@ -31,7 +31,6 @@ def probe(
     html: Annotated[
         Path | None, typer.Option(help="Save all results with the heat map as one HTML page.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Print every layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a few steps and show which layers leave the range of FP16.
@@ -70,11 +69,11 @@ def probe(
     if as_json:
         typer.echo(report.to_json())
     else:
-        _print(report, every=every)
+        _print(report)
     raise typer.Exit(130 if interrupt.requested else 1 if report.problems else 0)
 
 
-def _print(report: ProbeReport, *, every: bool) -> None:
+def _print(report: ProbeReport) -> None:
     from rich.console import Console  # noqa: PLC0415
 
     from halfguard.report.heat_map import least_headroom  # noqa: PLC0415
@@ -89,7 +88,7 @@ def _print(report: ProbeReport, *, every: bool) -> None:
     console.print(f"loss scale: {fits}; best {report.best_scale:g}, current {report.scale:g}")
     console.print("headroom in bits, and the share of gradients that vanish:")
     ordered = sorted(report.layers, key=lambda layer: least_headroom(layer, report.best_scale))
-    shown = ordered if every else ordered[:ROWS]
+    shown = ordered[:ROWS]
     console.print(_table(shown, report))
     if len(shown) < len(ordered):
         console.print(

@@ -28,7 +28,7 @@ def report(
     ],
     html: Annotated[Path | None, typer.Option(help="Save the report as HTML, with curves.")] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--md", "--markdown", help="Save the report as Markdown.")
+        Path | None, typer.Option("--markdown", help="Save the report as Markdown.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -39,7 +39,7 @@ def report(
     Exit code 0: the run was read, or the study passes; 1: a file is damaged, or the study does not pass;
     2: usage error.
     """
-    for path, option in ((markdown, "--md"), (html, "--html")):
+    for path, option in ((markdown, "--markdown"), (html, "--html")):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
     from halfguard.cli.pages import print_page  # noqa: PLC0415

@@ -22,17 +22,9 @@ def rule(
         str | None,
         typer.Argument(metavar="CODE", help="Code or name: HG101, HD104, mask-constant."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="List all codes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a code of lint, doctor or probe means, why it matters, and what to do."""
-    from halfguard.errors import UsageError  # noqa: PLC0415
-
-    if every == (code is not None):
-        raise UsageError(
-            "Give one code, or --all.",
-            cure="Run: halfguard rule HG101, or halfguard rule --all",
-        )
+    """Print what a code of lint, doctor or probe means and what to do; without a code, list all."""
     if as_json:
         import json  # noqa: PLC0415
 

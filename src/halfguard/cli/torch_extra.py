@@ -11,7 +11,7 @@ _TORCH = ("torch", "safetensors", "numpy")
 _MODULES = {
     "torch": _TORCH,
     "validate": (*_TORCH, "scipy"),
-    "compare": ("numpy", "scipy"),
+    "trackers": ("numpy", "scipy"),
 }
 
 

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halfguard.errors import HalfguardError, MissingExtraError, UsageError
+from halfguard.errors import HalfguardError, UsageError
 from halfguard.validation.executors import MAX_ATTEMPTS, lost_result, may_start, timed_out_result
 from halfguard.validation.executors.worker import TaskReply, execute
 from halfguard.validation.finished_runs import Result, parse_result
@@ -28,7 +28,9 @@ try:
     import ray
     from ray.exceptions import RayError, RayTaskError
 except ModuleNotFoundError as error:
-    raise MissingExtraError("executor: ray", "ray") from error
+    raise UsageError(
+        "executor: ray needs Ray, which is not installed here.", cure="Run: pip install 'ray>=2.40'"
+    ) from error
 
 _POLL = 1.0
 _STARTED = "started"

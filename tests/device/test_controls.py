@@ -99,4 +99,6 @@ def test_a_guard_that_changes_a_healthy_run(
 def test_a_gate_that_lets_a_fault_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gate, "refused", lambda self, row, limits: torch.zeros_like(row[0]).bool())
     with pytest.raises(AssertionError):
-        test_faults.test_skip("nan-input", "mlp-batchnorm", "adamw-fused", 1, "skip")
+        test_faults.test_the_step_has_its_reaction(
+            "nan-input", "mlp-batchnorm", "adamw-fused", 1, "skip"
+        )

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.guard.test_faults import (  # noqa: F401
-    test_halt,
-    test_retry,
-    test_roll_back,
-    test_skip,
-)
+from tests.guard.test_faults import test_the_step_has_its_reaction  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("repeatable")

@@ -122,7 +122,7 @@ def run_framework_here(name: str, *, record: bool) -> int:
 
 def tested(arguments: list[str]) -> dict[str, Any]:
     """Run pytest; return the environment and how many tests passed, failed and were skipped."""
-    import torch  # noqa: PLC0415 - the other commands need none
+    import torch
 
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "tests.xml")

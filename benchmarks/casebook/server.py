@@ -30,11 +30,11 @@ MODULES = {
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what imports print is no answer
-    import torch  # noqa: F401, PLC0415
+    import torch  # noqa: F401
 
-    import benchmarks.casebook.inside.ours  # noqa: PLC0415
-    import benchmarks.casebook.inside.peers  # noqa: PLC0415
-    import benchmarks.casebook.inside.why  # noqa: F401, PLC0415
+    import benchmarks.casebook.inside.ours
+    import benchmarks.casebook.inside.peers
+    import benchmarks.casebook.inside.why  # noqa: F401
 
     for line in sys.stdin:
         job = json.loads(line)
@@ -86,7 +86,7 @@ def run_child(job: dict[str, Any], place: Path, answer: Path) -> None:
         part.replace(answer)
         code = 0
     except BaseException:  # noqa: BLE001 - the log tells what it was
-        import traceback  # noqa: PLC0415
+        import traceback
 
         traceback.print_exc()
     finally:
@@ -95,8 +95,8 @@ def run_child(job: dict[str, Any], place: Path, answer: Path) -> None:
 
 
 def observe(job: dict[str, Any], log: Path) -> dict[str, Any]:
-    from benchmarks.casebook.inside import ours, peers, why  # noqa: PLC0415
-    from benchmarks.casebook.inside.running import Program  # noqa: PLC0415
+    from benchmarks.casebook.inside import ours, peers, why
+    from benchmarks.casebook.inside.running import Program
 
     program = Program(Path(job["program"]), log)
     alarms = {**vars(peers), **vars(ours), "why": why.why}[job["instrument"]](program)

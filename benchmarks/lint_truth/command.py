@@ -211,9 +211,9 @@ def diffs(folder: Path, half: str, number: int, seed: int) -> int:
 
 
 def _fixed_files(root: Path) -> Iterable[tuple[str, bytes, bytes]]:
-    from halfguard.lint.files import find_files  # noqa: PLC0415
-    from halfguard.lint.run import Linter, run_files  # noqa: PLC0415
-    from halfguard.lint.settings import Settings  # noqa: PLC0415
+    from halfguard.lint.files import find_files
+    from halfguard.lint.run import Linter, run_files
+    from halfguard.lint.settings import Settings
 
     settings = Settings(root=root)
     linter = Linter(settings, ("safe",)).with_project_of(root)
@@ -353,7 +353,7 @@ def judgements(name: str) -> list[dict[str, Any]]:
 
 def table() -> str:
     """Return the table of all rules with judged findings: then, today, and the state."""
-    from halfguard.lint.registry import all_rules  # noqa: PLC0415
+    from halfguard.lint.registry import all_rules
 
     rows = [row for name in JUDGED.values() for row in judgements(name)]
     lines = [

@@ -85,8 +85,8 @@ class Job:
 
 
 def with_lightning(job: Job, meter: Clock | Counter, folder: Path | None) -> None:
-    from lightning.pytorch import Callback, LightningModule  # noqa: PLC0415
-    from tests.integrations.lightning_runs import fit, guard_plugin, stock_plugin  # noqa: PLC0415
+    from lightning.pytorch import Callback, LightningModule
+    from tests.integrations.lightning_runs import fit, guard_plugin, stock_plugin
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -113,12 +113,12 @@ def with_lightning(job: Job, meter: Clock | Counter, folder: Path | None) -> Non
 
 
 def with_transformers(job: Job, meter: Clock | Counter, folder: Path | None) -> None:
-    from tests.integrations.transformers_runs import (  # noqa: PLC0415
+    from tests.integrations.transformers_runs import (
         Guarded,
         StockTrainer,
         arguments,
     )
-    from transformers import TrainerCallback  # noqa: PLC0415
+    from transformers import TrainerCallback
 
     class Inner(nn.Module):
         def __init__(self) -> None:
@@ -155,9 +155,9 @@ def with_transformers(job: Job, meter: Clock | Counter, folder: Path | None) -> 
 
 
 def with_accelerate(job: Job, meter: Clock | Counter, folder: Path | None) -> None:
-    from tests.integrations.accelerate_runs import accelerator  # noqa: PLC0415
+    from tests.integrations.accelerate_runs import accelerator
 
-    from halfguard.integrations.accelerate import attach  # noqa: PLC0415
+    from halfguard.integrations.accelerate import attach
 
     hub = accelerator()
     guard = None if folder is None else attach(hub, CONFIG, run_dir=folder)

@@ -104,7 +104,7 @@ def contestants(ids: Tensor) -> dict[str, Callable[[], object]]:
 
     runs["torch anomaly mode"] = anomaly
     try:
-        from transformers.debug_utils import DebugUnderflowOverflow  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+        from transformers.debug_utils import DebugUnderflowOverflow  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         print("transformers is not installed: its DebugUnderflowOverflow is left out")
     else:

@@ -6,9 +6,9 @@ import os
 import subprocess
 
 import pytest
+from benchmarks.why_truth.healthy import problem, programs
 
 from halfguard.records.script_answer import ScriptAnswer
-from tests.investigation.healthy import problem, programs
 from tests.support.docs import ROOT
 
 

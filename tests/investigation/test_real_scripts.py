@@ -7,12 +7,11 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-
-from tests.investigation.planting import planted, prepare
-from tests.investigation.real_data import MAKERS
-from tests.investigation.real_data_second import SECOND_MAKERS
-from tests.investigation.real_scripts import PLANT, REAL_SCRIPTS, RealScript
-from tests.investigation.real_scripts_second import SECOND_SET
+from benchmarks.why_truth.planting import planted, prepare
+from benchmarks.why_truth.real_data import MAKERS
+from benchmarks.why_truth.real_data_second import SECOND_MAKERS
+from benchmarks.why_truth.real_scripts import PLANT, REAL_SCRIPTS, RealScript
+from benchmarks.why_truth.real_scripts_second import SECOND_SET
 
 ALL = REAL_SCRIPTS + SECOND_SET
 each = pytest.mark.parametrize("script", ALL, ids=lambda one: one.name)

@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401 - the first optimizer of each pass would import it
+from benchmarks.why_truth.truth import ask_in_fork
 
 from halfguard.investigation import Target, proving
 from halfguard.investigation.investigating import Investigation
 from halfguard.investigation.working_copy import WorkingCopy
-from tests.investigation.truth import ask_in_fork
 
 LOOP = """
 import torch

@@ -42,7 +42,7 @@ def doctor(program: Program) -> list[Alarm]:
     def plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         scalers = alive(torch.amp.GradScaler)
         with suppress(ImportError):
-            from accelerate import Accelerator  # noqa: PLC0415
+            from accelerate import Accelerator
 
             trainers = alive(Accelerator)
         whole = whole_model(model)
@@ -74,7 +74,7 @@ def doctor(program: Program) -> list[Alarm]:
 def _in_frameworks(text: str, answer: Any) -> bool:
     """Put the doctor before the first step of a framework's Trainer, if the program uses one."""
     if "lightning" in text:
-        import lightning.pytorch as pl  # noqa: PLC0415
+        import lightning.pytorch as pl
 
         class Doctor(pl.Callback):
             def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, _: int) -> None:
@@ -90,7 +90,7 @@ def _in_frameworks(text: str, answer: Any) -> bool:
         pl.Trainer.__init__ = with_doctor  # type: ignore[method-assign]
         return True
     if re.search(r"\b\w*Trainer\(", text):
-        from transformers import Trainer  # noqa: PLC0415
+        from transformers import Trainer
 
         step = Trainer.training_step
 

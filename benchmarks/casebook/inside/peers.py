@@ -55,7 +55,7 @@ def _of_anomaly(program: Program, told: list[str]) -> list[Alarm]:
 
 def lightning_anomaly(program: Program) -> list[Alarm]:
     """Pass ``detect_anomaly=True`` to every Lightning Trainer that the program makes."""
-    import lightning.pytorch as pl  # noqa: PLC0415
+    import lightning.pytorch as pl
 
     told: list[str] = []
     make = pl.Trainer.__init__
@@ -74,7 +74,7 @@ def lightning_anomaly(program: Program) -> list[Alarm]:
 
 def debug_underflow_overflow(program: Program) -> list[Alarm]:
     """Put transformers' ``DebugUnderflowOverflow`` on every model when it is first called to train."""
-    from transformers.debug_utils import DebugUnderflowOverflow  # noqa: PLC0415
+    from transformers.debug_utils import DebugUnderflowOverflow
 
     watched: list[nn.Module] = []
 

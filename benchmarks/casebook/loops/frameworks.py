@@ -23,8 +23,8 @@ class Lightning:
     """Lightning's Trainer with automatic optimization."""
 
     def __init__(self, parts: LoopParts) -> None:
-        import lightning.pytorch as pl  # noqa: PLC0415
-        from lightning.pytorch.plugins.precision import MixedPrecision  # noqa: PLC0415
+        import lightning.pytorch as pl
+        from lightning.pytorch.plugins.precision import MixedPrecision
 
         warnings.simplefilter("ignore")
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -63,7 +63,7 @@ class Transformers:
     """transformers' Trainer."""
 
     def __init__(self, parts: LoopParts) -> None:
-        from transformers import Trainer, TrainingArguments  # noqa: PLC0415
+        from transformers import Trainer, TrainingArguments
 
         class OnCPU(Trainer):
             def create_accelerator_and_postprocess(self) -> None:
@@ -101,8 +101,8 @@ class Accelerate:
     """The loop of Accelerate's documentation."""
 
     def __init__(self, parts: LoopParts) -> None:
-        from accelerate import Accelerator  # noqa: PLC0415
-        from accelerate.state import AcceleratorState, GradientState  # noqa: PLC0415
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState, GradientState
 
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()

@@ -17,11 +17,11 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.why_truth.planting import prepare
+from benchmarks.why_truth.real_scripts import PLANT, REAL_SCRIPTS, RealScript
+from benchmarks.why_truth.real_scripts_second import SECOND_SET
+from benchmarks.why_truth.truth import Case, Measured, ask_in_fork, import_frameworks, measure_in
 from halfguard.investigation import Target
-from tests.investigation.planting import prepare
-from tests.investigation.real_scripts import PLANT, REAL_SCRIPTS, RealScript
-from tests.investigation.real_scripts_second import SECOND_SET
-from tests.investigation.truth import Case, Measured, ask_in_fork, import_frameworks, measure_in
 
 SETS = {"first": REAL_SCRIPTS, "second": SECOND_SET}
 # Not `evaluate`: a script of the second set has a file of that name.

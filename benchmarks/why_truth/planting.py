@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from textwrap import indent
 
-from tests.investigation.real_data import MAKERS
-from tests.investigation.real_data_second import SECOND_MAKERS
-from tests.investigation.real_scripts import PLANT, Fault, RealScript
+from benchmarks.why_truth.real_data import MAKERS
+from benchmarks.why_truth.real_data_second import SECOND_MAKERS
+from benchmarks.why_truth.real_scripts import PLANT, Fault, RealScript
 
 
 def prepare(script: RealScript, checkouts: Path, place: Path) -> Path:

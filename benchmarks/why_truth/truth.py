@@ -2,7 +2,7 @@
 
 ``scripts/bench why_truth [NAME ...] [--set field|casebook] [--held-out | --seen] [--fresh] [--out FILE]``, or
 ``scripts/bench why_truth --healthy [NAME ...] [--held-out]`` for healthy programs. The failing
-scripts are the casebook's programs whose symptom is a bad number, and those in ``scripts/field`` beside this
+scripts are the casebook's programs whose symptom is a bad number, and those in ``field`` beside this
 file. The patch of each answer is applied to a copy of the script, which must then run to its end without a
 bad number, beyond the step that failed. Results are kept in a JSON file: what was measured before is not run
 again, unless ``--fresh``.
@@ -26,17 +26,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.support.docs import ROOT
 
+from benchmarks.why_truth.casebook import BAD_NUMBER
 from halfguard.investigation import Target, investigate
 from halfguard.investigation.investigating import Investigation
 from halfguard.investigation.passes import PassResult
 from halfguard.investigation.working_copy import WorkingCopy
 from halfguard.records.autopsy import is_source_patch
 from halfguard.records.script_answer import ScriptAnswer
-from tests.investigation.casebook import BAD_NUMBER
-from tests.support.docs import ROOT
 
-FIELD = Path(__file__).parent / "scripts" / "field"
+FIELD = Path(__file__).parent / "field"
 CASEBOOK = ROOT / "benchmarks/casebook/programs"
 FRAMEWORKS = ("lightning", "transformers", "accelerate", "peft", "trl")
 STYLES = {"0": "plain", "1": "lightning", "2": "trainer", "3": "accelerate", "4": "trl or peft"}
@@ -268,7 +268,7 @@ def main() -> None:
     options = parser.parse_args()
     import_frameworks()
     if options.healthy:
-        from tests.investigation import healthy
+        from benchmarks.why_truth import healthy
 
         healthy.main(options.names, is_held_out=options.held_out)
         return

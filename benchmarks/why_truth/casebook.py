@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 import yaml
+from tests.investigation.command import why
 
 from halfguard.records.script_answer import ScriptAnswer
-from tests.investigation.command import why
 
 BAD_NUMBER = {"nan loss", "inf loss", "skips forever", "nan weights", "nan gradients"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.investigation.real_data import (
+from benchmarks.why_truth.real_data import (
     _sentence,
     _write_bert,
     _write_causal,

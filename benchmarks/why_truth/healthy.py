@@ -12,11 +12,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.casebook.split import held_out
-
+from benchmarks.why_truth.truth import CASEBOOK, ask_in_fork
 from halfguard.investigation import Target
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report import script_answer_page, to_markdown
-from tests.investigation.truth import CASEBOOK, ask_in_fork
 
 CALIBRATES = "Skipped steps are how a loss scale finds its level"
 

@@ -5,7 +5,7 @@ None of these scripts, and none of these faults, was known while ``why`` was wri
 
 from __future__ import annotations
 
-from tests.investigation.real_scripts import Edit, Fault, RealScript
+from benchmarks.why_truth.real_scripts import Edit, Fault, RealScript
 
 MAKEMORE = RealScript(
     name="makemore_attention_scores",

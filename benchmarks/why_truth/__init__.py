@@ -1,0 +1,1 @@
+"""How often ``halfguard why`` is right, on failing and healthy scripts and on those of other projects."""

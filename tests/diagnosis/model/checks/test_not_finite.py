@@ -1,17 +1,86 @@
-"""A forward pass that is not finite is an error, with its operation, its line and a cure that was tried."""
+"""Results that are not finite: HD115 to HD117."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.models.zoo import HEALTHY, PLANTED_FAILURES, PlantedFailure, line_of
 from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
 
 import halfguard as hg
 from halfguard.errors import UsageError
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
+
+
+class Poisoned(nn.Module):
+    """Its loss is NaN in every second batch, and does not hurt the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls = net(), 0
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        loss = self.net(x).square().mean()
+        return {"loss": loss if self.calls % 2 else loss + math.nan * loss.detach()}
+
+
+def arguments(folder: Path, **more: Any) -> Any:
+    return TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        max_steps=4,
+        logging_steps=4,
+        per_device_train_batch_size=1,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+        **more,
+    )
+
+
+def logged(args: Any) -> float:
+    trainer = Trainer(model=Poisoned(), args=args, train_dataset=[{"x": torch.ones(4)}] * 4)
+    trainer.train()
+    return float(trainer.state.log_history[0]["loss"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("framework")
+@pytest.mark.slow
+def test_the_filter_hides_nan_and_without_it_nan_is_logged(tmp_path: Path) -> None:
+    args, batch = arguments(tmp_path, bf16=True), {"x": torch.ones(2, 4)}
+    diagnosis = hg.doctor(Poisoned(), trainer=args, batch=batch)
+    assert codes(diagnosis) == ["HD115"]
+    assert diagnosis.ok  # the filter is on by default
+    assert math.isfinite(logged(args))
+    cured(found(diagnosis, "HD115"), args=args)
+    assert hg.doctor(Poisoned(), trainer=args, batch=batch).findings == ()
+    assert math.isnan(logged(args))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("framework")
+def test_half_weights_are_enough_and_fp32_is_not_concerned(tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+    assert hg.doctor(net(), trainer=args).ok
+    assert codes(hg.doctor(net().bfloat16(), trainer=args)) == ["HD104", "HD115"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("framework")
+def test_it_is_a_warning_where_the_loss_is_nan_already(tmp_path: Path) -> None:
+    model = Poisoned()
+    model.calls = 1
+    diagnosis = hg.doctor(
+        model, trainer=arguments(tmp_path, bf16=True), batch={"x": torch.ones(2, 4)}
+    )
+    assert found(diagnosis, "HD115").severity == "warning"
 
 
 class Square(nn.Module):
@@ -113,7 +182,7 @@ def test_a_cast_in_the_code_itself_is_told() -> None:
 def test_a_fault_in_the_loss_is_told_with_its_line() -> None:
     finding = found(examine(net(), overflow_in_the_loss, batch()), "HD116")
     assert "outside the model" in finding.message
-    assert "test_hd116_not_finite.py" in finding.cure
+    assert "test_not_finite.py" in finding.cure
     assert finding.subject is None
 
 
@@ -175,3 +244,58 @@ def test_intended_infinities_are_healthy(name: str, dtype: torch.dtype | None) -
     with torch.autocast("cpu", dtype or torch.float16, enabled=dtype is not None):
         diagnosis = hg.doctor(job.model, loss=job.loss_fn, batch=job.batch)
     assert {"HD116", "HD117", "HD118"}.isdisjoint(codes(diagnosis))
+
+
+class Identity(nn.Module):
+    """A matrix times a vector, which CUDA's autocast computes in half, and the CPU's in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.mv(self.weight, x)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.product = net(), Identity()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.product(self.inner(x).float().squeeze(1) * 1e7) / 1e7
+
+
+def bce(model: nn.Module, x: Tensor) -> Tensor:
+    p = torch.sigmoid(model(x).float())
+    return nn.functional.binary_cross_entropy(p, torch.ones_like(p))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_healthy_passes_are_healthy_by_cudas_rules(dtype: torch.dtype) -> None:
+    with torch.autocast("cpu", dtype):
+        assert hg.doctor(net(batchnorm=True), loss=loss, batch=batch()).ok
+
+
+def test_an_overflow_on_the_gpu_alone_is_told_with_its_module() -> None:
+    model = Scaled()
+    with torch.autocast("cpu", torch.float16):
+        assert loss(model, batch()).isfinite()
+        finding = found(hg.doctor(model, loss=loss, batch=batch()), "HD117")
+        assert finding.subject == "product"
+        assert "in product made the first bad number" in finding.message
+        cured(finding, model=model)
+        assert hg.doctor(model, loss=loss, batch=batch()).ok
+    with hg.emulate_autocast("cuda"):
+        assert loss(model, batch()).isfinite()
+
+
+def test_what_cuda_refuses_is_told() -> None:
+    with torch.autocast("cpu", torch.float16):
+        finding = found(hg.doctor(net(), loss=bce, batch=batch()), "HD117")
+    assert "unsafe to autocast" in finding.message
+    assert "with_logits" in finding.cure
+
+
+def test_without_autocast_there_is_nothing_to_repeat() -> None:
+    assert codes(hg.doctor(net(), loss=bce, batch=batch())) == []

@@ -52,8 +52,8 @@ def test_the_project_keeps_its_contract(tree: Path) -> None:
         ("lint/__init__.py", "import halfguard.numerics"),  # lint may use layer 0 only
         ("tracing/__init__.py", "import halfguard.ops"),  # sideways
         ("report/__init__.py", "import halfguard.lint"),  # sideways, on layer 1
-        ("guard/policy.py", "import halfguard.guard.guard"),  # a circle inside a room
-        ("newroom/__init__.py", ""),  # a room that has no layer
+        ("guard/policy.py", "import halfguard.guard.guard"),  # a circle inside a package
+        ("newpackage/__init__.py", ""),  # a package that has no layer
         ("integrations/__init__.py", "import halfguard.probing"),  # integrations use 0 to 3
     ],
 )

@@ -54,6 +54,6 @@ def test_every_module_is_reached_by_its_dotted_path() -> None:
 
 
 def test_no_room_has_the_name_of_a_public_function() -> None:
-    rooms = {found.name for found in pkgutil.iter_modules(halfguard.__path__)}
-    clashes = rooms & set(halfguard.__all__)
+    packages = {found.name for found in pkgutil.iter_modules(halfguard.__path__)}
+    clashes = packages & set(halfguard.__all__)
     assert all(isinstance(getattr(halfguard, name), ModuleType) for name in clashes)

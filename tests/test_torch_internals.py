@@ -1,7 +1,7 @@
 """Private names of torch that halfguard uses, each with a check of what halfguard expects of it.
 
 torch may change these in any version, without a note. A version that breaks one fails here, with the name and
-the rooms that use it. A private name without an entry fails as well: use a public one, or enter it.
+the packages that use it. A private name without an entry fails as well: use a public one, or enter it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ Check = Callable[[], None]
 TABLE: dict[str, tuple[set[str], Check]] = {}
 
 
-def used_by(rooms: str, *names: str) -> Callable[[Check], Check]:
-    """Enter names into the table with the rooms that use them; the function below checks them."""
+def used_by(packages: str, *names: str) -> Callable[[Check], Check]:
+    """Enter names into the table with the packages that use them; the function below checks them."""
 
     def enter(check: Check) -> Check:
-        TABLE.update({name: (set(rooms.split()), check) for name in names})
+        TABLE.update({name: (set(packages.split()), check) for name in names})
         return check
 
     return enter
@@ -672,18 +672,18 @@ def test_a_private_name_is_what_it_was(name: str) -> None:
 
 def test_every_private_name_has_an_entry() -> None:
     found = private_names(PACKAGE)
-    used = {name: rooms for name, rooms in found.items() if name not in NOT_OF_TORCH}
+    used = {name: packages for name, packages in found.items() if name not in NOT_OF_TORCH}
     for name in WRAPPERS:
         if name in TABLE:
             used.setdefault(name, {"step"})
-    entered = {name: rooms for name, (rooms, _) in TABLE.items()}
+    entered = {name: packages for name, (packages, _) in TABLE.items()}
     assert used == entered
 
 
 def test_the_search_finds_each_form(tmp_path: Path) -> None:
     package = tmp_path / "halfguard"
     package.mkdir()
-    (package / "room.py").write_text(
+    (package / "package.py").write_text(
         "import torch._dynamo\n"
         "from torch import nn\n"
         "from torch.utils._pytree import tree_map\n"

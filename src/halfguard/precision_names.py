@@ -1,5 +1,5 @@
 """The names of the precisions, and what each of them needs in a training step. Pure Python, so that
-every room and every configuration uses the same names.
+every package and every configuration uses the same names.
 
 A precision is two choices: the dtype in which weights are stored, and the dtype to which autocast lowers
 matrix products (``precision.modes`` has both as torch dtypes). The rest follows:

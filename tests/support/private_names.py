@@ -23,7 +23,7 @@ _DOTTED = r"torch[\w.]*\._\w[\w.]*"  # a private module in a string
 
 
 def private_names(package: Path) -> dict[str, set[str]]:
-    """Return each private name of somebody else, and the rooms of ``package`` that use it.
+    """Return each private name of somebody else, and the packages of ``package`` that use it.
 
     A name below an import is given in full ("torch.utils._pytree.tree_map"), any other alone ("_version").
     """

@@ -58,7 +58,7 @@ def test_limits_of_fp16_and_tf32() -> None:
     assert TF32.largest == (2 - 2**-10) * 2.0**127
 
 
-@pytest.mark.parametrize("f", SMALL, ids=lambda f: f.name)
+@each("f", SMALL)
 def test_every_value_rounds_to_itself(f: Format) -> None:
     values = all_values(f)
     assert [f.round(v) for v in values] == values

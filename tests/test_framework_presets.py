@@ -95,7 +95,7 @@ def test_every_preset_clips_as_the_frameworks_do(name: str) -> None:
     assert clip is None or clip.norm_type == 2
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS[1:])
+@each("framework", FRAMEWORKS[1:])
 def test_half_weights_have_no_adapter(framework: str) -> None:
     with pytest.raises(UsageError, match=f"adapter for {framework} does not train") as caught:
         framework_text("native_fp16", framework)

@@ -86,7 +86,7 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
     assert GuardConfig.load(path) == GuardConfig()
 
 
-@pytest.mark.parametrize("name", ["fp16_sade", "", "no/such/file.yaml", "."])
+@each("name", ["fp16_sade", "", "no/such/file.yaml", "."])
 def test_neither_preset_nor_file(name: str) -> None:
     text = refused(name)
     assert repr(name) in text

@@ -20,6 +20,7 @@ from halfguard.guard.guard import Guard
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.records import Action, Cause
 from tests.guard.helper import frozen, inject, same
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -138,7 +139,7 @@ def test_the_scheduler_holds_after_the_mail_was_read() -> None:
     assert late.scheduled == late.guard.summary().applied == 3
 
 
-@pytest.mark.parametrize("seen", [0, 1, 2, 3])
+@each("seen", [0, 1, 2, 3])
 def test_held_steps_survive_a_stop(seen: int) -> None:
     late = Late()
     late.run([GOOD, GOOD, BAD, BAD])

@@ -107,7 +107,7 @@ def test_it_follows_applied_steps_and_returns_with_a_rollback(
 
 
 @pytest.mark.on_standin
-@pytest.mark.parametrize("kind", AVERAGES)
+@each("kind", AVERAGES)
 def test_it_is_that_of_the_bare_loop(kind: str) -> None:
     model = nn.Linear(4, 1)
     bare = copy.deepcopy(model)
@@ -142,7 +142,7 @@ class Steps:
     def step(self, parameters: Any) -> None: ...
 
 
-@pytest.mark.parametrize("average", [OverParameters(), WithoutArguments(), Steps(), object()])
+@each("average", [OverParameters(), WithoutArguments(), Steps(), object()])
 def test_one_that_cannot_be_updated_is_refused_at_construction(average: Any) -> None:
     model = nn.Linear(4, 1)
     with pytest.raises(UsageError, match=r"neither update_parameters\(model\) nor") as caught:

@@ -78,8 +78,8 @@ def test_what_fp32_has_too_is_not_blamed_on_half(cause: Cause, seen: Signals, mo
         assert wrong not in told
 
 
-@pytest.mark.parametrize("cause", [Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW])
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@each("cause", [Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW])
+@each("precision", ["fp32", "bf16-mixed"])
 def test_without_half_nobody_speaks_of_half_or_of_a_scale(cause: Cause, precision: str) -> None:
     seen = replace(NAN_LOSS if cause is Cause.FORWARD_OVERFLOW else NAN_GRADIENTS, scale=1.0)
     told = text(cause, seen, precision=precision)
@@ -272,7 +272,7 @@ def test_frozen_infinities_are_meant() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_large_weights_are_finite(dtype: torch.dtype) -> None:
     model = nn.Linear(2, 2).to(dtype)
     with torch.no_grad():

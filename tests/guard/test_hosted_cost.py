@@ -14,6 +14,7 @@ from torch.optim import AdamW
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
 from tests.guard.test_cost import Many, counted, endless_batches, loss_fn
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -50,8 +51,8 @@ def count(tensors: int, *, norm: bool, fused: bool, guarded: bool) -> OpCounter:
     return counted(step)
 
 
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
+@each("norm", [False, True])
+@each("fused", [False, True])
 def test_what_the_guard_adds_does_not_depend_on_the_number_of_tensors(
     fused: bool, norm: bool
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -62,6 +61,6 @@ def test_a_mask_that_is_good_or_not_understood(name: str, mask: Any) -> None:
     assert fully_masked({name: mask}) == ""
 
 
-@pytest.mark.parametrize("batch", [None, ALL, [ALL, NONE], "text"])
+@each("batch", [None, ALL, [ALL, NONE], "text"])
 def test_a_mask_without_a_name_is_not_judged(batch: Any) -> None:
     assert fully_masked(batch) == ""

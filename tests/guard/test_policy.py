@@ -139,7 +139,7 @@ def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
         assert limit == float(np.float32(limit)), "the device compares in float32"
 
 
-@pytest.mark.parametrize("value", [1e38, 3.4028234663852886e38, 1e-45, -3.4028234663852886e38])
+@each("value", [1e38, 3.4028234663852886e38, 1e-45, -3.4028234663852886e38])
 def test_limits_survive_extreme_windows(value: float) -> None:
     state = window((value, 0.0) * 8, (abs(value), 0.0) * 8)
     found = policy.next_limits(state, config(spike={"warm_up": 2, "sigma": 100.0}))
@@ -201,7 +201,7 @@ def test_nor_does_it_end_one() -> None:
     assert run(steps, config())[1].streak == 2
 
 
-@pytest.mark.parametrize("floor", [1.0, 0.1, 1e-3, 3.0])
+@each("floor", [1.0, 0.1, 1e-3, 3.0])
 def test_at_the_floor_the_scale_is_not_to_blame(floor: float) -> None:
     # The scale is in float32, where the floor may be a little larger than here.
     seen = replace(CALIBRATING, scale=float(np.float32(floor)))
@@ -219,7 +219,7 @@ def test_without_a_loss_scale_none_finds_its_level(precision: str) -> None:
     assert [decision.action for decision in decisions] == [Action.SKIP, Action.HALT]
 
 
-@pytest.mark.parametrize("cause", NONFINITE)
+@each("cause", NONFINITE)
 def test_raise_stops_at_the_first_that_is_not_finite(cause: Cause) -> None:
     decisions, _ = run([BAD[cause]], config(skip={"on_nonfinite": "raise"}))
     assert decisions == [Decision(Action.HALT, cause)]

@@ -131,7 +131,7 @@ def test_numpy_comes_back_as_numpy(array: Any) -> None:
     assert (again == array).all()
 
 
-@pytest.mark.parametrize(
+@each(
     "array",
     [np.array(["a"]), np.array([None]), np.array([1], dtype="M8[s]"), np.array([1], dtype=np.longdouble)],
 )  # fmt: skip

@@ -10,6 +10,7 @@ from halfguard.errors import UsageError
 from halfguard.lint.baseline import without_baseline, write_baseline
 from halfguard.lint.run import FileResult, Linter
 from halfguard.lint.settings import Settings
+from tests.support.cases import each
 
 LINE = "x = y.masked_fill(m, -1e9)\n"
 
@@ -37,7 +38,7 @@ def test_paths_are_relative_to_the_baseline(tmp_path: Path) -> None:
     assert '"path": "src/a.py"' in baseline.read_text()
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 2, "findings": []}'])
+@each("text", ["", "{}", "[]", '{"version": 2, "findings": []}'])
 def test_what_is_no_baseline_is_a_usage_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "baseline.json"
     with pytest.raises(UsageError, match="There is no baseline"):

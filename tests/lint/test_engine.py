@@ -77,9 +77,7 @@ def test_settings_are_found_above(tmp_path: Path) -> None:
     assert settings.excludes(tmp_path / "old/x.py")
 
 
-@pytest.mark.parametrize(
-    "text", ['select = ["HG999"]', 'colour = "red"', "select = 3", "exclude = [[]]"]
-)
+@each("text", ['select = ["HG999"]', 'colour = "red"', "select = 3", "exclude = [[]]"])
 def test_wrong_settings_are_a_usage_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.halfguard.lint]\n{text}\n")
     with pytest.raises((ConfigError, UsageError)):

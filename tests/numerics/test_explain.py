@@ -10,6 +10,7 @@ import torch
 
 from halfguard.formats import ALL, BF16, FP8_E4M3FN, FP16, FP32
 from halfguard.numerics.explain import explain, percent, show_number
+from tests.support.cases import each
 
 
 def sentence(text: str, beginning: str) -> str:
@@ -18,7 +19,7 @@ def sentence(text: str, beginning: str) -> str:
     return found[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "state"),
     [
         ("1", "exact"),
@@ -103,7 +104,7 @@ def test_a_fill_that_fits_is_no_mask_problem() -> None:
     assert not any("mask" in s for s in explain("-inf").sentences)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("1-1e-4", "FP16 and BF16. In this direction an update must be larger than 0.000244"),
@@ -147,7 +148,7 @@ def test_as_an_integer() -> None:
     assert "16777216 in FP32" in sentence("16777217", "As a count")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("1", "FP16, BF16 and FP32 hold it exactly."),
@@ -169,7 +170,7 @@ def test_one_nan_spoils_a_sum() -> None:
     assert torch.tensor([1.0, math.nan]).sum().isnan()
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "text"),
     [
         (2048.0, "2048"),

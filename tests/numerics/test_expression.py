@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from halfguard.errors import UsageError
 from halfguard.formats import BF16, FP16, FP32, Format
 from halfguard.numerics.expression import evaluate_exactly, evaluate_in, parse
+from tests.support.cases import each
 
 
 def exactly(text: str) -> Decimal:
@@ -25,7 +26,7 @@ def half(text: str, f: Format = FP16) -> float:
     return evaluate_in(parse(text), text, f)[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("1e-8", Fraction(1, 10**8)),
@@ -54,7 +55,7 @@ def test_exact_values(text: str, value: Fraction | float) -> None:
     assert (Fraction(found) if found.is_finite() else float(found)) == value
 
 
-@pytest.mark.parametrize("text", ["nan", "inf - inf", "0 * inf", "0/0", "sqrt(-1)", "(-8)**0.5"])
+@each("text", ["nan", "inf - inf", "0 * inf", "0/0", "sqrt(-1)", "(-8)**0.5"])
 def test_nan(text: str) -> None:
     assert exactly(text).is_nan()
 
@@ -93,7 +94,7 @@ def test_a_step_is_what_torch_computes(sign: str, a: float, b: float) -> None:
         )
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("", "expression is empty"),

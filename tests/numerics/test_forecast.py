@@ -8,6 +8,7 @@ import pytest
 
 from halfguard.numerics.forecast import PredictedOverflow, fit_trend, forecast
 from tests.probing.runs import LIMIT, drifting, stable, trained
+from tests.support.cases import each
 
 WINDOW, EVERY, AHEAD = 200, 10, 50
 
@@ -62,7 +63,7 @@ def test_a_clean_line_is_extrapolated_exactly() -> None:
     assert found.high == pytest.approx(found.steps)
 
 
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         [],

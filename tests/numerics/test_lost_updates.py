@@ -10,6 +10,7 @@ from torch import Tensor
 
 from halfguard.formats import for_dtype
 from halfguard.numerics.lost_updates import UpdateMargins, freezing_step, lost_updates
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -41,7 +42,7 @@ def test_the_count_is_exact(dtype: torch.dtype) -> None:
         assert (margins.updates, margins.lost) == (len(moves), lost)
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.5, 0.25, 0.1, 4.0])
+@each("factor", [1.0, 0.5, 0.25, 0.1, 4.0])
 def test_the_share_at_another_rate_is_foretold(factor: float) -> None:
     weights, updates = drawn(torch.bfloat16, 20_000, 3)
     (now,) = lost_updates([weights], [updates]).margins()

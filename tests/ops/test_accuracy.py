@@ -14,6 +14,7 @@ from halfguard.ops import elementary
 from halfguard.ops.accuracy import UNARY, all_finite, all_values, measure, ulp_error
 from halfguard.ops.capping import soft_cap_op
 from halfguard.ops.elementary import TensorMap, UnaryOp
+from tests.support.cases import each
 
 from .helper import HALF
 
@@ -51,8 +52,8 @@ def test_a_correctly_rounded_value_is_at_most_half_an_ulp_away(dtype: torch.dtyp
     assert (ulp_error(rounded, exact)[~in_range] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("unary", UNARY, ids=lambda unary: unary.name)
+@each("dtype", HALF)
+@each("unary", UNARY)
 def test_results_are_the_correctly_rounded_or_next_to_it(
     unary: UnaryOp, dtype: torch.dtype
 ) -> None:
@@ -66,7 +67,7 @@ def test_results_are_the_correctly_rounded_or_next_to_it(
     assert apart.abs().max() <= 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("result", "exact", "ulps"),
     [
         (1.0, 1.0, 0.0),
@@ -86,7 +87,7 @@ def test_ulps_of_known_cases(result: float, exact: float, ulps: float) -> None:
     assert error.item() == ulps
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "naive"),
     [
         ("log", lambda x: (x + 1e-8).log()),
@@ -100,7 +101,7 @@ def test_ulps_of_known_cases(result: float, exact: float, ulps: float) -> None:
         ("logsigmoid", lambda x: F.sigmoid(x.float()).log().to(x.dtype)),
     ],
 )
-@pytest.mark.parametrize("dtype", HALF)
+@each("dtype", HALF)
 def test_naive_forms_are_caught(name: str, naive: TensorMap, dtype: torch.dtype) -> None:
     (unary,) = (unary for unary in UNARY if unary.name == name)
     wrong = UnaryOp(name, naive, unary.reference, unary.derivative, unary.cap)

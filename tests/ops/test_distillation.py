@@ -12,6 +12,7 @@ from torch import Tensor
 from halfguard.errors import UsageError
 from halfguard.ops import Distillation, cross_entropy, distillation_loss
 from halfguard.ops.distillation import distillation_loss_reference
+from tests.support.cases import each
 
 from .helper import DTYPES, assert_agrees, gradients
 
@@ -29,9 +30,9 @@ def batch(dtype: torch.dtype, size: float = 3.0) -> tuple[Tensor, Tensor, Tensor
     return student, teacher, target
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [0.01, 3.0, 100.0, 1e4])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+@each("dtype", DTYPES)
+@each("size", [0.01, 3.0, 100.0, 1e4])
+@each("temperature", [0.5, 1.0, 4.0])
 def test_agrees_with_float64(dtype: torch.dtype, size: float, temperature: float) -> None:
     student, teacher, target = batch(dtype, size)
     assert_agrees(
@@ -63,8 +64,8 @@ def test_no_gradient_reaches_the_teacher() -> None:
     assert teacher.grad is None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@each("dtype", DTYPES)
+@each("poison", [math.nan, math.inf, -math.inf])
 def test_a_broken_teacher_leaves_cross_entropy_alone(dtype: torch.dtype, poison: float) -> None:
     student, teacher, target = batch(dtype)
     teacher[0, 0, 0] = poison

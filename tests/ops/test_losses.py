@@ -18,16 +18,17 @@ from halfguard.ops.losses import (
     bpr_loss_reference,
     cross_entropy_reference,
 )
+from tests.support.cases import each
 from tests.support.devices import place
 
 from .helper import DTYPES, HALF, assert_agrees, gradients
 
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_dtype = each("dtype", DTYPES)
 
 
 @every_dtype
-@pytest.mark.parametrize("size", [1.0, 100.0, 2e4])
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@each("size", [1.0, 100.0, 2e4])
+@each("label_smoothing", [0.0, 0.1])
 def test_cross_entropy(dtype: torch.dtype, size: float, label_smoothing: float) -> None:
     generator = torch.Generator().manual_seed(5)
     logits = (size * torch.randn(12, 7, 3, generator=generator)).to(dtype)
@@ -64,7 +65,7 @@ def test_losses_of_half_are_float32_and_of_float64_are_float64() -> None:
 
 
 @every_dtype
-@pytest.mark.parametrize("size", [1.0, 50.0, 6e4])
+@each("size", [1.0, 50.0, 6e4])
 def test_bpr(dtype: torch.dtype, size: float) -> None:
     generator = torch.Generator().manual_seed(6)
     scores = (size * (2 * torch.rand(2, 64, generator=generator) - 1)).to(dtype)
@@ -95,8 +96,8 @@ def test_binary_cross_entropy(dtype: torch.dtype) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("target", [0.0, 1.0])
+@each("dtype", HALF)
+@each("target", [0.0, 1.0])
 def test_binary_cross_entropy_of_every_probability(dtype: torch.dtype, target: float) -> None:
     p = place(all_finite(dtype))
     p = p[(p > 0) & (p < 1)]

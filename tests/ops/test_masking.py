@@ -8,13 +8,14 @@ import torch
 from halfguard.errors import UsageError
 from halfguard.ops import masked_softmax
 from halfguard.ops.norms import masked_softmax_reference
+from tests.support.cases import each
 
 from .helper import DTYPES, assert_agrees, gradients
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [0.1, 5.0, 2e4])
-@pytest.mark.parametrize("dim", [-1, 0])
+@each("dtype", DTYPES)
+@each("size", [0.1, 5.0, 2e4])
+@each("dim", [-1, 0])
 def test_agrees_with_float64(dtype: torch.dtype, size: float, dim: int) -> None:
     generator = torch.Generator().manual_seed(3)
     x = (size * torch.randn(7, 33, generator=generator)).to(dtype)
@@ -31,8 +32,8 @@ def test_agrees_with_float64(dtype: torch.dtype, size: float, dim: int) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("padding", [0.0, float("nan"), float("inf"), -float("inf")])
+@each("dtype", DTYPES)
+@each("padding", [0.0, float("nan"), float("inf"), -float("inf")])
 def test_what_is_masked_never_matters(dtype: torch.dtype, padding: float) -> None:
     x = torch.tensor([[1.0, 2.0, padding], [padding, padding, padding]], dtype=dtype)
     mask = torch.tensor([[True, True, False], [False, False, False]])

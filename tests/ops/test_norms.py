@@ -16,6 +16,7 @@ from halfguard.ops.norms import (
     normalize_reference,
     rms_norm_reference,
 )
+from tests.support.cases import each
 
 from .helper import DTYPES, HALF, assert_agrees, gradients
 
@@ -38,8 +39,8 @@ def from_above(dtype: torch.dtype, size: float, *shape: int) -> Tensor:
     return (min(size, 1.0) * torch.randn(*shape, generator=generator)).to(dtype)
 
 
-@pytest.mark.parametrize(("dtype", "size"), CASES)
-@pytest.mark.parametrize("dim", [-1, 0])
+@each(("dtype", "size"), CASES)
+@each("dim", [-1, 0])
 def test_normalize(dtype: torch.dtype, size: float, dim: int) -> None:
     x = vectors(dtype, size, 1)
     assert_agrees(
@@ -50,7 +51,7 @@ def test_normalize(dtype: torch.dtype, size: float, dim: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("dtype", "size"), CASES)
+@each(("dtype", "size"), CASES)
 def test_cosine_similarity(dtype: torch.dtype, size: float) -> None:
     assert_agrees(
         cosine_similarity,
@@ -61,8 +62,8 @@ def test_cosine_similarity(dtype: torch.dtype, size: float) -> None:
     )
 
 
-@pytest.mark.parametrize(("dtype", "size"), CASES)
-@pytest.mark.parametrize("eps", [1e-6, 1e-30])
+@each(("dtype", "size"), CASES)
+@each("eps", [1e-6, 1e-30])
 def test_rms_norm(dtype: torch.dtype, size: float, eps: float) -> None:
     weight = torch.linspace(0.5, 2, 40).to(dtype)
     assert_agrees(

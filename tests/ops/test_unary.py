@@ -14,19 +14,18 @@ from halfguard.ops import exp, log, logsigmoid, rsqrt, soft_cap, sqrt
 from halfguard.ops.accuracy import UNARY, all_finite, all_values, gradient, measure
 from halfguard.ops.capping import soft_cap_op
 from halfguard.ops.elementary import UnaryOp
+from tests.support.cases import each
 from tests.support.devices import place
 
 from .helper import HALF
 
-every_op = pytest.mark.parametrize(
-    "unary", [*UNARY, soft_cap_op(1.0), soft_cap_op(50.0)], ids=lambda unary: unary.name
-)
-every_half = pytest.mark.parametrize("dtype", HALF)
+every_op = each("unary", [*UNARY, soft_cap_op(1.0), soft_cap_op(50.0)])
+every_half = each("dtype", HALF)
 
 
 @every_half
 @every_op
-@pytest.mark.parametrize("upstream", [1.0, 2.0**-8, -(2.0**10)])
+@each("upstream", [1.0, 2.0**-8, -(2.0**10)])
 def test_within_one_ulp_on_every_finite_value(
     unary: UnaryOp, dtype: torch.dtype, upstream: float
 ) -> None:
@@ -99,7 +98,7 @@ def test_per_sample_gradients(unary: UnaryOp) -> None:
     torch.testing.assert_close(slope, unary.derivative(x).float())
 
 
-@pytest.mark.parametrize("dtype", [*HALF, torch.float32, torch.float64])
+@each("dtype", [*HALF, torch.float32, torch.float64])
 def test_caps_are_where_the_documentation_says(dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
     tiny, largest = info.smallest_normal * info.eps, info.max
@@ -123,7 +122,7 @@ def test_exp_of_float32_at_its_edge_is_finite() -> None:
     assert exp(edge) == torch.finfo(torch.float32).max
 
 
-@pytest.mark.parametrize("cap", [0.0, -1.0, math.inf, math.nan, 1e5])
+@each("cap", [0.0, -1.0, math.inf, math.nan, 1e5])
 def test_soft_cap_refuses_a_cap_that_means_nothing(cap: float) -> None:
     with pytest.raises(UsageError, match="65504"):
         soft_cap(torch.ones(1, dtype=torch.float16), cap)

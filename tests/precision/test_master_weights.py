@@ -114,7 +114,7 @@ def test_the_law_holds_with_torchs_own_scaler_through_overflows(
     assert scaler.get_scale() == 2.0**9
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each("name", OPTIMIZERS)
 def test_torchs_scaler_gives_the_bits_of_scaling_by_hand(name: str) -> None:
     (by_hand, optimizer), (scaled, other) = model_and(name), model_and(name)
     scaler = torch.amp.GradScaler(chosen_device().type, init_scale=2.0**10)

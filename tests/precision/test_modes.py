@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from halfguard.errors import UsageError
 from halfguard.precision.modes import autocast, full_precision, weights_dtype, without_autocast
 from halfguard.precision_names import Precision
+from tests.support.cases import each
 from tests.support.devices import chosen_device
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -24,7 +25,7 @@ def product(dtype: torch.dtype = torch.float32) -> torch.dtype:
 
 
 @pytest.mark.on_standin
-@pytest.mark.parametrize(
+@each(
     ("name", "dtype", "weights", "scale"),
     [
         ("fp32", torch.float32, torch.float32, False),

@@ -76,7 +76,7 @@ def test_a_wrong_value_is_told_without_the_words_of_python(
     assert caught.value.message == f"a.yaml is not a job: {message}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "cure"),
     [
         ({"step": 1}, "Did you mean steps?\nAllowed keys of a job: steps, seeds, clip."),

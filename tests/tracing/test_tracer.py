@@ -18,6 +18,7 @@ from halfguard.numerics.histogram import INFINITE, NAN, bin_index, histogram
 from halfguard.records.ranges import LayerStats, TraceStep
 from halfguard.tracing import Tracer, trace
 from halfguard.tracing.rows import count_binades
+from tests.support.cases import each
 from tests.support.counting import OpCounter
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
@@ -84,7 +85,7 @@ def test_range_counts_binades() -> None:
     assert latest(tracer).nonfinite == tuple(latest(tracer).layers)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_binades_read_from_the_bits_are_those_of_the_histogram(dtype: torch.dtype) -> None:
     every_half = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
     values = every_half.to(dtype).view(2, -1).T

@@ -84,7 +84,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(precision: Precision, see
     assert workload.fresh().clip_norm == 0.01
 
 
-@pytest.mark.parametrize(
+@each(
     ("losses", "expected"),
     [
         ([5.0], 5.0),

@@ -86,7 +86,7 @@ def test_a_row_holds_what_it_was_made_of(
     assert read_signals(row.tolist(), StepLimits()).batch_ok
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_row_takes_any_dtype(dtype: torch.dtype) -> None:
     one = torch.ones((), dtype=dtype)
     row = Gate.row(one, one, torch.zeros(()), torch.ones(()))
@@ -155,7 +155,7 @@ def test_every_norm_goes_with_its_name(shapes: list[tuple[int, torch.dtype]], se
         assert norm == torch.linalg.vector_norm(by_name[name])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("dtype", DTYPES)
 def test_norms_in_order_of_parameters_for_one_dtype(dtype: torch.dtype) -> None:
     assert measure(named_grads([(3, dtype)] * 5, 0)).names == ["p0", "p1", "p2", "p3", "p4"]
 

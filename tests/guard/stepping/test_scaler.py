@@ -436,8 +436,8 @@ def test_copies_keep_bounds_and_counts(copied: Callable[[GradScaler], GradScaler
 # -- mistakes
 
 
-@pytest.mark.parametrize("unscale", [True, False])
-@pytest.mark.parametrize("foreach", [True, False])
+@each("unscale", [True, False])
+@each("foreach", [True, False])
 def test_fp16_parameters_are_refused_with_the_cure(foreach: bool, unscale: bool) -> None:
     p = nn.Parameter(torch.ones(2, dtype=torch.float16))
     scaler, optimizer = ours(), SGD([p], lr=0.1, foreach=foreach)

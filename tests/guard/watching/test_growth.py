@@ -53,7 +53,7 @@ def announced(
     return None
 
 
-@pytest.mark.parametrize("name", LAWS)
+@each("name", LAWS)
 def test_a_clean_law_is_extended_to_the_limit(name: str) -> None:
     law = LAWS[name]
     steps = [step for step in STEPS if law(step) < 0.5]
@@ -167,7 +167,7 @@ def test_slow_growth_with_much_noise_is_announced(seed: int) -> None:
     assert 5 * crossing - step >= 30
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "expected"),
     [
         ([1.0, 2.0], [1.0, 2.0]),

@@ -12,6 +12,7 @@ from halfguard.guard.watching.operation_maxima import _BITS, Maximum, Place
 from halfguard.guard.watching.trends import Trends
 from halfguard.guard.watching.warnings import WatchWarnings
 from halfguard.records.watch import WatchWarning
+from tests.support.cases import each
 
 HALF = torch.float16
 
@@ -45,9 +46,7 @@ def test_a_line_known_to_be_harmless_does_not_count() -> None:
     assert (fine.forward, fine.infinite) == (16.0, 0)
 
 
-@pytest.mark.parametrize(
-    ("absmax", "expected"), [(65503.0, False), (65504.0, True), (inf, True), (nan, True)]
-)
+@each(("absmax", "expected"), [(65503.0, False), (65504.0, True), (inf, True), (nan, True)])
 def test_the_end_of_the_range(absmax: float, expected: bool) -> None:
     assert leaves_range(result(at(), absmax)) is expected
 

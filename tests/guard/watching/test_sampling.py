@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 
 from halfguard.guard.watching.sampling import Sampling, sampled_step
+from tests.support.cases import each
 
 
-@pytest.mark.parametrize("every", [1, 2, 7, 200])
+@each("every", [1, 2, 7, 200])
 def test_each_interval_has_one_sampled_step(every: int) -> None:
     sampling, found = Sampling(every), []
     for step in range(50 * every):

@@ -353,11 +353,8 @@ def wrappers_keep_the_module_under_these_names() -> None:
 # -- the dispatcher and autograd
 
 
-@used_by("investigation precision replaying tracing", "_schema")
-@used_by("replaying", "_overloadname", "torch._ops.OpOverload")
+@used_by("precision tracing", "_schema")
 def an_operation_has_a_schema() -> None:
-    assert isinstance(torch.ops.aten.add_.Tensor, torch._ops.OpOverload)
-    assert torch.ops.aten.add_.Tensor._overloadname == "Tensor"
     arguments = torch.ops.aten.add_.Tensor._schema.arguments
     assert [a.name for a in arguments] == ["self", "other", "alpha"]
     assert [a.is_write for a in arguments] == [True, False, False]
@@ -529,7 +526,7 @@ def a_backward_pass_knows_the_node_that_it_runs() -> None:
     assert task >= 0
 
 
-@used_by("investigation", "_engine_run_backward")
+@used_by("investigation tracing", "_engine_run_backward")
 def every_backward_pass_runs_through_one_function() -> None:
     seen: list[bool] = []
     original = torch.autograd.graph._engine_run_backward
@@ -564,7 +561,7 @@ def a_function_transform_has_an_interpreter() -> None:
     assert torch._C._functorch.peek_interpreter_stack() is None
 
 
-@used_by("investigation replaying tracing", "torch.autograd.graph._engine_run_backward")
+@used_by("investigation replaying", "torch.autograd.graph._engine_run_backward")
 def the_engine_can_be_called_and_found_on_the_stack() -> None:
     run = torch.autograd.graph._engine_run_backward
     x = torch.ones(2, requires_grad=True)

@@ -15,15 +15,15 @@ import pytest
 from halfguard.records.study import Study
 from halfguard.validation.executors.local import LocalExecutor
 from halfguard.validation.study import run_study
-from tests.validation.cluster import cluster_spec
 from tests.validation.helper import numbers
+from tests.validation.ray_studies import cluster_spec
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
-def on_a_cluster(folder: Path, module: str = "tests.validation.cluster") -> dict[str, Any]:
-    command = [sys.executable, "-m", module, str(folder)]
+def on_a_cluster(scenario: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.validation.ray_studies", scenario, str(folder)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -38,7 +38,7 @@ def on_a_cluster(folder: Path, module: str = "tests.validation.cluster") -> dict
 
 
 def test_a_killed_node_costs_a_run_and_nothing_else(tmp_path: Path) -> None:
-    answer = on_a_cluster(tmp_path)
+    answer = on_a_cluster("killed_node", tmp_path)
     study = Study.from_json((tmp_path / "study/study.json").read_bytes())
     assert answer["killed"]
     assert len(study.runs) == 6
@@ -54,7 +54,7 @@ def test_a_killed_node_costs_a_run_and_nothing_else(tmp_path: Path) -> None:
 def test_a_small_cluster_says_what_it_could_not_end_and_what_it_can_never_hold(
     tmp_path: Path,
 ) -> None:
-    answer = on_a_cluster(tmp_path, "tests.validation.small_cluster")
+    answer = on_a_cluster("small_cluster", tmp_path)
     assert answer["cut"] == [["budget", 0]]  # the one that had begun, and not the one that waited
     asked = "no node of the Ray cluster can hold a run with 1 CPU, 4 GPU"
     assert f"{asked}, 1 x; the largest has 1 CPU, 0 GPU, 0 x. Runs wait" in answer["joined"]
@@ -62,5 +62,5 @@ def test_a_small_cluster_says_what_it_could_not_end_and_what_it_can_never_hold(
 
 
 def test_whatever_had_ended_or_begun_by_the_deadline_is_known(tmp_path: Path) -> None:
-    answer = on_a_cluster(tmp_path, "tests.validation.executors.late_driver")
+    answer = on_a_cluster("late_driver", tmp_path)
     assert answer == {"short": ["ended", "ended"], "endless": ["budget", "budget"]}

@@ -49,8 +49,7 @@ def test_a_planted_failure_is_named_on_an_accelerator() -> None:
 
 def assert_named(plant: PlantedFailure) -> None:
     job = plant.make(0)
-    culprit = diagnose(Job(place(job.model), job.loss_fn, place(job.batch)))
-    assert culprit is not None
+    culprit = named(diagnose(Job(place(job.model), job.loss_fn, place(job.batch))))
     found = culprit.op, culprit.module, culprit.phase, culprit.kind, culprit.compiled
     assert found == (plant.op, plant.module, plant.phase, plant.kind, plant.compiled), culprit
     assert (culprit.file, culprit.line) == line_of(plant), culprit
@@ -84,6 +83,11 @@ def test_other_seeds_give_the_same_answer(plant: PlantedFailure) -> None:
 
 def run(model: nn.Module, *inputs: Tensor) -> Culprit | None:
     return find_first_nonfinite(lambda: model(*inputs).sum(), model)
+
+
+def named(culprit: Culprit | None) -> Culprit:
+    assert culprit is not None
+    return culprit
 
 
 def hooks(model: nn.Module) -> int:
@@ -123,8 +127,7 @@ def test_the_harmless_one_is_passed_over_for_the_one_that_matters() -> None:
         harmless = 1 / (1 + torch.exp(x.abs() * 1e4))
         return harmless + torch.log(x * 0)
 
-    culprit = run(Net(both), ONES)
-    assert culprit is not None
+    culprit = named(run(Net(both), ONES))
     assert culprit.op == "log"
 
 
@@ -144,8 +147,7 @@ def test_a_bad_number_is_followed_through_item() -> None:
             moved = model.weight.add(torch.ones(2, 2), alpha=-rate.item())
         return (x @ moved).sum()
 
-    culprit = find_first_nonfinite(lambda: loss(torch.ones(1, 2)), model)
-    assert culprit is not None
+    culprit = named(find_first_nonfinite(lambda: loss(torch.ones(1, 2)), model))
     assert culprit.op == "div"
     assert culprit.code.endswith("# <- rate")
 
@@ -159,8 +161,7 @@ def test_a_mask_that_is_filled_after_a_bad_number_was_read_is_no_culprit_of_it()
         out: Tensor = scores.softmax(-1).log().sum()  # <- log
         return out
 
-    culprit = find_first_nonfinite(lambda: loss(torch.ones(2, 2)), model)
-    assert culprit is not None
+    culprit = named(find_first_nonfinite(lambda: loss(torch.ones(2, 2)), model))
     assert culprit.code.endswith("# <- log")
 
 
@@ -169,8 +170,7 @@ def test_a_mode_that_passes_calls_on_is_not_the_place() -> None:
         return torch.log(x * 0)
 
     with PassingOn():
-        culprit = run(Net(log), ONES)
-    assert culprit is not None
+        culprit = named(run(Net(log), ONES))
     assert culprit.code == "return torch.log(x * 0)"
 
 
@@ -206,8 +206,7 @@ def test_a_loop_that_raises_at_a_bad_loss_is_answered() -> None:
             raise FloatingPointError("loss is inf")
         return loss
 
-    culprit = find_first_nonfinite(step, model)
-    assert culprit is not None
+    culprit = named(find_first_nonfinite(step, model))
     assert culprit.op == "exp"
 
 
@@ -217,8 +216,7 @@ def test_a_step_may_run_its_own_backward_pass() -> None:
     def step() -> None:
         model(ONES).sum().backward()
 
-    culprit = find_first_nonfinite(step, model)
-    assert culprit is not None
+    culprit = named(find_first_nonfinite(step, model))
     assert (culprit.op, culprit.phase, culprit.module) == ("sqrt", "backward", "")
     assert "torch.sqrt(x * 0)" in culprit.code
     assert culprit.kernel == "aten.div.Tensor"
@@ -226,23 +224,20 @@ def test_a_step_may_run_its_own_backward_pass() -> None:
 
 def test_a_mapping_with_a_loss_is_a_loss_and_a_number_is_not() -> None:
     model = Net(lambda x: torch.exp(x * 1e4))
-    culprit = find_first_nonfinite(lambda: {"loss": model(ONES).sum()}, model)
-    assert culprit is not None
+    named(find_first_nonfinite(lambda: {"loss": model(ONES).sum()}, model))
     with pytest.raises(UsageError, match="returned float"):
         find_first_nonfinite(lambda: 1.0, model)
 
 
 def test_an_overflow_of_the_scaled_loss_is_a_backward_failure() -> None:
     model = Net(lambda x: x.half())
-    culprit = find_first_nonfinite(lambda: model(ONES * 8).float().sum() * 1e6, model)
-    assert culprit is not None
+    culprit = named(find_first_nonfinite(lambda: model(ONES * 8).float().sum() * 1e6, model))
     assert (culprit.phase, culprit.op) == ("backward", "to")
     assert "model(ONES * 8).float()" in culprit.code
 
 
 def test_a_mask_that_reaches_the_loss_is_named_as_one() -> None:
-    culprit = run(Net(lambda x: x.masked_fill(x > -1e9, -torch.inf)), ONES)
-    assert culprit is not None
+    culprit = named(run(Net(lambda x: x.masked_fill(x > -1e9, -torch.inf)), ONES))
     assert culprit.intended
     assert culprit.op == "masked_fill"
     assert "reached the result" in str(culprit)
@@ -254,8 +249,7 @@ def test_an_operation_that_adds_its_own_infinity_to_a_mask_is_named() -> None:
         huge = (x + 3e38) + (mask + 3e38)
         return torch.softmax(huge, -1)
 
-    culprit = run(Net(masked), ONES)
-    assert culprit is not None
+    culprit = named(run(Net(masked), ONES))
     assert "huge = " in culprit.code
 
 
@@ -263,8 +257,7 @@ def test_a_bad_buffer_is_named() -> None:
     model = Net(torch.tanh).eval()
     assert model.norm.running_var is not None
     model.norm.running_var[1] = torch.nan
-    culprit = run(model, ONES)
-    assert culprit is not None
+    culprit = named(run(model, ONES))
     assert (culprit.kind, culprit.name, culprit.op) == ("buffer", "norm.running_var", "batch_norm")
     assert "was not finite when the step began" in str(culprit)
 
@@ -294,8 +287,7 @@ def test_integers_empty_tensors_and_nested_outputs_are_no_obstacle() -> None:
             deep = self.odd(self.linear(x))["deep"]
             return torch.exp(deep[0][0] * 1e5).log()
 
-    culprit = run(Outer(), ONES)
-    assert culprit is not None
+    culprit = named(run(Outer(), ONES))
     assert (culprit.op, culprit.module) == ("exp", "")
 
 

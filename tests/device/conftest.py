@@ -26,7 +26,7 @@ from tests.support import devices, standin
 from tests.support.models import MODELS, OPTIMIZERS, bare_step, batches, differences, make
 
 FOLDER = Path(__file__).parent
-SAMPLE = 6  # tests of each function, without --full
+SAMPLE = 4  # tests of each function, without --full
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -41,29 +43,37 @@ def _words(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
+@functools.cache
+def _run_command(source: str, programs: Path) -> str:
+    """Run a command with a home of its own; return what it printed."""
+    with tempfile.TemporaryDirectory() as home:
+        return _run("bash", "-c", source, cwd=ROOT, env=environment(Path(home), programs))[1]
+
+
+def _run(*command: str, cwd: Path, env: dict[str, str]) -> tuple[int, str]:
+    """Return the exit code, and what was printed."""
+    done = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=360, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.all_cells
 @pytest.mark.slow
 @pytest.mark.parametrize("snippet", RUNNABLE, ids=str)
 def test_snippet(snippet: Snippet, tmp_path: Path) -> None:
-    python = snippet.language == "python"
-    # Those of the README are run as by a user; of the others each would import torch, which takes seconds.
-    real = snippet.page == "README.md"
+    # A command that several pages show runs once. Those of the README run in processes of a user; others
+    # run in forks, because importing torch takes seconds.
+    first = next(s for s in RUNNABLE if s.source == snippet.source)
+    real = first.page == "README.md"
     programs = Path(sys.executable).parent if real else forked_path(_group(snippet))
-    result = subprocess.run(
-        [programs / "python", "-W", "error", "-c", snippet.source]
-        if python
-        else ["bash", "-c", snippet.source],
-        cwd=tmp_path if python else ROOT,
-        env=environment(tmp_path, programs),
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
-    )
-    printed = result.stdout + result.stderr
+    if snippet.language == "python":
+        python = [str(programs / "python"), "-W", "error", "-c", snippet.source]
+        code, printed = _run(*python, cwd=tmp_path, env=environment(tmp_path, programs))
+        assert code == 0, printed
+    else:
+        printed = _run_command(snippet.source, programs)
     assert "Traceback" not in printed, printed
-    if python:
-        assert result.returncode == 0, printed
     # "..." in the page stands for lines left out there.
     for part in snippet.output.split("..."):
         assert _words(part) in _words(printed), f"{snippet} shows what is not printed:\n{printed}"

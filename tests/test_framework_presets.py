@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -16,14 +15,15 @@ from halfguard.guard.config import GuardConfig, preset_names
 from halfguard.guard.presets.frameworks import FRAMEWORKS, framework_text, preset_purpose
 from tests.support.cases import each
 from tests.support.docs import ROOT
+from tests.support.forks import forked_python
 from tests.support.preset_runs import ALL, BATCHES, WITHOUT_FP16_ON_A_CPU, Seen, wanted_norm
 
 Runs = dict[tuple[str, str, bool], Seen]
 
 
-def run(frameworks: Sequence[str]) -> list[Seen]:
+def run(frameworks: Sequence[str], group: str) -> list[Seen]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.preset_runs", *frameworks],
+        [forked_python(group), "-m", "tests.support.preset_runs", *frameworks],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -38,7 +38,10 @@ def run(frameworks: Sequence[str]) -> list[Seen]:
 @pytest.fixture(scope="module")
 def runs() -> Runs:
     # Two processes: Lightning and Hydra share one trainer, the others need no Lightning.
-    seen = [*run(["plain", "accelerate", "transformers"]), *run(["lightning", "hydra"])]
+    seen = [
+        *run(["plain", "accelerate", "transformers"], "transformers"),
+        *run(["lightning", "hydra"], "lightning"),
+    ]
     return {(one.framework, one.preset, one.as_printed): one for one in seen}
 
 

@@ -33,6 +33,11 @@ class Run:
     err: str
 
 
+def python_for(program: Path) -> str:
+    """Return the Python that runs a program."""
+    return sys.executable
+
+
 def run(program: Path) -> Run:
     """Run a program in an empty working folder: some write checkpoints."""
     env = os.environ | {
@@ -41,7 +46,7 @@ def run(program: Path) -> Run:
         "HF_HUB_OFFLINE": "1",
     }
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(program)]
+        command = [python_for(program), str(program)]
         done = subprocess.run(
             command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
         )

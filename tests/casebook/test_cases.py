@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from benchmarks.casebook import behaviour
 from benchmarks.casebook.behaviour import (
     SHOWN_BY_DEFAULT,
     check_cured,
@@ -23,6 +24,7 @@ from benchmarks.casebook.behaviour import (
 from benchmarks.casebook.split import held_out
 
 from tests.support.cases import each
+from tests.support.forks import forked_python, group_of
 
 BOOK = Path(__file__).parents[2] / "benchmarks/casebook/programs"
 FAILING = sorted(path.parent for path in BOOK.glob("[0-9]*/case.yaml"))
@@ -96,13 +98,25 @@ def test_about_a_third_is_held_out() -> None:
     assert 0.2 < share < 0.47
 
 
+@pytest.fixture
+def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run programs in forks of a process that has imported their framework."""
+
+    def python_for(program: Path) -> str:
+        return forked_python(group_of(program.read_text("utf-8")))
+
+    monkeypatch.setattr(behaviour, "python_for", python_for)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_forks")
 @pytest.mark.parametrize("folder", sample(FAILING, 4), ids=lambda path: path.name)
 def test_a_broken_program_fails_and_its_cure_trains(folder: Path) -> None:
     check_failing(folder)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_forks")
 @pytest.mark.parametrize("folder", sample(HEALTHY, 2), ids=lambda path: path.name)
 def test_a_healthy_program_trains(folder: Path) -> None:
     check_healthy(folder)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.support.docs import ROOT
+from tests.support.forks import forked_python
 
 SCRIPT = ROOT / "examples" / "quickstart.py"
 
@@ -17,7 +17,7 @@ SCRIPT = ROOT / "examples" / "quickstart.py"
 def table() -> dict[str, list[float]]:
     """Batches learnt, repeated in FP32, loss scale and validation loss of each run."""
     result = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT)],
+        [forked_python(), "-W", "error", str(SCRIPT)],
         capture_output=True, text=True, timeout=720, check=True,
     )  # fmt: skip
     rows = [line.rsplit(maxsplit=4) for line in result.stdout.splitlines()[1:]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from benchmarks.models.zoo import line_of
 from halfguard.records.autopsy import Autopsy
 from tests.replaying.jobs import CASES, INCURABLE, Case
 from tests.support.docs import ROOT
+from tests.support.forks import forked_python
 
 pytestmark = pytest.mark.slow
 CURABLE = [case for case in CASES if case.plant.name not in INCURABLE]
@@ -23,7 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("runs")
 
     def run(module: str) -> str:
-        command = [sys.executable, "-W", "ignore", "-m", module, str(folder)]
+        command = [forked_python(), "-W", "ignore", "-m", module, str(folder)]
         done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
         return done.stdout
 

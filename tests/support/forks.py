@@ -133,7 +133,7 @@ def _start(folder: Path, modules: tuple[str, ...]) -> None:
         process = subprocess.Popen(
             [sys.executable, "-W", "error", str(server), str(folder), owner, *modules],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": path, "HOME": str(folder)},
+            env=os.environ | {"PYTHONPATH": path, "HOME": str(folder), "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,

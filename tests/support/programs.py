@@ -8,15 +8,19 @@ import sys
 from pathlib import Path
 
 from tests.support.docs import ROOT
+from tests.support.forks import forked_python, group_of
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 
 
 def run_python(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
-    """Run Python on one thread, with this package and its tests; return what it printed."""
+    """Run Python on one thread, with this package and its tests; return what it printed.
+
+    A script, a text and ``-m halfguard`` run in a fork; other modules, which may start ranks, do not.
+    """
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [_python_for(*arguments, cwd=cwd), *arguments],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
@@ -26,3 +30,10 @@ def run_python(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def _python_for(kind: str, program: str = "", *_: str, cwd: Path) -> str:
+    if kind == "-m":
+        return forked_python() if program == "halfguard" else sys.executable
+    text = program if kind == "-c" else (cwd / kind).read_text("utf-8")
+    return forked_python(group_of(text))

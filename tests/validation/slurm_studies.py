@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -42,7 +41,7 @@ def _started(root: Path) -> list[int]:
     return [int(line.split()[1]) for line in _lines(root / "STARTED")]
 
 
-def _wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def _wait_for(condition: Callable[[], bool], seconds: float = 180) -> None:
     give_up = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > give_up:
@@ -79,9 +78,11 @@ def killed_study(root: Path) -> Answer:
     with SlurmCluster(nodes=2):
         command = [sys.executable, "-m", __spec__.name, "sweep", str(root)]
         process = subprocess.Popen(command)
-        _wait_for(lambda: len(_lines(root / "FINISHED")) >= 1 and len(_started(root)) >= 3)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        try:
+            _wait_for(lambda: len(_lines(root / "FINISHED")) >= 1 and len(_started(root)) >= 3)
+        finally:  # else it would outlive a wait that failed, and hold the pipes of this process open
+            process.kill()
+            process.wait()
         before = len(list((root / "study/runs").glob("run-*.json")))
         # Runs end while nobody waits for them; the next start takes their replies.
         _wait_for(lambda: len(list((root / "study/slurm").glob("*.reply.json"))) >= 2)

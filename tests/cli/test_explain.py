@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -27,6 +28,20 @@ def test_a_table_and_its_meaning() -> None:
     assert lines[0] == "1e-8"
     assert any(line.split() == ["FP16", "0", "100%", "underflow", "to", "0"] for line in lines)
     assert "As an eps: it is 0 in FP16" in done.stdout
+
+
+def test_the_table_as_json() -> None:
+    body = json.loads(explain("70000", "--json").stdout)
+    assert (body["kind"], body["exact"]) == ("explanation", "70000")
+    assert body["formats"][0] == {
+        "name": "FP16",
+        "dtype": "float16",
+        "stored": "Infinity",
+        "computed": None,
+        "relative_error": "Infinity",
+        "state": "overflow to inf",
+    }
+    assert body["sentences"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from benchmarks.table import print_table
-from halfguard.tracing import trace
+from halfguard.tracing.tracer import trace
 from halfguard.workload.timing import ratios, time_interleaved
 
 EVERY = 100

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from halfguard.guard.hosted import HostedGuard
     from halfguard.guard.stepping.outcome import StepOutcome
     from halfguard.guard.stepping.scaler import GradScaler
-    from halfguard.precision import MasterWeights, half_state_dict, upcast_trainable
     from halfguard.precision.emulation import emulate_autocast
-    from halfguard.precision.islands import fp32_island
-    from halfguard.precision.plans import apply_plan
+    from halfguard.precision.islands import apply_plan, fp32_island
+    from halfguard.precision.master_weights import MasterWeights
+    from halfguard.precision.upcast import half_state_dict, upcast_trainable
     from halfguard.probing.plan_search import plan
     from halfguard.probing.probe import probe
     from halfguard.records.plan import PrecisionPlan
@@ -43,25 +43,25 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "GuardConfig": ("halfguard.guard.config", "GuardConfig", "torch"),
     "GuardScaler": ("halfguard.guard.guard_scaler", "GuardScaler", "torch"),
     "HostedGuard": ("halfguard.guard.hosted", "HostedGuard", "torch"),
-    "MasterWeights": ("halfguard.precision", "MasterWeights", "torch"),
+    "MasterWeights": ("halfguard.precision.master_weights", "MasterWeights", "torch"),
     "PrecisionPlan": ("halfguard.records.plan", "PrecisionPlan", None),
     "StepOutcome": ("halfguard.guard.stepping.outcome", "StepOutcome", "torch"),
     "Workload": ("halfguard.workload", "Workload", "torch"),
-    "apply_plan": ("halfguard.precision.plans", "apply_plan", "torch"),
+    "apply_plan": ("halfguard.precision.islands", "apply_plan", "torch"),
     "audit": ("halfguard.tracing.auditing.audit", "audit", "torch"),
     "doctor": ("halfguard.diagnosis.doctor", "doctor", "torch"),
     "emulate_autocast": ("halfguard.precision.emulation", "emulate_autocast", "torch"),
     "find_first_nonfinite": ("halfguard.tracing.first_nonfinite", "find_first_nonfinite", "torch"),
     "formats": ("halfguard.formats", None, None),
     "fp32_island": ("halfguard.precision.islands", "fp32_island", "torch"),
-    "half_state_dict": ("halfguard.precision", "half_state_dict", "torch"),
+    "half_state_dict": ("halfguard.precision.upcast", "half_state_dict", "torch"),
     "ops": ("halfguard.ops", None, "torch"),
     "plan": ("halfguard.probing.plan_search", "plan", "torch"),
     "probe": ("halfguard.probing.probe", "probe", "torch"),
     "replay": ("halfguard.replaying.autopsy", "replay", "torch"),
     "save_checkpoint": ("halfguard.checkpoints", "save_checkpoint", "torch"),
     "trace": ("halfguard.tracing.tracer", "trace", "torch"),
-    "upcast_trainable": ("halfguard.precision", "upcast_trainable", "torch"),
+    "upcast_trainable": ("halfguard.precision.upcast", "upcast_trainable", "torch"),
     "validate": ("halfguard.validation.validate", "validate", "validate"),
 }
 

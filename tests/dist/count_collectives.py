@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfguard as hg
-from halfguard.guard.agreement.desync import Replicas
+from halfguard.guard.desync import Replicas
 from tests.dist.jobs import Engine, batch_of, loss_fn, make, optimizer_of, synchronised
 
 Calls = list[tuple[str, int]]

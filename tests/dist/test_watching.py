@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from halfguard.guard.watching.sampling import sampled_step
+from halfguard.guard.watching.watching import sampled_step
 from halfguard.journal import read_rows
 from halfguard.records.watch import WatchRow
 from tests.dist import healing_jobs, watching_jobs

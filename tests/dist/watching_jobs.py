@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import halfguard as hg
-from halfguard.guard.watching.sampling import sampled_step
+from halfguard.guard.watching.watching import sampled_step
 from halfguard.records.step import StepRow
 from halfguard.records.watch import WatchRow
 from tests.dist.count_collectives import Calls, Collectives

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from halfguard.errors import TrainingHaltedError
-from halfguard.guard.agreement.fault_report import BadWeight, FaultReport, find_bad_weight
 from halfguard.guard.batch_checks import BatchFault
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.evidence import explain
+from halfguard.guard.fault_report import BadWeight, FaultReport, find_bad_weight
 from halfguard.guard.guard import Guard
 from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.records import Action, Cause, StepRow

@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from halfguard.guard.config import preset_names
 from halfguard.guard.guard import Guard
-from halfguard.guard.health import ATTEMPTS, SCHEDULE_STEPS, ZERO_STEPS, RunHealth
+from halfguard.guard.recorder import ATTEMPTS, SCHEDULE_STEPS, ZERO_STEPS, RunHealth
 from halfguard.journal import read_rows
 from halfguard.records import Action, HealthRow, HealthWarning
 from tests.support.models import OPTIMIZERS, batches, loss_fn, make

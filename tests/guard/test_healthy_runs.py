@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from halfguard.guard.guard import Guard
-from halfguard.guard.watching.sampling import sampled_step
+from halfguard.guard.watching.watching import sampled_step
 from tests.guard import healthy_runs
 from tests.guard.healthy_runs import BOTH, HEAL, WATCH
 from tests.support.counting import OpCounter

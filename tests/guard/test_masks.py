@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfguard.guard.masks import fully_masked
+from halfguard.guard.batch_checks import fully_masked
 from tests.support.cases import each
 
 KEEP = torch.tensor([[1, 1, 0], [1, 0, 0]])

@@ -21,8 +21,7 @@ from halfguard.errors import TrainingHaltedError
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
-from halfguard.guard.nan_gradients import NanGradients
-from halfguard.guard.policy import PolicyState, Signals
+from halfguard.guard.policy import NanGradients, PolicyState, Signals
 from halfguard.records import Action, Cause, StepRow
 
 pytestmark = pytest.mark.usefixtures("seed")

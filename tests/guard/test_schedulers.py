@@ -20,10 +20,9 @@ from torch.optim.swa_utils import SWALR
 
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
-from halfguard.guard.protocols import Scheduler
-from halfguard.guard.recovery.learning_rates import LearningRates
-from halfguard.guard.recovery.restoring import restore_types
-from halfguard.guard.scheduler_and_ema import SchedulerAndEma
+from halfguard.guard.learning_rates import LearningRates
+from halfguard.guard.recovery.snapshots import restore_types
+from halfguard.guard.scheduler_and_ema import Scheduler, SchedulerAndEma
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Action
 from tests.support.cases import each

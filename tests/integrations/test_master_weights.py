@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
-from halfguard.precision import MasterWeights
+from halfguard.precision.master_weights import MasterWeights
 from tests.support.docs import ROOT
 
 pytestmark = [

@@ -18,8 +18,13 @@ from halfguard.errors import RecordError, UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import emulate_autocast
-from halfguard.precision.islands import cast_to_fp32, fp32_island, is_island, remove_island
-from halfguard.precision.plans import apply_plan
+from halfguard.precision.islands import (
+    apply_plan,
+    cast_to_fp32,
+    fp32_island,
+    is_island,
+    remove_island,
+)
 from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
 from tests.support.cases import each
 from tests.support.devices import chosen_device

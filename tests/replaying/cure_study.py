@@ -39,8 +39,8 @@ from halfguard.guard.guard import Guard
 from halfguard.incident import Incident, open_incident
 from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.precision.emulation import autocast_like_cuda
+from halfguard.precision.islands import apply_plan
 from halfguard.precision.modes import full_precision
-from halfguard.precision.plans import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import Autopsy, Cure
 from halfguard.records.plan import PrecisionPlan

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from halfguard.errors import RecordError, UsageError
 from halfguard.guard.guard import Guard
 from halfguard.incident import open_incident, write_incident
-from halfguard.precision import MasterWeights
+from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Cause
 from halfguard.records.autopsy import Autopsy
 from halfguard.records.incident import MicroBatchRecord

@@ -16,8 +16,8 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.numerics.histogram import INFINITE, NAN, bin_index, histogram
 from halfguard.records.ranges import LayerStats, TraceStep
-from halfguard.tracing import Tracer, trace
 from halfguard.tracing.rows import count_binades
+from halfguard.tracing.tracer import Tracer, trace
 from tests.support.cases import each
 from tests.support.counting import OpCounter
 

@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from halfguard.precision import MasterWeights
+from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import autocast
 from halfguard.records.cost import StepMemory
 from halfguard.step.random_state import seeded

@@ -16,7 +16,7 @@ from benchmarks.timings.scaling.rows import Row, Table, timed
 from halfguard import Workload, probe
 from halfguard.guard.guard import Guard
 from halfguard.precision_names import Precision
-from halfguard.tracing import trace
+from halfguard.tracing.tracer import trace
 from halfguard.workload.training import TrainingStep
 
 PROBED = 5  # steps

@@ -7,7 +7,7 @@ was told to ignore, a pipeline stage. From this follow
 
 - the share of a rank in a global norm: replicated values count once, not once per rank;
 - whether an overflow on one rank appears in the gradients of all ranks: then it need not be communicated;
-- the ranks that must have bitwise equal values, which ``guard.agreement.desync`` checks.
+- the ranks that must have bitwise equal values, which ``guard.desync`` checks.
 """
 
 from __future__ import annotations

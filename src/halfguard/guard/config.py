@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from halfguard.errors import ConfigError
-from halfguard.hardware.choice import choose_precision
 from halfguard.precision_names import PrecisionName
 from halfguard.records.config_file import parse_yaml, read_yaml, validate_config
 
@@ -187,6 +186,8 @@ class GuardConfig(_Section):
             torch = import_module("torch")  # only here: a configuration is read without it
         except ModuleNotFoundError as error:
             raise ValueError("'auto' needs torch, to see the device; name a precision") from error
+        from halfguard.hardware.choice import choose_precision  # noqa: PLC0415 - as torch
+
         return choose_precision(torch)
 
     @model_validator(mode="after")

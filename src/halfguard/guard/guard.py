@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +25,14 @@ from torch.optim import Optimizer
 
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
-from halfguard.guard import policy
-from halfguard.guard.agreement.fault_report import batches_ok, investigate
+from halfguard.guard import optional_parts, policy
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.evidence import explain
+from halfguard.guard.evidence import describe_recovery, explain, halt_error
+from halfguard.guard.fault_report import batches_ok, investigate
 from halfguard.guard.gradients import Gradients
-from halfguard.guard.halt_message import describe_recovery, halt_error
-from halfguard.guard.healing.healing import Healing
-from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.metrics_log import LastStep, LogFunction, MetricsLog
-from halfguard.guard.protocols import Scheduler, WeightAverage
 from halfguard.guard.recorder import Recorder, StepReport
-from halfguard.guard.recovery.recovery import Recovery
-from halfguard.guard.scheduler_and_ema import SchedulerAndEma
+from halfguard.guard.scheduler_and_ema import Scheduler, SchedulerAndEma, WeightAverage
 from halfguard.guard.step_batches import (
     MicroBatch,
     StepBatches,
@@ -47,17 +42,13 @@ from halfguard.guard.step_batches import (
     trainable_loss,
 )
 from halfguard.guard.stepping.forward_pass import ForwardPass, Transaction
-from halfguard.guard.stepping.gate import read_signals
+from halfguard.guard.stepping.gate import PendingRows, read_signals
 from halfguard.guard.stepping.outcome import StepOutcome
-from halfguard.guard.stepping.pending_rows import PendingRows
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.guard.unsupported import raise_if_unsupported
-from halfguard.guard.watching.watching import Watching
 from halfguard.precision.modes import autocast
-from halfguard.precision.plans import make_islands
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
-from halfguard.records.audit import AuditReport
 from halfguard.records.plan import PrecisionPlan
 from halfguard.step.generators import (
     Generator,
@@ -71,6 +62,14 @@ from halfguard.step.random_state import (
     portable_random_state,
     restore_random_state,
 )
+
+if TYPE_CHECKING:
+    from halfguard.guard.healing.healing import Healing
+    from halfguard.guard.healing.line_islands import LineIslands
+    from halfguard.guard.incidents import Incidents
+    from halfguard.guard.recovery.recovery import Recovery
+    from halfguard.guard.watching.watching import Watching
+    from halfguard.records.audit import AuditReport
 
 logger = logging.getLogger("halfguard")
 
@@ -122,7 +121,7 @@ class Guard:
         plan = PrecisionPlan()
         if self.config.plan is not None:
             plan = PrecisionPlan.load(self.config.plan)
-            make_islands(model, plan)
+            optional_parts.module_islands_maker()(model, plan)
         self._stepper = Stepper(model, self.optimizers, self.config, hosted=self._hosted)
         self.scaler = self._stepper.scaler
         self.epoch = 0
@@ -139,8 +138,10 @@ class Guard:
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
-        self._recorder = Recorder(self.config, self._stepper.device, run_dir, entry, metrics_log)
-        self._lines = LineIslands(plan.lines)
+        incidents = self._make_incidents(run_dir, entry)
+        device = self._stepper.device
+        self._recorder = Recorder(self.config, device, run_dir, incidents, metrics_log)
+        self._lines = self._make_lines(plan)
         self._healing = self._make_healing(plan, run_dir)
         self._recovery = self._make_recovery(run_dir)
         self.watching = self._make_watching()
@@ -158,7 +159,7 @@ class Guard:
         with self._transaction:
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
-            with self._stepper.micro_batch(self._batches), self._lines.active():
+            with self._stepper.micro_batch(self._batches), self._lines_in_fp32:
                 device = self._stepper.device.type
                 with autocast(self.config.precision, device), self._observing:
                     loss = self._loss(micro, batch)
@@ -441,12 +442,30 @@ class Guard:
                 "To keep them, set plan: to the plan.yaml in its run_dir, or switch heal on."
             )
 
+    def _make_incidents(
+        self, run_dir: str | os.PathLike[str] | None, entry: str
+    ) -> Incidents | None:
+        rules = self.config.incidents
+        if run_dir is None or rules is None:
+            return None
+        return optional_parts.incidents_class()(rules, self._stepper.device, Path(run_dir), entry)
+
+    def _make_lines(self, plan: PrecisionPlan) -> LineIslands | None:
+        if self.config.heal is None and not plan.lines:
+            return None
+        return optional_parts.line_islands_class()(plan.lines)
+
+    @property
+    def _lines_in_fp32(self) -> AbstractContextManager[Any]:
+        """The context for a micro-batch: lines that the plan or the healing names run in FP32."""
+        return nullcontext() if self._lines is None else self._lines.active()
+
     def _make_healing(
         self, plan: PrecisionPlan, run_dir: str | os.PathLike[str] | None
     ) -> Healing | None:
-        if self.config.heal is None:
+        if self.config.heal is None or self._lines is None:
             return None
-        return Healing(
+        return optional_parts.healing_class()(
             self.config.heal,
             self._stepper,
             self._recorder.journal,
@@ -465,7 +484,7 @@ class Guard:
     def _make_recovery(self, run_dir: str | os.PathLike[str] | None) -> Recovery | None:
         if self.config.recovery is None:
             return None
-        return Recovery(
+        return optional_parts.recovery_class()(
             unwrap_model(self.model),
             self.optimizers,
             {"scaler": self.scaler, **self._scheduler_and_ema.savable_parts()},
@@ -481,7 +500,8 @@ class Guard:
             return None
         schedulers = self._scheduler_and_ema.schedulers
         write = self._recorder.add_watched_step
-        watching = Watching(self.config.watch, self.model, self.optimizers, schedulers, write)
+        make = optional_parts.watching_class()
+        watching = make(self.config.watch, self.model, self.optimizers, schedulers, write)
         if self._healing is not None:
             watching.on_alarm = self._healing.on_watch_alarm
         return watching

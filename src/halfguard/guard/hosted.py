@@ -36,13 +36,13 @@ from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.full_precision_forward import FullPrecisionForward
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.guard import Guard
 from halfguard.guard.metrics_log import LogFunction
-from halfguard.guard.protocols import Scheduler
 from halfguard.guard.recorder import StepReport
+from halfguard.guard.scheduler_and_ema import Scheduler
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
+from halfguard.guard.stepping.forward_pass import FullPrecisionForward
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.precision.modes import autocast
 from halfguard.records import Action
@@ -486,3 +486,21 @@ def _not_hosted(call: str) -> UsageError:
         f"{call} is for a plain loop; this guard is hosted by a framework.",
         cure="Call begin, scale, unscale and apply, or make a halfguard.Guard.",
     )
+
+
+class HeldScheduler:
+    """A scheduler that stands still if the last step of its optimizer was not applied."""
+
+    def __init__(self, scheduler: Any, guard: HostedGuard) -> None:
+        self._scheduler, self._guard = scheduler, guard
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step, unless the optimizer did not."""
+        outcome = self._guard.outcome_of(self._scheduler.optimizer)
+        if outcome is None or outcome.applied:
+            self._scheduler.step(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_scheduler":  # not there yet, as in a copy
+            raise AttributeError(name)
+        return getattr(self._scheduler, name)

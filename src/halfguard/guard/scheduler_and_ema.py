@@ -8,15 +8,42 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from halfguard.errors import UsageError
-from halfguard.guard.protocols import Scheduler, Stateful, WeightAverage
-from halfguard.guard.recovery.learning_rates import LearningRates
+from halfguard.guard.learning_rates import LearningRates
+
+
+class Stateful(Protocol):
+    """An object that is saved and loaded like torch's modules and optimizers."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Scheduler(Stateful, Protocol):
+    """A learning-rate scheduler."""
+
+    def step(self) -> None: ...
+
+
+class UpdatesParameters(Protocol):
+    """An average of weights, such as torch's ``AveragedModel``."""
+
+    def update_parameters(self, model: nn.Module) -> Any: ...
+
+
+class UpdatesModel(Protocol):
+    """An average of weights, such as timm's ``ModelEmaV3``."""
+
+    def update(self, model: nn.Module) -> Any: ...
+
+
+WeightAverage = UpdatesParameters | UpdatesModel
 
 
 class SchedulerAndEma:

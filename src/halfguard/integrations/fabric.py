@@ -22,7 +22,7 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
-from halfguard.guard.protocols import Scheduler
+from halfguard.guard.scheduler_and_ema import Scheduler
 from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed
 from halfguard.step.loss import LossFunction
 

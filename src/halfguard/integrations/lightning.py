@@ -26,8 +26,7 @@ from torch.optim import Optimizer
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
-from halfguard.guard.held_scheduler import HeldScheduler
-from halfguard.guard.hosted import HostedGuard
+from halfguard.guard.hosted import HeldScheduler, HostedGuard
 from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed, warn_of_unused
 
 _STOCK = "MixedPrecision"  # Lightning's key for the state of its own plugin

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from halfguard.errors import HalfguardError, UsageError
-from halfguard.precision.plans import apply_plan
+from halfguard.precision.islands import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.probing.half_audit import HalfAudit, StepFault
 from halfguard.probing.ranges import MAX_EXPONENT, MIN_EXPONENT

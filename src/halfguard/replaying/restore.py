@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from halfguard.errors import HalfguardError, RecordError, UsageError
 from halfguard.incident import Incident, decode
-from halfguard.precision.plans import apply_plan
+from halfguard.precision.islands import apply_plan
 from halfguard.replaying.samples import map_tensors
 from halfguard.step.parameters import without_wrappers
 from halfguard.step.random_state import restore_random_state

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from halfguard.guard.guard import Guard
-from halfguard.guard.recovery.restoring import restore_buffers
+from halfguard.guard.recovery.snapshots import restore_buffers
 from halfguard.records import Action
 from tests.support.devices import place
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import halfguard as hg
 from halfguard.errors import UsageError
-from halfguard.guard.recovery import folder_lock
-from halfguard.guard.recovery.folder_lock import FolderLock
+from halfguard.guard.recovery import snapshot_folder
+from halfguard.guard.recovery.snapshot_folder import FolderLock
 
 pytestmark = pytest.mark.usefixtures("seed")
 
@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
 OWNER = """
 import sys, time
 from pathlib import Path
-from halfguard.guard.recovery.folder_lock import FolderLock
+from halfguard.guard.recovery.snapshot_folder import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 assert lock.acquire() == ""
 print("locked", flush=True)
@@ -150,7 +150,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 def test_without_locks_there_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(folder_lock, "fcntl", None)
+    monkeypatch.setattr(snapshot_folder, "fcntl", None)
     assert FolderLock(tmp_path / "lock").acquire() == ""
     assert "no other run writes snapshots there" in caplog.text
 

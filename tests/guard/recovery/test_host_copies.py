@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from halfguard.guard.guard import Guard
-from halfguard.guard.recovery.host_copies import HostCopies
+from halfguard.guard.recovery.snapshot_store import HostCopies
 from tests.support.devices import chosen_device, host_waits
 from tests.support.models import OPTIMIZERS, batches, loss_fn, make
 

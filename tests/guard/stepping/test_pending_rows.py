@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfguard.guard.stepping.pending_rows import PendingRows
+from halfguard.guard.stepping.gate import PendingRows
 
 pytestmark = pytest.mark.usefixtures("device")
 

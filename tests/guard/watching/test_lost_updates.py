@@ -9,7 +9,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from halfguard.guard.watching.weight_updates import PlannedRates, WeightUpdates, _is_early
-from halfguard.precision import MasterWeights
+from halfguard.precision.master_weights import MasterWeights
 from tests.guard.watching.half_weights import FALLING, FINE, false_alarms, missed
 
 

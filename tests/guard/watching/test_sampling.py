@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from halfguard.guard.watching.sampling import Sampling, sampled_step
+from halfguard.guard.watching.watching import Sampling, sampled_step
 from tests.support.cases import each
 
 

@@ -17,8 +17,8 @@ from halfguard import Guard
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.metrics_log import METRICS, WATCH_METRICS
-from halfguard.guard.watching.sampling import sampled_step
 from halfguard.guard.watching.swallowed import Alarm
+from halfguard.guard.watching.watching import sampled_step
 from halfguard.journal import read_rows
 from halfguard.records import parse_journal_row
 from halfguard.records.watch import WatchRow

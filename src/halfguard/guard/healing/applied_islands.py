@@ -2,16 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from halfguard.guard.healing.candidates import AnyIsland, modules_by_name
+from halfguard.dist.wrapping import disable_fsdp_mixed_precision
 from halfguard.guard.healing.line_islands import LineIslands
-from halfguard.guard.healing.model_islands import ModelIslands
-from halfguard.precision.islands import is_island
+from halfguard.guard.healing.producer import AnyIsland, modules_by_name
+from halfguard.precision.islands import is_island, make_island, remove_island
+from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.plan import Island, LineIsland
+
+# The islands of one model, changed between two steps.
+#
+# Weights of a model that is half by itself are FP32 inside an island, and half again once no island
+# holds them any more. Islands may lie inside each other: a module, and later its parent. Only the
+# outermost is made; the inner one is made when the outer one is taken back. So weights that stay
+# inside some island are never rounded on the way from one set of islands to another. A trial may
+# leave an island out, and rounds its weights; they are put back afterwards (``keeping_weights``).
+
+
+class ModelIslands:
+    """Makes and removes islands in a model; those that the user made are left alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._made: dict[str, tuple[nn.Module, Callable[[], None]]] = {}
+        # Tensors that were half before an island held them, with their dtypes.
+        self._half_weights: dict[int, tuple[nn.Parameter, torch.dtype]] = {}
+        self._half_buffers: dict[tuple[int, str], tuple[nn.Module, str, torch.dtype]] = {}
+
+    def set(self, paths: Sequence[str]) -> None:
+        """Make exactly these modules islands, or the modules that contain them."""
+        wanted = _outermost(paths)
+        for path in [path for path in self._made if path not in wanted]:
+            module, gather_as_before = self._made.pop(path)
+            remove_island(module)
+            gather_as_before()
+        modules = modules_by_name(self._model)
+        for path in wanted:
+            found = modules.get(path)
+            if found is not None and path not in self._made and not is_island(found):
+                self._make(path, found)
+        self._cast_weights()
+
+    @contextmanager
+    def keeping_weights(self) -> Iterator[None]:
+        """Put the FP32 tensors of the present islands back after the block, which ends with these islands."""
+        weights = [(parameter, parameter.data) for parameter, _ in self._half_weights.values()]
+        buffers = [
+            (owner, name, owner._buffers[name]) for owner, name, _ in self._half_buffers.values()
+        ]
+        try:
+            yield
+        finally:
+            for parameter, data in weights:
+                parameter.data = data
+            for owner, name, buffer in buffers:
+                owner._buffers[name] = buffer
+
+    def _make(self, path: str, module: nn.Module) -> None:
+        self._note_half_tensors(module)
+        # FSDP2 gathers weights, and casts inputs, as its own policy says.
+        gather_as_before = disable_fsdp_mixed_precision(module)
+        by_user = _held_by(inner for inner in module.modules() if is_island(inner))
+        own = [p for p in module.parameters() if id(p) not in by_user]
+        make_island(module, in_half_model=all(id(p) in self._half_weights for p in own))
+        self._made[path] = module, gather_as_before
+
+    def _note_half_tensors(self, module: nn.Module) -> None:
+        for parameter in module.parameters():
+            if parameter.dtype in HALF_DTYPES:
+                self._half_weights[id(parameter)] = parameter, parameter.dtype
+        for owner in module.modules():
+            for name, buffer in owner.named_buffers(recurse=False):
+                if buffer.dtype in HALF_DTYPES:
+                    self._half_buffers[id(owner), name] = owner, name, buffer.dtype
+
+    @torch.no_grad()
+    def _cast_weights(self) -> None:
+        """Cast what was half: to FP32 inside islands, and back to its dtype outside."""
+        islands = [module for module, _ in self._made.values()]
+        inside, modules = _held_by(islands), {id(m) for one in islands for m in one.modules()}
+        for key, (parameter, dtype) in list(self._half_weights.items()):
+            _cast_parameter(parameter, torch.float32 if key in inside else dtype)
+            if key not in inside:
+                del self._half_weights[key]
+        for place, (owner, name, dtype) in list(self._half_buffers.items()):
+            buffer = owner._buffers.get(name)
+            if buffer is not None:
+                owner._buffers[name] = buffer.to(torch.float32 if place[0] in modules else dtype)
+            if place[0] not in modules:
+                del self._half_buffers[place]
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """Return the paths without those inside of another one."""
+    given = list(dict.fromkeys(paths))
+    return [path for path in given if not any(_contains(other, path) for other in given)]
+
+
+def _contains(outer: str, inner: str) -> bool:
+    return outer != inner and (not outer or inner.startswith(f"{outer}."))
+
+
+def _held_by(modules: Iterable[nn.Module]) -> set[int]:
+    return {id(parameter) for module in modules for parameter in module.parameters()}
+
+
+def _cast_parameter(parameter: Tensor, dtype: torch.dtype) -> None:
+    if parameter.dtype is not dtype:
+        grad, parameter.grad = parameter.grad, None  # torch rejects a gradient of another dtype
+        parameter.data = parameter.data.to(dtype)
+        parameter.grad = None if grad is None else grad.to(dtype)
 
 
 class AppliedIslands:

@@ -23,21 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from halfguard.dist.collectives import all_gather_object, rank
-from halfguard.dist.wrapping import is_compiled, unwrap_model
+from halfguard.dist.wrapping import is_compiled, is_sharded, unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard.config import HealConfig
 from halfguard.guard.healing.applied_islands import AppliedIslands
-from halfguard.guard.healing.candidates import AnyIsland, name_of
 from halfguard.guard.healing.healing_log import HealingLog, describe_failure
 from halfguard.guard.healing.island_search import Found, IslandSearch, agree_on_producer
 from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.healing.memory import HealedFault, HealingMemory
 from halfguard.guard.healing.plan_file import PlanFile
-from halfguard.guard.healing.producer import Producer
+from halfguard.guard.healing.producer import AnyIsland, Producer, name_of
 from halfguard.guard.healing.proof import BadStep, Proof
-from halfguard.guard.healing.requirements import raise_if_unhealable
 from halfguard.guard.healing.trial_steps import TrialSteps
 from halfguard.guard.policy import Decision, Signals, can_fall
 from halfguard.guard.recorder import StepReport
@@ -45,9 +44,27 @@ from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.guard.watching.swallowed import Alarm
 from halfguard.journal import Journal
+from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records import Action, Cause
 from halfguard.records.audit import AuditFinding, AuditReport
 from halfguard.records.plan import Island, PrecisionPlan
+
+
+def raise_if_unhealable(model: nn.Module) -> None:
+    """Raise if trainable half weights are wrapped for several ranks: an island would make them FP32."""
+    wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
+    if not wrapped and not is_sharded(model):
+        return
+    half = [n for n, p in model.named_parameters() if p.dtype in HALF_DTYPES and p.requires_grad]
+    if half:
+        wrapper = "DDP" if wrapped else "FSDP2"
+        raise UsageError(
+            f"heal cannot be used here: {len(half)} trainable parameters are stored in 16 bits, the first is "
+            f"{half[0]}, and {wrapper} has fixed their dtype. An island would make some of them FP32.",
+            cure="Use precision 'fp16-mixed' with FP32 weights, or leave heal out and give the islands as a "
+            "plan before the model is wrapped.",
+        )
+
 
 logger = logging.getLogger("halfguard")
 

@@ -15,8 +15,7 @@ import torch
 
 from halfguard.dist.collectives import all_agree, all_gather_object, run_on_all
 from halfguard.guard.healing.applied_islands import AppliedIslands
-from halfguard.guard.healing.candidates import AnyIsland, find_candidates, name_of
-from halfguard.guard.healing.producer import Producer
+from halfguard.guard.healing.producer import AnyIsland, Producer, find_candidates, name_of
 from halfguard.guard.healing.proof import BadStep, Proof
 from halfguard.guard.healing.trial_steps import TrialSteps
 from halfguard.records.plan import Island, LineIsland

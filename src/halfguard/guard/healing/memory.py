@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from halfguard.guard.healing.candidates import AnyIsland, name_of
+from halfguard.guard.healing.producer import AnyIsland, name_of
 from halfguard.records.plan import Island, LineIsland
 
 

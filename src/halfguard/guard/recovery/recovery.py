@@ -19,11 +19,11 @@ from torch.optim import Optimizer
 
 from halfguard.errors import UsageError
 from halfguard.guard.config import ClipConfig, GuardConfig, RecoveryConfig, Remedy
-from halfguard.guard.protocols import Stateful
+from halfguard.guard.learning_rates import LearningRates
 from halfguard.guard.recovery.disk_store import DiskStore
-from halfguard.guard.recovery.learning_rates import LearningRates
 from halfguard.guard.recovery.snapshot_store import MemoryStore, SnapshotStore
 from halfguard.guard.recovery.snapshots import Snapshots
+from halfguard.guard.scheduler_and_ema import Stateful
 from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import capture_random_state
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from halfguard.guard.agreement.desync import Divergence
-from halfguard.guard.agreement.fault_report import FaultReport, worst_parameters
+from halfguard.guard.desync import Divergence
+from halfguard.guard.fault_report import FaultReport, worst_parameters
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.policy import Decision, Signals, StepLimits, find_cause
 from halfguard.guard.stepping.gate import read_signals

@@ -29,9 +29,9 @@ from halfguard.dist.wrapping import (
     unwrap_model,
 )
 from halfguard.errors import UsageError
-from halfguard.guard.agreement.consensus import Consensus
-from halfguard.guard.agreement.desync import Replicas
 from halfguard.guard.config import GuardConfig
+from halfguard.guard.consensus import Consensus
+from halfguard.guard.desync import Replicas
 from halfguard.guard.gradients import Gradients, measure
 from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
 from halfguard.guard.stepping.buffers import Buffers

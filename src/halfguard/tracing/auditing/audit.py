@@ -6,7 +6,8 @@ square beyond 65504 is x / inf, which is 0. Nothing is learnt from that sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf, isfinite
 
 import torch
@@ -15,9 +16,28 @@ from torch import Tensor, nn
 from halfguard.errors import UsageError
 from halfguard.records.audit import AuditReport, Use
 from halfguard.step.loss import find_loss
+from halfguard.step.random_state import preserved_random_state
 from halfguard.tracing.auditing.shadow_watch import ShadowWatch
 from halfguard.tracing.module_stack import ModuleStack
-from halfguard.tracing.restored import restored
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Restore after the block what a step changes: gradients, buffers, random state."""
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    for parameter, _ in grads:
+        parameter.grad = None
+    try:
+        with preserved_random_state():
+            yield
+    finally:
+        for parameter, grad in grads:
+            parameter.grad = grad
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+
 
 LIMIT = (
     0.02  # relative error of the loss, or of all gradients together, from which a flag is a finding

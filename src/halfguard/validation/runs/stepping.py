@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import autocast_like_cuda, hold_like_cuda
-from halfguard.precision.plans import apply_plan
+from halfguard.precision.islands import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records import Action
 from halfguard.records.study import RunResult, Speed

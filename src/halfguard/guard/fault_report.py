@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from halfguard.dist.collectives import all_gather_numbers, all_gather_object, world_size
-from halfguard.guard.agreement.desync import Divergence, Replicas
 from halfguard.guard.batch_checks import BatchFault, find_batch_fault
+from halfguard.guard.desync import Divergence, Replicas
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.step_batches import StepBatches
 from halfguard.numerics.finite import find_nonfinite

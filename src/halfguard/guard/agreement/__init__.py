@@ -1,1 +1,0 @@
-"""Agreement between ranks: one decision for all, and a joint investigation when a step goes wrong."""

@@ -1,0 +1,63 @@
+"""The parts of a guard that it may never need, each imported when it is asked for, and only here.
+
+A default guard steps, measures and decides. Healing, recovery, watching, the islands of a plan and incidents
+are three times as much code, and a configuration must switch them on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from halfguard.guard.healing.healing import Healing
+    from halfguard.guard.healing.line_islands import LineIslands
+    from halfguard.guard.incidents import Incidents
+    from halfguard.guard.recovery.recovery import Recovery
+    from halfguard.guard.watching.watching import Watching
+    from halfguard.records.plan import PrecisionPlan
+
+
+def healing_class() -> type[Healing]:
+    """Return the class that searches for FP32 islands, and makes them."""
+    from halfguard.guard.healing.healing import Healing
+
+    return Healing
+
+
+def line_islands_class() -> type[LineIslands]:
+    """Return the class that runs single lines in FP32."""
+    from halfguard.guard.healing.line_islands import LineIslands
+
+    return LineIslands
+
+
+def module_islands_maker() -> Callable[[nn.Module, PrecisionPlan], object]:
+    """Return the function that makes the modules of a plan FP32 islands."""
+    from halfguard.precision.islands import make_islands
+
+    return make_islands
+
+
+def recovery_class() -> type[Recovery]:
+    """Return the class that takes snapshots and rolls back to them."""
+    from halfguard.guard.recovery.recovery import Recovery
+
+    return Recovery
+
+
+def watching_class() -> type[Watching]:
+    """Return the class that looks into sampled steps."""
+    from halfguard.guard.watching.watching import Watching
+
+    return Watching
+
+
+def incidents_class() -> type[Incidents]:
+    """Return the class that writes bad steps to disk."""
+    from halfguard.guard.incidents import Incidents
+
+    return Incidents

@@ -162,7 +162,7 @@ def test_the_command_runs_a_sample_with_controls(tmp_path: Path) -> None:
         "--sample",
         "2",
     ]
-    subprocess.run([*started, "--instruments", chosen], cwd=ROOT, check=True, timeout=500)
+    subprocess.run([*started, "--instruments", chosen], cwd=ROOT, check=True, timeout=850)
     for name in chosen.split(","):
         one = BY_NAME[name]
         assert passed(load(tmp_path, control_of(one).name, name)), name

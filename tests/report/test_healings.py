@@ -7,9 +7,6 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-import pytest
-from benchmarks.tables import healed_run
-
 from halfguard.records import Action, Cause, HealingRow, JournalRow
 from halfguard.report import RunReport, run_page, to_html, to_markdown
 from halfguard.report.timeline import build_timeline
@@ -108,8 +105,3 @@ def test_the_picture_in_the_docs_is_small_and_well_formed() -> None:
     ET.fromstring(text)
     assert "prefers-color-scheme:dark" in text
     assert text.count('class="change"') == 2  # one line for each healing, through all drawings
-
-
-@pytest.mark.slow
-def test_the_runs_give_the_picture_of_the_docs() -> None:
-    assert healed_run.update(check=True) == []

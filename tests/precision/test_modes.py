@@ -75,6 +75,12 @@ def test_without_autocast_reaches_the_regions_inside_and_nothing_afterwards() ->
             assert product() is torch.float32
         with torch.autocast(device, torch.bfloat16):
             assert product() is torch.float32
+    with torch.autocast(device, torch.bfloat16):
+        with without_autocast():  # what is around stays
+            assert product() is torch.bfloat16
+        with without_autocast("cpu", device), torch.autocast(device, torch.bfloat16):
+            assert product() is torch.float32
+        assert product() is torch.bfloat16
     assert torch.autocast.__enter__ is enter
     with torch.autocast(device, torch.bfloat16):
         assert product() is torch.bfloat16

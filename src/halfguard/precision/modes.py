@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar
 from typing import Any
 
@@ -56,19 +56,23 @@ def full_precision(device_type: str) -> torch.autocast:
 
 
 @contextmanager
-def without_autocast() -> Iterator[None]:
-    """Run the block with every ``torch.autocast`` switched off, those entered inside it as well.
+def without_autocast(*device_types: str) -> Iterator[None]:
+    """Run the block with autocast off on these devices, and with every ``torch.autocast`` inside off as well.
 
     A loss function may enter an autocast of its own; a step that is repeated in FP32 must not follow it. The
     block reaches its own thread and the backward passes that it starts, as autocast itself does. Code that
     torch.compile has already compiled with its own autocast is not reached.
     """
-    with _switchable.held():
-        before = _switched_off.set(True)
+    with ExitStack() as stack:
+        for device_type in device_types:
+            stack.enter_context(full_precision(device_type))
+        stack.enter_context(_switchable.held())
+        before = _switched_off.get()
+        _switched_off.set(True)
         try:
             yield
         finally:
-            _switched_off.reset(before)
+            _switched_off.set(before)
 
 
 _switched_off: ContextVar[bool] = ContextVar("halfguard_autocast_switched_off", default=False)
@@ -81,9 +85,8 @@ def _is_switched_off() -> bool:
     if torch._C._is_key_in_tls("context"):
         context: Context = torch._C._get_obj_in_tls("context")
         return context.get(_switched_off, False)
-    return threading.current_thread().name.startswith(
-        "Dummy-"
-    )  # any thread that Python did not start
+    # Before that, every thread that Python did not start belongs to such a pass: the patch is there for one.
+    return threading.current_thread().name.startswith("Dummy-")
 
 
 def _enter_unless_switched_off(enter: Any) -> Any:

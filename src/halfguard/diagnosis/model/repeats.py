@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from halfguard.diagnosis.model.restore_model import restore_afterwards
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.dist.collectives import world_size
 from halfguard.precision.islands import fp32_island
-from halfguard.precision.modes import full_precision, without_autocast
+from halfguard.precision.modes import without_autocast
 from halfguard.records.culprit import Culprit
 from halfguard.step.nested import floating_tensors, iter_leaves
 from halfguard.step.random_state import capture_random_state
@@ -106,11 +106,8 @@ def repeat_forward(
 def in_fp32(setup: TrainingSetup) -> Iterator[None]:
     """Run the block with FP32 weights and without autocast; casts in the user's code stay."""
     assert setup.model is not None  # noqa: S101 - see can_repeat
-    with restore_afterwards(setup.model), ExitStack() as stack:
+    with restore_afterwards(setup.model), without_autocast("cpu", setup.device_type):
         setup.model.float()
-        for device in {"cpu", setup.device_type}:
-            stack.enter_context(full_precision(device))
-        stack.enter_context(without_autocast())
         yield
 
 

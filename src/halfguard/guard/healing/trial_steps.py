@@ -32,7 +32,6 @@ from halfguard.precision.modes import (
     HALF_DTYPES,
     autocast,
     autocast_dtype,
-    full_precision,
     without_autocast,
 )
 from halfguard.step.nested import tensors_in
@@ -88,8 +87,7 @@ class TrialSteps:
                 stack.callback(disable_fsdp_mixed_precision(self._stepper.model))
                 stack.enter_context(_half_tensors_in_fp32(self.model))
                 stack.enter_context(self._stepper.module_tensors.in_fp32())
-                stack.enter_context(full_precision(self._stepper.device.type))
-                stack.enter_context(without_autocast())
+                stack.enter_context(without_autocast(self._stepper.device.type))
                 losses = []
                 for micro in batches.micro_batches:
                     micro.restore_generators()

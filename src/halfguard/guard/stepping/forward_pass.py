@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack
+from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
-from halfguard.precision.modes import full_precision, without_autocast
+from halfguard.precision.modes import without_autocast
 
 
 class FullPrecisionForward:
@@ -21,7 +21,7 @@ class FullPrecisionForward:
 
     def __init__(self, model: nn.Module, device_type: str) -> None:
         self._device_type = device_type
-        self._entered: list[ExitStack] = []
+        self._entered: list[AbstractContextManager[None]] = []
         # A framework may train several models; nobody calls the list that holds them.
         models = list(model) if isinstance(model, nn.ModuleList) else [model]
         self._hooks = [
@@ -39,13 +39,12 @@ class FullPrecisionForward:
             hook.remove()
 
     def _enter(self, *_: Any) -> None:
-        stack = ExitStack()
-        stack.enter_context(full_precision(self._device_type))
-        stack.enter_context(without_autocast())
-        self._entered.append(stack)
+        context = without_autocast(self._device_type)
+        context.__enter__()
+        self._entered.append(context)
 
     def _leave(self, *_: Any) -> None:
-        self._entered.pop().close()
+        self._entered.pop().__exit__(None, None, None)
 
 
 class Transaction:

@@ -39,7 +39,7 @@ from halfguard.guard.stepping.gate import Gate
 from halfguard.guard.stepping.module_tensors import ModuleTensors, Reference
 from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision.master_weights import MasterWeights
-from halfguard.precision.modes import full_precision, without_autocast
+from halfguard.precision.modes import without_autocast
 from halfguard.precision.upcast import frozen_half_weights_in_fp32
 from halfguard.precision_names import Precision
 from halfguard.step.parameters import parameters_of
@@ -328,7 +328,7 @@ class Stepper:
         self._sync_begun = count > 1 and not held_back
         syncing = self._wrappers.defer_gradient_sync(held_back)
         # The backward pass too: checkpointing computes its parts again there.
-        with syncing, full_precision(self.device.type), without_autocast():
+        with syncing, without_autocast(self.device.type):
             loss_fn = partial(micro.loss_fn, self.model)
             part = loss_in_fp32(micro, lambda batch: trainable_loss(loss_fn(batch)))
             part = part if self.config.accumulate == 1 else part / self.config.accumulate

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from halfguard.guard.guard import Guard
-from tests.guard.test_cost import test_other_configurations  # noqa: F401
+from tests.guard.test_cost import (  # noqa: F401
+    test_retry_costs_a_fused_optimizer_one_host_sync_and_others_none,
+    test_without_clipping_the_norms_cost_a_few_operations_for_all_tensors,
+)
 from tests.support.counting import OpCounter
 from tests.support.devices import chosen_device, host_waits
 from tests.support.models import OPTIMIZERS, bare_step, batches, loss_fn, make

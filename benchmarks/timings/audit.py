@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.table import print_table
 from benchmarks.timings.trace import Gpt
 from halfguard.precision.emulation import emulate_autocast
-from halfguard.tracing.auditing.audit import audit
+from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.workload.timing import time_interleaved
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from halfguard.probing.probe import probe
     from halfguard.records.plan import PrecisionPlan
     from halfguard.replaying.autopsy import replay
-    from halfguard.tracing.auditing.audit import audit
+    from halfguard.tracing.audit import audit
     from halfguard.tracing.first_nonfinite import find_first_nonfinite
     from halfguard.tracing.tracer import trace
     from halfguard.validation.validate import validate
@@ -48,7 +48,7 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "StepOutcome": ("halfguard.guard.stepping.outcome", "StepOutcome", "torch"),
     "Workload": ("halfguard.workload", "Workload", "torch"),
     "apply_plan": ("halfguard.precision.islands", "apply_plan", "torch"),
-    "audit": ("halfguard.tracing.auditing.audit", "audit", "torch"),
+    "audit": ("halfguard.tracing.audit", "audit", "torch"),
     "doctor": ("halfguard.diagnosis.doctor", "doctor", "torch"),
     "emulate_autocast": ("halfguard.precision.emulation", "emulate_autocast", "torch"),
     "find_first_nonfinite": ("halfguard.tracing.first_nonfinite", "find_first_nonfinite", "torch"),

@@ -48,7 +48,7 @@ from halfguard.records.step import Action, StepRow
 from halfguard.replaying import replay
 from halfguard.replaying.composition_rewrite import CompositionRewrite
 from halfguard.step.random_state import capture_random_state, portable_random_state, seeded
-from halfguard.tracing.auditing.audit import audit
+from halfguard.tracing.audit import audit
 from halfguard.workload import Workload
 from halfguard.workload.training import TrainingStep
 from tests.replaying.helper import edited

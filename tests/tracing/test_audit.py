@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from halfguard.errors import UsageError
 from halfguard.precision_names import Precision
 from halfguard.records.audit import AuditReport
-from halfguard.tracing.auditing.audit import audit
+from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from tests.support.cases import each
 

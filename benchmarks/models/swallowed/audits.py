@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.models.swallowed import HEALTHY, Planted, Step, line_of
 from halfguard.precision_names import Precision
-from halfguard.tracing.auditing.audit import audit
+from halfguard.tracing.audit import audit
 
 STEPS = 60
 

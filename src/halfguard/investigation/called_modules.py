@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 
 from halfguard.step.nested import floating_tensors
 from halfguard.step.parameters import without_wrappers
-from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.operation_places import ModuleStack
 
 _MOST_CARRIERS = 200
 

@@ -33,11 +33,11 @@ from halfguard.investigation.training_loop import BackwardCall, LoopObserver, Tr
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.audit import AuditFinding
 from halfguard.replaying.function_modes import user_place
-from halfguard.tracing.auditing.audit import LIMIT, MAX_BYTES, judge
-from halfguard.tracing.auditing.fp32_call import undispatched
-from halfguard.tracing.auditing.shadow_watch import ShadowWatch
+from halfguard.tracing.audit import LIMIT, MAX_BYTES, judge
 from halfguard.tracing.call_arguments import tensors_in
+from halfguard.tracing.fp32_call import undispatched
 from halfguard.tracing.operation_places import OperationPlaces
+from halfguard.tracing.shadow_watch import ShadowWatch
 from halfguard.tracing.source import user_frame
 
 _SECONDS = 120.0  # of the inspected part of a run

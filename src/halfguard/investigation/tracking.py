@@ -42,9 +42,9 @@ from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
 from halfguard.replaying.function_modes import user_place
-from halfguard.tracing.auditing.fp32_call import Call, undispatched
 from halfguard.tracing.call_arguments import tensors_in
-from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.fp32_call import Call, undispatched
+from halfguard.tracing.operation_places import ModuleStack
 from halfguard.tracing.operation_watch import OperationWatch
 from halfguard.tracing.origins import Origin
 

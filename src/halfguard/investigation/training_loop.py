@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from halfguard.errors import UsageError
 from halfguard.investigation.scaled_losses import ScaledLosses
 from halfguard.replaying.function_modes import Place, user_place
-from halfguard.tracing.auditing.fp32_call import undispatched
+from halfguard.tracing.fp32_call import undispatched
 
 _LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")
 _WORKER_OPTIONS = (

@@ -16,7 +16,7 @@ from halfguard.precision_names import Precision, PrecisionName
 from halfguard.records.study import RunResult, Study
 from halfguard.records.verdict import VerdictLabel
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
-from halfguard.tracing.auditing.audit import audit
+from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.validation.runs.pairing import raise_if_unpaired
 from halfguard.validation.runs.running import run_workload

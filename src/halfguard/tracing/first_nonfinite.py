@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from halfguard.errors import UsageError
 from halfguard.records.culprit import Culprit, CulpritKind
 from halfguard.step.loss import find_loss
-from halfguard.tracing.auditing.audit import LIMIT, MAX_BYTES, judge, restored
-from halfguard.tracing.auditing.shadow_watch import ShadowWatch
-from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.audit import LIMIT, MAX_BYTES, judge, restored
+from halfguard.tracing.operation_places import ModuleStack
 from halfguard.tracing.operation_watch import OperationWatch
 from halfguard.tracing.origins import Origin, Origins, can_check, is_finite
+from halfguard.tracing.shadow_watch import ShadowWatch
 
 
 def find_first_nonfinite(fn: Callable[[], object], model: nn.Module) -> Culprit | None:

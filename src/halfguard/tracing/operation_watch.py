@@ -31,8 +31,7 @@ from halfguard.tracing.call_arguments import (
     tensor_arguments,
     tensors_in,
 )
-from halfguard.tracing.module_stack import ModuleStack
-from halfguard.tracing.operation_places import OperationPlace, OperationPlaces
+from halfguard.tracing.operation_places import ModuleStack, OperationPlace, OperationPlaces
 from halfguard.tracing.origins import Origin, Origins, can_check, has_nan, is_finite, measure_range
 from halfguard.tracing.source import find_user_name, user_frame
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from halfguard.errors import UsageError
 from halfguard.records.ranges import LayerStats, TraceStep
 from halfguard.step.nested import floating_tensors
-from halfguard.tracing.module_stack import visible_modules
+from halfguard.tracing.operation_places import visible_modules
 from halfguard.tracing.rows import Detail, Key, TensorStatistics, fetch, measure
 
 

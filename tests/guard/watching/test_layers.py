@@ -7,9 +7,14 @@ from math import inf, log2, nan
 import pytest
 import torch
 
-from halfguard.guard.watching.layers import layers_of, leaves_range, merge_calls, vanishing_share
 from halfguard.guard.watching.operation_maxima import _BITS, Maximum, Place
-from halfguard.guard.watching.trends import Trends
+from halfguard.guard.watching.trends import (
+    Trends,
+    layers_of,
+    leaves_range,
+    merge_calls,
+    vanishing_share,
+)
 from halfguard.guard.watching.watching import WatchWarnings
 from halfguard.records.watch import WatchWarning
 from tests.support.cases import each

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfguard.diagnosis.model.products import CallContext, Product, as_product
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.nested import tensors_in
-from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.operation_places import ModuleStack
 from halfguard.workload.user_error import is_out_of_memory, user_frame
 
 # Without a suitable 16-bit kernel these compute in FP32 inside, although inputs and outputs have 16 bits.

@@ -25,7 +25,7 @@ from halfguard.guard.healing.trial_steps import TrialGradients, TrialSteps
 from halfguard.guard.step_batches import StepBatches
 from halfguard.records.audit import AuditReport
 from halfguard.step.generators import preserved_generators
-from halfguard.tracing.auditing.audit import audit
+from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 
 TOLERANCE = 0.1  # relative; half alone gives a few percent where gradients are tiny

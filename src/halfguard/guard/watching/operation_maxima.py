@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.tracing.call_arguments import tensors_in
-from halfguard.tracing.module_stack import ModuleStack
 from halfguard.tracing.operation_places import (
+    ModuleStack,
     current_node,
     display_name,
     last_node_number,

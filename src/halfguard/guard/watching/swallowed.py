@@ -21,7 +21,7 @@ from halfguard.precision.modes import autocast
 from halfguard.precision_names import PrecisionName
 from halfguard.records.audit import AuditFinding, AuditReport
 from halfguard.step.generators import preserved_generators
-from halfguard.tracing.auditing.audit import audit
+from halfguard.tracing.audit import audit
 
 logger = logging.getLogger("halfguard")
 

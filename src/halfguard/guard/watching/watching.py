@@ -27,10 +27,9 @@ from halfguard.dist.wrapping import unwrap_model
 from halfguard.guard.config import GuardConfig, WatchConfig
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.gate import Gate
-from halfguard.guard.watching.layers import layers_of, leaves_range, merge_calls
 from halfguard.guard.watching.operation_maxima import Maximum, OperationMaxima, Place
 from halfguard.guard.watching.swallowed import Alarm, audit_step, can_audit
-from halfguard.guard.watching.trends import Trends
+from halfguard.guard.watching.trends import Trends, layers_of, leaves_range, merge_calls
 from halfguard.guard.watching.weight_updates import AHEAD, WeightUpdates
 from halfguard.precision_names import PrecisionName
 from halfguard.records.ranges import module_label
@@ -41,7 +40,7 @@ from halfguard.records.watch import (
     WatchWarning,
     WatchWarningKind,
 )
-from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.operation_places import ModuleStack
 
 # The steps that are sampled: one in each interval, at a place that looks random, the same on all
 # ranks.

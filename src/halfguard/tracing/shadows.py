@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from halfguard.tracing.auditing.fp32_call import to_wide
+from halfguard.tracing.fp32_call import to_wide
 
 AGREE = 2.0**-7  # relative: four roundings of bfloat16, 16 of float16
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 
+from halfguard.guard.watching.weight_updates import future_rates, measure_lost_updates
 from halfguard.numerics.lost_updates import FROZEN, freezing_step
-from halfguard.precision.lost_updates import future_rates, measure_lost_updates
 from halfguard.precision.master_weights import MasterWeights
 from tests.support.counting import OpCounter
 

@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.records.audit import AuditFinding, Fault
-from halfguard.tracing.auditing.fp32_call import WIDE, Call, to_wide, undispatched
-from halfguard.tracing.auditing.shadows import Shadows, differs
 from halfguard.tracing.call_arguments import results_of
-from halfguard.tracing.module_stack import ModuleStack
-from halfguard.tracing.operation_places import OperationPlace, OperationPlaces
+from halfguard.tracing.fp32_call import WIDE, Call, to_wide, undispatched
+from halfguard.tracing.operation_places import ModuleStack, OperationPlace, OperationPlaces
 from halfguard.tracing.origins import MOVES, UNWRITTEN, can_check, measure_range
+from halfguard.tracing.shadows import Shadows, differs
 from halfguard.tracing.source import user_frame
 
 MIN_UNDERFLOW = 0.01  # share of an output's elements

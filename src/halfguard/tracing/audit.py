@@ -17,8 +17,8 @@ from halfguard.errors import UsageError
 from halfguard.records.audit import AuditReport, Use
 from halfguard.step.loss import find_loss
 from halfguard.step.random_state import preserved_random_state
-from halfguard.tracing.auditing.shadow_watch import ShadowWatch
-from halfguard.tracing.module_stack import ModuleStack
+from halfguard.tracing.operation_places import ModuleStack
+from halfguard.tracing.shadow_watch import ShadowWatch
 
 
 @contextmanager

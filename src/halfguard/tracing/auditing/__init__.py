@@ -1,1 +1,0 @@
-"""Swallowed overflow: find operations that left the range of half, and judge whether that mattered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -163,11 +164,11 @@ def test_a_healthy_step_pays_nothing(tmp_path: Path) -> None:
 @each(
     ("buffer", "config", "problem"),
     [
-        (torch.zeros(10_000), {"max_bytes": 20_000}, "incidents.max_bytes is 20000"),
+        (torch.zeros(10_000), {"max_bytes": 20_000}, r".*incidents\.max_bytes is 20000.*"),
         (
             torch.zeros(3, dtype=torch.complex128),
             {},
-            "model: its weights of torch.complex128 cannot be kept",
+            r"model: its weights of torch\.complex128 cannot be kept",
         ),
     ],
 )
@@ -180,8 +181,8 @@ def test_weights_that_cannot_be_kept_do_not_cost_the_batch(
     incident = saved(tmp_path)
     assert not incident.record.weights
     assert incident.tensors("model.") == {}
-    assert len(incident.record.problems) == 1
-    assert problem in incident.record.problems[0]
+    (found,) = incident.record.problems
+    assert re.fullmatch(problem, found)
     assert torch.isinf(decode(incident.record.micro_batches[0].batch, incident.tensors())[0][2, 3])
 
 

@@ -34,7 +34,7 @@ def test_at_least_twenty_programs_are_not_held_out() -> None:
 @pytest.mark.slow
 def test_two_programs_of_the_casebook() -> None:
     done = subprocess.run(
-        ["scripts/bench why_truth", "--healthy", "906", "912"],
+        ["scripts/bench", "why_truth", "--healthy", "906", "912"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         capture_output=True,

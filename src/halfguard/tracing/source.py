@@ -26,14 +26,13 @@ _LOOPS = tuple(
     for name in ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
 )
 
-# The autograd engine runs below these calls; frames above them only started the backward pass. Some callers
-# inside torch use the private function alone.
+# The autograd engine runs below this call; frames above it only started the backward pass. Without the
+# private function, the public ones that call it stand for it: a sensor between them then finds no frame.
+_PRIVATE = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _STARTING_BACKWARD = (
-    torch.autograd.backward,
-    torch.autograd.grad,
-    getattr(torch.autograd.graph, "_engine_run_backward", None),
+    (torch.autograd.backward, torch.autograd.grad) if _PRIVATE is None else (_PRIVATE,)
 )
-_ENGINE = tuple(function.__code__ for function in _STARTING_BACKWARD if function is not None)
+_ENGINE = tuple(function.__code__ for function in _STARTING_BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class StatementsInFP32(FunctionMode):
         return self._tensors.get(statement)
 
     def _statement(self) -> tuple[FrameType, ast.stmt] | None:
-        frame = user_frame(_NO_FRAME)
+        frame = user_frame()
         if frame is None:
             return None
         for file, statement in self._statements:
@@ -204,6 +204,3 @@ def _is_inside_module(user: FrameType) -> bool:
 
 def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF_DTYPES else value
-
-
-_NO_FRAME = _wide.__code__  # user_frame stops at this code; it is never on the stack

@@ -98,11 +98,8 @@ def writes_first(name: str) -> bool:
 
 def user_place() -> Place | None:
     """Return the innermost line of the user's code that is running."""
-    frame = user_frame(_NO_FRAME)
+    frame = user_frame()
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-_NO_FRAME = _tuple.__code__  # user_frame stops at this code; it is never on the stack
 
 
 _CASTS = ("half", "bfloat16", "float", "double")

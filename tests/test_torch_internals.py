@@ -469,10 +469,14 @@ def a_backward_pass_takes_the_context_of_its_caller_along() -> None:
     marked, seen = ContextVar("marked", default=False), []
     marked.set(True)
     x = torch.ones(2, requires_grad=True)
-    x.register_hook(lambda _: seen.append(torch._C._is_key_in_tls("context")))
-    x.register_hook(lambda _: seen.append(torch._C._get_obj_in_tls("context").get(marked)))
+
+    def look(_: Tensor) -> None:
+        known = torch._C._is_key_in_tls("context")
+        seen.append(known and torch._C._get_obj_in_tls("context").get(marked))
+
+    x.register_hook(look)
     x.sum().backward()
-    assert seen == [True, True]
+    assert seen == [torch.__version__ >= "2.12"]  # a TorchVersion: compares as one
 
 
 @used_by("precision", "torch.utils.checkpoint.DefaultDeviceType._default_device_type")

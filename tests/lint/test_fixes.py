@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,15 @@ def test_a_fix_parses_is_idempotent_and_keeps_comments(path: Path) -> None:
     assert all(comment in once.data for comment in comments)
 
 
-@each("path", BAD)
-def test_what_is_fixed_is_what_was_written_down(path: Path) -> None:
-    """``fixed*.py`` beside a bad file is what all fixes make of it."""
-    once = fix(path.read_bytes())
-    written = path.with_name(path.name.replace("bad", "fixed"))
-    assert written.exists() == bool(once.applied)
-    if once.applied:
-        assert once.data.decode() == written.read_text()
+def test_what_is_fixed_is_what_was_written_down() -> None:
+    """``fixes.diff`` has what all fixes change in the bad files."""
+    lines: list[str] = []
+    for path in BAD:
+        before, once = path.read_bytes(), fix(path.read_bytes())
+        assert bool(once.applied) == (once.data != before), path
+        texts = (data.decode().splitlines(keepends=True) for data in (before, once.data))
+        lines += unified_diff(*texts, str(path.relative_to(FIXTURES)), "fixed", n=0)
+    assert "".join(lines) == (FIXTURES.parent / "fixes.diff").read_text()
 
 
 def test_a_rule_that_says_it_fixes_does() -> None:
@@ -63,9 +65,28 @@ def _is_right(source: bytes) -> bool:
             return False
 
 
+SCALED, STEP, UPDATE = "scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"
+CLIPPED = "torch.nn.utils.clip_grad_norm_([weight], 1.0)  # at most 1"
+LOOPS: dict[str, tuple[list[str], int, float]] = {  # after the loss; steps; the right weight
+    "HG201": ([SCALED, CLIPPED, STEP, UPDATE], 1, 0.9),  # no movement before, 0.1 after
+    "HG203": ([SCALED, f"{STEP}  # skips when it must"], 2, -1.0),  # refuses the second step
+    "HG204": ([SCALED, STEP, UPDATE, UPDATE], 2, -1.0),  # refuses the second update
+    "HG205": ([SCALED, "optimizer.step()", UPDATE], 1, 0.0),  # a thousand times too far before
+    "HG206": (["loss.backward()", STEP, UPDATE], 2, -1.0),  # a thousandth of the step before
+}
+
+
+def _program(code: str) -> bytes:
+    if code not in LOOPS:
+        return (PROGRAMS / f"{code}.py").read_bytes()
+    body, steps, weight = LOOPS[code]
+    text = (PROGRAMS / "loop.py").read_text().replace("BODY", "\n        ".join(body))
+    return text.replace("STEPS", str(steps)).replace("WEIGHT", str(weight)).encode()
+
+
 @each("code", SAFE)
 def test_a_safe_fix_cures(code: str) -> None:
-    before = (PROGRAMS / f"{code}.py").read_bytes()
+    before = _program(code)
     assert not _is_right(before)
     after = fix(before, "safe")
     assert after.applied

@@ -8,7 +8,7 @@ from halfguard.lint.registry import all_rules
 from tests.lint.helper import FIXTURES, expected, found
 from tests.support.cases import each
 
-FILES = sorted(p for p in FIXTURES.rglob("*.*") if not p.name.startswith("fixed"))
+FILES = sorted(FIXTURES.rglob("*.*"))
 
 
 @each("path", FILES)

@@ -1,4 +1,4 @@
-"""A raw step on scaled gradients: a thousand times too far before."""
+"""The loop of the rules about its order; the test fills in what follows the loss, and its result."""
 
 import torch
 
@@ -10,11 +10,9 @@ def train(steps):
     for _ in range(steps):
         optimizer.zero_grad()
         loss = (10 * weight).sum()
-        scaler.scale(loss).backward()
-        optimizer.step()
-        scaler.update()
+        BODY
     return weight.item()
 
 
 def run():
-    return abs(train(1) - 0.0) < 1e-4
+    return abs(train(STEPS) - (WEIGHT)) < 1e-4

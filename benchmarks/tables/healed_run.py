@@ -160,7 +160,7 @@ def train_guarded(folder: Path) -> tuple[Run, list[Healing]]:
     model, run = Net(), Run([], [], [])
     config = {
         "skip": {"on_nonfinite": "retry_fp32"},
-        "heal": {"after": 3},
+        "heal": {},
         "watch": {"every": 10},
         "incidents": None,
         "scale": {"init": SCALE, "growth_interval": 100},

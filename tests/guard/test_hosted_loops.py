@@ -275,7 +275,7 @@ def test_parameters_without_a_module_are_guarded() -> None:
 def test_a_schedule_that_runs_ahead_of_skipped_steps_is_told(tmp_path: Path, held: bool) -> None:
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
-    config = {"precision": "fp16-mixed", "scale": {"init": 2.0**50, "ceiling": 2.0**50}}
+    config = {"precision": "fp16-mixed", "scale": {"init": 2.0**50}}
     guard = HostedGuard(model, optimizer, config, run_dir=tmp_path)
     scaler = GuardScaler(guard)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, 60)

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ class Run(RuleBasedStateMachine):
     def begin(self, optimizer: str, init: float, **options: Any) -> None:
         self.optimizer_name = optimizer
         skip = {key: options.pop(key) for key in ("on_nonfinite", "max_consecutive")}
-        scale = {"init": init, "floor": FLOOR, "ceiling": CEILING, "growth_interval": 3}
+        scale = {"init": init, "floor": FLOOR, "growth_interval": 3}
         options["recovery"] = options["recovery"] and {
             **options["recovery"], "ladder": ["fp32", "lower_lr"], "trial_steps": 2
         }  # fmt: skip
@@ -372,7 +373,8 @@ def run_sequences(count: int, steps: int = 30) -> None:
         suppress_health_check=list(HealthCheck),
         print_blob=True,
     )
-    run_state_machine_as_test(Run, settings=options)  # type: ignore[no-untyped-call]
+    with patch("halfguard.guard.stepping.stepper.CEILING", CEILING):
+        run_state_machine_as_test(Run, settings=options)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.slow

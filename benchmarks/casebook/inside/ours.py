@@ -129,7 +129,7 @@ def guard(program: Program) -> list[Alarm]:
             return super().scale(outputs)
 
         def bind_late(self) -> None:
-            config = {"scale": {"init": self.init_scale, "ceiling": max(2.0**24, self.init_scale)}}
+            config = {"scale": {"init": self.init_scale}}
             trained = nn.ModuleList([m for m in models if isinstance(m, nn.Module)])
             chosen = trained[0] if len(trained) == 1 else trained
             self.bind(hg.HostedGuard(chosen, optimizers(), config, run_dir=folder))

@@ -63,6 +63,7 @@ _SEARCHED = 500  # nodes of a batch that are searched for them
 _SMALL = 1024  # elements of a tensor that is checked together with others
 _PART = 2**24  # elements that are checked at a time, to save memory
 _MAX_MAPPED_BYTES = 2**26  # a larger file in memory is a dataset, not a batch
+IGNORED = -100  # the label that losses ignore, as in torch and transformers
 _LABELS = frozenset({"label", "labels", "target", "targets"})
 _INPUTS = frozenset({"input_ids", "token_type_ids", "attention_mask", "position_ids"})
 
@@ -75,13 +76,13 @@ class BatchFault(StrEnum):
     LABELS = "every label is one that the loss ignores"
 
 
-def find_batch_fault(batch: Any, ignore_index: int, loss: float) -> BatchFault | None:
+def find_batch_fault(batch: Any, loss: float) -> BatchFault | None:
     """Return what is wrong with a batch whose loss was not finite. This reads the device."""
     if math.isnan(loss) and fully_masked(batch):
         return BatchFault.MASK
     if not batch_is_finite(batch):
         return BatchFault.NONFINITE
-    return BatchFault.LABELS if every_label_ignored(batch, ignore_index) else None
+    return BatchFault.LABELS if every_label_ignored(batch) else None
 
 
 @torch.no_grad()
@@ -181,7 +182,7 @@ def _once(strides: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
 
 
-def every_label_ignored(batch: Any, ignore_index: int) -> bool:
+def every_label_ignored(batch: Any, ignored: int = IGNORED) -> bool:
     """Return whether an integer tensor of the batch holds only the label that losses ignore.
 
     Tensors whose name says that they are labels are judged; without such names, all but well-known inputs.
@@ -197,7 +198,7 @@ def every_label_ignored(batch: Any, ignore_index: int) -> bool:
             inside.append(leaf)
         elif not names or names[-1].lower() not in _INPUTS:
             other.append(leaf)
-    return any(_holds_only(leaf, ignore_index) for leaf in named or inside or other)
+    return any(_holds_only(leaf, ignored) for leaf in named or inside or other)
 
 
 def _is_label(name: str) -> bool:

@@ -32,14 +32,11 @@ class ScaleConfig(_Section):
     backoff_factor: float = Field(default=0.5, gt=0, lt=1)
     growth_interval: int = Field(default=2000, ge=1)
     floor: float = Field(default=1.0, gt=0)
-    ceiling: float = Field(default=2.0**24, gt=0)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if not self.floor <= self.init <= self.ceiling:
-            raise ValueError(
-                f"floor <= init <= ceiling is needed, got {self.floor:g}, {self.init:g}, {self.ceiling:g}"
-            )
+        if not self.floor <= self.init:
+            raise ValueError(f"floor <= init is needed, got {self.floor:g} and {self.init:g}")
         return self
 
 
@@ -109,7 +106,6 @@ class IncidentConfig(_Section):
     keep: int = Field(
         default=4, ge=1, description="number of incidents to keep; later ones are not saved"
     )
-    max_bytes: int = Field(default=4 * 2**30, ge=1, description="largest size of one incident")
     weights: bool = Field(default=True, description="save them; False if you keep checkpoints")
 
 
@@ -123,9 +119,6 @@ class HealConfig(_Section):
     """FP32 islands that the guard makes by itself, where steps keep failing in half."""
 
     islands: int = Field(default=8, ge=1, description="largest number of islands")
-    after: int = Field(
-        default=3, ge=1, description="bad steps of one operation before an island is made for it"
-    )
 
 
 class GuardConfig(_Section):
@@ -171,7 +164,6 @@ class GuardConfig(_Section):
     plan: str | None = Field(
         default=None, description="file of FP32 islands, written by halfguard plan"
     )
-    ignore_index: int = Field(default=-100, description="label that the loss ignores")
     privacy: bool = Field(
         default=False,
         description="keep what batches hold, and their descriptions, out of files, logs and errors",

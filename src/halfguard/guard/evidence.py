@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halfguard.errors import TrainingHaltedError
-from halfguard.guard.batch_checks import BatchFault
+from halfguard.guard.batch_checks import IGNORED, BatchFault
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.fault_report import FaultReport
 from halfguard.guard.policy import Decision, Signals, can_fall, find_cause
@@ -108,7 +108,7 @@ def _bad_batch(
     what = found.batch_fault or BatchFault.NONFINITE
     evidence = f"{_loss(decision, seen, config)}, and the batch itself is bad: {what}"
     if what is BatchFault.LABELS:
-        evidence += f" (ignore_index {config.ignore_index})"
+        evidence += f" (ignore_index {IGNORED})"
     if what is BatchFault.MASK:
         return Explanation(
             f"{evidence}.",

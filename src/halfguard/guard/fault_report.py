@@ -54,7 +54,6 @@ def investigate(
     gradients: Gradients,
     replicas: Replicas,
     model: nn.Module,
-    ignore_index: int,
 ) -> FaultReport:
     """Investigate a step that has ``cause``. This reads the device, and every rank must call it."""
     device = gradients.total.device
@@ -67,7 +66,7 @@ def investigate(
     # A finite loss shows that infinite weights, such as a mask, are meant.
     nan_only = cause is Cause.GRADIENT_OVERFLOW
     bad_weight = find_bad_weight(model, frozenset(gradients.names), nan_only=nan_only)
-    fault = _batch_fault(batches, ignore_index) if cause is Cause.FORWARD_OVERFLOW else None
+    fault = _batch_fault(batches) if cause is Cause.FORWARD_OVERFLOW else None
     finite = cause is Cause.GRADIENT_OVERFLOW or math.isfinite(batches.local_loss)
     known = all(micro.batch is not None for micro in batches.micro_batches)
     mine = [finite, bad_weight is None, _FAULTS.index(fault), known, batches.changed_in_place]
@@ -86,14 +85,14 @@ def investigate(
     )
 
 
-def batches_ok(batches: StepBatches, ignore_index: int) -> bool:
+def batches_ok(batches: StepBatches) -> bool:
     """Return whether this rank's batches are usable. This reads the device."""
-    return _batch_fault(batches, ignore_index) is None
+    return _batch_fault(batches) is None
 
 
-def _batch_fault(batches: StepBatches, ignore_index: int) -> BatchFault | None:
+def _batch_fault(batches: StepBatches) -> BatchFault | None:
     loss = batches.local_loss
-    faults = (find_batch_fault(m.batch, ignore_index, loss) for m in batches.micro_batches)
+    faults = (find_batch_fault(m.batch, loss) for m in batches.micro_batches)
     return next(filter(None, faults), None)
 
 

@@ -628,7 +628,7 @@ class Guard:
         gradients: Gradients,
     ) -> StepOutcome:
         """Decide about the measured step, apply or refuse it, and process its row as soon as it is due."""
-        batch_ok = partial(batches_ok, self._batches, self.config.ignore_index)
+        batch_ok = partial(batches_ok, self._batches)
         outcome = StepOutcome(row, limits, gradients, batch_ok)
         turn = frozenset(map(id, optimizers))
         where = (self.step_index, self.epoch, self.batch_index - 1)
@@ -752,8 +752,8 @@ class Guard:
         poisoned_only = bool(self._pending.lag)  # the steps since then may be good
         self._stepper.restore_module_tensors(report.module_tensors, poisoned_only=poisoned_only)
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
-        model, ignored = unwrap_model(self.model), self.config.ignore_index
-        found = investigate(cause, report.batches, gradients, replicas, model, ignored)
+        model = unwrap_model(self.model)
+        found = investigate(cause, report.batches, gradients, replicas, model)
         report.outcome.fault_report = found
         return replace(
             seen, weights_ok=found.bad_weight is None, batch_ok=found.batch_fault is None

@@ -17,6 +17,8 @@ from halfguard.journal import collect_environment
 from halfguard.records import JournalRow, StepRow
 from halfguard.step.random_state import portable_random_state
 
+_MAX_BYTES = 4 * 2**30  # of one incident
+
 
 class Incidents(IncidentWriter):
     """Writes the incidents of this rank below ``run_dir``."""
@@ -27,7 +29,7 @@ class Incidents(IncidentWriter):
         super().__init__(
             run_dir / "incidents",
             keep=rules.keep,
-            max_bytes=rules.max_bytes,
+            max_bytes=_MAX_BYTES,
             weights=rules.weights,
             environment=collect_environment(device),
             rank=rank(),

@@ -193,7 +193,7 @@ class IncidentWriter:
 
     @property
     def _limit(self) -> str:
-        return f"incidents.max_bytes is {self._max_bytes}"
+        return f"an incident has at most {self._max_bytes}"
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

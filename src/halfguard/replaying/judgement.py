@@ -25,7 +25,7 @@ from halfguard.replaying.replayed_step import ReplayedStep, Result, Variation, r
 Change = Callable[[], Variation]  # a new variation for each run: contexts are used once
 
 _ROUNDING = 0.02  # errors up to this are rounding, and equal
-_LARGEST_SCALE = 2.0**24  # the guard's default ceiling; an incident may come from a stranger
+_LARGEST_SCALE = 2.0**24  # the guard's ceiling; an incident may come from a stranger
 _HEALTHY_SCALE = 256.0  # below it, a run in FP16 loses small gradients
 _SCALE_STEP = (
     16.0  # loss scales within it are equal: a dynamic scale finds the difference in four steps

@@ -80,8 +80,8 @@ def test_the_smallest_module_is_taken(tmp_path: Path) -> None:
 
 
 def test_without_a_retry_steps_are_skipped_until_then() -> None:
-    guard, actions = train(BY_NAME["conv"], {"heal": {"after": 2}}, 16)
-    assert actions.count(Action.SKIP) == 2
+    guard, actions = train(BY_NAME["conv"], {"heal": {}}, 16)
+    assert actions.count(Action.SKIP) == 3
     assert islands(guard.model) == ["scale"]
 
 
@@ -184,7 +184,7 @@ def test_past_the_limit_the_guard_goes_on_and_says_so_once(
 
     job = Job("two", Two, 1, 300.0, loss_fn)
     work = job.job(0)
-    guard = Guard(work.model, work.optimizer, RETRY | {"heal": {"islands": 1, "after": 2}})
+    guard = Guard(work.model, work.optimizer, RETRY | {"heal": {"islands": 1}})
     with caplog.at_level(logging.WARNING, "halfguard"):
         actions = [guard.step(work.loss, batch).action for batch in work.take(30)]
     assert len(islands(work.model)) == 1

@@ -68,6 +68,7 @@ def raise_if_unhealable(model: nn.Module) -> None:
 
 logger = logging.getLogger("halfguard")
 
+_AFTER = 3  # bad steps of one operation, before an island is made for it
 _IN_VAIN = 32  # diagnoses without a healing, after which none are made any more
 
 
@@ -114,7 +115,7 @@ class Healing:
             return
         fault = self._memory.of(producer.key)
         if fault is None:
-            if self._memory.count(producer.key) >= self._rules.after:
+            if self._memory.count(producer.key) >= _AFTER:
                 self._heal(step, producer, report.step)
         elif 0 <= fault.since <= report.step:  # otherwise the step began before the island was made
             self._take_back(fault, producer, report.step)

@@ -27,6 +27,8 @@ from halfguard.numerics.transfer import to_device
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import parameters_of
 
+CEILING = 2.0**24
+
 
 def default_device_type() -> str:
     """Return the accelerator of this machine, or the CPU."""
@@ -88,7 +90,7 @@ class GradScaler(torch.amp.GradScaler):
         enabled: bool = True,
         *,
         floor: float = 1.0,
-        ceiling: float = 2.0**24,
+        ceiling: float = CEILING,
     ) -> None:
         device = device or default_device_type()
         if enabled:

@@ -37,7 +37,7 @@ from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, 
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
 from halfguard.guard.stepping.module_tensors import ModuleTensors, Reference
-from halfguard.guard.stepping.scaler import GradScaler
+from halfguard.guard.stepping.scaler import CEILING, GradScaler
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import without_autocast
 from halfguard.precision.upcast import frozen_half_weights_in_fp32
@@ -137,7 +137,7 @@ class Stepper:
             self.scaler.restart(config.scale.init)
         self.scaler.set_growth_factor(config.scale.growth_factor)
         self.scaler.set_backoff_factor(config.scale.backoff_factor)
-        self.scaler.set_bounds(config.scale.floor, config.scale.ceiling)
+        self.scaler.set_bounds(config.scale.floor, max(CEILING, config.scale.init))
 
     def keep_state(self) -> None:
         """Save the state that a forward pass changes: buffers, and tensors that modules hold."""
@@ -579,5 +579,5 @@ def _scaler(config: GuardConfig, device: torch.device) -> GradScaler:
         backoff_factor=scale.backoff_factor,
         growth_interval=scale.growth_interval,
         floor=scale.floor,
-        ceiling=scale.ceiling,
+        ceiling=max(CEILING, scale.init),
     )

@@ -54,7 +54,7 @@ def page(rows: list[JournalRow]) -> str:
 
 def test_every_change_is_a_line_in_every_curve() -> None:
     figures = re.findall(r"<svg.*?</svg>", page(ROWS), flags=re.DOTALL)
-    assert len(figures) == 4  # loss, gradient norm, loss scale, and bad steps so far
+    assert len(figures) == 3  # loss, gradient norm and loss scale
     for figure in figures:
         assert figure.count('class="change"') == 2
         assert figure.count('class="change undone"') == 1

@@ -55,12 +55,11 @@ def draw_curves(
     log: bool | None = None,
     marks: Sequence[Mark] = (),
     changes: Sequence[Change] = (),
-    whole: bool = False,
     spread: str = "lowest to highest",
 ) -> str:
     """Return the drawing; with ``log=None`` the values decide whether the axis is logarithmic.
 
-    ``whole`` is for counts: the axis has whole numbers only. ``spread`` is the meaning of the bands.
+    ``spread`` is the meaning of the bands.
     """
     shown = [line for line in lines if line.columns]
     numbers = [value for line in shown for c in line.columns for value in (c.low, c.high, c.mean)]
@@ -76,7 +75,7 @@ def draw_curves(
         f'<text class="strong" x="2" y="15">{escape(title)}</text>',
         *legend,
         f'<g transform="translate(0 {top:.0f})">',
-        *_frame(x, y, whole=whole),
+        *_frame(x, y),
         *(draw_change(change, x, _TOP, _BOTTOM) for change in changes),
         *(piece for line in shown for piece in _band(line, x, y)),
         *(piece for line in shown for piece in _line(line, x, y)),
@@ -114,8 +113,8 @@ def _keys(lines: Sequence[Line], spread: str) -> Iterator[Key]:
         )
 
 
-def _frame(x: Axis, y: Axis, *, whole: bool) -> Iterator[str]:
-    for value in [value for value in y.ticks() if not whole or value == int(value)]:
+def _frame(x: Axis, y: Axis) -> Iterator[str]:
+    for value in y.ticks():
         place = y.at(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>'
         yield f'<text class="soft end" x="{_LEFT - 7}" y="{place + 5:.1f}">{number_label(value)}</text>'

@@ -8,9 +8,7 @@ from itertools import pairwise
 
 from halfguard.records.ranges import module_label
 from halfguard.records.step import Action, HealingRow, StepRow
-from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text, Tone
-from halfguard.report.columns import Column, single_value, thin_columns
-from halfguard.report.curves import Line, draw_curves
+from halfguard.report.blocks import Block, Heading, Mono, Table, Text, Tone
 from halfguard.report.svg import Change
 from halfguard.report.timeline import Timeline, first_step_of, last_step_of
 
@@ -48,18 +46,6 @@ def healing_blocks(timeline: Timeline) -> Iterator[Block]:
             [
                 f"The guard changed the precision of the model {times(len(changes))} while it trained."
             ]
-        )
-        label = "steps repeated in FP32 or not applied, so far"
-        yield Figure(
-            draw_curves(
-                [Line(label, thin_columns(_bad_steps_so_far(timeline)), 2)],
-                label=label,
-                log=False,
-                changes=healing_changes(timeline),
-                whole=True,
-            ),
-            "Steps that cost a repetition or were lost, added up; those by which the loss scale finds its "
-            "level are left out.",
         )
         yield _table(timeline, changes)
     for row in timeline.healings:
@@ -129,16 +115,6 @@ def _stretch(timeline: Timeline, low: float, high: float) -> Stretch:
             steps, scale = steps + int(inside), part.scale
             bad += isinstance(part, StepRow) and _is_bad(part)
     return Stretch(steps, bad, scale)
-
-
-def _bad_steps_so_far(timeline: Timeline) -> list[Column]:
-    columns, count = [], 0
-    for part in timeline.parts:
-        count += isinstance(part, StepRow) and _is_bad(part)
-        columns += [
-            single_value(step, count) for step in sorted({first_step_of(part), last_step_of(part)})
-        ]
-    return columns
 
 
 def _is_bad(row: StepRow) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape as escaped
 from itertools import zip_longest
@@ -21,26 +20,27 @@ _LONG = 24  # letters of a name that may be broken in a table
 
 def to_html(page: b.Page, command: str | None = None) -> str:
     """Return the page as HTML text; ``command`` made it, by default the one of this process."""
-    title, origin = _text(page.title), current_origin(page.torch, command)
+    title, made = _text(page.title), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    versions = [f"halfguard {installed_version('halfguard') or 'from a source tree'}"]
+    if torch := page.torch or installed_version("torch"):
+        versions.append(f"torch {torch}")
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
         # Names may come from somebody else. They are escaped; this header is a second defence.
         f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
         f"<title>{title}</title><style>{STYLE}</style></head><body><main>",
-        f'<header><h1>{title}</h1>\n<p class="made">{_text(" · ".join(origin.versions()))}</p></header>',
+        f'<header><h1>{title}</h1>\n<p class="made">{_text(" · ".join([made, *versions]))}</p></header>',
         *_body(page.blocks),
-        f"</main>{_footer(origin)}</body></html>\n",
+        f"</main>{_footer(current_command() if command is None else command, made)}</body></html>\n",
     ]
     return "\n".join(parts)
 
 
-def _footer(origin: Origin) -> str:
-    command = (
-        f"Made by <code>{_text(origin.command)}</code>" if origin.command else "Made by Python"
-    )
+def _footer(command: str, made: str) -> str:
+    by = f"<code>{_text(command)}</code>" if command else "Python"
     about = "This page is one file; it loads nothing and runs no script."
-    return f"<footer><p>{command}, {_text(origin.made)}.</p><p>{about}</p></footer>"
+    return f"<footer><p>Made by {by}, {made}.</p><p>{about}</p></footer>"
 
 
 def _body(blocks: Sequence[b.Block]) -> Iterator[str]:
@@ -107,32 +107,3 @@ def _table(table: b.Table) -> str:
         rows.append(f'<tr class="{tone}">{cells}</tr>' if tone else f"<tr>{cells}</tr>")
     wide = ' class="wide"' if len(table.heads) >= _WIDE else ""
     return f"<table{wide}><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Date, versions and command; ``torch`` and ``command`` are empty if they are not known."""
-
-    made: str
-    halfguard: str
-    torch: str
-    command: str
-
-    def versions(self) -> list[str]:
-        """Return the date and the versions, for one line of text."""
-        torch = [f"torch {self.torch}"] if self.torch else []
-        return [self.made, f"halfguard {self.halfguard}", *torch]
-
-
-def current_origin(torch: str = "", command: str | None = None) -> Origin:
-    """Return the origin of a page that is made now.
-
-    ``torch`` is the version that the shown run had; by default it is the installed one. ``command`` is by
-    default that of this process.
-    """
-    return Origin(
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        halfguard=installed_version("halfguard") or "from a source tree",
-        torch=torch or installed_version("torch"),
-        command=current_command() if command is None else command,
-    )

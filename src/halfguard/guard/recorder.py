@@ -222,14 +222,14 @@ class Recorder:
 
     def add_watched_step(self, row: WatchRow) -> None:
         """Write and log what a sampled step of this rank showed."""
-        self.journal.add_watched_step(row)
+        self.journal.add_row(row)
         if self._metrics_log is not None:
             self._metrics_log.add_watched_step(row)
 
     def add_note(self, step: int, epoch: int, text: str) -> None:
         """Write a sentence of the training script to journal and log."""
         text = str(text).encode("utf-8", "replace").decode()  # a file name may hold lone surrogates
-        self.journal.add_warning(NoteRow(step=step, epoch=epoch, text=text))
+        self.journal.add_row(NoteRow(step=step, epoch=epoch, text=text))
         if not rank():
             logger.info("step %d: %s", step, text)
 
@@ -244,7 +244,7 @@ class Recorder:
 
     def _warn(self, warning: HealthWarning, text: str, step: int, epoch: int) -> None:
         self.tally.add_warning(warning)
-        self.journal.add_warning(HealthRow(step=step, epoch=epoch, warning=warning, text=text))
+        self.journal.add_row(HealthRow(step=step, epoch=epoch, warning=warning, text=text))
         if not rank():
             logger.warning("step %d: %s", step, text)
 

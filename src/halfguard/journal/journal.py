@@ -180,12 +180,8 @@ class Journal:
         self._close_group()
         self._write(row)
 
-    def add_warning(self, row: HealthRow | HealingRow | NoteRow) -> None:
-        """Write a warning, a healing or a note; the open group of healthy steps stays open."""
-        self._write(row)
-
-    def add_watched_step(self, row: WatchRow) -> None:
-        """Write what a sampled step showed; the open group of healthy steps stays open."""
+    def add_row(self, row: HealthRow | HealingRow | NoteRow | WatchRow) -> None:
+        """Write a warning, a healing, a note or a sampled step; the open group of steps stays open."""
         self._write(row)
 
     def add_summary(self, summary: Summary) -> None:

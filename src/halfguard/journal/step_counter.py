@@ -17,49 +17,24 @@ _APPLIED = (Action.APPLY, Action.RETRY)
 
 
 class _Counts:
-    """The fields of a ``Summary``, mutable."""
-
-    __slots__ = (
-        "applied", "norm_max", "norm_min", "reductions", "retried", "rollbacks", "skipped", "steps",
-        "warnings",
-    )  # fmt: skip
+    """The counts of a ``Summary``, under the same names, mutable."""
 
     def __init__(self, start: Summary) -> None:
-        self.steps = start.steps
-        self.applied = start.applied
-        self.retried = start.retried
-        self.skipped = dict(start.skipped)
-        self.rollbacks = start.rollbacks
-        self.reductions = start.scale_reductions
-        self.norm_min = start.grad_norm_min
-        self.norm_max = start.grad_norm_max
-        self.warnings = start.warnings
+        self.steps, self.applied, self.retried = start.steps, start.applied, start.retried
+        self.skipped, self.rollbacks = dict(start.skipped), start.rollbacks
+        self.scale_reductions, self.warnings = start.scale_reductions, start.warnings
+        self.grad_norm_min, self.grad_norm_max = start.grad_norm_min, start.grad_norm_max
 
     def summary(self, epoch: int | None, scale: float) -> Summary:
-        return Summary(
-            epoch=epoch,
-            steps=self.steps,
-            applied=self.applied,
-            retried=self.retried,
-            skipped=self.skipped,
-            rollbacks=self.rollbacks,
-            scale=scale,
-            scale_reductions=self.reductions,
-            grad_norm_min=self.norm_min,
-            grad_norm_max=self.norm_max,
-            warnings=self.warnings,
-        )
+        return Summary(epoch=epoch, scale=scale, **vars(self))
 
     def __add__(self, other: _Counts) -> _Counts:
         total = _Counts(Summary())
-        total.steps = self.steps + other.steps
-        total.applied = self.applied + other.applied
-        total.retried = self.retried + other.retried
+        for name in ("steps", "applied", "retried", "rollbacks", "scale_reductions"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
         total.skipped = dict(Counter(self.skipped) + Counter(other.skipped))
-        total.rollbacks = self.rollbacks + other.rollbacks
-        total.reductions = self.reductions + other.reductions
-        total.norm_min = min(self.norm_min, other.norm_min)
-        total.norm_max = max(self.norm_max, other.norm_max)
+        total.grad_norm_min = min(self.grad_norm_min, other.grad_norm_min)
+        total.grad_norm_max = max(self.grad_norm_max, other.grad_norm_max)
         total.warnings = tuple(dict.fromkeys((*self.warnings, *other.warnings)))
         return total
 
@@ -84,10 +59,10 @@ class StepCounter:
             if action == Action.RETRY:
                 counts.retried += 1
             # Comparisons cost half as much as min and max, and they are false for NaN.
-            if grad_norm < counts.norm_min:  # noqa: PLR1730
-                counts.norm_min = grad_norm
-            if grad_norm > counts.norm_max:  # noqa: PLR1730
-                counts.norm_max = grad_norm
+            if grad_norm < counts.grad_norm_min:  # noqa: PLR1730
+                counts.grad_norm_min = grad_norm
+            if grad_norm > counts.grad_norm_max:  # noqa: PLR1730
+                counts.grad_norm_max = grad_norm
         elif action == Action.ACCUMULATE:
             return
         elif action == Action.ROLL_BACK:
@@ -98,7 +73,7 @@ class StepCounter:
             counts.skipped[cause] = counts.skipped.get(cause, 0) + 1
         counts.steps += 1
         if self._scale is not None and scale < self._scale:
-            counts.reductions += 1
+            counts.scale_reductions += 1
         self._scale = scale
 
     def add_warning(self, warning: HealthWarning) -> None:
@@ -109,7 +84,7 @@ class StepCounter:
     def set_scale(self, scale: float) -> None:
         """Set the present loss scale: an overflow in the last step has lowered it since."""
         if self._scale is not None:  # after the first step
-            self._epoch.reductions += scale < self._scale
+            self._epoch.scale_reductions += scale < self._scale
             self._scale = scale
 
     def summary(self, epoch: int | None = None) -> Summary:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ def observe_forward(model: nn.Module, step: Callable[[], Any], device_type: str)
     """Run ``step``, which calls ``model``, and record its products; an error is recorded, not raised."""
     seen, stack = ObservedForward(), ModuleStack()
     before = _BeforeAutocast(device_type, stack)
-    with _quiet_eager(), stack.tracking(model), before, _AfterAutocast(seen, before):
+    with quiet(eager=True), stack.tracking(model), before, _AfterAutocast(seen, before):
         try:
             with torch.inference_mode(False), torch.enable_grad():  # as in training
                 seen.result = step()
@@ -82,9 +82,10 @@ def observe_forward(model: nn.Module, step: Callable[[], Any], device_type: str)
 
 
 @contextmanager
-def _quiet_eager() -> Iterator[None]:
-    """Ignore warnings, since this run is not the user's, and run compiled code eagerly."""
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+def quiet(eager: bool) -> Iterator[None]:
+    """Ignore warnings, since this run is not the user's; with ``eager``, do not run compiled code."""
+    stance = torch.compiler.set_stance("force_eager") if eager else nullcontext()
+    with warnings.catch_warnings(), stance:
         warnings.simplefilter("ignore")
         yield
 

@@ -6,7 +6,6 @@ nothing is repeated: a forward pass may wait for the other ranks, which may have
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfguard.diagnosis.model.forward import quiet
 from halfguard.diagnosis.model.graph import loss_in
 from halfguard.diagnosis.model.restore_model import restore_afterwards
 from halfguard.diagnosis.model.training_setup import TrainingSetup
@@ -148,12 +148,3 @@ def _differ(before: dict[str, Any]) -> bool:
         isinstance(old, Tensor) and not torch.equal(old, new)
         for old, new in zip(*states, strict=True)
     )
-
-
-@contextmanager
-def quiet(eager: bool) -> Iterator[None]:
-    """Ignore warnings, since this run is not the user's; with ``eager``, do not run compiled code."""
-    stance = torch.compiler.set_stance("force_eager") if eager else nullcontext()
-    with warnings.catch_warnings(), stance:
-        warnings.simplefilter("ignore")
-        yield

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import CyclicLR
 
 from halfguard.diagnosis.model.training_setup import MeasuredGradients, OptimizerParameter
 from halfguard.numerics.lost_updates import is_rounded_away
+from halfguard.numerics.tensor_rows import local_tensor
 
 # Divide by the size of the gradient.
 _NORMALISED = ("adam", "rmsprop", "adagrad", "adafactor", "lamb", "rprop")
@@ -55,7 +56,7 @@ def _chunks(
     one: OptimizerParameter, rate: float, gradients: MeasuredGradients | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield pieces of a weight with the size of their change in a typical step."""
-    pieces = torch.split(_local(one.tensor).reshape(-1), _CHUNK)
+    pieces = torch.split(local_tensor(one.tensor.detach()).reshape(-1), _CHUNK)
     if not needs_gradients(one) or gradients is None:
         for piece in pieces:
             yield piece, torch.full_like(piece, rate, dtype=torch.float32)
@@ -63,7 +64,7 @@ def _chunks(
     gradient = gradients.of.get(id(one.weight))
     if gradient is not None:  # otherwise the loss does not depend on it
         for piece, part in zip(
-            pieces, torch.split(_local(gradient).reshape(-1), _CHUNK), strict=True
+            pieces, torch.split(local_tensor(gradient).reshape(-1), _CHUNK), strict=True
         ):
             yield piece, (part.float() * rate).abs()
 
@@ -87,12 +88,6 @@ def _name(one: OptimizerParameter) -> str:
 
 def _finds_its_rate(one: OptimizerParameter) -> bool:
     return "d" in one.group or any(known in _name(one) for known in _OWN_RATE)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return the values of a tensor, of a sharded one those of this rank."""
-    local: Tensor = tensor.detach()
-    return local.to_local() if hasattr(local, "to_local") else local
 
 
 def _learning_rate(one: OptimizerParameter) -> float | None:

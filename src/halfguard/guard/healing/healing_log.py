@@ -91,7 +91,7 @@ class HealingLog:
         if producer is not None:
             place = {"module": producer.module, "file": producer.file, "line": producer.line}
         row = HealingRow(step=step, action=action, island=island, text=text, **place)  # type: ignore[arg-type]
-        self._journal.add_warning(row)
+        self._journal.add_row(row)
         if not rank():
             logger.warning("step %d: %s", step, text)
 

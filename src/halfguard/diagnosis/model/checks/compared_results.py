@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from halfguard.diagnosis.model.forward import ObservedForward
 from halfguard.diagnosis.model.repeats import (
     RepeatedForward,
     bad_result,
@@ -108,12 +109,14 @@ def check_hd120(setup: TrainingSetup) -> Iterator[Finding]:
     differ by a quarter of the size of the model's outputs, or the outputs themselves must differ by a
     quarter.
     """
-    if not can_repeat(setup) or setup.forward is None or not _can_be_fp32(setup):
+    model, forward = setup.model, setup.forward
+    if model is None or forward is None or not can_repeat(setup):
         return
-    results = named_results(setup.forward.result)
-    if bad_result(results) is not None:
+    results = named_results(forward.result)
+    if not _can_be_fp32(model, forward) or bad_result(results) is not None:
         return
-    with in_fp32(setup), _fp32_inputs(setup.model), _outputs(setup.model) as outputs:
+    inputs = model.register_forward_pre_hook(_fp32_inputs, with_kwargs=True)
+    with inputs, in_fp32(setup), _outputs(model) as outputs:
         full = repeat_forward(setup)
     if not full.is_finite or full.drew_random_numbers:
         return
@@ -123,7 +126,7 @@ def check_hd120(setup: TrainingSetup) -> Iterator[Finding]:
             continue
         error = relative_error(one, other)
         if error > _FAR:
-            if name == "the loss" and _is_rounding(setup, one, other, outputs):
+            if name == "the loss" and _is_rounding(setup, model, one, other, outputs):
                 return
             yield Finding(
                 code="HD120",
@@ -136,12 +139,14 @@ def check_hd120(setup: TrainingSetup) -> Iterator[Finding]:
             return
 
 
-def _is_rounding(setup: TrainingSetup, loss: Tensor, full: Tensor, outputs: list[Tensor]) -> bool:
+def _is_rounding(
+    setup: TrainingSetup, model: nn.Module, loss: Tensor, full: Tensor, outputs: list[Tensor]
+) -> bool:
     """Return whether a loss differs by little for the outputs that it was computed from, which do not."""
     size = max((_size(tensor) for tensor in outputs), default=0.0)
     if abs(float(loss) - float(full)) > _FAR * size:
         return False
-    with _outputs(setup.model) as half:
+    with _outputs(model) as half:
         repeat_forward(setup)
     pairs = list(zip(half, outputs, strict=False))
     same = len(half) == len(outputs) and all(a.shape == b.shape for a, b in pairs)
@@ -155,49 +160,27 @@ def _size(tensor: Tensor) -> float:
 
 
 @contextmanager
-def _outputs(model: nn.Module | None) -> Iterator[list[Tensor]]:
+def _outputs(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the floating-point outputs of the calls of the model, except single numbers."""
     found: list[Tensor] = []
 
     def collect(_module: nn.Module, _args: Any, output: Any) -> None:
         found.extend(t.detach() for _, t in floating_tensors(output) if t.numel() > 1)
 
-    if model is None:
+    with model.register_forward_hook(collect):
         yield found
-        return
-    hook = model.register_forward_hook(collect)
-    try:
-        yield found
-    finally:
-        hook.remove()
 
 
-def _can_be_fp32(setup: TrainingSetup) -> bool:
+def _can_be_fp32(model: nn.Module, forward: ObservedForward) -> bool:
     """Return whether the pass used 16 bits, and its half weights are few enough to be converted."""
-    if setup.model is None or setup.forward is None:
-        return False
-    tensors = chain(setup.model.parameters(), setup.model.buffers())
+    tensors = chain(model.parameters(), model.buffers())
     half = sum(tensor.numel() for tensor in tensors if tensor.dtype in HALF_DTYPES)
-    products = any(product.dtype in HALF_DTYPES for product in setup.forward.products)
+    products = any(product.dtype in HALF_DTYPES for product in forward.products)
     return half <= _LARGEST and (half > 0 or products)
 
 
-@contextmanager
-def _fp32_inputs(model: nn.Module | None) -> Iterator[None]:
-    """Give the model half inputs in FP32 during the block; casts in its own code stay."""
-
-    def convert(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return tree_map_only(Tensor, _full, (args, kwargs))
-
-    if model is None:
-        yield
-        return
-    hook = model.register_forward_pre_hook(convert, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in HALF_DTYPES else tensor
+def _fp32_inputs(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return half inputs of the model in FP32; casts in its own code stay."""
+    return tree_map_only(
+        Tensor, lambda t: t.float() if t.dtype in HALF_DTYPES else t, (args, kwargs)
+    )

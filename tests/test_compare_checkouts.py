@@ -39,15 +39,15 @@ def test_a_planted_difference_is_named(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     [preset] = (tmp_path / "src").rglob("fp16_safe.yaml")
     text = preset.read_text("utf-8")
-    assert "window: 128" in text
-    preset.write_text(text.replace("window: 128", "window: 127"), "utf-8")
+    assert "sigma: 6.0" in text
+    preset.write_text(text.replace("sigma: 6.0", "sigma: 6.5"), "utf-8")
     result = compare(ROOT, tmp_path)
     assert result.returncode == 1, result.stderr
     found = differences(result)
     assert found.keys() == RUNS
     assert found["conv/default/rollback-disk"] is None
-    assert found["conv/fp16_safe/rollback-disk"]["item"] == "guard, recovery.base.spike.window"
-    assert "recovery.base.spike.window: 128 != 127" in result.stderr
+    assert found["conv/fp16_safe/rollback-disk"]["item"] == "guard, recovery.base.spike.sigma"
+    assert "recovery.base.spike.sigma: 6.0 != 6.5" in result.stderr
 
 
 def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:

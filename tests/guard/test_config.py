@@ -161,13 +161,6 @@ def test_the_infinity_norm_is_one() -> None:
     assert math.isinf(config.clip.norm_type)
 
 
-def test_a_warm_up_that_never_ends_is_refused() -> None:
-    # Limits need warm_up values, and the window has fewer: spikes would never be found.
-    text = refused({"spike": {"window": 16, "warm_up": 32}})
-    assert "warm_up" in text
-    assert "window" in text
-
-
 def test_a_snapshot_that_is_never_proved_is_refused() -> None:
     # Each candidate would be replaced by the next before it is confirmed.
     text = refused({"recovery": {"every": 10, "prove": 50}})

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "AdamW fused": lambda model: AdamW(model.parameters(), lr=1e-3, fused=True),
 }
 LIMITS = {"clip": {"max_norm": 1.0}, "skip": {"max_grad_norm": 100.0}}
-SPIKE = LIMITS | {"spike": {"warm_up": 2, "sigma": 1000.0}}
+SPIKE = LIMITS | {"spike": {"sigma": 1000.0}}
 
 
 class Many(nn.Module):
@@ -172,6 +173,7 @@ def test_retry_costs_a_fused_optimizer_one_host_sync_and_others_none() -> None:
 @pytest.mark.on_standin
 @pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@patch("halfguard.guard.spikes.WARM_UP", 2)
 def test_limits_that_follow_the_run_are_sent_to_the_device_each_step(optimizer: str) -> None:
     fixed, _ = added(20, optimizer, norm=True)
     few, few_syncs = added(20, optimizer, SPIKE, norm=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def config(fault: Fault, accumulate: int, reaction: str) -> dict[str, Any]:
         "clip": {"max_norm": 1.0},
         "scale": {"init": SCALE, "floor": SCALE if reaction in GIVES_UP else 1.0},
         "skip": skip,
-        "spike": {"sigma": 20.0, "window": 64, "warm_up": 8},
+        "spike": {"sigma": 20.0},
         "recovery": {"every": 4, "prove": 2, "lr_factor": 0.5} if reaction == "roll back" else None,
     }
 
@@ -274,6 +275,7 @@ AXES: dict[str, Any] = {
 
 @pytest.mark.usefixtures("seed")
 @parametrize_pairs(**AXES, reaction=CHECKS)
+@patch("halfguard.guard.spikes.WARM_UP", 8)
 def test_the_step_has_its_reaction(
     fault: str, model: str, optimizer: str, accumulate: int, reaction: str
 ) -> None:
@@ -283,6 +285,7 @@ def test_the_step_has_its_reaction(
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerator", "seed")
 @parametrize_pairs(**AXES, reaction=["skip", "retry", "roll back"])
+@patch("halfguard.guard.spikes.WARM_UP", 8)
 def test_an_accelerator_ends_with_the_weights_of_the_cpu(
     fault: str, model: str, optimizer: str, accumulate: int, reaction: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -381,9 +382,10 @@ def test_fp32_as_a_remedy_reaches_an_autocast_inside_forward(seed: Seed) -> None
 # -- the facade, and state
 
 
+@patch.multiple("halfguard.guard.spikes", WINDOW=4, WARM_UP=2)
 def test_a_stopped_run_resumes_bitwise(seed: Seed) -> None:
     data = batches(12)
-    config = RETRY | {"recovery": {"every": 3, "prove": 1}, "spike": {"warm_up": 2, "window": 4}}
+    config = RETRY | {"recovery": {"every": 3, "prove": 1}, "spike": {}}
     whole = train(guarded_host(config=config, accumulate=2), data, seed)
 
     first = train(guarded_host(config=config, accumulate=2), data[:6], seed)

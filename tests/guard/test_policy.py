@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -126,11 +127,12 @@ def test_the_configured_norm_is_a_limit_as_the_device_sees_it() -> None:
     assert found == StepLimits(grad_norm=float(np.float32(0.1)))
 
 
+@patch("halfguard.guard.spikes.WARM_UP", 4)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=16))
 def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
     norms = [abs(loss) for loss in losses]
     state = window(tuple(losses), tuple(norms))
-    found = policy.next_limits(state, config(spike={"sigma": 3.0, "window": 16, "warm_up": 4}))
+    found = policy.next_limits(state, config(spike={"sigma": 3.0}))
     for limit, values in ((found.loss, losses), (found.grad_norm, norms)):
         # The deviation of nearly equal steps counts as one percent: noise must not be a spike.
         deviation = max(np.std(values, ddof=1), 0.01 * abs(np.mean(values)))
@@ -141,14 +143,15 @@ def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
 
 @each("value", [1e38, 3.4028234663852886e38, 1e-45, -3.4028234663852886e38])
 def test_limits_survive_extreme_windows(value: float) -> None:
-    state = window((value, 0.0) * 8, (abs(value), 0.0) * 8)
-    found = policy.next_limits(state, config(spike={"warm_up": 2, "sigma": 100.0}))
+    state = window((value, 0.0) * 16, (abs(value), 0.0) * 16)
+    found = policy.next_limits(state, config(spike={"sigma": 100.0}))
     assert not math.isnan(found.loss)
     assert not math.isnan(found.grad_norm)
 
 
+@patch.multiple("halfguard.guard.spikes", WINDOW=4, WARM_UP=3)
 def test_limits_begin_after_the_warm_up_and_the_window_is_bounded() -> None:
-    settings_ = config(spike={"sigma": 6.0, "window": 4, "warm_up": 3})
+    settings_ = config(spike={"sigma": 6.0})
     state = PolicyState()
     for count in range(1, 10):
         assert math.isinf(policy.next_limits(state, settings_).loss) == (count <= 3)
@@ -158,12 +161,9 @@ def test_limits_begin_after_the_warm_up_and_the_window_is_bounded() -> None:
 
 
 def test_the_smaller_of_both_norm_limits_holds() -> None:
-    state = window((1.0,) * 4, (5.0,) * 4)
-    spike = {"warm_up": 2, "window": 4}
-    assert policy.next_limits(state, config(spike=spike)).grad_norm == pytest.approx(5.0 * 1.06)
-    assert (
-        policy.next_limits(state, config(spike=spike, skip={"max_grad_norm": 2})).grad_norm == 2.0
-    )
+    state = window((1.0,) * 32, (5.0,) * 32)
+    assert policy.next_limits(state, config(spike={})).grad_norm == pytest.approx(5.0 * 1.06)
+    assert policy.next_limits(state, config(spike={}, skip={"max_grad_norm": 2})).grad_norm == 2.0
 
 
 def test_only_applied_steps_enter_the_window() -> None:
@@ -333,7 +333,7 @@ configs = st.builds(
             "max_consecutive": st.integers(1, 4),
         }
     ),
-    st.none() | st.fixed_dictionaries({"window": st.integers(4, 8), "warm_up": st.just(4)}),
+    st.none() | st.just({}),
     st.none()
     | st.fixed_dictionaries(
         {
@@ -345,6 +345,7 @@ configs = st.builds(
 )
 
 
+@patch.multiple("halfguard.guard.spikes", WINDOW=6, WARM_UP=4)
 @settings(max_examples=150)
 @given(st.lists(st.tuples(signals, signals), max_size=40), configs)
 def test_every_run_keeps_the_promises(
@@ -375,7 +376,7 @@ def test_every_run_keeps_the_promises(
             rollbacks += 1
             remedies += [decision.remedy] if decision.remedy else []
         assert len(state.spikes.losses) == len(state.spikes.grad_norms)
-        assert len(state.spikes.losses) <= (settings_.spike.window if settings_.spike else 0)
+        assert len(state.spikes.losses) <= (6 if settings_.spike else 0)
         assert all(map(math.isfinite, state.spikes.losses + state.spikes.grad_norms))
         if decision.action is Action.HALT:
             break
@@ -386,6 +387,7 @@ def test_every_run_keeps_the_promises(
     assert PolicyState.load(json.loads(json.dumps(asdict(state), allow_nan=False))) == state
 
 
+@patch.multiple("halfguard.guard.spikes", WINDOW=6, WARM_UP=4)
 @given(st.lists(signals, max_size=20), configs)
 def test_a_run_without_healthy_steps_ends(steps: list[Signals], settings_: GuardConfig) -> None:
     """The number of steps until a halt is bounded."""

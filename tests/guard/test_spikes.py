@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -107,8 +108,9 @@ def test_a_level_that_recurs_is_learnt_from(period: int, seed: int) -> None:
     assert sum(rewards[20:]) >= 14
 
 
+@patch("halfguard.guard.spikes.WINDOW", 32)
 def test_a_level_is_forgotten_when_nothing_needs_it() -> None:
-    run = Run(spike={"window": 32, "warm_up": 32})
+    run = Run()
     run.steps(noise(40))
     run.steps([100.0] * ACCEPT_AFTER)
     assert policy.next_limits(run.state, run.config).loss > 100
@@ -117,8 +119,9 @@ def test_a_level_is_forgotten_when_nothing_needs_it() -> None:
     assert run.step(100.0, 100.0) is Action.SKIP
 
 
+@patch("halfguard.guard.spikes.WINDOW", 32)
 def test_spikes_that_lie_far_apart_are_single_spikes() -> None:
-    run = Run(spike={"window": 32, "warm_up": 32})
+    run = Run()
     for number in range(3 * ACCEPT_AFTER):
         run.steps(noise(8 * 32 + 1, seed=number))
         assert run.step(100.0, 100.0) is Action.SKIP
@@ -167,9 +170,10 @@ def test_an_accepted_level_lies_above_most_spikes_and_is_finite(
     assert sum(value <= level for value in refused) > ACCEPT_AFTER // 2
 
 
+@patch.multiple("halfguard.guard.spikes", WINDOW=8, WARM_UP=4)
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0, 1e6)), max_size=120))
 def test_nothing_above_its_limit_is_ever_applied(steps: list[tuple[float, float]]) -> None:
-    run = Run(spike={"window": 8, "warm_up": 4, "sigma": 3.0}, skip={"max_consecutive": 1000})
+    run = Run(spike={"sigma": 3.0}, skip={"max_consecutive": 1000})
     for loss, norm in steps:
         limits = policy.next_limits(run.state, run.config)
         above = loss > limits.loss or norm > limits.grad_norm

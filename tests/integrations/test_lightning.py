@@ -6,6 +6,7 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -240,8 +241,9 @@ def saving(folder: Path) -> dict[str, Any]:
     return {"enable_checkpointing": True, "callbacks": [every], "default_root_dir": folder}
 
 
+@patch.multiple("halfguard.guard.spikes", WINDOW=4, WARM_UP=2)
 def test_a_stopped_run_resumes_bitwise(tmp_path: Path) -> None:
-    config = RETRY | {"spike": {"warm_up": 2, "window": 4}}
+    config: dict[str, Any] = RETRY | {"spike": {}}
     data = batches(12, nan_at(3))
     whole = fit(Classifier(dropout=0), guard_plugin(config), data, max_epochs=2)
     fit(Classifier(dropout=0), guard_plugin(config), data, max_epochs=1, **saving(tmp_path))

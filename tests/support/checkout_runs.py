@@ -218,7 +218,7 @@ CONDITIONS: dict[str, tuple[dict[str, Any], Faults]] = {
     "rollback-memory": (recovery("memory"), TWO_BAD_STEPS),
     "rollback-disk": (recovery("disk") | CLIP, TWO_BAD_STEPS),
     "spike": (
-        {"spike": {"sigma": 6.0, "window": 32, "warm_up": 4}, "scale": {"init": 16.0}},
+        {"spike": {"sigma": 6.0}, "scale": {"init": 16.0}},
         Faults(at={5: "gradient spike", 9: "loss spike"}),
     ),
 }

@@ -63,14 +63,6 @@ class SpikeConfig(_Section):
     """Limits on finite losses and norms that are far above those of the last applied steps."""
 
     sigma: float = Field(default=6.0, gt=0)
-    window: int = Field(default=128, ge=2)
-    warm_up: int = Field(default=32, ge=2, description="applied steps before the limits apply")
-
-    @model_validator(mode="after")
-    def _reachable(self) -> Self:
-        if self.warm_up > self.window:
-            raise ValueError(f"warm_up ({self.warm_up}) must not exceed window ({self.window})")
-        return self
 
 
 class RecoveryConfig(_Section):

@@ -16,6 +16,7 @@ from halfguard.guard.batch_checks import IGNORED, BatchFault
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.fault_report import FaultReport
 from halfguard.guard.policy import Decision, Signals, can_fall, find_cause
+from halfguard.guard.spikes import WINDOW
 from halfguard.precision_names import Precision
 from halfguard.records import Cause, StepRow
 
@@ -171,8 +172,7 @@ def _gradients(decision: Decision, seen: Signals, config: GuardConfig) -> Explan
 
 
 def _spike(cause: Cause, seen: Signals, config: GuardConfig) -> Explanation:
-    window = None if config.spike is None else config.spike.window
-    follows = "" if window is None else f", which follows the last {window} applied steps"
+    follows = "" if config.spike is None else f", which follows the last {WINDOW} applied steps"
     if cause is Cause.LOSS_SPIKE:
         return Explanation(
             f"The loss was {seen.loss:.4g}, above its limit of {seen.limits.loss:.4g}{follows}.",

@@ -267,7 +267,7 @@ def _spike(
     spike, fixed = config.spike, min(as_float32(config.skip.max_grad_norm or math.inf), _LARGEST)
     if spike is None or decision.action is not Action.SKIP or not seen.grad_norm <= fixed:
         return decision, after
-    after = replace(after, spikes=state.spikes.after_refused(seen.loss, seen.grad_norm, spike))
+    after = replace(after, spikes=state.spikes.after_refused(seen.loss, seen.grad_norm))
     # Spikes in a row may mean that the last update broke the weights: a rollback is tried first.
     in_a_row = config.recovery is not None and after.streak >= ACCEPT_AFTER
     accepted = None if in_a_row else after.spikes.accept(spike)

@@ -21,6 +21,8 @@ from statistics import median
 from halfguard.formats import FP32
 from halfguard.guard.config import SpikeConfig
 
+WINDOW = 128  # applied steps that the limits follow
+WARM_UP = 32  # applied steps before there are limits
 ACCEPT_AFTER = 5  # refused spikes
 _MEMORY = 8  # windows
 _SPREAD = 4.0
@@ -41,14 +43,14 @@ class SpikeMemory:
 
     def limits(self, spike: SpikeConfig) -> tuple[float, float]:
         """Return the limits on loss and gradient norm; infinite during the warm-up."""
-        if len(self.losses) < spike.warm_up:
+        if len(self.losses) < WARM_UP:
             return math.inf, math.inf
         loss, norm = self._limits_of_window(spike)
         return max(loss, self.loss_level), max(norm, self.norm_level)
 
     def after_applied(self, loss: float, grad_norm: float, spike: SpikeConfig) -> SpikeMemory:
         """Return the memory after an applied step."""
-        keep = spike.window - 1
+        keep = WINDOW - 1
         losses = (*self.losses[-keep:], loss)
         norms = (*self.grad_norms[-keep:], grad_norm)
         if not self._adapts:
@@ -56,9 +58,9 @@ class SpikeMemory:
         aged = self._aged(loss, grad_norm, spike)
         return replace(aged, losses=losses, grad_norms=norms)
 
-    def after_refused(self, loss: float, grad_norm: float, spike: SpikeConfig) -> SpikeMemory:
+    def after_refused(self, loss: float, grad_norm: float) -> SpikeMemory:
         """Return the memory after a refused spike."""
-        if len(self.losses) < spike.warm_up:
+        if len(self.losses) < WARM_UP:
             return self  # there is no limit yet that could follow it
         return replace(
             self,
@@ -92,7 +94,7 @@ class SpikeMemory:
         return upper_limit(self.losses, spike.sigma), upper_limit(self.grad_norms, spike.sigma)
 
     def _aged(self, loss: float, grad_norm: float, spike: SpikeConfig) -> SpikeMemory:
-        if self.unused + 1 >= _MEMORY * spike.window:
+        if self.unused + 1 >= _MEMORY * WINDOW:
             return SpikeMemory()
         limits = self._limits_of_window(spike)
         needed = loss > limits[0] or grad_norm > limits[1]

@@ -52,11 +52,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.checkpointed:
-            return checkpoint(self.compute, x, use_reentrant=False)  # type: ignore[no-any-return]
+            return checkpoint(self.compute, x, use_reentrant=False)
         return self.compute(x)
 
     def compute(self, x: Tensor) -> Tensor:
-        return self.down(self.square(self.up(x)) / WIDTH)  # type: ignore[no-any-return]
+        return self.down(self.square(self.up(x)) / WIDTH)
 
 
 class Net(nn.Module):
@@ -66,7 +66,7 @@ class Net(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.block(self.first(x))))  # type: ignore[no-any-return]
+        return self.head(self.norm(self.block(self.first(x))))
 
 
 def make(engine: Engine, seed: int = 0, *, checkpointed: bool = False) -> nn.Module:
@@ -191,7 +191,7 @@ class Normed(nn.Module):
         self.first, self.norm, self.head = nn.Linear(WIDTH, WIDTH), RMSNorm(), nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.first(x)))  # type: ignore[no-any-return]
+        return self.head(self.norm(self.first(x)))
 
 
 def alarm(on: int) -> Any:

@@ -175,8 +175,7 @@ def clip_gradients(model: nn.Module, clip: float) -> None:
 def synchronised(model: Any, engine: Engine, last: bool) -> AbstractContextManager[Any]:
     """Reduce gradients with the last micro-batch only, as the documentation of each engine describes."""
     if engine == "ddp" and not last:
-        held: AbstractContextManager[Any] = model.no_sync()
-        return held
+        return model.no_sync()
     if engine in {"fsdp2", "hsdp"}:
         model.set_requires_gradient_sync(last)
     return nullcontext()

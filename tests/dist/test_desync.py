@@ -109,8 +109,7 @@ class WithBuffers(nn.Module):
         self.register_buffer("table", torch.ones(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.line(self.norm(x)) * self.table
-        return scores
+        return self.line(self.norm(x)) * self.table
 
 
 def buffers(broadcast: bool, steps: int, poison: bool) -> list[str]:
@@ -163,7 +162,7 @@ def scale_of_one() -> list[str]:
 
     def before(step: int) -> None:
         if (dist.get_rank(), step) == (2, 1):
-            guard.scaler._scale.mul_(0.5)  # type: ignore[union-attr]
+            guard.scaler._scale.mul_(0.5)
 
     return run_steps(guard, 2, before)
 
@@ -184,8 +183,7 @@ def replicated_dtensors() -> list[str]:
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         inputs = DTensor.from_local(torch.ones_like(batch[0]), mesh, [Replicate()])
-        value: torch.Tensor = model(inputs).full_tensor().square().mean()
-        return value
+        return model(inputs).full_tensor().square().mean()
 
     def before(step: int) -> None:
         if (dist.get_rank(), step) == (2, 1):
@@ -218,8 +216,7 @@ class Writing(nn.Module):
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
         if self.write:
             self.seen += 1
-        scores: torch.Tensor = self.line(x)
-        return scores
+        return self.line(x)
 
 
 def writing(on: list[int]) -> list[str]:
@@ -261,8 +258,7 @@ class SetOnce(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.codebook.any():
             self.codebook.data.copy_(x.detach().mean(0))
-        scores: torch.Tensor = self.line(x)
-        return scores
+        return self.line(x)
 
 
 def set_once(event: str) -> list[str]:
@@ -318,8 +314,7 @@ class Own(nn.Module):
         self.codebook.data.lerp_(x.detach().mean(0), 0.1)
         if dist.get_rank() == 1:
             self.cache = torch.ones(len(self.cache) + 1)
-        scores: torch.Tensor = self.line(x)
-        return scores
+        return self.line(x)
 
 
 def own_buffers(flips: bool) -> tuple[list[str], float]:

@@ -205,8 +205,7 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         apart: torch.Tensor = self.expert(torch.tanh(self.shared(x).detach()))
-        together: torch.Tensor = apart + self.shared(x)[:, :4]
-        return together
+        return apart + self.shared(x)[:, :4]
 
 
 def experts(steps: int) -> Any:

@@ -35,8 +35,7 @@ def inject(
     parameter: Tensor, loss: float = 1.0, grad: float = 1.0, *, half: bool = False
 ) -> Tensor:
     """Return a loss of this value with this gradient; ``half`` rounds the *scaled* gradient to FP16."""
-    result: Tensor = _Inject.apply(parameter, loss, grad, half)
-    return result
+    return _Inject.apply(parameter, loss, grad, half)
 
 
 def parameter(value: float = 1.0, size: int = 3) -> nn.Parameter:

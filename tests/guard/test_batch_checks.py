@@ -548,8 +548,7 @@ def test_no_value_makes_the_description_fail() -> None:
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(x).float().square().mean()
-    return loss
+    return model(x).float().square().mean()
 
 
 def cause(loss: Callable[[nn.Module, Any], Tensor], batch: Any, **config: Any) -> Cause | None:

@@ -26,8 +26,7 @@ GOOD, BAD = torch.ones(2, 4), torch.full((2, 4), torch.nan)
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(place(x)).square().mean()
-    return loss
+    return model(place(x)).square().mean()
 
 
 class ModelEma(nn.Module):

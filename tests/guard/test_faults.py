@@ -109,7 +109,6 @@ class Cell:
 
     def run_faulty(self) -> StepOutcome:
         scale = self.guard.scaler._get_scale_async()
-        assert scale is not None
         scale.fill_(self.fault.scale)
         batches = self.data[HEALTHY * self.accumulate :][: self.accumulate]
         for batch in batches[:-1]:

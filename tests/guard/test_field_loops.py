@@ -183,8 +183,7 @@ def test_a_padded_nan_sample_that_the_loss_leaves_out(
     x[3] = torch.nan
 
     def without_padding(model: Any, x: Tensor) -> Tensor:
-        loss: Tensor = model[2](model[1](model[0](x)[:3])).float().square().mean()
-        return loss
+        return model[2](model[1](model[0](x)[:3])).float().square().mean()
 
     with caplog.at_level(logging.WARNING, "halfguard"):
         assert all(guard.step(without_padding, x).applied for _ in range(4))
@@ -208,8 +207,7 @@ def test_quantization_observers_survive_a_bad_batch() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             weight = self.weights(self.linear.weight)
-            out: Tensor = self.activations(nn.functional.linear(x, weight).float())
-            return out
+            return self.activations(nn.functional.linear(x, weight).float())
 
     model = Quantized()
     guard = Guard(model, SGD(model.parameters(), lr=0.1), SMALL)
@@ -442,8 +440,7 @@ def test_an_infinite_parameter_that_nothing_uses_is_no_bad_weight() -> None:
             self.unused = nn.Parameter(torch.full((2,), -torch.inf))
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.linear(x)
-            return out
+            return self.linear(x)
 
     model = Unused()
     guard = Guard(model, SGD(model.parameters(), lr=0.0), {"skip": {"max_consecutive": 8}})
@@ -515,8 +512,7 @@ def test_a_repeat_recomputes_checkpointed_parts_in_fp32() -> None:
             return out
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
-            return out
+            return checkpoint(self.inner, x, use_reentrant=False)
 
     model = Block()
     guard = Guard(
@@ -555,8 +551,7 @@ def test_two_forward_passes_with_a_cache_that_grows() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.cache = torch.zeros(len(self.cache) + 3)
-            out: Tensor = self.out(self.norm(x))
-            return out
+            return self.out(self.norm(x))
 
     model = Growing()
     guard = Guard(model, SGD(model.parameters(), lr=0.1), {**SMALL, "buffers": "all"})

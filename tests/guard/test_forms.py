@@ -160,8 +160,7 @@ def detached(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def vector(model: nn.Module, batch: Batch) -> Tensor:
-    logits: Tensor = model(batch[0])
-    return logits
+    return model(batch[0])
 
 
 def elsewhere(model: nn.Module, batch: Batch) -> Tensor:

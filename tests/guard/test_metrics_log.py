@@ -229,7 +229,6 @@ def test_counts_decide_nothing() -> None:
     assert run.guard.counts.steps == 1
     assert len(run.guard._pending._queue) == 2
     last = run.guard.last_step
-    assert last is not None
     assert (last.step, last.loss, last.scale) == (0, GOOD, 8)
     assert last.grad_norm == pytest.approx(0.5 * math.sqrt(3))
     assert run.guard.summary().steps == run.guard.counts.steps == 3

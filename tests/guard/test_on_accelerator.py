@@ -137,8 +137,7 @@ class Split(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.norm(torch.relu(self.first(x)).to(self.last.weight.device))
-        logits: Tensor = self.last(self.drop(hidden))
-        return logits
+        return self.last(self.drop(hidden))
 
 
 def split_loss(model: nn.Module, batch: Batch) -> Tensor:

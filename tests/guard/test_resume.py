@@ -57,8 +57,7 @@ class Net(nn.Module):
                 x = x * math.inf
             if fault == "overflow":
                 x = _Boost.apply(x, 1e9)
-        output: Tensor = self.outer(x)
-        return output
+        return self.outer(x)
 
 
 @dataclass

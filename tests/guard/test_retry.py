@@ -178,8 +178,7 @@ def test_after_a_remedy_a_loss_function_may_take_its_batch_apart(half: bool) -> 
     def loss(model: Any, batch: Any) -> Tensor:
         target = batch.pop("y")
         hidden: Tensor = model(batch["x"])
-        loss: Tensor = (hidden.float() - target).square().mean()
-        return loss
+        return (hidden.float() - target).square().mean()
 
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), RETRY)
     guard._continue_with(guard.config.model_copy(update={"precision": "fp32"}))

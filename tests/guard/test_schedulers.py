@@ -87,8 +87,7 @@ def recovery(cut: float = 0.5, **options: Any) -> dict[str, Any]:
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(place(x)).square().mean() * 1e-6
-    return loss
+    return model(place(x)).square().mean() * 1e-6
 
 
 GOOD, BAD = torch.ones(2, 4), torch.full((2, 4), torch.nan)
@@ -344,8 +343,7 @@ class Pair(nn.Module):
         self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.a(x) + self.b(x)
-        return out
+        return self.a(x) + self.b(x)
 
 
 def test_each_scheduler_of_a_list_advances_with_its_own_optimizer() -> None:
@@ -473,10 +471,10 @@ def test_a_scheduler_inside_another_is_rolled_back_too(store: str, tmp_path: Pat
     plan = Run(Holder)
     plan.run(20)
     run = Run(Holder, run_dir=tmp_path if store == "disk" else None)
-    inner = run.scheduler.after  # type: ignore[union-attr]
+    inner = run.scheduler.after
     run.run(9)
     run.roll_back()
-    assert run.scheduler.after is inner  # type: ignore[union-attr]
+    assert run.scheduler.after is inner
     assert inner.last_epoch == 5
     run.run(10)
     assert run.used[9:] == times(0.5, plan.used[5:15])

@@ -223,8 +223,7 @@ def guarded(model: nn.Module, **config: Any) -> hg.Guard:
 
 
 def squares(model: nn.Module, batch: Tensor) -> Tensor:
-    loss: Tensor = model(batch).float().square().mean()
-    return loss
+    return model(batch).float().square().mean()
 
 
 def test_an_error_in_the_repeat_leaves_no_gradient() -> None:
@@ -330,8 +329,7 @@ class HalfBase(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         half = x.to(self.base.weight.dtype)
-        result: Tensor = self.base(half) + self.adapter(x).to(half.dtype)
-        return result
+        return self.base(half) + self.adapter(x).to(half.dtype)
 
 
 @pytest.mark.on_standin
@@ -387,8 +385,7 @@ def test_a_batch_changed_in_place_is_not_repeated_and_copied_from_then_on() -> N
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         hidden = model(batch.div_(10.0))
-        result: Tensor = (hidden * hidden).float().mean()
-        return result
+        return (hidden * hidden).float().mean()
 
     batch = torch.randn(4, 8) * 6000
     true = loss(model, batch.clone()).item()
@@ -409,8 +406,7 @@ def test_a_batch_that_loses_an_entry_is_repeated_whole() -> None:
     def loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
         label = batch.pop("label")
         hidden = model(batch["x"])
-        result: Tensor = (hidden * hidden).float().mean() - label
-        return result
+        return (hidden * hidden).float().mean() - label
 
     assert guard.step(loss, {"x": torch.randn(4, 8) * 6000, "label": 1.0}).action == "retry_fp32"
 
@@ -422,8 +418,7 @@ def test_the_scale_stays_if_fp32_fails_as_well() -> None:
 
     def distances(model: nn.Module, batch: Tensor) -> Tensor:
         hidden = model(batch).float()
-        result: Tensor = (hidden - hidden.roll(1, 0)).square().sum(-1).sqrt().mean()
-        return result
+        return (hidden - hidden.roll(1, 0)).square().sum(-1).sqrt().mean()
 
     batch = torch.randn(8, 4)
     batch[1] = batch[0]  # the gradient of sqrt(0) is NaN in every precision

@@ -45,7 +45,6 @@ def found(*trials: TrialResult, exact: float = math.nan, **facts: Any) -> PassRe
 def test_an_operation_that_is_exact_comes_before_a_module_in_fp32() -> None:
     exact = trial("stable", True, stable=("normalize",))
     cure = best_tried(list_cures(found(trial("fp32", True), trial("island", True), exact), LOSS))
-    assert cure is not None
     assert cure.what == "operation"
     assert "halfguard.ops.normalize" in cure.sentence
 
@@ -53,11 +52,9 @@ def test_an_operation_that_is_exact_comes_before_a_module_in_fp32() -> None:
 def test_a_limit_far_from_fp32_comes_after_another_format() -> None:
     limit = trial("stable", True, stable=("exp",), limits=True, error=0.96)
     cure = best_tried(list_cures(found(trial("fp32", True), trial("bf16", True), limit), LOSS))
-    assert cure is not None
     assert cure.what == "precision"
     close = trial("stable", True, stable=("exp",), limits=True, error=0.01)
     cure = best_tried(list_cures(found(trial("fp32", True), trial("bf16", True), close), LOSS))
-    assert cure is not None
     assert cure.what == "operation"
 
 
@@ -65,7 +62,6 @@ def test_a_scale_is_blamed_if_the_gradients_fit_without_it() -> None:
     event = Event(kind="scale", backward=9, step=3, how="20 in a row", scale=65536.0)
     tried = (trial("fp32", True), trial("bf16", True), trial("scale", True))
     cure = best_tried(list_cures(found(*tried, exact=70000.0, phase="backward"), event))
-    assert cure is not None
     assert cure.what == "scale"
     assert "init: 256.0" in cure.patch
 

@@ -99,7 +99,6 @@ def test_a_scaler_is_added_if_fp32_has_larger_gradients(one: Passes) -> None:
     (told,), proven = cure_good_run(one, first_run(one, autocast_device="cpu"), no_scaler(one))
     assert told.kind == "no scaler"
     assert 1 < 5e-6 * told.scale < 100  # the largest norm
-    assert proven.cure is not None
     assert proven.cure.trial == PROOF
     text = patched(one.folder / "train.py", proven.cure.patch)
     assert f'scaler = torch.amp.GradScaler("cpu", init_scale={told.scale!r})\n' in text
@@ -167,7 +166,6 @@ def test_an_overflow_that_was_swallowed_is_cured_by_the_first_line_in_fp32_that_
     one.judged["function"] = line_trial(one, "function", good=True, new="net(x).float()")
     (told,), proven = cure_good_run(one, first_run(one), swallowed)
     assert told.kind == "swallowed"
-    assert proven.cure is not None
     assert proven.cure.trial == PROOF
     text = patched(one.folder / "train.py", proven.cure.patch)
     assert "        loss = net(x).float().exp().reciprocal().sum()\n" in text
@@ -190,7 +188,6 @@ def test_lost_updates_are_told_with_the_line_of_the_cast(one: Passes) -> None:
     lost = seen("lost updates", at(script, "step"), dtype="bfloat16")
     (told,), proven = cure_good_run(one, first_run(one, half_weights=at(script, "Net")), lost)
     assert told.sentence.endswith("train.py:2: net = Net().bfloat16().")
-    assert proven.cure is not None
     assert "dtype=torch.bfloat16)(net.forward)" in patched(script, proven.cure.patch)
 
 

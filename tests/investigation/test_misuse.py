@@ -17,7 +17,6 @@ def test_clipping_of_scaled_gradients_and_a_schedule_that_runs_ahead_are_told(
 ) -> None:
     answer = ask("clips_scaled.py", tmp_path)
     assert answer.outcome == "nothing bad"
-    assert answer.cure is not None
     assert "clips_scaled.py:15: torch.nn.utils.clip_grad_norm_" in answer.cure.sentence
     assert "+    scaler.unscale_(optimizer)" in answer.cure.patch
     assert "clips_scaled.py:18: schedule.step()" in answer.advice

@@ -40,7 +40,6 @@ def test_cures_are_run_in_order_until_one_is_good() -> None:
     cures = [cure("a", trial="a line in FP32"), cure("b"), cure("c"), cure("d")]
     proven = prove(cures, FIRST, EVENT, run)  # type: ignore[arg-type]
     assert ran == ["a", "b", "c"]
-    assert proven.cure is not None
     assert (proven.cure.sentence, proven.cure.trial) == ("c", PROOF)
     assert [trial.good for trial in proven.trials] == [False, False, True]
     assert "mat1 and mat2" in proven.trials[1].note
@@ -107,7 +106,6 @@ def test_an_interrupted_run_is_no_proof_and_ends_the_search_but_one_that_is_late
     assert (proven.cure, proven.trials) == (tried, ())
     _, run = runs(a=GOOD.model_copy(update={"ended": "late"}))
     proven = prove([tried], FIRST, EVENT, run)  # type: ignore[arg-type]
-    assert proven.cure is not None
     assert proven.cure.trial.endswith(PROOF)
 
 

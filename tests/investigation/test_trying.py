@@ -36,8 +36,7 @@ def see(x: Tensor) -> Tensor:
 
 
 def by_function(x: Tensor) -> Tensor:
-    out: Tensor = Halved.apply(x)
-    return out
+    return Halved.apply(x)
 
 
 def by_hook(x: Tensor) -> Tensor:
@@ -47,13 +46,11 @@ def by_hook(x: Tensor) -> Tensor:
 
 
 def by_checkpoint(x: Tensor) -> Tensor:
-    out: Tensor = checkpoint(lambda y: see(y).exp(), x, use_reentrant=False)
-    return out
+    return checkpoint(lambda y: see(y).exp(), x, use_reentrant=False)
 
 
 def by_reentrant_checkpoint(x: Tensor) -> Tensor:
-    out: Tensor = checkpoint(lambda y: see(y).exp(), x, use_reentrant=True)
-    return out
+    return checkpoint(lambda y: see(y).exp(), x, use_reentrant=True)
 
 
 def method(loss: Tensor, _x: Tensor) -> None:

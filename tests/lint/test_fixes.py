@@ -36,8 +36,8 @@ def test_what_is_fixed_is_what_was_written_down() -> None:
     for path in BAD:
         before, once = path.read_bytes(), fix(path.read_bytes())
         assert bool(once.applied) == (once.data != before), path
-        texts = (data.decode().splitlines(keepends=True) for data in (before, once.data))
-        lines += unified_diff(*texts, str(path.relative_to(FIXTURES)), "fixed", n=0)
+        old, new = (data.decode().splitlines(keepends=True) for data in (before, once.data))
+        lines += unified_diff(old, new, str(path.relative_to(FIXTURES)), "fixed", n=0)
     assert "".join(lines) == (FIXTURES.parent / "fixes.diff").read_text()
 
 

@@ -48,5 +48,4 @@ def test_odd_notebooks_are_survived(data: bytes) -> None:
 
 def test_magic_keeps_its_line_and_indentation() -> None:
     book = read_notebook(notebook("if x:\n    %time f()\n    f?\ny = a % b"))
-    assert book is not None
     assert book.text == "if x:\n    pass\n    pass\ny = a % b\n"

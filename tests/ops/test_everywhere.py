@@ -108,7 +108,6 @@ def test_fake_tensors(name: str) -> None:
             value = SCALARS[name](x, y)
             torch.autograd.backward(value)
             assert value.shape == ()
-            assert x.grad is not None
             assert x.grad.dtype is dtype
 
 

@@ -33,8 +33,7 @@ def classes(function: Callable[..., Tensor], *shape: int) -> Call:
 def cell(kind: type[nn.Module]) -> Call:
     def call(dtype: torch.dtype) -> Tensor:
         out = kind(4, 4)(torch.ones(2, 4, dtype=dtype))
-        first: Tensor = out[0] if isinstance(out, tuple) else out
-        return first
+        return out[0] if isinstance(out, tuple) else out
 
     return call
 

@@ -432,8 +432,7 @@ def test_checkpointing_recomputes_in_the_same_dtypes(
         return low * island
 
     def outer(x: Tensor) -> Tensor:
-        inner: Tensor = checkpoint(block, linear(x), use_reentrant=False) if nested else block(x)
-        return inner
+        return checkpoint(block, linear(x), use_reentrant=False) if nested else block(x)
 
     def gradient(run: Callable[[Tensor], Tensor]) -> Tensor:
         linear.zero_grad()
@@ -486,7 +485,6 @@ def test_one_cast_of_a_weight_serves_all_its_uses() -> None:
     with emulate_autocast("cuda"):
         loss = F.linear(x, weight) + F.linear(x, weight)
     loss.sum().backward()  # type: ignore[no-untyped-call]
-    assert weight.grad is not None
     assert weight.grad.isinf().all()  # 80000, summed in half where both uses meet
     weight.grad.zero_()
     with emulate_autocast("cuda"):

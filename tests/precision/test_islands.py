@@ -66,8 +66,7 @@ class Net(nn.Module):
             h = self.square(h)
         else:
             h = checkpoint(self.square, h, use_reentrant=self.reentrant)
-        out: Tensor = self.last(h)
-        return out
+        return self.last(h)
 
 
 @pytest.mark.on_standin
@@ -187,8 +186,7 @@ class HalfNet(nn.Module):
         self.first, self.block, self.last = nn.Linear(4, 8), block, nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.block(self.first(x)))
-        return out
+        return self.last(self.block(self.first(x)))
 
 
 class RmsNorm(nn.Module):

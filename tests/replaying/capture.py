@@ -39,7 +39,7 @@ def capture(case: Case, folder: Path) -> Path:
     guard = Guard(workload.model, workload.optimizer, case.config, run_dir=folder, entry=entry)
     gradients: dict[str, Tensor] = {}
     keep_gradients(guard, gradients)
-    for batch in workload.batches:  # type: ignore[union-attr]
+    for batch in workload.batches:
         guard.step(workload.loss, batch)
     save_file(gradients, folder / "gradients.safetensors")
     return folder / "incidents" / "000000-r0"

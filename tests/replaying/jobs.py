@@ -52,8 +52,7 @@ class Dropped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.relu(self.up(self.drop(x)))
         out: Tensor = self.down(hidden)  # <- sample-large
-        shifted: Tensor = out + self.norm(x).mean()
-        return shifted
+        return out + self.norm(x).mean()
 
 
 class Energy(nn.Module):
@@ -83,8 +82,7 @@ class Shares(nn.Module):
         nn.init.zeros_(self.inner.proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.inner(x))
-        return out
+        return self.head(self.inner(x))
 
 
 def large(seed: int) -> Job:

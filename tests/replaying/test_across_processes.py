@@ -53,7 +53,6 @@ def test_loss_and_gradients_are_bitwise_the_same(case: Case, results: dict[str, 
 @pytest.mark.parametrize("case", CURABLE, ids=str)
 def test_the_producer_is_named(case: Case, results: dict[str, Any]) -> None:
     culprit, plant = autopsy_of(results, case).culprit, case.plant
-    assert culprit is not None
     found = culprit.op, culprit.module, culprit.phase, culprit.kind
     assert found == (plant.op, plant.module, plant.phase, plant.kind), culprit
     assert (culprit.file, culprit.line) == line_of(plant), culprit

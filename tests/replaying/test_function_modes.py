@@ -55,7 +55,6 @@ def test_every_argument_of_a_backward_pass_is_passed_on(
 
     with mode():
         (w * w).sum().backward(create_graph=True, inputs=[w])
-    assert w.grad is not None
     assert w.grad.requires_grad
     w.grad = None  # break the cycle
 

@@ -41,8 +41,7 @@ class Recommender(nn.Module):
 
 def margin(model: nn.Module, batch: Batch) -> Tensor:
     user, liked, other = batch
-    difference: Tensor = model(user, liked) - model(user, other)
-    return difference
+    return model(user, liked) - model(user, other)
 
 
 def as_written(model: nn.Module, batch: Batch) -> Tensor:
@@ -77,9 +76,7 @@ def test_replay_recommends_logsigmoid(tmp_path: Path) -> None:
     autopsy = replay(
         edited(incident, tmp_path, device="cuda"), Workload(model, as_written, [], optimizer)
     )
-    assert autopsy.culprit is not None
     assert autopsy.culprit.op == "log"
-    assert autopsy.cure is not None
     assert "logsigmoid(x)" in autopsy.cure.sentence
     new = "+    return -torch.nn.functional.logsigmoid(difference.float()).mean()"
     assert new in autopsy.cure.patch

@@ -59,8 +59,7 @@ class Block(nn.Module):
         mixed = (attention @ v).transpose(1, 2).reshape(batch, length, width)
         x = x + self.drop(self.out(mixed))
         hidden = nn.functional.gelu(self.up(self.norm2(x))) * gain
-        result: Tensor = x + self.drop(self.down(hidden))
-        return result
+        return x + self.drop(self.down(hidden))
 
 
 class GPT(nn.Module):
@@ -100,8 +99,7 @@ class ConvNet(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         x = torch.relu(self.norm1(self.conv1(batch["inputs"] * batch["gain"])))
         x = torch.relu(self.norm2(self.conv2(boosted(x, batch["boost"]))))
-        logits: Tensor = self.head(x.mean((2, 3)))
-        return logits
+        return self.head(x.mean((2, 3)))
 
 
 def boosted(x: Tensor, factor: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def place(value: T) -> T:
 
 def generator_state() -> Tensor:
     """Return the state of the chosen device's random generator."""
-    return _generators().get_rng_state()  # type: ignore[no-any-return]
+    return _generators().get_rng_state()
 
 
 def set_generator_state(state: Tensor) -> None:

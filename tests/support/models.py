@@ -59,8 +59,7 @@ class MLP(nn.Module):
         self.last = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.last(self.drop(torch.relu(self.norm(self.faulty(self.first(x))))))
-        return logits
+        return self.last(self.drop(torch.relu(self.norm(self.faulty(self.first(x))))))
 
 
 class Transformer(nn.Module):
@@ -84,8 +83,7 @@ class Transformer(nn.Module):
         attention = torch.softmax(q @ k.transpose(1, 2) / self.width**0.5, dim=-1)
         h = h + self.drop(self.out(attention @ v))
         h = h + self.down(torch.relu(self.up(self.norm2(h))))
-        logits: Tensor = self.head(self.norm2(h.mean(1)))
-        return logits
+        return self.head(self.norm2(h.mean(1)))
 
 
 class ConvNet(nn.Module):
@@ -99,8 +97,7 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.norm(self.conv1(x.view(-1, 1, 3, 4))))
-        logits: Tensor = self.head(torch.relu(self.conv2(h)).mean((2, 3)))
-        return logits
+        return self.head(torch.relu(self.conv2(h)).mean((2, 3)))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -106,8 +106,7 @@ class Net(nn.Module):
 
 
 def compute_loss(model: Any, batch: Any) -> Tensor:
-    loss: Tensor = model(batch)["loss"]
-    return loss
+    return model(batch)["loss"]
 
 
 def watched(model: Net, seen: Seen) -> torch.optim.Optimizer:

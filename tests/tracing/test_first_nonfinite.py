@@ -159,8 +159,7 @@ def test_a_mask_that_is_filled_after_a_bad_number_was_read_is_no_culprit_of_it()
     def loss(x: Tensor) -> Tensor:
         (x / (x - x)).sum().item()
         scores = model(x).masked_fill(torch.eye(2, dtype=torch.bool), -torch.inf)
-        out: Tensor = scores.softmax(-1).log().sum()  # <- log
-        return out
+        return scores.softmax(-1).log().sum()  # <- log
 
     culprit = named(find_first_nonfinite(lambda: loss(torch.ones(2, 2)), model))
     assert culprit.code.endswith("# <- log")

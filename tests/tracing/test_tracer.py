@@ -174,8 +174,7 @@ def test_a_checkpointed_block_is_seen_once_with_its_gradients(reentrant: bool) -
         def forward(self, x: Tensor, *, save: bool) -> Tensor:
             x = self.stem(x)
             x = checkpoint(self.block, x, use_reentrant=reentrant) if save else self.block(x)
-            out: Tensor = self.head(x)
-            return out
+            return self.head(x)
 
     model, x = Model(), torch.randn(3, 4)
     with trace(model) as tracer:

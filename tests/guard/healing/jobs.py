@@ -55,7 +55,7 @@ class CubicGate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
-        return self.down(h * h * h / (1 + h * h * h.abs()))  # type: ignore[no-any-return]
+        return self.down(h * h * h / (1 + h * h * h.abs()))
 
 
 class Residual(nn.Module):
@@ -71,7 +71,7 @@ class Residual(nn.Module):
         h = self.inp(x)
         for block in self.blocks:
             h = h + block(h)
-        return self.head(self.norm(h))  # type: ignore[no-any-return]
+        return self.head(self.norm(h))
 
 
 class Attention(nn.Module):
@@ -86,7 +86,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.embed(x[..., None])).chunk(3, dim=-1)
         weights = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(self.width), dim=-1)
-        return self.head(self.norm((weights @ v).mean(1)))  # type: ignore[no-any-return]
+        return self.head(self.norm((weights @ v).mean(1)))
 
 
 class AttentionNet(nn.Module):
@@ -95,7 +95,7 @@ class AttentionNet(nn.Module):
         self.attention = Attention()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x)  # type: ignore[no-any-return]
+        return self.attention(x)
 
 
 class Variance(nn.Module):
@@ -115,7 +115,7 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.drop(self.scale(torch.relu(self.conv(x[:, None]))))
-        return self.head(torch.tanh(self.norm(h)).flatten(1))  # type: ignore[no-any-return]
+        return self.head(torch.tanh(self.norm(h)).flatten(1))
 
 
 class Plain(nn.Module):
@@ -126,7 +126,7 @@ class Plain(nn.Module):
         self.body = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)  # type: ignore[no-any-return]
+        return self.body(x)
 
 
 class OwnWeights(nn.Module):
@@ -138,7 +138,7 @@ class OwnWeights(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.nn.functional.linear(x, self.first.weight) * 64.0
-        return self.last(h / (1 + h.abs().amax(-1, keepdim=True)))  # type: ignore[no-any-return]
+        return self.last(h / (1 + h.abs().amax(-1, keepdim=True)))
 
 
 def loss_fn(model: nn.Module, batch: Batch) -> Tensor:

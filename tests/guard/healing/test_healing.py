@@ -147,7 +147,7 @@ def test_an_island_that_does_not_hold_is_taken_back(tmp_path: Path) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.squares.lowers = torch.is_autocast_enabled(x.device.type)
-            return self.last(self.squares(self.first(x)))  # type: ignore[no-any-return]
+            return self.last(self.squares(self.first(x)))
 
     job = Job("breaking", Net, 2, 900.0, loss_fn)
     work = job.job(0)
@@ -180,7 +180,7 @@ def test_past_the_limit_the_guard_goes_on_and_says_so_once(
             small = x / x.abs().amax(-1, keepdim=True).clamp(min=1.0)
             first = x[0, 0] > 0
             loud, quiet = (self.one, self.two) if first else (self.two, self.one)
-            return self.head(loud(x) + quiet(small))  # type: ignore[no-any-return]
+            return self.head(loud(x) + quiet(small))
 
     job = Job("two", Two, 1, 300.0, loss_fn)
     work = job.job(0)
@@ -406,7 +406,7 @@ class Normed(nn.Module):
         self.first, self.norm, self.head = nn.Linear(8, 16), RMSNorm(), nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.first(x)))  # type: ignore[no-any-return]
+        return self.head(self.norm(self.first(x)))
 
 
 SWALLOWS = Job("rms", Normed, 1, 900.0, loss_fn)

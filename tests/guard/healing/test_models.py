@@ -67,10 +67,10 @@ class Checkpointed(ConvNet):
 
     def forward(self, x: Tensor) -> Tensor:
         h = checkpoint(self.start, x, use_reentrant=False)
-        return self.head(torch.tanh(self.norm(h)).flatten(1))  # type: ignore[no-any-return]
+        return self.head(torch.tanh(self.norm(h)).flatten(1))
 
     def start(self, x: Tensor) -> Tensor:
-        return self.drop(self.scale(torch.relu(self.conv(x[:, None]))))  # type: ignore[no-any-return]
+        return self.drop(self.scale(torch.relu(self.conv(x[:, None]))))
 
 
 def test_checkpointed_parts_are_islands_when_they_are_computed_again(device: torch.device) -> None:
@@ -84,7 +84,7 @@ class CheckpointedLine(Plain):
     """A model whose own forward fails inside a part that is computed again."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.part, x, use_reentrant=False)  # type: ignore[no-any-return]
+        return checkpoint(self.part, x, use_reentrant=False)
 
     def part(self, x: Tensor) -> Tensor:
         squares: Tensor = (self.body(x) * 300.0) * x.square().sum(-1, keepdim=True).sqrt().half()
@@ -118,7 +118,7 @@ class Gates(nn.Module):
         h = self.inp(x)
         for block in self.blocks:
             h = h + block(h)
-        return self.head(h / (1 + h.abs().amax(-1, keepdim=True)))  # type: ignore[no-any-return]
+        return self.head(h / (1 + h.abs().amax(-1, keepdim=True)))
 
 
 def test_half_weights_of_one_process() -> None:
@@ -196,5 +196,4 @@ def test_a_hosted_guard_chooses_no_line() -> None:
         guard.apply(work.optimizer)
         work.optimizer.zero_grad()
     healing = guard._healing
-    assert healing is not None
     assert not healing._memory.healed

@@ -72,7 +72,6 @@ def test_a_watched_run_is_bitwise_the_run_without_it(loss_fn: Loss) -> None:
     for batch, same in zip(data, seen, strict=True):
         assert batch.keys() == same.keys()
         assert all(torch.equal(batch[key], same[key]) for key in batch)
-    assert watched.watching is not None
     assert bool(watched.watching.alarms) == (loss_fn is popping)  # a changed batch shows nothing
 
 
@@ -81,7 +80,6 @@ def test_no_island_is_proven_on_a_batch_that_the_loss_function_changed() -> None
     given = loud_batches(6)
     for batch, before in zip(batches, given, strict=True):
         assert torch.equal(batch["x"], before["x"] * 0.5)
-    assert guard._healing is not None
     assert guard._healing.state_dict()["healed"] == []
 
 
@@ -99,8 +97,6 @@ def test_a_resumed_run_samples_no_step_twice() -> None:
     state = guard.state_dict()
     again, _ = train(popping, {"watch": {"every": 5}})
     again.load_state_dict(state)
-    assert guard.watching is not None
-    assert again.watching is not None
     assert again.watching.state_dict() == guard.watching.state_dict()
     assert guard.watching.state_dict()["interval"] >= 0
 
@@ -112,11 +108,9 @@ def test_the_gradients_of_fp32_are_not_rounded_to_half(factor: float) -> None:
     guard = hg.Guard(model, optimizer, {"precision": "fp16-weights", "heal": {}})
 
     def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
-        loss: Tensor = (model(batch).float().square() * factor).mean()
-        return loss
+        return (model(batch).float().square() * factor).mean()
 
     batches = StepBatches(micro_batches=[guard._micro_batch(loss_fn, torch.randn(4, 8), None)])
-    assert guard._healing is not None
     trials = guard._healing._trials
     found = trials.gradients(trials.in_fp32(batches))
     assert found.finite

@@ -41,8 +41,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.seen += x.detach().nan_to_num().mean(0)
         self.cache = torch.zeros(len(self.cache) + 1)
-        out: Tensor = self.linear(x)
-        return out
+        return self.linear(x)
 
 
 @pytest.mark.on_standin
@@ -75,7 +74,6 @@ def test_a_nan_in_one_is_not_taken() -> None:
     model.seen[0] = torch.nan
     for _ in range(4):
         assert guard.step(lambda m, x: m(place(x)).square().mean(), GOOD).applied
-    assert guard._recovery is not None
     assert not guard._recovery.ready
 
 

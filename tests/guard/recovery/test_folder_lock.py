@@ -39,8 +39,7 @@ time.sleep(60)
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(x).square().mean()
-    return loss
+    return model(x).square().mean()
 
 
 def new(run_dir: Path) -> hg.Guard:
@@ -110,7 +109,6 @@ def test_another_process_is_named_and_a_killed_one_is_taken_over(tmp_path: Path)
         [sys.executable, "-c", OWNER, str(path)], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
         guard = new(tmp_path)
         with pytest.raises(UsageError, match=f"Process {process.pid} on "):
@@ -123,7 +121,6 @@ def test_another_process_is_named_and_a_killed_one_is_taken_over(tmp_path: Path)
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
         process.stdout.close()
 
 

@@ -57,8 +57,7 @@ def run(cured: Callable[[Guard], bool], steps: int = 40) -> tuple[Guard, list[Ac
 
 
 def lr(guard: Guard) -> float:
-    value: float = guard.optimizers[0].param_groups[0]["lr"]
-    return value
+    return guard.optimizers[0].param_groups[0]["lr"]
 
 
 @each(

@@ -34,13 +34,11 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y, h = self.cell(x, self.h)
         self.h = h.detach() if isinstance(h, Tensor) else tuple(part.detach() for part in h)
-        out: Tensor = self.out(y)
-        return out
+        return self.out(y)
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(x).float().square().mean()
-    return loss
+    return model(x).float().square().mean()
 
 
 def run(kind: str, batches: list[Tensor], *, own_loop: bool, fused: bool = False) -> Any:

@@ -33,30 +33,29 @@ class Net(nn.Module):
 
 
 def _plain(net: Net, x: Tensor) -> Tensor:
-    return net.second(torch.relu(net.first(x)))  # type: ignore[no-any-return]
+    return net.second(torch.relu(net.first(x)))
 
 
 def _bounded(net: Net, x: Tensor) -> Tensor:
     hidden = net.second(torch.tanh(net.first(x)))
-    return hidden * hidden  # type: ignore[no-any-return]
+    return hidden * hidden
 
 
 def _squared(net: Net, x: Tensor) -> Tensor:
     hidden = net.second(torch.relu(net.first(x)))
-    return hidden * hidden  # type: ignore[no-any-return]
+    return hidden * hidden
 
 
 def _scores(net: Net, x: Tensor) -> Tensor:
     query, key = net.first(x), net.second(torch.relu(net.first(x)))
-    mixed: Tensor = torch.softmax((query @ key.T).float(), -1).to(key.dtype) @ key + query
-    return mixed
+    return torch.softmax((query @ key.T).float(), -1).to(key.dtype) @ key + query
 
 
 def _residual(net: Net, x: Tensor) -> Tensor:
     hidden = net.first(x)
     for _ in range(3):
         hidden = hidden + net.second(hidden)
-    return hidden  # type: ignore[no-any-return]
+    return hidden
 
 
 def _batches(seed: int, size: Callable[[int], float] = lambda _: 1.0) -> Callable[[int], Any]:

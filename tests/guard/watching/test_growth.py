@@ -59,14 +59,12 @@ def test_a_clean_law_is_extended_to_the_limit(name: str) -> None:
     steps = [step for step in STEPS if law(step) < 0.5]
     crossing = next(step for step in range(10_000) if law(step) >= 1)
     growth = fit_growth(steps, [law(step) for step in steps])
-    assert growth is not None
     assert steps[-1] + growth.ahead == pytest.approx(crossing, rel=0.05)
     assert growth.earliest <= growth.ahead <= growth.latest
 
 
 def test_the_doubling_is_that_of_the_last_sample() -> None:
     growth = fit_growth(STEPS, [LAWS["by an amount"](step) for step in STEPS])
-    assert growth is not None
     assert growth.doubling == pytest.approx(LAWS["by an amount"](155) / 0.004 * 0.693, rel=0.01)
 
 

@@ -25,8 +25,7 @@ class Layer(nn.Module):
         self.linear = nn.Linear(ins, outs)
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        result: Tensor = self.linear(x + self.embed(tokens))
-        return result
+        return self.linear(x + self.embed(tokens))
 
 
 class Classifier(nn.Module):
@@ -49,12 +48,10 @@ class Classifier(nn.Module):
             h = checkpoint(self._block, h, tokens, use_reentrant=False)
         else:
             h = self._block(h, tokens)
-        logits: Tensor = self.last(h, tokens)
-        return logits
+        return self.last(h, tokens)
 
     def _block(self, h: Tensor, tokens: Tensor) -> Tensor:
-        result: Tensor = h + self.drop(torch.relu(self.middle(h, tokens)))
-        return result
+        return h + self.drop(torch.relu(self.middle(h, tokens)))
 
 
 class Adapted(nn.Module):
@@ -69,8 +66,7 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         h = x + self.prompt(tokens)
-        logits: Tensor = self.base(h) + self.up(self.down(h))
-        return logits
+        return self.base(h) + self.up(self.down(h))
 
 
 class Recurrent(nn.Module):
@@ -88,8 +84,7 @@ class Recurrent(nn.Module):
         for step in range(3):
             hidden = torch.tanh(self.read(x.roll(step, 1), tokens) + self.recur(hidden))
         self.hidden = hidden.detach()
-        logits: Tensor = self.last(hidden, tokens)
-        return logits
+        return self.last(hidden, tokens)
 
 
 class Gan(nn.Module):

@@ -85,7 +85,7 @@ def in_new_environment(torch: str, packages: list[str], run: list[str], *, recor
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         python = f"{folder}/bin/python"
-        install = [python, "-m", "pip", "install", "--quiet", f"torch=={torch}"]
+        install = [python, "-m", "pip", "install", "--quiet", "--no-compile", f"torch=={torch}"]
         subprocess.run(install, check=True, cwd=ROOT)
         subprocess.run([*install, "-e", *packages], check=True, cwd=ROOT)
         command = [python, "-m", "benchmarks.versions", *run, *(["--record"] if record else [])]

@@ -9,7 +9,9 @@ import pytest
 from tests.support.ranks import Ranks
 
 
-@pytest.fixture(scope="module")  # every test leaves gloo's threads behind, which take time as they wait
+@pytest.fixture(
+    scope="module"
+)  # every test leaves gloo's threads behind, which take time as they wait
 def _groups() -> Iterator[dict[int, Ranks]]:
     groups: dict[int, Ranks] = {}
     yield groups

@@ -31,8 +31,6 @@ def break_a_weight(engine: jobs.Engine) -> tuple[str, str, str, float]:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_all_ranks_name_the_same_weight(
-    ranks: Callable[[int], Ranks], engine: jobs.Engine
-) -> None:
+def test_all_ranks_name_the_same_weight(ranks: Callable[[int], Ranks], engine: jobs.Engine) -> None:
     answers = ranks(2).run(break_a_weight, engine)
     assert answers == [("skip", "bad_weights", "layers.1.weight NaN", 64.0)] * 2

@@ -24,9 +24,7 @@ INIT_SCALE, STEPS = 1024.0, 8
 RETRY = {"scale": {"init": INIT_SCALE}, "skip": {"on_nonfinite": "retry_fp32"}}
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "ddp": DistributedDataParallel,
-    "fsdp1": partial(
-        FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu")
-    ),
+    "fsdp1": partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu")),
 }
 
 
@@ -76,9 +74,7 @@ def weights(answers: list[dict[str, Any]]) -> list[Any]:
     return [answer["weights"] for answer in answers]
 
 
-@pytest.mark.parametrize(
-    "wrapper", ["ddp", pytest.param("fsdp1", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("wrapper", ["ddp", pytest.param("fsdp1", marks=pytest.mark.slow)])
 def test_healthy_and_with_a_nan_batch_on_one_rank(
     wrapper: str, ranks: Callable[[int], Ranks]
 ) -> None:

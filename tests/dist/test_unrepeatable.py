@@ -1,16 +1,21 @@
-"""A loss function that changes its batch on one rank only: all ranks skip the step, and nobody hangs."""
+"""A step that cannot be repeated on one rank only: all ranks skip it, and nobody hangs."""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import halfguard as hg
 from tests.support.ranks import Ranks
+
+LAYERS = 4
 
 
 def change_on_rank_0() -> list[tuple[str, str]]:
@@ -38,3 +43,79 @@ def test_all_ranks_decide_alike(ranks: Callable[[int], Ranks]) -> None:
     first, second = ranks(2).run(change_on_rank_0)
     assert first == second
     assert [action for action, _ in first[:3]] == ["skip", "retry_fp32", "retry_fp32"]
+
+
+class Fault(torch.autograd.Function):
+    """Raises in the forward or the backward pass of the repeat, if it is armed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, armed: str) -> Tensor:
+        ctx.armed = armed
+        if armed == "forward":
+            raise torch.OutOfMemoryError("not enough memory")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        assert ctx.armed != "backward"
+        return gradient, None
+
+
+def raise_at_random_places(count: int) -> tuple[list[str], list[float]]:
+    """Train with an overflow in every second step, whose repeat raises somewhere on one rank."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(Layers())
+    config = {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}, "accumulate": 2}
+    guard = hg.Guard(model, torch.optim.AdamW(model.parameters()), config)
+    draw, rank, actions = random.Random(0), dist.get_rank(), []
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Any, bool]) -> Tensor:
+        x, fault, overflows = batch
+        half = torch.is_autocast_enabled("cpu")
+        loss: Tensor = model(x, None if half else fault).float().square().mean()
+        return loss * (torch.inf if half and overflows else 1.0)
+
+    for _ in range(count):
+        fault = draw.randrange(LAYERS), draw.choice(("forward", "backward"))
+        where = draw.randrange(dist.get_world_size()), draw.randrange(2)
+        for overflows in (True, False):
+            given = [fault if overflows and where == (rank, micro) else None for micro in range(2)]
+            outcomes = [guard.step(loss_fn, (torch.randn(8, 4), one, overflows)) for one in given]
+            actions.append(str(outcomes[-1].action))
+    weights = [value.double().sum().item() for value in model.parameters()]
+    return actions, [*weights, guard.scaler.get_scale()]
+
+
+class Layers(nn.Module):
+    """Layers with a place in each where the repeat may raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(block)
+
+    def forward(self, x: Tensor, fault: tuple[int, str] | None) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            armed = fault[1] if fault is not None and fault[0] == index else ""
+            x = Fault.apply(layer(x), armed)
+        return x
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_repeat_that_raises_on_one_rank_is_skipped_on_all(
+    world: int, ranks: Callable[[int], Ranks]
+) -> None:
+    check(ranks(world), 12)
+
+
+def check(group: Ranks, count: int) -> None:
+    answers = group.run(raise_at_random_places, count)
+    assert all(actions == ["skip", "apply"] * count for actions, _ in answers)
+    assert all(weights == answers[0][1] for _, weights in answers)
+
+
+if __name__ == "__main__":  # scripts/soak repeats
+    faults = int(sys.argv[1]) if sys.argv[1:] else 200
+    for size in (2, 4):
+        check(Ranks(size), faults)
+        print(f"{size} ranks, {faults} repeats raised on one of them: no hang, ranks equal")

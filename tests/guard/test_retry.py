@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
-from halfguard.records import Action, Cause
+from halfguard.records import Action, Cause, Summary
 from tests.support.devices import chosen_device
 from tests.support.models import OPTIMIZERS, Batch, bare_step, batches, differences, loss_fn, make
 
@@ -186,3 +188,63 @@ def test_after_a_remedy_a_loss_function_may_take_its_batch_apart(half: bool) -> 
         x = torch.randn(8, 4)
         batch = {"x": x.half() if half else x, "y": torch.randn(8, 1) * factor}
         assert guard.step(loss, batch).action is action
+
+
+def only_half(hidden: Tensor) -> Tensor:
+    """Refuse FP32, as a fused attention does."""
+    if hidden.dtype is torch.float32:
+        raise RuntimeError("only 16-bit tensors are supported")
+    return hidden
+
+
+def half_before_linear(hidden: Tensor) -> Tensor:
+    return functional.linear(hidden.half(), torch.ones(8, 8, device=hidden.device))
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.half = x.dtype is torch.float16
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        assert ctx.half
+        return gradient
+
+
+@pytest.mark.parametrize("insists", [only_half, half_before_linear, FailsInBackward.apply])
+def test_a_repeat_that_raises_is_the_skip_that_would_have_been(
+    insists: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(on_nonfinite: str) -> tuple[list[str], dict[str, Any], Summary]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+        optimizer = torch.optim.AdamW(model.parameters())
+        guard = hg.Guard(
+            model,
+            optimizer,
+            # It overflows at first, as usual, more often than bad steps may follow each other.
+            {
+                "scale": {"init": 2.0**24},
+                "skip": {"on_nonfinite": on_nonfinite, "max_consecutive": 5},
+            },
+        )
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            hidden = insists(model(x))
+            return (hidden * hidden).float().mean()
+
+        batches = [torch.randn(4, 8) * (6e4 if index == 16 else 1) for index in range(20)]
+        actions = [str(guard.step(loss, batch).action) for batch in batches]
+        state = {"model": model.state_dict(), "scale": guard.scaler.get_scale()}
+        return actions, state, guard.summary()
+
+    skipped = run("skip")
+    caplog.clear()
+    retried = run("retry_fp32")
+    assert retried[0] == skipped[0]
+    assert retried[0][16:18] == ["skip", "apply"]
+    torch.testing.assert_close(retried[1], skipped[1], rtol=0, atol=0)
+    assert retried[2].skipped == skipped[2].skipped
+    assert sum("could not be repeated in FP32" in text for text in caplog.messages) == 1

@@ -76,12 +76,16 @@ def is_compiled(model: nn.Module) -> bool:
 
 @contextmanager
 def unreduced_gradients(model: nn.Module) -> Iterator[None]:
-    """Run the block with DDP's gradients left on each rank, as if it had not run; FSDP2 reduces as ever."""
+    """Run the block with DDP's gradients left on each rank, as if it had not run; FSDP2 reduces as ever.
+
+    DDP does not send buffers either: a rank may raise in the block before others wait for it.
+    """
     replicated = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
     before = [(module, module.require_forward_param_sync) for module in replicated]
     with ExitStack() as held:
         for module in replicated:
             held.enter_context(module.no_sync())
+            module.require_forward_param_sync = False
         try:
             yield
         finally:
@@ -137,6 +141,11 @@ class GradientSync:
     def __init__(self, model: nn.Module) -> None:
         self._replicated = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
         self._sharded = sharded_modules(model)
+
+    @property
+    def replicates(self) -> bool:
+        """True if DDP averages gradients."""
+        return bool(self._replicated)
 
     @property
     def is_joining(self) -> bool:

@@ -134,6 +134,7 @@ class Guard:
         self._settled = True  # the scheduler has followed the last decision
         self._told_statistics = False
         self._told_lines = False
+        self._told_failed_repeat = False
         self._model_generators: list[Generator] | None = None
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
@@ -767,7 +768,12 @@ class Guard:
             return self._skip_unrepeatable(seen, report)
         applied = False
         try:
-            row, gradients = self._stepper.repeat(report.batches)
+            repeated, errors = self._stepper.repeat(report.batches)
+            if repeated is None:
+                skipped = self._skip_failed(errors, seen, report)
+                self._stepper.discard()
+                return skipped
+            row, gradients = repeated
             again = read_signals(row.tolist(), report.limits)
             again = replace(again, weights_ok=seen.weights_ok, batch_ok=seen.batch_ok)
             in_fp32 = policy.find_cause(again)
@@ -797,6 +803,28 @@ class Guard:
                 report.step,
             )
         self._copies_batches = True
+        return self._skip_unrepeated(seen)
+
+    def _skip_failed(
+        self, errors: Sequence[str], seen: policy.Signals, report: StepReport
+    ) -> tuple[policy.Decision, policy.Signals]:
+        """Skip a step whose repeat raised, on any rank; say so once."""
+        if not self._told_failed_repeat:
+            self._told_failed_repeat = True
+            error = (
+                errors[0] if not self._stepper.single_rank else errors[0].removeprefix("rank 0: ")
+            )
+            logger.warning(
+                "step %d could not be repeated in FP32, and is skipped: %s\nSuch steps are skipped from now "
+                "on, as without retry_fp32; this is reported once. Code that accepts 16-bit tensors only "
+                "(a fused attention, a cast to half, an assertion) can call .float() or choose another path "
+                "where torch.is_autocast_enabled() is False; out of memory needs a smaller batch.",
+                report.step,
+                error.partition("\n")[0],
+            )
+        return self._skip_unrepeated(seen)
+
+    def _skip_unrepeated(self, seen: policy.Signals) -> tuple[policy.Decision, policy.Signals]:
         decision, self._policy = policy.decide_unrepeated(self._policy, seen, self.config)
         self._stepper.release_scale(is_cause=True)
         return decision, seen

@@ -243,8 +243,9 @@ def decide_retried(
 def decide_unrepeated(
     state: PolicyState, seen: Signals, config: GuardConfig
 ) -> tuple[Decision, PolicyState]:
-    """Decide a step that should have been repeated in FP32, but could not be."""
-    return _bad(state, find_cause(seen), config)
+    """Decide a step that should have been repeated in FP32, but could not be: as without a repeat."""
+    skip = config.skip.model_copy(update={"on_nonfinite": "skip"})
+    return decide(state, seen, config.model_copy(update={"skip": skip}))
 
 
 def _after_applied(state: PolicyState, seen: Signals, config: GuardConfig) -> PolicyState:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
+from halfguard.dist.collectives import run_on_all
 from halfguard.dist.layout import find_layout
 from halfguard.dist.wrapping import (
     GradientSync,
@@ -26,6 +27,7 @@ from halfguard.dist.wrapping import (
     is_dtensor,
     local_tensor,
     reduce_partial,
+    unreduced_gradients,
     unwrap_model,
 )
 from halfguard.errors import UsageError
@@ -301,25 +303,51 @@ class Stepper:
             self._answers[device, refused] = torch.full((), float(refused), device=device)
         return self._answers[device, refused]
 
-    def repeat(self, batches: StepBatches) -> tuple[Tensor, Gradients]:
-        """Run the whole step again in FP32: same batches, random state and buffers, no loss scale."""
-        narrow_again = disable_fsdp_mixed_precision(self.model)
-        try:
-            with frozen_half_weights_in_fp32(self.model), self.module_tensors.in_fp32():
-                count = len(batches.micro_batches)
-                parts = [
-                    self._repeat(micro, self._holds_back(index, count), count)
-                    for index, micro in enumerate(batches.micro_batches)
-                ]
-        finally:
-            narrow_again()
+    def repeat(self, batches: StepBatches) -> tuple[tuple[Tensor, Gradients] | None, list[str]]:
+        """Run the whole step again in FP32: same batches, random state and buffers, no loss scale.
+
+        Return its row and gradients, or None and the errors of all ranks if it raised on any of them. Ranks
+        whose gradients DDP averages run it apart first: one that raised alone would leave the others waiting.
+        """
+        errors: list[str] = []
+        if self._wrappers.replicates and not self.single_rank:
+            _, errors = run_on_all(partial(self._rehearse, batches), self.device)
+        parts = None
+        if not errors:
+            parts, errors = run_on_all(partial(self._repeat_all, batches), self.device)
+            self._sync_begun |= bool(errors)  # on all ranks alike: they begin anew together
+        if parts is None or errors:
+            return None, errors
         self._reduce_partial(self.optimizers)
         gradients = self._measure(self.optimizers)
         overflow = 1 - gradients.norms.isfinite().all().to(torch.float32)
         seen = self._consensus.agree(sum(parts[1:], parts[0]), gradients, overflow, repeated=True)
         scale, statistics = torch.ones_like(overflow), self.buffers.sum_of_statistics()
         row = self.gate.row(seen.loss, seen.norm, seen.overflow, scale, statistics)
-        return row, Gradients(gradients.names, gradients.norms, seen.norm)
+        return (row, Gradients(gradients.names, gradients.norms, seen.norm)), []
+
+    def _rehearse(self, batches: StepBatches) -> None:
+        """Run the passes of a repeat on this rank alone, and leave no trace of them."""
+        try:
+            with unreduced_gradients(self.model):
+                self._repeat_all(batches)
+        finally:
+            self.buffers.restore()
+            self.module_tensors.restore()
+            self.clear()
+            self._sync_begun = False
+
+    def _repeat_all(self, batches: StepBatches) -> list[Tensor]:
+        narrow_again = disable_fsdp_mixed_precision(self.model)
+        try:
+            with frozen_half_weights_in_fp32(self.model), self.module_tensors.in_fp32():
+                count = len(batches.micro_batches)
+                return [
+                    self._repeat(micro, self._holds_back(index, count), count)
+                    for index, micro in enumerate(batches.micro_batches)
+                ]
+        finally:
+            narrow_again()
 
     def _repeat(self, micro: MicroBatch, held_back: bool, count: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:

@@ -43,7 +43,7 @@ def main(run_dir: str, sharded: bool) -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    config = {"clip": {"max_norm": 1.0}, "recovery": {"store": "disk", "every": 10, "prove": 5}}
+    config = {"clip": {"max_norm": 1.0}, "recovery": {"store": "disk", "every": 10}}
     guard = hg.Guard(model, optimizer, config, run_dir=run_dir)
     if guard.resume() and dist.get_rank() == 0:
         print(f"resuming at step {guard.step_index}")

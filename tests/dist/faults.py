@@ -47,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "halt": {"skip": {"max_consecutive": 2}},
     "roll-back": {
         "skip": {"max_consecutive": 2},
-        "recovery": {"every": 2, "prove": 1, "max_rollbacks": 2},
+        "recovery": {"every": 2, "max_rollbacks": 2},
     },
 }
 STEPS = 8

@@ -181,7 +181,7 @@ def synchronised(model: Any, engine: Engine, last: bool) -> AbstractContextManag
     return nullcontext()
 
 
-RECOVERY = {"store": "disk", "every": 4, "prove": 2}
+RECOVERY = {"store": "disk", "every": 4}
 
 
 def snapshotted(engine: Engine, folder: str, steps: int) -> tuple[int, Any]:

@@ -268,7 +268,7 @@ def set_once(event: str) -> list[str]:
     weight, bias = model.parameters()
     optimizer = torch.optim.SGD([weight] if event == "more parameters" else [weight, bias], lr=0.1)
     config: dict[str, Any] = {"precision": "fp32", "desync": {"every": 1}}
-    config |= {"skip": {"max_consecutive": 1}, "recovery": {"every": 2, "prove": 1}}
+    config |= {"skip": {"max_consecutive": 1}, "recovery": {"every": 2}}
     guard = hg.Guard(
         model,
         optimizer,

@@ -284,7 +284,7 @@ def test_a_step_whose_gradients_are_held_back_cannot_be_closed(
 def remedied(steps: int) -> list[tuple[str, str]]:
     """Roll back to the FP32 remedy; return the dtype in which FSDP2 gathers the first layer's weights."""
     model, net = make("fsdp2")
-    recovery = {"every": 2, "prove": 1, "max_rollbacks": 0}
+    recovery = {"every": 2, "max_rollbacks": 0}
     config = {"skip": {"max_consecutive": 1}, "recovery": recovery}
     guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
     seen: list[str] = []

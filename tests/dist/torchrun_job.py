@@ -28,7 +28,7 @@ def main(run_dir: Path, engine: Engine, steps: int, kills: list[tuple[int, int]]
     optimizer = optimizer_of(model, "adamw")
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     config = {
-        "recovery": {"store": "disk", "every": 5, "prove": 2},
+        "recovery": {"store": "disk", "every": 5},
         "scale": {"growth_interval": 7},
     }
     guard = hg.Guard(model, optimizer, config, scheduler=scheduler, run_dir=run_dir)

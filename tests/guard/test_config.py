@@ -158,13 +158,6 @@ def test_the_infinity_norm_is_one() -> None:
     assert math.isinf(config.clip.norm_type)
 
 
-def test_a_snapshot_that_is_never_proved_is_refused() -> None:
-    # Each candidate would be replaced by the next before it is confirmed.
-    text = refused({"recovery": {"every": 10, "prove": 50}})
-    assert "prove" in text
-    assert "every" in text
-
-
 # -- untrusted files
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -209,12 +210,18 @@ def test_steps_that_end_the_streak_before_the_mail_is_read_do_not_undo_the_halt(
 
 RECOVERY = {
     "skip": {"max_consecutive": 3},
-    "recovery": {"every": 100, "prove": 2, "max_rollbacks": 3, "lr_factor": 0.5},
+    "recovery": {"every": 100, "max_rollbacks": 3},
 }
 
 
+def recovering() -> Late:
+    """Return a run whose first snapshot counts as good after two steps, and is the only one."""
+    with patch("halfguard.guard.recovery.recovery._PROVE", 2):
+        return Late(RECOVERY)
+
+
 def rolled_back(after: list[float]) -> Late:
-    late = Late(RECOVERY)
+    late = recovering()
     late.run([GOOD] * 6)
     late.run([BAD] * 3)
     late.run(after)  # these rows are pending when the third bad step is read
@@ -254,7 +261,7 @@ def test_every_step_is_counted_once_after_a_return() -> None:
 @pytest.mark.on_standin
 def test_going_back_while_everything_is_brought_in_gives_up_the_rest() -> None:
     """The end of an epoch reads all pending rows; the rollback undoes the steps after the bad one."""
-    late = Late(RECOVERY)
+    late = recovering()
     late.run([GOOD] * 6)
     late.run([BAD, BAD, BAD, GOOD])  # the rows of the last two steps are still pending
     late.guard.end_epoch()

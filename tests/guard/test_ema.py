@@ -21,7 +21,7 @@ from tests.support.devices import place
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
-RECOVERY = {"every": 3, "prove": 2}
+RECOVERY = {"every": 3}
 GOOD, BAD = torch.ones(2, 4), torch.full((2, 4), torch.nan)
 
 

@@ -150,7 +150,7 @@ def config(fault: Fault, accumulate: int, reaction: str) -> dict[str, Any]:
         "scale": {"init": SCALE, "floor": SCALE if reaction in GIVES_UP else 1.0},
         "skip": skip,
         "spike": {"sigma": 20.0},
-        "recovery": {"every": 4, "prove": 2, "lr_factor": 0.5} if reaction == "roll back" else None,
+        "recovery": {"every": 4} if reaction == "roll back" else None,
     }
 
 

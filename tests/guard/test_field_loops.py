@@ -360,7 +360,7 @@ def test_fp32_as_a_remedy_over_a_frozen_half_base() -> None:
     config = {
         **SMALL,
         "skip": {"max_consecutive": 1},
-        "recovery": {"every": 2, "prove": 1, "max_rollbacks": 0, "ladder": ["fp32"]},
+        "recovery": {"every": 2, "max_rollbacks": 0, "ladder": ["fp32"]},
     }
     guard = Guard(model, SGD(model[1].parameters(), lr=0.01), config)
     dtypes = []

@@ -362,7 +362,7 @@ def test_reconfigure_refuses_what_was_made_once_and_keeps_the_rest() -> None:
     config = {
         "scale": {"init": 8.0},
         "skip": {"max_consecutive": 1},
-        "recovery": {"every": 1, "prove": 1},
+        "recovery": {"every": 1},
     }
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
     for name, value in {"recovery": None, "buffers": "all", "incidents": None}.items():

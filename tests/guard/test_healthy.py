@@ -57,7 +57,7 @@ def test_bitwise_the_bare_loop(
         "scale": {"init": SCALE, "growth_interval": steps // GROWTHS},
         "accumulate": accumulate,
         "spike": {"sigma": 1000.0},
-        "recovery": {"every": 50, "prove": 10},
+        "recovery": {"every": 50},
     }
     guard = Guard(model, guarded_optimizer, config)
     for batch in data:

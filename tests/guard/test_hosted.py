@@ -51,9 +51,7 @@ def test_a_healthy_run_is_bitwise_the_frameworks_own(
     how: dict[str, Any] = {"optimizer": optimizer, "max_norm": max_norm, "accumulate": accumulate}
     data = batches(40)
     stock = train(stock_host(**how), data, seed)
-    guarded = train(
-        guarded_host(config=RETRY | {"recovery": {"every": 5, "prove": 2}}, **how), data, seed
-    )
+    guarded = train(guarded_host(config=RETRY | {"recovery": {"every": 5}}, **how), data, seed)
 
     assert guarded.dtypes == stock.dtypes == {torch.float16}
     assert not differences(stock.state(), guarded.state())
@@ -322,7 +320,7 @@ def test_a_rollback_cuts_the_rate_of_a_scheduler_that_the_host_steps(seed: Seed)
         optimizer="sgd",
         config={
             "skip": {"max_consecutive": 2},
-            "recovery": {"every": 2, "prove": 1, "lr_factor": 0.25},
+            "recovery": {"every": 2},
         },
     )
     data = batches(12)
@@ -335,7 +333,7 @@ def test_a_rollback_cuts_the_rate_of_a_scheduler_that_the_host_steps(seed: Seed)
     seen = []
     host.optimizer.register_step_pre_hook(lambda o, *_: seen.append(o.param_groups[0]["lr"]))
     host.fit(data[6:9])
-    assert seen == [pytest.approx(planned * 0.25 * 0.97**step) for step in range(3)]
+    assert seen == [pytest.approx(planned * 0.5 * 0.97**step) for step in range(3)]
     assert host.optimizer.param_groups[0]["lr"] == pytest.approx(planned * 0.97**3)
 
 
@@ -350,7 +348,7 @@ def test_fp32_as_a_remedy_reaches_an_autocast_inside_forward(seed: Seed) -> None
         optimizer,
         {
             "skip": {"max_consecutive": 1},
-            "recovery": {"every": 1, "prove": 1, "max_rollbacks": 0, "ladder": ["fp32"]},
+            "recovery": {"every": 1, "max_rollbacks": 0, "ladder": ["fp32"]},
         },
     )
 
@@ -376,7 +374,7 @@ def test_fp32_as_a_remedy_reaches_an_autocast_inside_forward(seed: Seed) -> None
 @patch.multiple("halfguard.guard.spikes", WINDOW=4, WARM_UP=2)
 def test_a_stopped_run_resumes_bitwise(seed: Seed) -> None:
     data = batches(12)
-    config = RETRY | {"recovery": {"every": 3, "prove": 1}, "spike": {}}
+    config = RETRY | {"recovery": {"every": 3}, "spike": {}}
     whole = train(guarded_host(config=config, accumulate=2), data, seed)
 
     first = train(guarded_host(config=config, accumulate=2), data[:6], seed)

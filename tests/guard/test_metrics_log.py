@@ -123,7 +123,7 @@ def test_a_halt_is_logged_before_it_raises() -> None:
 
 
 def test_a_rollback_is_logged() -> None:
-    recovery = {"every": 2, "prove": 1, "max_rollbacks": 1}
+    recovery = {"every": 2, "max_rollbacks": 1}
     run = Logged({"scale": {"init": 8.0}, "skip": {"max_consecutive": 2}, "recovery": recovery})
     run.run(*[GOOD] * 6, BAD, BAD)
     assert run.steps == [0, 6, 7]

@@ -170,7 +170,7 @@ def test_two_devices_in_one_model(optimizer: str, seed: Callable[[int], None]) -
     config = {
         "scale": {"init": 64.0},
         "clip": {"max_norm": 1.0},
-        "recovery": {"every": 5, "prove": 2},
+        "recovery": {"every": 5},
     }
     guard = guarded(model, optimizer, config)
     generators = standin.load().default_generators
@@ -263,7 +263,7 @@ def test_the_first_parameters_on_the_host(seed: Callable[[int], None]) -> None:
     seed(5)
     model = Split()
     model.norm.to(SECOND), model.last.to(SECOND)
-    guard = guarded(model, "sgd", {"precision": "fp32", "recovery": {"every": 2, "prove": 1}})
+    guard = guarded(model, "sgd", {"precision": "fp32", "recovery": {"every": 2}})
     data = [(x.cpu(), y) for x, y in batches(6)]
     for batch in data[:3]:
         assert guard.step(split_loss, batch).applied

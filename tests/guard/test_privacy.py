@@ -139,7 +139,7 @@ def test_nothing_of_a_private_batch_is_told(
     [
         {"skip": {"on_nonfinite": "retry_fp32", "max_consecutive": 3}},
         {"skip": {"on_nonfinite": "raise"}},
-        {"recovery": {"every": 2, "prove": 1, "store": "disk", "max_rollbacks": 1, "ladder": []}},
+        {"recovery": {"every": 2, "store": "disk", "max_rollbacks": 1, "ladder": []}},
         {"precision": "fp32", "accumulate": 1, "incidents": None},
     ],
     ids=["retry", "raise", "rollback", "fp32"],

@@ -6,6 +6,7 @@ import io
 import math
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -150,7 +151,7 @@ def test_stopped_after_any_step(preset: str) -> None:
 def test_the_order_of_loading_does_not_matter() -> None:
     """A guard with snapshots must not keep the weights that the model had before loading."""
     config = {
-        "recovery": {"every": 100, "prove": 2, "max_rollbacks": 1},
+        "recovery": {"every": 100, "max_rollbacks": 1},
         "skip": {"max_consecutive": 1},
     }
     whole = Parts.fresh("default")
@@ -161,7 +162,8 @@ def test_the_order_of_loading_does_not_matter() -> None:
         model = Net()
         optimizer = AdamW(model.parameters(), lr=0.01)
         scheduler = CosineAnnealingLR(optimizer, T_max=STEPS)
-        guard = Guard(model, optimizer, config, scheduler=scheduler)
+        with patch("halfguard.guard.recovery.recovery._PROVE", 2):
+            guard = Guard(model, optimizer, config, scheduler=scheduler)
         parts = Parts(model, optimizer, scheduler, guard)
         stateful = frozen(guard.state_dict())
         for name in order:

@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -81,8 +82,8 @@ MORE: dict[str, Make] = {
 NOT_STEPPED_BY_THE_GUARD = {"LRScheduler", "_LRScheduler", "ReduceLROnPlateau"}  # see below
 
 
-def recovery(cut: float = 0.5, **options: Any) -> dict[str, Any]:
-    rules = {"every": 5, "prove": 2, "max_rollbacks": 5, "lr_factor": cut, **options}
+def recovery(**options: Any) -> dict[str, Any]:
+    rules = {"every": 5, "max_rollbacks": 5, **options}
     return {"precision": "fp32", "skip": {"max_consecutive": 2}, "recovery": rules}
 
 
@@ -105,6 +106,7 @@ class Run:
         run_dir: Path | None = None,
     ) -> None:
         torch.manual_seed(0)
+        self.cut = cut
         self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
         rates = [torch.tensor(r) if tensor else r for r in (0.2, 0.1)]
         groups = [
@@ -115,7 +117,7 @@ class Run:
             Adam(groups, lr=rates[0], foreach=False) if tensor else SGD(groups, momentum=0.9)
         )
         self.scheduler = None if make is None else make(self.optimizer)
-        config = recovery(cut, store="disk" if run_dir else "memory")
+        config = recovery(store="disk" if run_dir else "memory")
         self.guard = Guard(
             self.model, self.optimizer, config, scheduler=self.scheduler, run_dir=run_dir
         )
@@ -130,7 +132,8 @@ class Run:
             assert self.guard.step(loss_fn, GOOD).applied
 
     def roll_back(self) -> None:
-        actions = [self.guard.step(loss_fn, BAD).action for _ in range(2)]
+        with patch("halfguard.guard.recovery.recovery._LR_CUT", self.cut):
+            actions = [self.guard.step(loss_fn, BAD).action for _ in range(2)]
         assert actions == [Action.SKIP, Action.ROLL_BACK]
 
     def state(self) -> bytes:
@@ -248,7 +251,7 @@ def test_a_resumed_run_keeps_the_cut(name: str, tmp_path: Path) -> None:
 
 def test_a_scheduler_step_that_raises_leaves_the_rates_cut() -> None:
     run = Run(lambda o: L.OneCycleLR(o, 1.0, total_steps=8))
-    run.run(7)
+    run.run(8)
     run.roll_back()
     run.run(3)
     cut = run.rates()

@@ -88,7 +88,7 @@ class Run(RuleBasedStateMachine):
         max_consecutive=st.sampled_from([3, 5, 2, 1]),
         spike=st.sampled_from([None, {"sigma": 4.0}]),
         clip=st.sampled_from([None, {"max_norm": 0.3}]),
-        recovery=st.sampled_from([None, {"every": 3, "prove": 2, "max_rollbacks": 2}]),
+        recovery=st.sampled_from([None, {"every": 3, "max_rollbacks": 2}]),
         init=st.sampled_from([FLOOR, 64.0, CEILING]),
     )
     def begin(self, optimizer: str, init: float, **options: Any) -> None:
@@ -96,7 +96,7 @@ class Run(RuleBasedStateMachine):
         skip = {key: options.pop(key) for key in ("on_nonfinite", "max_consecutive")}
         scale = {"init": init, "floor": FLOOR, "growth_interval": 3}
         options["recovery"] = options["recovery"] and {
-            **options["recovery"], "ladder": ["fp32", "lower_lr"], "trial_steps": 2
+            **options["recovery"], "ladder": ["fp32", "lower_lr"]
         }  # fmt: skip
         self.config = GuardConfig.load(
             {"scale": scale, "skip": skip | {"max_grad_norm": 10.0}, "buffers": "all", **options}

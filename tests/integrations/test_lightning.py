@@ -199,7 +199,7 @@ def test_a_run_halts_with_the_batch_in_the_error() -> None:
 def test_a_rollback_restores_weights_and_scheduler(tmp_path: Path) -> None:
     config = SKIP | {
         "skip": {"max_consecutive": 2},
-        "recovery": {"every": 2, "prove": 1, "lr_factor": 0.5},
+        "recovery": {"every": 2},
     }
     trainer = fit(Classifier(), guard_plugin(config, run_dir=tmp_path), batches(12, nan_at(7, 8)))
     summary = guard_of(trainer).summary()

@@ -197,7 +197,7 @@ TWO_BAD_STEPS = Faults(period=20, at={18: "nan", 19: "no labels"})
 
 def recovery(store: str) -> dict[str, Any]:
     """Five rollbacks, then the four remedies, then a halt: the faults of 200 steps need all of them."""
-    rules = {"every": 5, "prove": 3, "max_rollbacks": 5, "lr_factor": 0.9, "trial_steps": 10}
+    rules = {"every": 5, "max_rollbacks": 5}
     return {"skip": {"max_consecutive": 2}, "recovery": rules | {"store": store}}
 
 

@@ -73,7 +73,7 @@ def _kept_bytes(tensors: int) -> tuple[int, int, int]:
     """Return the bytes of the weights, of an incident, and of a snapshot on disk."""
     model = Many(tensors, norm=False)
     optimizer = AdamW(model.parameters(), lr=1e-3, foreach=True)
-    recovery = {"every": 2, "prove": 1, "store": "disk"}
+    recovery = {"every": 2, "store": "disk"}
     batches = endless_batches()
     with tempfile.TemporaryDirectory() as folder:
         guard = Guard(model, optimizer, {"recovery": recovery}, run_dir=folder)

@@ -69,21 +69,9 @@ class RecoveryConfig(_Section):
     """Snapshots to roll back to, and the remedies to try when rolling back is not enough."""
 
     every: int = Field(default=500, ge=1, description="applied steps between snapshots")
-    prove: int = Field(default=50, ge=1, description="applied steps after which one counts as good")
     store: Literal["memory", "disk"] = "memory"
     max_rollbacks: int = Field(default=3, ge=0)
-    lr_factor: float = Field(default=0.5, gt=0, lt=1)
     ladder: tuple[Remedy, ...] = ("fp32", "lower_lr", "longer_growth_interval", "tighter_clip")
-    trial_steps: int = Field(default=200, ge=1, description="applied steps until a remedy is kept")
-
-    @model_validator(mode="after")
-    def _provable(self) -> Self:
-        if self.prove > self.every:
-            raise ValueError(
-                f"prove ({self.prove}) must not exceed every ({self.every}): a snapshot would be replaced "
-                "before it is confirmed as good"
-            )
-        return self
 
 
 class DesyncConfig(_Section):

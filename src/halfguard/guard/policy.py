@@ -118,7 +118,6 @@ class PolicyState:
     streak: int = 0
     rollbacks: int = 0
     remedies: int = 0  # how many remedies of the ladder were started
-    trial: int = 0  # applied steps of the remedy on trial; 0 when none is
     spikes: SpikeMemory = field(default_factory=SpikeMemory)
     nan: NanGradients = field(default_factory=NanGradients)
 
@@ -126,13 +125,11 @@ class PolicyState:
     def load(cls, values: Mapping[str, Any]) -> PolicyState:
         """Return the state from ``dataclasses.asdict``, also after JSON has made its tuples lists."""
         plain = dict(values)
-        # Earlier states had the values of applied steps beside the others.
-        earlier = {key: plain.pop(key) for key in ("losses", "grad_norms") if key in plain}
         spikes: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
-            for key, value in plain.pop("spikes", earlier).items()
+            for key, value in plain.pop("spikes").items()
         }
-        nan = NanGradients(**plain.pop("nan", {}))
+        nan = NanGradients(**plain.pop("nan"))
         return cls(**plain, spikes=SpikeMemory(**spikes), nan=nan)
 
 
@@ -253,11 +250,7 @@ def _after_applied(state: PolicyState, seen: Signals, config: GuardConfig) -> Po
     if config.spike is not None:
         spikes = state.spikes.after_applied(seen.loss, seen.grad_norm, config.spike)
         state = replace(state, spikes=spikes)
-    if config.recovery is None or not state.trial:
-        return state
-    # A remedy that worked for long enough is kept, and its trial ends.
-    proved = state.trial >= config.recovery.trial_steps
-    return replace(state, trial=0 if proved else state.trial + 1)
+    return state
 
 
 def _spike(
@@ -304,6 +297,6 @@ def _bad(
     ladder = allowed_remedies(config)
     if state.remedies < len(ladder):
         remedy = ladder[state.remedies]
-        after = PolicyState(rollbacks=state.rollbacks, remedies=state.remedies + 1, trial=1)
+        after = PolicyState(rollbacks=state.rollbacks, remedies=state.remedies + 1)
         return Decision(Action.ROLL_BACK, cause, remedy), after
     return Decision(Action.HALT, cause), state

@@ -277,7 +277,7 @@ def test_stop_and_resume_is_bitwise(stop: int) -> None:
 
 @pytest.mark.on_standin
 def test_resume_from_a_snapshot_is_bitwise(tmp_path: Path) -> None:
-    config = HEAL | {"recovery": {"store": "disk", "every": 4, "prove": 2}}
+    config = HEAL | {"recovery": {"store": "disk", "every": 4}}
     job = BY_NAME["conv"]
     whole, _ = train(job, config, 20, run_dir=tmp_path / "whole")
     stopped, _ = train(job, config, 13, run_dir=tmp_path / "stopped")
@@ -297,7 +297,7 @@ def test_resume_from_a_snapshot_is_bitwise(tmp_path: Path) -> None:
 def test_resume_from_a_snapshot_older_than_the_plan_repeats_the_healing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = HEAL | {"recovery": {"store": "disk", "every": 3, "prove": 2}}
+    config = HEAL | {"recovery": {"store": "disk", "every": 3}}
     job = BY_NAME["conv"]
     whole, _ = train(job, config, 16, run_dir=tmp_path / "whole")
     whole.close()
@@ -327,7 +327,7 @@ def test_resume_from_a_snapshot_older_than_the_plan_repeats_the_healing(
 def test_resume_does_not_round_the_weights_of_an_island(tmp_path: Path, has_plan: bool) -> None:
     config = {
         "precision": "fp16-weights", "heal": {}, "watch": {"every": 4}, "scale": {"init": 64.0},
-        "recovery": {"store": "disk", "every": 3, "prove": 1},
+        "recovery": {"store": "disk", "every": 3},
     }  # fmt: skip
 
     def make(seed: int, name: str) -> tuple[hg.Workload, Guard]:

@@ -51,7 +51,7 @@ def test_they_return_to_the_snapshot(store: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {
         "precision": "fp32",
         "skip": {"max_consecutive": 2},
-        "recovery": {"every": 3, "prove": 2, "store": store},
+        "recovery": {"every": 3, "store": store},
     }
     guard = Guard(model, SGD(model.parameters(), lr=0.1), config, run_dir=tmp_path)
     for step in range(5):
@@ -69,7 +69,7 @@ def test_they_return_to_the_snapshot(store: str, tmp_path: Path) -> None:
 
 def test_a_nan_in_one_is_not_taken() -> None:
     model = Net()
-    config = {"precision": "fp32", "recovery": {"every": 3, "prove": 2}}
+    config = {"precision": "fp32", "recovery": {"every": 3}}
     guard = Guard(model, SGD(model.parameters(), lr=0.1), config)
     model.seen[0] = torch.nan
     for _ in range(4):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("device", "seed")
 CONFIG: dict[str, Any] = {
     "scale": {"init": 64.0},
     "skip": {"max_consecutive": 1},
-    "recovery": {"store": "disk", "every": 3, "prove": 2},
+    "recovery": {"store": "disk", "every": 3},
 }
 
 

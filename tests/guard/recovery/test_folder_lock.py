@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("seed")
 CONFIG: dict[str, Any] = {
     "precision": "fp32",
     "skip": {"max_consecutive": 2},
-    "recovery": {"every": 5, "prove": 2, "store": "disk"},
+    "recovery": {"every": 5, "store": "disk"},
 }
 OWNER = """
 import sys, time

@@ -67,7 +67,7 @@ def test_what_lies_on_the_host_is_copied_at_once() -> None:
 
 def test_a_step_that_takes_a_snapshot_blocks_for_no_copy() -> None:
     model = make("mlp-batchnorm")
-    config = {"scale": {"init": 64.0}, "recovery": {"every": 4, "prove": 2}}
+    config = {"scale": {"init": 64.0}, "recovery": {"every": 4}}
     guard = Guard(model, OPTIMIZERS["adamw-fused"](model.parameters()), config)
     waits = [host_waits(lambda b=batch: guard.step(loss_fn, b)) for batch in batches(16)]  # type: ignore[misc]
     assert guard.summary().applied == 16

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("seed")
 def started(precision: str, run_dir: Path) -> Guard:
     torch.manual_seed(0)
     model = nn.Linear(12, 4)
-    recovery = {"store": "disk", "every": 2, "prove": 1}
+    recovery = {"store": "disk", "every": 2}
     config = {"precision": precision, "recovery": recovery, "scale": {"init": 1024.0}}
     return Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), config, run_dir=run_dir)
 

@@ -24,7 +24,7 @@ from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_f
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
-RECOVERY = {"every": 3, "prove": 2, "max_rollbacks": 1, "trial_steps": 5}
+RECOVERY = {"every": 3, "max_rollbacks": 1}
 CONFIG = {
     "scale": {"init": 64.0},
     "skip": {"max_consecutive": 2},
@@ -132,7 +132,7 @@ def test_everything_returns_to_the_snapshot(store: str, tmp_path: Path) -> None:
     model = make("mlp-batchnorm")
     optimizer = OPTIMIZERS["adamw-foreach"](model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-    config: dict[str, Any] = CONFIG | {"recovery": RECOVERY | {"store": store, "lr_factor": 0.25}}
+    config: dict[str, Any] = CONFIG | {"recovery": RECOVERY | {"store": store}}
     guard = Guard(model, optimizer, config, scheduler=scheduler, run_dir=tmp_path)
     kept = []
     for batch in batches(8):

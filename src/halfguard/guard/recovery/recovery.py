@@ -1,9 +1,9 @@
 """Recovery when skipping is not enough: roll back with a smaller learning rate, then try remedies.
 
 A rollback restores the last good snapshot and cuts the learning rate. After ``max_rollbacks`` of them, the
-remedies that people try by hand are tried in order, each alone, from the same good snapshot, and for a
-bounded number of steps: FP32, a much lower learning rate, a longer growth interval, tighter clipping. The
-last remedy, changing the operation itself, is left to the user; the error that ends the run says so.
+remedies that people try by hand are tried in order, each alone, from the last good snapshot: FP32, a much
+lower learning rate, a longer growth interval, tighter clipping. The last remedy, changing the operation
+itself, is left to the user; the error that ends the run says so.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from halfguard.step.random_state import capture_random_state
 
 logger = logging.getLogger("halfguard")
 
+_PROVE = 50  # applied steps after which a snapshot counts as good; at most half of ``every``
+_LR_CUT = 0.5  # at each rollback
 _LOWER_LR = 0.1
 _LONGER_GROWTH = 2.5  # 2000 becomes 5000
 _TIGHTER_CLIP = 0.2  # 5.0 becomes 1.0
@@ -51,6 +53,7 @@ class Recovery:
     ) -> None:
         assert config.recovery is not None  # noqa: S101 - constructed only if configured
         self._rules: RecoveryConfig = config.recovery
+        self._prove = min(_PROVE, (config.recovery.every + 1) // 2)
         self._base = config  # every remedy starts from it
         self._optimizers, self._others, self._rates = optimizers, others, rates
         for optimizer in optimizers:
@@ -107,7 +110,7 @@ class Recovery:
         """Count an applied step: confirm the candidate or take the next one if it is time."""
         self._healthy += 1
         self._since += 1
-        if self._healthy == self._rules.prove:
+        if self._healthy == self._prove:
             self._snapshots.confirm()
         if self._since >= self._rules.every:
             self._take_snapshot()
@@ -121,7 +124,7 @@ class Recovery:
         planned = self._rates.planned()
         kept = self._snapshots.restore()
         if remedy is None:
-            self._lr_cut *= self._rules.lr_factor
+            self._lr_cut *= _LR_CUT
         self._in_force = self._lr_cut * (_LOWER_LR if remedy == "lower_lr" else 1.0)
         self._rates.roll_back(self._in_force, planned, kept["run"]["recovery"]["rates"])
         self._healthy = self._since = 0

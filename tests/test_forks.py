@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forks import forked_python, group_of
+from tests.support.forks import forked_path, forked_python, group_of
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +101,19 @@ def test_ctrl_c_reaches_the_program(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[0] == "stopped\n"
     assert process.returncode == 0
+
+
+def test_ranks_of_torchrun_are_forks_and_a_killed_one_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        "print('torch' in sys.modules, os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "if os.environ['RANK'] == '1' and not pathlib.Path('killed').exists():\n"
+        "    pathlib.Path('killed').touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    torchrun = [str(forked_path() / "torchrun"), "--standalone", "--nproc-per-node=2"]
+    code, printed, error = run(*torchrun, "--max-restarts=1", "rank.py", folder=tmp_path)
+    assert code == 0, error
+    assert {"True 1 0", "True 0 1", "True 1 1"} <= set(printed.splitlines())
 
 
 def test_the_group_is_that_of_the_imports() -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from tests.support.forks import ROOT, forked_path
+
 STEPS, RANKS = 40, 2
 KILLS_A_RUN = 5
 
@@ -24,9 +26,7 @@ def train(folder: Path, engine: str, kills: list[tuple[int, int]]) -> dict[str, 
     """Run one job from start to end, with one restart for each kill."""
     folder.mkdir(parents=True)
     command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
+        str(forked_path() / "torchrun"),
         "--standalone",
         f"--nproc-per-node={RANKS}",
         f"--max-restarts={len(kills)}",
@@ -43,6 +43,7 @@ def train(folder: Path, engine: str, kills: list[tuple[int, int]]) -> dict[str, 
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     done = subprocess.run(
@@ -62,13 +63,14 @@ def main(count: int, seed: int) -> None:
     """Kill ``count`` times, in runs that alternate between DDP and FSDP2."""
     print(f"seed {seed}", flush=True)
     chance = random.Random(seed)
+    in_a_run = min(KILLS_A_RUN, -(-count // 2))  # both engines have their turn
     with tempfile.TemporaryDirectory() as home:
         undisturbed = {e: train(Path(home, e), e, []) for e in ("ddp", "fsdp2")}
         number = 0
         for engine in ("ddp", "fsdp2") * count:
             kills = [
                 (chance.randrange(RANKS), chance.randrange(1, STEPS))
-                for _ in range(min(KILLS_A_RUN, count - number))
+                for _ in range(min(in_a_run, count - number))
             ]
             if not kills:
                 return

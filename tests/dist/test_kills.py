@@ -10,4 +10,4 @@ from tests.dist import kills
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_restarted_job_ends_bitwise_where_the_undisturbed_one_does() -> None:
-    kills.main(2, seed=5)
+    kills.main(4, seed=5)

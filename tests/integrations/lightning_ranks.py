@@ -1,6 +1,7 @@
-"""Train with DDP on two CPU ranks; a program, because Lightning starts it again for the second rank.
+"""Train with DDP on two CPU ranks.
 
-``python -m tests.integrations.lightning_ranks stock|guarded|fp32 healthy|nan|overflow ACCUMULATE OUT``
+``torchrun --nproc-per-node=2 -m tests.integrations.lightning_ranks WHO FAULT ACCUMULATE OUT``, where WHO is
+stock, guarded or fp32, and FAULT is healthy, nan, without or overflow.
 """
 
 from __future__ import annotations

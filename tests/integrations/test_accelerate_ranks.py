@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.models import differences
-from tests.support.programs import TORCHRUN, run_python
+from tests.support.programs import run_ranks
 
 pytestmark = pytest.mark.slow
 accumulations = pytest.mark.parametrize("accumulate", [1, 4])
@@ -18,8 +18,8 @@ Rank = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
     folder = tmp_path_factory.mktemp("ranks")
-    program = (*TORCHRUN, "tests.integrations.accelerate_ranks", str(folder))
-    run_python(*program, ACCELERATE_USE_CPU="true")
+    module = "tests.integrations.accelerate_ranks"
+    run_ranks("transformers", module, str(folder), ACCELERATE_USE_CPU="true")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.models import differences
-from tests.support.programs import run_python
+from tests.support.programs import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def train(who: str, fault: str, accumulate: int, folder: Path) -> list[dict[str, Any]]:
     out = folder / f"{who}-{fault}"
     arguments = (who, fault, str(accumulate), str(out))
-    run_python("-m", "tests.integrations.lightning_ranks", *arguments)
+    run_ranks("lightning", "tests.integrations.lightning_ranks", *arguments)
     ranks = [torch.load(f"{out}.{rank}", weights_only=True) for rank in range(2)]
     models = [
         {n: v for n, v in r["model"].items() if "running" not in n and "tracked" not in n}

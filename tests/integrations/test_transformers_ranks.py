@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.support.models import differences
-from tests.support.programs import TORCHRUN, run_python
+from tests.support.programs import run_ranks
 
 
 @pytest.mark.slow
 def test_two_ranks_agree_and_are_the_trainers_own(tmp_path: Path) -> None:
-    run_python(*TORCHRUN, "tests.integrations.trainer_ranks", str(tmp_path))
+    run_ranks("transformers", "tests.integrations.trainer_ranks", str(tmp_path))
 
     def load(name: str, rank: int = 0) -> dict[str, Any]:
         found: dict[str, Any] = torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)

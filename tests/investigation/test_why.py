@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ from halfguard.replaying import read_kept_answer, replay
 from halfguard.workload import load
 from tests.investigation.command import SCRIPTS, ask, culprit_line, environment, python_for, why
 from tests.support.docs import ROOT
-from tests.support.forks import forked_python
-from tests.support.programs import TORCHRUN
+from tests.support.forks import forked_path, forked_python
+from tests.support.programs import TWO_RANKS
 
 pytestmark = pytest.mark.slow
 
@@ -116,9 +115,9 @@ def test_a_trainer_of_transformers(tmp_path: Path) -> None:
 
 def test_two_ranks_of_torchrun(tmp_path: Path) -> None:
     shutil.copy(SCRIPTS / "ddp.py", tmp_path)
-    command = [sys.executable, *TORCHRUN, "halfguard.why", "--json", "ddp.py"]
+    torchrun = [str(forked_path() / "torchrun"), *TWO_RANKS]
     done = subprocess.run(
-        command,
+        [*torchrun, "halfguard.why", "--json", "ddp.py"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

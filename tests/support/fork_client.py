@@ -1,4 +1,4 @@
-"""Stand in for ``python`` or ``halfguard``: let a fork of the server beside this file run the program.
+"""Stand in for ``python``, ``halfguard`` or ``torchrun``: a fork of the server beside it runs the program.
 
 It runs as a process of its own if the server cannot do it: with other options of Python, or with other
 variables that are read when torch is imported.
@@ -46,8 +46,8 @@ def main() -> None:
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Return Python's own options, and the program with its arguments; only those of -W have values here."""
     first = 0
-    while words[first : first + 1] == ["-W"]:
-        first += 2
+    while words[first : first + 1] in (["-W"], ["-u"]):
+        first += 2 if words[first] == "-W" else 1
     rest = words[first:]
     if rest and (rest[0] in ("-c", "-m") or not rest[0].startswith("-")):
         return words[:first], rest

@@ -46,6 +46,11 @@ _NOT_READ = (
     "TORCHINDUCTOR_CACHE_DIR",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
     "HF_HUB_OFFLINE",  # it is set here: no test needs the hub
+    # Of torchrun, for its ranks.
+    "PYTHON_EXEC",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
 )
 _AS_ERRORS = (
     "error",
@@ -139,10 +144,11 @@ def can_run(options: Sequence[str], variables: Mapping[str, str]) -> bool:
     names = {
         name
         for name in {*variables, *os.environ}
-        if name.startswith(_READ_ON_IMPORT) and name not in _NOT_READ
+        if name.startswith(_READ_ON_IMPORT) and not name.startswith(_NOT_READ)
     }
     same = all(variables.get(name) == os.environ.get(name) for name in names)
-    return same and (not options or (options[0] == "-W" and options[1:] in (["error"], ["ignore"])))
+    warn = [option for option in options if option != "-u"]
+    return same and warn in ([], ["-W", "error"], ["-W", "ignore"])
 
 
 def _become(request: dict[str, Any], streams: Sequence[int]) -> None:
@@ -158,6 +164,9 @@ def _become(request: dict[str, Any], streams: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(request["folder"])
+    if "-u" in request["options"]:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        request["options"].remove("-u")
     sys.warnoptions[:] = request["options"][1:]
     asked = [(action, *_AS_ERRORS[1:]) for action in sys.warnoptions]
     first = warnings.filters.index(_AS_ERRORS)
@@ -172,7 +181,7 @@ def _become(request: dict[str, Any], streams: Sequence[int]) -> None:
 def _run(program: str, arguments: list[str], main: ModuleType) -> int:
     """Run the program as Python does; return its exit code."""
     try:
-        if Path(program).name == "halfguard":
+        if Path(program).name in ("halfguard", "torchrun"):
             _run_command(program, arguments)
         elif arguments[0] == "-c":
             sys.path.insert(0, "")
@@ -201,9 +210,13 @@ def _run(program: str, arguments: list[str], main: ModuleType) -> int:
 
 
 def _run_command(program: str, arguments: list[str]) -> None:
-    from halfguard.cli import main as command
-
     sys.argv = [program, *arguments]
+    if Path(program).name == "halfguard":
+        from halfguard.cli import main as command
+    else:
+        from torch.distributed.run import main as command
+
+        os.environ["PYTHON_EXEC"] = str(Path(program).with_name("python"))
     command()
 
 

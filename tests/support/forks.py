@@ -73,10 +73,10 @@ def group_of(text: str) -> str:
 
 
 def forked_path(group: str = "torch") -> Path:
-    """Return a folder with a ``python`` and a ``halfguard`` that run programs in forks of a server.
+    """Return a folder with ``python``, ``halfguard`` and ``torchrun`` that run in forks of a server.
 
     They take the place of the real ones, also in a shell. A program has its own variables, folder, streams
-    and exit code. The processes that it starts by ``sys.executable`` are real ones.
+    and exit code. The processes that it starts by ``sys.executable`` are real ones; ranks are forks.
     """
     if sys.platform != "linux":
         return Path(sys.executable).parent
@@ -123,7 +123,7 @@ def _folder() -> Path:
 def _start(folder: Path, modules: tuple[str, ...]) -> None:
     folder.mkdir()
     client = Path(__file__).with_name("fork_client.py").read_text()
-    for name in ("python", "halfguard"):
+    for name in ("python", "halfguard", "torchrun"):
         (folder / name).write_text(f"#!{sys.executable} -IS\n{client}")
         (folder / name).chmod(0o755)
     server = Path(__file__).with_name("fork_server.py")

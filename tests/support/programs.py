@@ -8,19 +8,29 @@ import sys
 from pathlib import Path
 
 from tests.support.docs import ROOT
-from tests.support.forks import forked_python, group_of
+from tests.support.forks import forked_path, forked_python, group_of
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+TWO_RANKS = ("--standalone", "--nproc-per-node=2", "-m")
 
 
 def run_python(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
     """Run Python on one thread, with this package and its tests; return what it printed.
 
-    A script, a text and ``-m halfguard`` run in a fork; other modules, which may start ranks, do not.
+    A script, a text and ``-m halfguard`` run in a fork; other modules do not.
     """
+    return _run(_python_for(*arguments, cwd=cwd), *arguments, cwd=cwd, **variables)
+
+
+def run_ranks(group: str, module: str, *arguments: str, **variables: str) -> str:
+    """Let torchrun start a module of the tests on two ranks, all of them forks; return what was printed."""
+    torchrun = str(forked_path(group) / "torchrun")
+    return _run(torchrun, *TWO_RANKS, module, *arguments, cwd=ROOT, **variables)
+
+
+def _run(*command: str, cwd: Path, **variables: str) -> str:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     done = subprocess.run(
-        [_python_for(*arguments, cwd=cwd), *arguments],
+        command,
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,

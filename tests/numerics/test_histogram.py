@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from halfguard.errors import UsageError
 from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_index, histogram
 from tests.support.counting import OpCounter
 
@@ -33,7 +32,7 @@ def reference(tensor: Tensor) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_16_bit_value(dtype: torch.dtype) -> None:
     values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    assert histogram([values]).counts.tolist() == [reference(values)]
+    assert histogram([values]).tolist() == [reference(values)]
 
 
 def test_wider_formats_and_mixed_lists() -> None:
@@ -45,19 +44,7 @@ def test_wider_formats_and_mixed_lists() -> None:
         torch.empty(0),
         torch.randn(300, generator=torch.Generator().manual_seed(0)).double(),
     ]
-    assert histogram(tensors).counts.tolist() == [reference(tensor) for tensor in tensors]
-
-
-def test_histograms_add_up() -> None:
-    first, second = torch.randn(2, 500, generator=torch.Generator().manual_seed(0))
-    both = histogram([torch.cat([first, second])])
-    assert torch.equal((histogram([first]) + histogram([second])).counts, both.counts)
-    assert torch.equal(histogram([first, second]).total().counts, both.counts)
-
-
-def test_a_window_of_binades_is_a_format() -> None:
-    values = torch.tensor([2.0**-26, 2.0**-24, 1.0, 65504.0, 2.0**16])
-    assert histogram([values]).between(-24, 15).tolist() == [3]
+    assert histogram(tensors).tolist() == [reference(tensor) for tensor in tensors]
 
 
 @pytest.mark.on_standin
@@ -76,9 +63,4 @@ def test_cost_does_not_depend_on_the_number_of_tensors() -> None:
 
 def test_runs_under_fake_tensors() -> None:
     with FakeTensorMode():
-        assert histogram([torch.empty(3), torch.empty(4)]).counts.shape == (2, BINS)
-
-
-def test_says_what_is_wrong() -> None:
-    with pytest.raises(UsageError, match="empty list"):
-        histogram([])
+        assert histogram([torch.empty(3), torch.empty(4)]).shape == (2, BINS)

@@ -19,7 +19,7 @@ def layer(
     name: str, forward: tuple[float, ...], backward: tuple[float, ...] = (1.0,)
 ) -> LayerRange:
     return LayerRange(
-        module=name, kind="Linear", forward=forward, backward=backward, forward_underflow=0.0,
+        module=name, kind="Linear", forward=forward, backward=backward,
         underflow_now=0.0, underflow_best=0.0, scale_low=1.0, scale_high=1024.0,
     )  # fmt: skip
 

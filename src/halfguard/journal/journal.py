@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from halfguard.errors import UsageError
 from halfguard.journal.jsonl import JsonlWriter
 from halfguard.records import (
     HealingRow,
@@ -132,11 +131,6 @@ class Journal:
         steps_per_row: int = 1000,
         keep: int = 100,
     ) -> None:
-        if steps_per_row < 1 or keep < 1:
-            raise UsageError(
-                "A journal needs steps_per_row and keep of at least 1, "
-                f"not {steps_per_row} and {keep}."
-            )
         self.run_dir = None if run_dir is None else Path(run_dir)
         self._steps_per_row = steps_per_row
         self._recent: deque[JournalRow] = deque(maxlen=keep)
@@ -145,11 +139,6 @@ class Journal:
         # Most loops never call close. This writes the last group when the journal is garbage-collected or
         # the program ends. It refers to the parts: a reference to the journal would keep it alive.
         self._finish = weakref.finalize(self, _finish, self._healthy, self._file, os.getpid())
-
-    @property
-    def lost_rows(self) -> int:
-        """Number of rows that could not be written to disk."""
-        return 0 if self._file is None else self._file.lost
 
     def write_run_info(self, info: RunInfo) -> None:
         """Write ``run.json``. A resumed run replaces it, so it describes the latest start."""

@@ -4,8 +4,7 @@ The rule covers every crash. If a process was killed in the middle of a line, re
 and the next writer removes it. Each line is one unbuffered write. So no line is lost in a buffer of a killed
 process, or written a second time by a forked data loader.
 
-A failing disk must not end a training run: the first ``OSError`` is logged, and later lines are only counted
-as lost.
+A failing disk must not end a training run: the first ``OSError`` is logged, and later lines are left out.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ _BLOCK = 4096
 
 
 class JsonlWriter:
-    """Appends lines to a file that no other process writes; ``lost`` counts lines it could not write."""
+    """Appends lines to a file that no other process writes, until a write fails."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lost = 0
         self._file: io.FileIO | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,14 +48,12 @@ class JsonlWriter:
     def append(self, text: str) -> None:
         """Write one line; ``text`` must not contain a newline."""
         if self._file is None:
-            self.lost += 1
             return
         rest = memoryview(f"{text}\n".encode())
         try:
             while rest:  # a nearly full disk writes a part, then refuses the next call
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self.lost += 1
             self._give_up(error)
 
     def sync(self) -> None:
@@ -70,7 +66,7 @@ class JsonlWriter:
             self._give_up(error)
 
     def close(self) -> None:
-        """Sync and close the file; later lines are counted as lost."""
+        """Sync and close the file; later lines are not written."""
         self.sync()
         if self._file is not None:
             with contextlib.suppress(OSError):

@@ -57,18 +57,14 @@ class PredictedOverflow:
     doubling: float
 
 
-def forecast(
-    absmax: Sequence[float], *, steps: Sequence[int] | None = None, limit: float = LIMIT
-) -> PredictedOverflow | None:
-    """Predict an overflow from the largest magnitudes at ``steps``; None if there is no trend.
+def forecast(absmax: Sequence[float]) -> PredictedOverflow | None:
+    """Predict an overflow from the largest magnitudes of consecutive steps; None if there is no trend.
 
-    Without ``steps``, the magnitudes are those of consecutive steps. None as well if a value is not finite:
-    then the overflow has already happened. ``limit`` is log2 of the largest number of the format.
+    None as well if a value is not finite: then the overflow has already happened.
     """
     if not all(math.isfinite(value) and value > 0 for value in absmax):
         return None
-    steps = range(len(absmax)) if steps is None else steps
-    points = _downsample(steps, [math.log2(value) for value in absmax])
+    points = _downsample([math.log2(value) for value in absmax])
     if len(points) < MIN_POINTS:
         return None
     whole, latter = fit_trend(points), fit_trend(points[len(points) // 2 :])
@@ -78,14 +74,14 @@ def forecast(
     if not certain or latter.slope < whole.slope / 2 or latter.low_at(0.9) <= 0:
         return None
     pace = latter.slope
-    distance = limit - latter.level - pace * (steps[-1] - points[-1][0])
+    distance = LIMIT - latter.level - pace * (len(absmax) - 1 - points[-1][0])
     if distance <= 0:
         return None
     ahead, most = distance / pace, MAX_AHEAD
     if pace < STEADY * whole.slope:
         most = MAX_AHEAD / 2
-        ahead = math.sqrt(ahead * _linear_ahead(points, limit))
-    if ahead > most * (steps[-1] - steps[0] + 1):
+        ahead = math.sqrt(ahead * _linear_ahead(points))
+    if ahead > most * len(absmax):
         return None
     slowest = min(whole.low_at(CONFIDENCE), pace)
     fastest = max(whole.high_at(CONFIDENCE), latter.high_at(0.9), pace)
@@ -93,12 +89,12 @@ def forecast(
     return PredictedOverflow(ahead, distance / fastest, high, 1 / pace)
 
 
-def _linear_ahead(points: Sequence[tuple[float, float]], limit: float) -> float:
+def _linear_ahead(points: Sequence[tuple[float, float]]) -> float:
     """Return the steps until the limit for a magnitude that grows by the same amount per step.
 
     Infinite if the amounts get smaller: then it levels off.
     """
-    shares = [(step, 2 ** (value - limit)) for step, value in points]
+    shares = [(step, 2 ** (value - LIMIT)) for step, value in points]
     former, latter = (fit_trend(part) for part in _halves(shares))
     if latter.slope <= 0 or latter.slope < STEADY * former.slope:
         return math.inf
@@ -145,12 +141,9 @@ def _quantile(confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
-def _downsample(steps: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:
+def _downsample(values: Sequence[float]) -> list[tuple[float, float]]:
     """Return at most ``MAX_POINTS`` points: medians of neighbours, with the middle of their steps."""
     size = math.ceil(len(values) / MAX_POINTS)
     # Aligned at the end, so that the latest step is always included.
     starts = range(len(values) % size, len(values), size) if size > 1 else range(len(values))
-    return [
-        ((steps[start] + steps[start + size - 1]) / 2, median(values[start : start + size]))
-        for start in starts
-    ]
+    return [(start + (size - 1) / 2, median(values[start : start + size])) for start in starts]

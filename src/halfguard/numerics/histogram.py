@@ -9,12 +9,10 @@ go to the outermost bins), zero, infinity and NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from halfguard.errors import UsageError
 from halfguard.numerics.tensor_rows import TensorRows, in_list_order, lay_out
 
 LOWEST, HIGHEST = -149, 127  # the binades of float32, subnormals included
@@ -27,36 +25,15 @@ def bin_index(binade: int) -> int:
     return min(max(binade, LOWEST), HIGHEST) - LOWEST + 1
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Counts on the device, one row per tensor and one column per bin."""
-
-    counts: Tensor
-
-    def __add__(self, other: Histogram) -> Histogram:
-        """Add the counts of the same tensors at another step, or on another rank."""
-        return Histogram(self.counts + other.counts)
-
-    def total(self) -> Histogram:
-        """Combine all tensors as if they were one."""
-        return Histogram(self.counts.sum(0, keepdim=True))
-
-    def between(self, low: int, high: int) -> Tensor:
-        """Count the values of each tensor in the binades ``low`` to ``high``, both included."""
-        return self.counts[:, bin_index(low) : bin_index(high) + 1].sum(1)
-
-
 @torch.no_grad()
-def histogram(tensors: Sequence[Tensor]) -> Histogram:
-    """Count the values of every tensor by binade."""
-    if not tensors:
-        raise UsageError("histogram() was given an empty list: there is nothing to count.")
+def histogram(tensors: Sequence[Tensor]) -> Tensor:
+    """Count the values of every tensor by binade: one row per tensor and one column per bin."""
     positions: list[int] = []
     parts: list[Tensor] = []
     for rows in lay_out(tensors):
         positions += rows.positions
         parts.append(count_rows(rows))
-    return Histogram(in_list_order(positions, torch.cat(parts)))
+    return in_list_order(positions, torch.cat(parts))
 
 
 def count_rows(rows: TensorRows) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from halfguard.formats import Format, for_dtype
 from halfguard.numerics.histogram import HIGHEST, LOWEST, bin_index, count_rows
-from halfguard.numerics.tensor_rows import TensorRows, in_list_order, lay_out
+from halfguard.numerics.tensor_rows import TensorRows, in_list_order
 
 FROZEN = 0.9  # of a layer's updates are lost: it has stopped to learn
 
@@ -62,26 +62,6 @@ class LostUpdates:
         """Read the counts on the host. Waits for the device."""
         rows = torch.cat([self.lost.unsqueeze(1), self.counts], dim=1).tolist()
         return [UpdateMargins(lost, tuple(counts)) for lost, *counts in rows]
-
-
-@torch.no_grad()
-def lost_updates(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> LostUpdates:
-    """Measure what adding each of ``updates`` to its 16-bit weight does, without a host sync.
-
-    The updates are those that the optimizer intends, in float32.
-    """
-    positions: list[int] = []
-    parts: list[LostUpdates] = []
-    by_dtype: dict[torch.dtype, list[int]] = {}
-    for index, weight in enumerate(weights):
-        by_dtype.setdefault(weight.dtype, []).append(index)
-    for dtype, indices in by_dtype.items():
-        stored = lay_out([weights[i] for i in indices])
-        added = lay_out([updates[i] for i in indices])
-        for rows, change in zip(stored, added, strict=True):
-            positions += [indices[i] for i in rows.positions]
-            parts.append(count_lost(rows, change.data, dtype))
-    return joined(positions, parts)
 
 
 def joined(positions: list[int], parts: Sequence[LostUpdates]) -> LostUpdates:

@@ -191,7 +191,6 @@ def make_layer_ranges(
                 kind=kinds.get(module, ""),
                 forward=tuple(one.forward),
                 backward=tuple(one.backward),
-                forward_underflow=lost_share(one.outputs, 0),
                 underflow_now=lost_share(one.gradients, now),
                 underflow_best=lost_share(one.gradients, window.best),
                 scale_low=None if low is None else 2.0**low,

@@ -22,7 +22,6 @@ class LayerRange(FloatRecordPart):
     kind: str = Field(description="the module's class")
     forward: tuple[float, ...] = Field(description="of the outputs; one entry per step")
     backward: tuple[float, ...] = Field(description="of the gradients, without the loss scale")
-    forward_underflow: float = Field(description="share of non-zero outputs that become 0 in FP16")
     underflow_now: float = Field(description="share of gradients lost at the current loss scale")
     underflow_best: float = Field(description="the same at the best loss scale")
     scale_low: float | None = Field(description="below it more gradients vanish than allowed")

@@ -82,7 +82,7 @@ def count_binades(tensor: Tensor) -> Tensor:
     the smallest normal of float32, 2**-126, are all counted in the bin of 2**-127.
     """
     if tensor.device.type != "cpu" or tensor.dtype is torch.float64:
-        return histogram([tensor]).counts[0]
+        return histogram([tensor])[0]
     values = tensor.float().contiguous().view(-1)
     exponents = values.view(torch.int32).bitwise_right_shift(23).bitwise_and_(255)
     found = torch.bincount(exponents, minlength=256)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from halfguard.errors import UsageError
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -49,11 +47,6 @@ def time_interleaved(
     own work and nothing else. ``clock=time.process_time`` counts processor seconds: with one thread, other
     processes on the machine disturb it least.
     """
-    if rounds < 1 or warmup < 0:
-        raise UsageError(
-            f"rounds={rounds}, warmup={warmup} measures nothing.",
-            cure="Pass rounds >= 1, warmup >= 0.",
-        )
     devices = range(torch.accelerator.device_count() if torch.accelerator.is_available() else 0)
 
     def wait() -> None:
@@ -80,11 +73,6 @@ def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 def ratios(seconds: Mapping[str, Sequence[float]], *, against: str) -> dict[str, Spread]:
     """Return each run's time divided by that of ``against`` in the same round."""
-    if against not in seconds:
-        raise UsageError(
-            f"There is no run named {against!r} to compare with.",
-            cure=f"Runs: {', '.join(seconds)}.",
-        )
     base = seconds[against]
     return {
         name: Spread.of([mine / theirs for mine, theirs in zip(values, base, strict=True)])

@@ -24,7 +24,8 @@ from torch.optim import AdamW
 from benchmarks.table import print_table
 from benchmarks.timings.guard import MAX_NORM, GPT2Like, bare, next_token
 from halfguard.guard.guard import Guard
-from halfguard.workload.timing import Spread, time_interleaved
+from halfguard.records.cost import Spread
+from halfguard.workload.timing import time_interleaved
 
 
 def steps(rounds: int) -> dict[str, list[float]]:

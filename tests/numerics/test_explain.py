@@ -125,12 +125,6 @@ def test_what_an_update_needs() -> None:
     assert (one + 0.000489).item() > 1
 
 
-def test_as_a_decay() -> None:
-    assert "BF16 holds 1" in sentence("0.999", "As a decay")
-    assert torch.tensor(0.999).bfloat16().item() == 1
-    assert not explain("0.9").sentences[0].startswith("As a decay")
-
-
 def test_step_by_step() -> None:
     said = sentence("(1+1e-4)-1", "Step by step")
     assert said.startswith("Step by step in FP16 and BF16: 1+1e-4 = 1, then (1+1e-4)-1 = 0.")

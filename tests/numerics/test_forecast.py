@@ -6,14 +6,15 @@ import math
 
 import pytest
 
-from halfguard.numerics.forecast import PredictedOverflow, fit_trend, forecast
+from halfguard.numerics.forecast import fit_trend, forecast
+from halfguard.records.ranges import Forecast
 from tests.probing.runs import LIMIT, drifting, stable, trained
 from tests.support.cases import each
 
 WINDOW, EVERY, AHEAD = 200, 10, 50
 
 
-def first_announcement(values: list[float]) -> tuple[int, PredictedOverflow] | None:
+def first_announcement(values: list[float]) -> tuple[int, Forecast] | None:
     """Watch a run as it goes on: the latest steps, looked at every so often."""
     for now in range(EVERY, len(values), EVERY):
         found = forecast(values[max(0, now - WINDOW) : now])

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfguard.workload.timing import Spread, medians, ratios, time_interleaved
+from halfguard.records.cost import Spread
+from halfguard.workload.timing import medians, ratios, time_interleaved
 
 
 class Machine:

@@ -64,7 +64,7 @@ class Explanation:
         """What to know about this value in training, the most specific first."""
         if not self.value.is_finite():
             return ["One NaN, or inf - inf or 0 * inf, makes a sum, mean or gradient norm NaN."]
-        rules = (_as_eps, _as_gradient, _as_mask, _as_update, _as_decay, _lost_in_steps, _overflow)
+        rules = (_as_eps, _as_gradient, _as_mask, _as_update, _lost_in_steps, _overflow)
         found = [sentence for rule in (*rules, _as_integer) for sentence in rule(self)]
         return found or [_precision(self)]
 
@@ -170,15 +170,6 @@ def _as_mask(facts: Explanation) -> Iterator[str]:
         f" cast to FP16 gives {cast}.{warning} Use torch.finfo(x.dtype).min,"
         f" which is {show_number(-FP16.largest)} in FP16."
     )
-
-
-def _as_decay(facts: Explanation) -> Iterator[str]:
-    names = [row.format.name for row in facts.training_rows if row.stored == 1 > facts.value]
-    if facts.is_literal and names:
-        yield (
-            f"As a decay or a beta: a tensor in {_list(names)} holds 1 instead, and a moving"
-            " average with weight 1 on the past never changes."
-        )
 
 
 def _as_integer(facts: Explanation) -> Iterator[str]:

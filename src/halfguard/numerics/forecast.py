@@ -23,6 +23,7 @@ from itertools import combinations, pairwise
 from statistics import NormalDist, fmean, median
 
 from halfguard.formats import FP16
+from halfguard.records.ranges import Forecast
 
 LIMIT = math.log2(FP16.largest)
 MAX_POINTS = 64  # more are reduced to this many medians: the cost is quadratic
@@ -47,18 +48,8 @@ class Trend:
         return self.slope + _quantile(confidence) * self.error
 
 
-@dataclass(frozen=True)
-class PredictedOverflow:
-    """Steps from the last one until the limit is exceeded, with an interval; ``doubling`` is in steps."""
-
-    steps: float
-    low: float
-    high: float
-    doubling: float
-
-
-def forecast(absmax: Sequence[float]) -> PredictedOverflow | None:
-    """Predict an overflow from the largest magnitudes of consecutive steps; None if there is no trend.
+def forecast(absmax: Sequence[float], module: str = "") -> Forecast | None:
+    """Predict an overflow from the largest outputs of consecutive steps; None if there is no trend.
 
     None as well if a value is not finite: then the overflow has already happened.
     """
@@ -86,7 +77,9 @@ def forecast(absmax: Sequence[float]) -> PredictedOverflow | None:
     slowest = min(whole.low_at(CONFIDENCE), pace)
     fastest = max(whole.high_at(CONFIDENCE), latter.high_at(0.9), pace)
     high = max(distance / slowest, ahead)
-    return PredictedOverflow(ahead, distance / fastest, high, 1 / pace)
+    return Forecast(
+        module=module, doubling=1 / pace, steps=ahead, low=distance / fastest, high=high
+    )
 
 
 def _linear_ahead(points: Sequence[tuple[float, float]]) -> float:

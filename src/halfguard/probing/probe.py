@@ -112,9 +112,5 @@ def _report(
 
 def _forecasts(layers: tuple[LayerRange, ...]) -> list[Forecast]:
     """Return the predicted overflows, soonest first."""
-    found = []
-    for layer in layers:
-        overflow = forecast(layer.forward)
-        if overflow is not None:
-            found.append(Forecast(module=layer.module, **vars(overflow)))
-    return sorted(found, key=lambda one: one.steps)
+    found = [forecast(layer.forward, layer.module) for layer in layers]
+    return sorted((one for one in found if one is not None), key=lambda one: one.steps)

@@ -2,8 +2,8 @@
 
 from halfguard.records.atomic_write import write_atomically
 from halfguard.records.base import Record
-from halfguard.records.culprit import Culprit, TensorRange
-from halfguard.records.finding import Finding, Severity
+from halfguard.records.culprit import Culprit
+from halfguard.records.finding import Finding
 from halfguard.records.incident import IncidentRecord, MicroBatchRecord
 from halfguard.records.journal_rows import JournalRow, parse_journal_row
 from halfguard.records.snapshot import RankSnapshotRecord, SnapshotRecord
@@ -37,11 +37,9 @@ __all__ = [
     "RankSnapshotRecord",
     "Record",
     "RunInfo",
-    "Severity",
     "SnapshotRecord",
     "StepRow",
     "Summary",
-    "TensorRange",
     "WatchRow",
     "parse_journal_row",
     "write_atomically",

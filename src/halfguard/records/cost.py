@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import statistics
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -52,12 +54,20 @@ class StepMemory(RecordPart):
         return self.at_peak.total
 
 
-class TimeRatio(RecordPart):
-    """A ratio of two times: the median of interleaved rounds, and the quartiles."""
+class Spread(RecordPart):
+    """A median with its quartiles, as of the ratio of two times over interleaved rounds."""
 
     median: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Return the spread of at least one value; a single value has none."""
+        if len(values) == 1:
+            return cls(median=values[0], low=values[0], high=values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median=median, low=low, high=high)
 
 
 class PrecisionCost(RecordPart):
@@ -66,7 +76,7 @@ class PrecisionCost(RecordPart):
     precision: str
     memory: StepMemory = Field(description="up to the failure, if there was one")
     seconds: float | None = Field(default=None, description="median time of a step")
-    ratio: TimeRatio | None = Field(default=None, description="its time over the baseline's")
+    ratio: Spread | None = Field(default=None, description="its time over the baseline's")
     operations: int = Field(default=0, description="tensor operations in a step")
     casts: int = Field(default=0, description="operations that only change a dtype")
     flops: int = Field(default=0, description="in matrix products and convolutions of a step")

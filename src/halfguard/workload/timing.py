@@ -9,29 +9,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
-
-@dataclass(frozen=True)
-class Spread:
-    """A median with its quartiles."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of at least one value; a single value has none."""
-        if len(values) == 1:
-            return cls(values[0], values[0], values[0])
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median, low, high)
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+from halfguard.records.cost import Spread
 
 
 def time_interleaved(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard import Workload
-from halfguard.records.cost import Cost, MemoryParts, PrecisionCost, StepMemory, TimeRatio
+from halfguard.records.cost import Cost, MemoryParts, PrecisionCost, Spread, StepMemory
 
 HALF = ("fp32", "fp16-mixed")
 
@@ -70,7 +70,7 @@ def measured(
         precision="fp16-mixed",
         memory=memory["half"],
         seconds=seconds * ratio,
-        ratio=TimeRatio(median=ratio, low=ratio, high=ratio),
+        ratio=Spread(median=ratio, low=ratio, high=ratio),
         operations=1100,
         casts=cost.pop("casts", 50),
         flops=int(flops),

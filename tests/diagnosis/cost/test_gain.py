@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfguard.diagnosis.cost.gain import gain_findings
-from halfguard.records.cost import Cost, TimeRatio, UnalignedDimension
+from halfguard.records.cost import Cost, Spread, UnalignedDimension
 from tests.diagnosis.cost.jobs import measured
 
 
@@ -32,7 +32,7 @@ class TestNoGainInTime:
 
     def test_what_noise_hides_is_not_claimed(self) -> None:
         cost = measured(ratio=1.1)
-        noisy = cost.costs[1].model_copy(update={"ratio": TimeRatio(median=1.1, low=0.9, high=1.4)})
+        noisy = cost.costs[1].model_copy(update={"ratio": Spread(median=1.1, low=0.9, high=1.4)})
         (found,) = gain_findings(cost.model_copy(update={"costs": (cost.costs[0], noisy)}))
         assert "is not measurably faster than fp32" in found.message
         (found,) = gain_findings(cost)

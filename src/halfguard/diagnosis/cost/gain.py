@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from halfguard.records.cost import Cost, PrecisionCost, TimeRatio
+from halfguard.records.cost import Cost, PrecisionCost, Spread
 from halfguard.records.finding import Finding, Severity
 from halfguard.records.sizes import format_bytes
 
@@ -112,7 +112,7 @@ def _little_to_gain(base: PrecisionCost, share: float) -> Reason:
     )
 
 
-def _speed(ratio: TimeRatio, base: str) -> str:
+def _speed(ratio: Spread, base: str) -> str:
     quartiles = f"quartiles {ratio.low:.2f} to {ratio.high:.2f}"
     if ratio.low <= 1 <= ratio.high:
         return f"is not measurably faster than {base} ({quartiles} of its time)"

@@ -21,7 +21,7 @@ from halfguard.errors import UsageError
 from halfguard.hardware.measured import Speeds
 from halfguard.precision.modes import autocast_dtype
 from halfguard.precision_names import Precision
-from halfguard.records.cost import Cost, PrecisionCost, TimeRatio
+from halfguard.records.cost import Cost, PrecisionCost
 from halfguard.records.finding import Severity
 from halfguard.records.sizes import parse_bytes
 from halfguard.step.random_state import seeded
@@ -99,7 +99,7 @@ def _add_times(
         else cost.model_copy(
             update={
                 "seconds": middle[cost.precision],
-                "ratio": TimeRatio(**vars(spreads[cost.precision])),
+                "ratio": spreads[cost.precision],
                 "matmul_ratio": _product_ratio(cost.precision, speeds),
             }
         )

@@ -27,7 +27,7 @@ import torch
 from halfguard.diagnosis.model.products import Product
 from halfguard.precision.modes import HALF_DTYPES
 
-_SHORT_NAMES = {
+SHORT_NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
@@ -110,7 +110,7 @@ def _autocast_name(products: Iterable[Product]) -> str:
 
 
 def _short_name(dtype: torch.dtype | None = None) -> str:
-    return "unknown" if dtype is None else _SHORT_NAMES.get(dtype, "unknown")
+    return "unknown" if dtype is None else SHORT_NAMES.get(dtype, "unknown")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from halfguard.diagnosis.model.measured_precision import MeasuredPrecision, parse_precision
+from halfguard.diagnosis.model.measured_precision import (
+    SHORT_NAMES,
+    MeasuredPrecision,
+    parse_precision,
+)
 from halfguard.diagnosis.model.training_setup import join_names
 
 CONVERSIONS = {
@@ -11,12 +15,7 @@ CONVERSIONS = {
     "bf16": "model.bfloat16()",
     "fp64": "model.double()",
 }
-DTYPE_NAMES = {
-    "fp32": "torch.float32",
-    "fp16": "torch.float16",
-    "bf16": "torch.bfloat16",
-    "fp64": "torch.float64",
-}
+DTYPE_NAMES = {short: str(dtype) for dtype, short in SHORT_NAMES.items()}
 
 
 def conversion_line(asked: str | None, measured: MeasuredPrecision) -> str:

@@ -81,14 +81,6 @@ def test_later_groups_keep_the_spread_of_their_losses(
     assert list(curve.mean) == [(a + b) / 2 for a, b in zip(starts, ends, strict=True)]
 
 
-def test_a_row_of_version_1_is_read() -> None:
-    old = (
-        '{"kind": "window", "schema_version": 1, "first_step": 0, "last_step": 9, "loss_mean": 1.0, '
-        '"loss_max": 2.0, "grad_norm_min": 0.5, "grad_norm_max": 1.0, "scale": 8.0}'
-    )
-    assert HealthyStepsRow.from_json(old).losses is None
-
-
 def test_losses_that_are_not_known_have_no_curve(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         for step in range(3):
@@ -112,13 +104,6 @@ def test_what_closes_a_group(tmp_path: Path) -> None:
     assert on_disk(tmp_path / "deep" / "run") == [
         (0, 9), (10, 11), (12, 12), (13, 14), (20, 21), (3, 4), (5, 5), (6, 6)
     ]  # fmt: skip
-
-
-def test_a_summary_is_a_row(tmp_path: Path) -> None:
-    summary = Summary(epoch=3, steps=2, applied=2)
-    with Journal(tmp_path) as journal:
-        journal.add_summary(summary)
-        assert list(read_rows(tmp_path / STEPS_FILE)) == [summary]
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ from halfguard.probing.ranges import (
     significant_values,
 )
 from halfguard.records.ranges import LayerRange, ProbeReport, headroom
-from halfguard.report import probe_page, to_html
-from halfguard.report.heat_map import shown_layers
 from halfguard.workload import Workload, load
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -238,45 +236,3 @@ def test_scales() -> None:
     assert ScaleWindow.of([9], [3]).empty
     assert headroom(0.0) == math.inf
     assert headroom(math.nan) == -math.inf
-
-
-# -- pictures
-
-
-def hundred(seed: int) -> Workload:
-    torch.manual_seed(seed)
-    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(100)), nn.Linear(16, 4))
-    return job(seed, model, (16,))
-
-
-@pytest.mark.slow
-def test_the_page_of_a_hundred_layers(seed: object) -> None:
-    report = probe(hundred(0), steps=3)
-    page = to_html(probe_page(report))
-    assert all(f">{layer.module}</text>" in page.replace("\n", "") for layer in report.layers)
-    assert "://" not in page  # nothing is fetched
-    assert len(shown_layers(report, rows=10)) == 10
-
-
-def test_names_in_a_page_are_text() -> None:
-    layer = LayerRange(
-        module="<script>",
-        kind="Linear",
-        forward=(math.nan, math.inf, 0.0),
-        backward=(1.0,),
-        underflow_now=0,
-        underflow_best=0,
-        scale_low=None,
-        scale_high=None,
-    )
-    report = ProbeReport(
-        precision="fp32",
-        steps=3,
-        scale=1.0,
-        best_scale=1.0,
-        window=None,
-        losses=(1.0,),
-        layers=(layer,),
-    )
-    assert "<script>" not in to_html(probe_page(report))
-    assert repr(ProbeReport.from_json(report.to_json())) == repr(report)

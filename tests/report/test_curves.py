@@ -20,6 +20,8 @@ finite = st.floats(-1e300, 1e300)
 
 
 @given(st.lists(finite, min_size=1, max_size=20), st.booleans())
+@example([1.0, math.nextafter(1.0, math.inf)], True)
+@example([1e299, math.nextafter(1e299, math.inf)], True)
 def test_an_axis_holds_its_numbers_in_their_order(values: list[float], log: bool) -> None:
     values = [abs(value) + 1e-290 for value in values] if log else values
     axis = fit_axis(values, 10.0, 90.0, log=log)

@@ -11,7 +11,7 @@ from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import LayerRange, ProbeReport
 from halfguard.report import probe_page, to_html, to_markdown
-from halfguard.report.heat_map import HEADROOM_COLOURS, draw_heat_map
+from halfguard.report.heat_map import HEADROOM_COLOURS, ROWS, draw_heat_map, shown_layers
 from tests.report.test_page import EVIL, Tags
 
 
@@ -52,14 +52,26 @@ def test_a_page_has_findings_and_layers(write: object) -> None:
 
 def test_the_html_is_safe_and_has_a_legend() -> None:
     page = to_html(probe_page(report(layer("wide", EVERY_COLOUR), steps=len(EVERY_COLOUR))))
-    assert "Content-Security-Policy" in page
-    assert "prefers-color-scheme:dark" in page
     for label in ("overflow", "below 6", "12 or more", "no values", "headroom in bits"):
         assert f">{label}</text>" in page, label
     evil = to_html(probe_page(report(layer(EVIL, EVERY_COLOUR), steps=len(EVERY_COLOUR))))
     assert [t for t in Tags(evil).names if t != "title"] == [
         t for t in Tags(page).names if t != "title"  # a long name has its full form as a tooltip
     ]  # fmt: skip
+
+
+def test_of_many_layers_those_with_the_least_headroom_are_shown_in_their_order() -> None:
+    made = report(*(layer(f"m{i}", (2.0 ** (i % 7),)) for i in range(ROWS + 50)))
+    shown = [int(one.module[1:]) for one in shown_layers(made)]
+    assert len(shown) == ROWS
+    assert shown == sorted(shown)
+    left = set(range(ROWS + 50)) - set(shown)
+    assert max(i % 7 for i in left) <= min(i % 7 for i in shown)
+
+
+def test_numbers_that_are_not_finite_survive_json() -> None:
+    made = report(layer("a", (math.nan, math.inf, 0.0)))
+    assert repr(ProbeReport.from_json(made.to_json())) == repr(made)
 
 
 def test_every_colour_is_used() -> None:

@@ -27,9 +27,9 @@ _TOP, _ROW, _GAP = 30, 18, 18
 _NAME = 32  # letters of a layer's name
 
 
-def shown_layers(report: ProbeReport, rows: int = ROWS) -> list[LayerRange]:
-    """Return at most ``rows`` layers, those with the least headroom, in the order in which they ran."""
-    tight = sorted(report.layers, key=lambda layer: least_headroom(layer, report.best_scale))[:rows]
+def shown_layers(report: ProbeReport) -> list[LayerRange]:
+    """Return at most ``ROWS`` layers, those with the least headroom, in the order in which they ran."""
+    tight = sorted(report.layers, key=lambda layer: least_headroom(layer, report.best_scale))[:ROWS]
     chosen = {layer.module for layer in tight}
     return [layer for layer in report.layers if layer.module in chosen]
 

@@ -78,7 +78,6 @@ def test_a_run_that_its_machine_lost_is_no_failure_and_allows_no_pass() -> None:
     verdict = judge(whole.model_copy(update={"runs": (*whole.runs[:-1], gone)}))
     assert verdict.word is VerdictLabel.INCONCLUSIVE
     assert "seed 4 were lost (worker died" in verdict.comparisons[0].reason
-    assert "seed 4 were lost (worker died" in verdict.comparisons[0].reason
     assert verdict.comparisons[0].further_seeds == 1
 
 

@@ -91,15 +91,6 @@ def test_no_autocast_where_one_was_asked_for() -> None:
     assert cured(finding, again, model=model, loss=loss, x=x)["diagnosis"].ok
 
 
-def test_an_outer_autocast_where_fp32_was_asked_for() -> None:
-    model, x = net(), batch()
-    with torch.autocast(device_type(), torch.bfloat16):
-        diagnosis = hg.doctor(model, precision="fp32", loss=loss, batch=x)
-        finding = found(diagnosis, "HD101")
-        again = "diagnosis = halfguard.doctor(model, precision='fp32', loss=loss, batch=x)"
-        assert cured(finding, again, model=model, loss=loss, x=x)["diagnosis"].ok
-
-
 NAMES = ["fp32", "fp16-mixed", "bf16-mixed", "fp16-weights", "fp16-true", "bf16-true"]
 
 

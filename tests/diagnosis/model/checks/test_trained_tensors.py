@@ -37,10 +37,11 @@ def test_parameters_replaced_after_the_optimizer_was_built() -> None:
     half_step(model, optimizer, torch.amp.GradScaler(device_type()), batch())
 
 
-def test_one_replaced_layer() -> None:
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_one_replaced_layer(outputs: int) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model[2] = nn.Linear(8, 1)
+    model[2] = nn.Linear(8, outputs)
     finding = found(hg.doctor(model, optimizer), "HD106")
     assert "2 of the 4" in finding.message
     assert "2.weight, 2.bias" in finding.message
@@ -54,13 +55,6 @@ def test_what_is_meant_is_not_reported() -> None:
     assert hg.doctor(model, both).ok  # a loss with parameters of its own
     assert hg.doctor(model, head_only).ok
     assert hg.doctor(model, two).ok
-
-
-def test_a_head_with_other_outputs() -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model[2] = nn.Linear(8, 3)
-    assert codes(hg.doctor(model, optimizer)) == ["HD106"]
 
 
 def test_a_part_of_the_model_is_left_out_beside_a_parameter_of_the_loss() -> None:
@@ -128,24 +122,10 @@ def test_a_loss_that_is_only_a_number(broken: Callable[[nn.Module, Tensor], Any]
     assert hg.doctor(model, optimizer, loss=loss, batch=batch()).ok  # returns the loss itself
 
 
-def test_the_scaler_complains_of_it_only_later() -> None:
-    model, scaler = net(), torch.amp.GradScaler(device_type())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler.scale(rebuilt(model, batch())).backward()
-    with pytest.raises(AssertionError, match="No inf checks were recorded"):
-        scaler.step(optimizer)
-
-
 def test_an_output_is_not_a_loss() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert hg.doctor(model, optimizer, loss=lambda m, x: m(x).detach(), batch=batch()).ok
-
-
-def test_a_graph_that_leads_to_no_parameter_gives_no_gradient() -> None:
-    model = net()
-    rebuilt_and_weighted(model, batch()).backward()
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_everything_frozen_is_said_as_such() -> None:

@@ -61,7 +61,7 @@ def test_the_html_is_safe_and_has_a_legend() -> None:
 
 
 def test_of_many_layers_those_with_the_least_headroom_are_shown_in_their_order() -> None:
-    made = report(*(layer(f"m{i}", (2.0 ** (i % 7),)) for i in range(ROWS + 50)))
+    made = report(*(layer(f"m{i}", (2.0 ** (i % 7),), ()) for i in range(ROWS + 50)))
     shown = [int(one.module[1:]) for one in shown_layers(made)]
     assert len(shown) == ROWS
     assert shown == sorted(shown)

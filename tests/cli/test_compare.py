@@ -67,8 +67,6 @@ def test_pages_are_saved(tmp_path: Path, halfguard: Program) -> None:
         (["--metric", "val_los"], "Did you mean val_loss?"),
         (["--metric", "train"], "no run has a metric 'train'"),
         (["--metric", "epoch"], "Add --higher-is-better or --lower-is-better."),
-        (["--metric", "val_loss", "--pass", "3%"], "0 < pass <= marginal"),
-        (["--metric", "val_loss", "--pass", "much"], "0 < pass <= marginal"),
         (["--metric", "val_loss", "--at", "first"], "'first' is none of last, best, tail"),
         (["--metric", "val_loss", "--seed-key", "sed"], "Did you mean seed?"),
         (["--metric", "val_loss", "--html", "gone/page.html"], "the folder of gone/page.html"),

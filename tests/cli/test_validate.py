@@ -51,7 +51,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     (folder / "job.py").write_text(JOBS.read_text())
     (folder / "spec.yaml").write_text(yaml.safe_dump(SPEC))
-    result = halfguard(folder, "validate", "spec.yaml", "--workers", 1)
+    result = halfguard(folder, "validate", "spec.yaml")
     assert result.exit_code == 1, result.err
     (folder / "output.txt").write_text(result.out)
     return folder
@@ -111,13 +111,11 @@ def test_a_sign_off_is_void_when_the_study_changes(study: Path, tmp_path: Path) 
     result = halfguard(study, "validate", "approve", folder, "--by", "Ada Lovelace")
     assert result.exit_code == 0, result.err
     assert result.out.startswith("Signed by Ada Lovelace")
-    again = halfguard(
-        study, "validate", "spec.yaml", "--out", folder
-    )  # the same study, judged later
+    again = halfguard(study, "validate", "spec.yaml", "-o", folder)  # the same study, judged later
     assert "FAIL signed by Ada Lovelace" in again.out
     assert "VOID" not in again.out
     (study / "shorter.yaml").write_text(yaml.safe_dump(SPEC | {"seeds": 3}))
-    assert "VOID" in halfguard(study, "validate", "shorter.yaml", "--out", folder).out
+    assert "VOID" in halfguard(study, "validate", "shorter.yaml", "-o", folder).out
 
 
 @pytest.mark.slow

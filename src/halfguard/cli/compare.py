@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from halfguard.validation.sections import Thresholds
 
 app = typer.Typer(add_completion=False)
 
@@ -30,10 +27,6 @@ def compare(
             help="Default: told by a name such as loss or accuracy.",
         ),
     ] = None,
-    passing: Annotated[
-        str, typer.Option("--pass", help="A smaller loss of the metric is PASS.")
-    ] = "1%",
-    marginal: Annotated[str, typer.Option(help="A smaller loss is MARGINAL, else FAIL.")] = "2%",
     at: Annotated[
         str, typer.Option(help="Value of each run: last, best, or tail (mean of the last fifth).")
     ] = "last",
@@ -83,7 +76,6 @@ def compare(
         until=until,
         any_length=any_length,
         seed_key=seed_key,
-        thresholds=_thresholds(passing, marginal),
     )
     with progress("Reading the logs"):
         result, groups = compare_runs(places, options)
@@ -97,16 +89,3 @@ def compare(
     else:
         print_page(page)
     raise typer.Exit(result.verdict.exit_code)
-
-
-def _thresholds(passing: str, marginal: str) -> Thresholds:
-    from halfguard.validation.sections import Thresholds  # noqa: PLC0415
-
-    try:
-        return Thresholds.model_validate({"pass": passing, "marginal": marginal})
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"expected fractions or percentages with 0 < pass <= marginal < 100%, got {passing} and "
-            f"{marginal}",
-            param_hint="--pass, --marginal",
-        ) from error

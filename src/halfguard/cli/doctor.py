@@ -44,7 +44,6 @@ def doctor(
         str | None,
         typer.Option(metavar="SIZE", help="Memory limit for a step, such as 2GB; needs --cost."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Passed to ENTRY.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what each precision does here, which to choose, and what can go wrong.
@@ -54,7 +53,7 @@ def doctor(
     error.
     """
     budget_bytes = _validate_options(entry, gpu, precision, batch_size, cost, budget)
-    workload = None if entry is None else _load(entry, seed)
+    workload = None if entry is None else _load(entry)
     report = _report(gpu, precision, batch_size)
     diagnosis = costs = None
     if workload is not None:
@@ -126,12 +125,12 @@ def _drop_scaler_finding(report: MachineReport) -> MachineReport:
     return report.model_copy(update={"findings": kept})
 
 
-def _load(entry: str, seed: int) -> Workload:
+def _load(entry: str) -> Workload:
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
     with torch_needed("halfguard doctor ENTRY"):
         from halfguard.workload import load  # noqa: PLC0415
-    return load(entry, seed)
+    return load(entry)
 
 
 def _stored_precision(workload: Workload) -> str | None:

@@ -24,10 +24,6 @@ def plan(
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each trial.", min=1)] = 20,
     precision: Annotated[str, typer.Option(help="fp16-mixed or bf16-mixed.")] = "fp16-mixed",
-    tolerance: Annotated[
-        float, typer.Option(help="Allowed difference of the final loss from FP32, as a fraction.")
-    ] = 0.01,
-    seed: Annotated[int, typer.Option(help="Seed, passed to the function.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the smallest set of modules to keep in FP32, so that the loss follows FP32.
@@ -53,10 +49,9 @@ def plan(
 
         try:
             found = search(
-                load(entry, seed),
+                load(entry),
                 steps=steps,
                 precision=precision,
-                tolerance=tolerance,
                 advance=bar.advance,
                 watch=watch,
             )

@@ -26,8 +26,6 @@ def probe(
     precision: Annotated[
         str, typer.Option(help="fp32, or fp16-mixed to see where it breaks.")
     ] = "fp32",
-    scale: Annotated[float, typer.Option(help="Loss scale in use; a power of two.")] = 65536.0,
-    seed: Annotated[int, typer.Option(help="Seed, passed to the function.")] = 0,
     html: Annotated[
         Path | None, typer.Option(help="Save all results with the heat map as one HTML page.")
     ] = None,
@@ -57,8 +55,8 @@ def probe(
             if interrupt.requested:
                 raise StopTraining
 
-        workload = load(entry, seed)
-        report = run(workload, steps=steps, precision=precision, scale=scale, advance=advance)
+        workload = load(entry)
+        report = run(workload, steps=steps, precision=precision, advance=advance)
     if interrupt.requested:
         typer.echo(f"Interrupted after {report.steps} of {steps} steps.", err=True)
     if html is not None:

@@ -37,14 +37,12 @@ def run(
     spec: Annotated[
         Path, typer.Argument(metavar="SPEC", help="YAML file that describes the study.")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and reports; default: runs/NAME.")
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Folder for runs and reports; default: runs/NAME."),
     ] = None,
     executor: Annotated[
         str | None, typer.Option(help="local, ray or slurm; replaces the one in SPEC.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of runs at the same time.", min=1)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
@@ -61,8 +59,8 @@ def run(
         from halfguard.validation.study import make_executor, missing_tasks  # noqa: PLC0415
         from halfguard.validation.validate import default_folder, run_validation  # noqa: PLC0415
     checked = Spec.load(spec)
-    folder = out or default_folder(checked)
-    where = make_executor(_executor(checked, executor, workers), folder)
+    folder = output or default_folder(checked)
+    where = make_executor(_executor(checked, executor), folder)
     bar: Bar | None = None
     try:
         with progress(checked.name, len(missing_tasks(checked, folder))) as bar:
@@ -86,7 +84,6 @@ def run(
 def approve(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a study.")],
     by: Annotated[str, typer.Option(help="Name of the person who has read the report.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the sign-off as JSON.")] = False,
 ) -> None:
     """Sign off a study. The sign-off becomes void if the study changes afterwards."""
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
@@ -94,23 +91,19 @@ def approve(
 
     with torch_needed("halfguard validate approve", extra="validate"):
         signed = sign_off(folder, by)
-    if as_json:
-        typer.echo(signed.to_json())
-    else:
-        typer.echo(
-            f"Signed by {signed.by} at {signed.at}: {signed.word}, evidence {signed.evidence[:12]}."
-        )
+    typer.echo(
+        f"Signed by {signed.by} at {signed.at}: {signed.word}, evidence {signed.evidence[:12]}."
+    )
 
 
-def _executor(spec: Spec, kind: str | None, workers: int | None) -> ExecutorSpec:
+def _executor(spec: Spec, kind: str | None) -> ExecutorSpec:
     from halfguard.validation.sections import ExecutorSpec  # noqa: PLC0415
 
     kinds = get_args(ExecutorSpec.model_fields["kind"].annotation)
     if kind not in (None, *kinds):
         known = " nor ".join(kinds)
         raise typer.BadParameter(f"{kind!r} is neither {known}", param_hint="--executor")
-    given = {"kind": kind, "workers": workers}
-    changed = {key: value for key, value in given.items() if value is not None}
+    changed = {} if kind is None else {"kind": kind}
     return ExecutorSpec.model_validate(spec.executor.model_dump() | changed)
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from halfguard.records.base import Record, RecordPart
-from halfguard.records.finding import Finding
+from halfguard.records.base import RecordPart
+from halfguard.records.finding import RecordWithFindings
 
 
 class MemoryParts(RecordPart):
@@ -98,7 +98,7 @@ class UnalignedDimension(RecordPart):
     share: float = Field(description="of the weights in matrix products and convolutions")
 
 
-class Cost(Record):
+class Cost(RecordWithFindings):
     """Time and memory of a training step in each precision, with explanations."""
 
     kind: ClassVar[str] = "cost"
@@ -112,14 +112,8 @@ class Cost(Record):
     costs: tuple[PrecisionCost, ...]
     shapes: tuple[UnalignedDimension, ...] = ()
     budget: int | None = None
-    findings: tuple[Finding, ...] = ()
 
     @property
     def baseline(self) -> PrecisionCost | None:
         """The first precision that ran; the others are compared with it."""
         return next((cost for cost in self.costs if not cost.failure), None)
-
-    @property
-    def problems(self) -> tuple[Finding, ...]:
-        """The findings that are more than notes."""
-        return tuple(found for found in self.findings if found.severity != "note")

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from halfguard.records.base import Record, RecordPart
-from halfguard.records.finding import Finding
+from halfguard.records.base import RecordPart
+from halfguard.records.finding import Finding, RecordWithFindings
 
 
 class EffectivePrecision(RecordPart):
@@ -29,19 +29,13 @@ class EffectivePrecision(RecordPart):
         return "\n".join([f"{asked}got {self.got}", *(f"  {fact}" for fact in facts)])
 
 
-class Diagnosis(Record):
+class Diagnosis(RecordWithFindings):
     """Findings on a model and its setup; ``effective`` is None if no forward pass was run."""
 
     kind: ClassVar[str] = "diagnosis"
 
     framework: str = "plain"
     effective: EffectivePrecision | None = None
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def problems(self) -> tuple[Finding, ...]:
-        """The findings that are more than notes."""
-        return tuple(found for found in self.findings if found.severity != "note")
 
     @property
     def ok(self) -> bool:

@@ -33,3 +33,14 @@ class Finding(Record):
         if self.path is None:
             return self.subject or ""
         return ":".join(str(part) for part in (self.path, self.line, self.column) if part)
+
+
+class RecordWithFindings(Record):
+    """A record of what was examined, with everything that was found."""
+
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The findings that are more than notes."""
+        return tuple(found for found in self.findings if found.severity != "note")

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.base import FloatRecordPart, Record
-from halfguard.records.finding import Finding
+from halfguard.records.finding import RecordWithFindings
 
 Support = Literal["native", "slow", "emulated", "faulty", "unknown"]
 
@@ -110,7 +110,7 @@ class ParityRow(FloatRecordPart):
         return self.error <= 1
 
 
-class MachineReport(Record):
+class MachineReport(RecordWithFindings):
     """The report on one device; ``machine`` is None for a card given by name."""
 
     kind: ClassVar[str] = "machine-report"
@@ -120,12 +120,6 @@ class MachineReport(Record):
     abilities: tuple[Ability, ...]
     choice: Choice
     parity: tuple[ParityRow, ...] = ()
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def problems(self) -> tuple[Finding, ...]:
-        """The findings that are more than notes."""
-        return tuple(found for found in self.findings if found.severity != "note")
 
 
 def installed_version(package: str) -> str:

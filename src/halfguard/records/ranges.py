@@ -11,7 +11,7 @@ from pydantic import Field
 
 from halfguard.formats import FP16
 from halfguard.records.base import FloatRecordPart, Record
-from halfguard.records.finding import Finding
+from halfguard.records.finding import RecordWithFindings
 from halfguard.records.plan import ScaleRange
 
 
@@ -63,7 +63,7 @@ class Forecast(FloatRecordPart):
     high: float = Field(description="upper end of the interval")
 
 
-class ProbeReport(Record):
+class ProbeReport(RecordWithFindings):
     """The ranges of all layers over a short run, with forecasts and findings."""
 
     kind: ClassVar[str] = "probe"
@@ -76,12 +76,6 @@ class ProbeReport(Record):
     losses: tuple[float, ...]
     layers: tuple[LayerRange, ...] = Field(description="in the order in which they ran")
     forecasts: tuple[Forecast, ...] = ()
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def problems(self) -> tuple[Finding, ...]:
-        """The findings that are more than notes."""
-        return tuple(found for found in self.findings if found.severity != "note")
 
 
 def headroom(absmax: float) -> float:

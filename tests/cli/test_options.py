@@ -17,10 +17,8 @@ PLAIN = [
     ["a.py", "src", "--fix", "--unsafe-fixes"],
     ["--select", "HG1,HG203", ".", "--ignore=HG101", "--preview"],
     [".", "--format", "sarif", "--no-cache"],
-    [".", "--json", "--diff", "--baseline", "old.json"],
-    ["--write-baseline=new.json", "."],
+    [".", "--json", "--diff"],
     [".", "--select", "HG1", "--select", "HG2"],
-    ["--lsp"],
     [],
 ]
 FOR_TYPER = [
@@ -66,10 +64,10 @@ def test_everything_else_is_left_to_typer(words: list[str]) -> None:
 
 
 def test_values_have_their_types() -> None:
-    found = read_plain(lint, [".", "--format", "github", "--baseline", "b.json"])
-    assert found == {"paths": [Path()], "output": Format.GITHUB, "baseline": Path("b.json")}
+    found = read_plain(lint, [".", "--format", "github"])
+    assert found == {"paths": [Path()], "output": Format.GITHUB}
 
 
 def test_every_parameter_is_declared() -> None:
     flags = [p.flag for p in read_parameters(lint) if isinstance(p.declared, Option)]
-    assert len(flags) == len(set(flags)) == 12
+    assert len(flags) == len(set(flags)) == 9

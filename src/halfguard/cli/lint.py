@@ -44,16 +44,7 @@ def lint(
     preview: Annotated[bool, Option("Also run preview rules.")] = False,
     output: Annotated[Format, Option("Output format.", flag="--format")] = Format.TEXT,
     as_json: Annotated[bool, Option("Same as --format json.", flag="--json")] = False,
-    baseline: Annotated[
-        Path | None, Option("Report only findings that FILE does not list.", metavar="FILE")
-    ] = None,
-    write_baseline: Annotated[
-        Path | None, Option("Write all findings to FILE, as a baseline.", metavar="FILE")
-    ] = None,
     no_cache: Annotated[bool, Option("Check every file, and write no cache.")] = False,
-    lsp: Annotated[
-        bool, Option("Run as a language server for an editor, on stdin and stdout.")
-    ] = False,
 ) -> int:
     """Find code and settings that fail in float16 training, and fix them.
 
@@ -62,9 +53,6 @@ def lint(
     from halfguard.lint.output import FORMATS  # noqa: PLC0415
     from halfguard.lint.run import Linter  # noqa: PLC0415
 
-    if lsp:
-        _serve(preview=preview)
-        return 0
     if not paths:
         raise UsageError("Give files or folders to check; '.' is this folder.")
     settings = _settings(paths, select, ignore, preview=preview)
@@ -74,16 +62,6 @@ def lint(
         results = [linter.check_bytes(sys.stdin.buffer.read(), "stdin.py")]
     else:
         results = _run(linter, paths, use_cache=not (no_cache or fix or diff))
-    if write_baseline is not None:
-        from halfguard.lint.baseline import write_baseline as write  # noqa: PLC0415
-
-        count = write(write_baseline, results)
-        sys.stdout.write(f"Wrote {count} findings to {write_baseline}.\n")
-        return 0
-    if baseline is not None:
-        from halfguard.lint.baseline import without_baseline  # noqa: PLC0415
-
-        results = without_baseline(baseline, results)
     if diff:
         return int(_print_diff(results))
     if fix:
@@ -136,18 +114,6 @@ def _run(linter: Linter, paths: list[Path], *, use_cache: bool) -> list[FileResu
     if cache is not None:
         cache.save()
     return results
-
-
-def _serve(*, preview: bool) -> None:
-    """Run the language server; its package is an extra."""
-    try:
-        from halfguard.lint.server import serve  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"The language server needs the package {error.name}.",
-            cure="Run: pip install 'pygls>=2.0'",
-        ) from error
-    serve(preview=preview)
 
 
 def _print_diff(results: list[FileResult]) -> bool:

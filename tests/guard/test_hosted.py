@@ -84,14 +84,10 @@ def test_one_nan_batch_leaves_the_run_without_it(
     data = [batch for window in windows for batch in window]
     bad = [*windows[3][:-1], nan_batch(windows[3][-1])]
     # No dropout: the step that is left out draws random numbers, and the run without it does not.
-    stock, guarded = (
-        stock_host(optimizer=optimizer, model="convnet", accumulate=accumulate, max_norm=0.5)
-        if config is None
-        else guarded_host(
-            optimizer=optimizer, model="convnet", config=config, accumulate=accumulate, max_norm=0.5
-        )
-        for config in (None, {"skip": {"on_nonfinite": how}})
-    )
+    given: dict[str, Any] = {"optimizer": optimizer, "model": "convnet", "max_norm": 0.5}
+    given["accumulate"] = accumulate
+    stock = stock_host(**given)
+    guarded = guarded_host(**given, config={"skip": {"on_nonfinite": how}})
     train(stock, data, seed)
     train(guarded, [*data[: 3 * accumulate], *bad, *data[3 * accumulate :]], seed)
 
@@ -134,13 +130,8 @@ class Two:
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         torch.manual_seed(0)
-        self.model = nn.ModuleDict(
-            {
-                "norm": nn.BatchNorm1d(4),
-                "first": nn.Linear(4, 4),
-                "second": nn.Linear(4, 1),
-            }
-        )
+        parts = {"norm": nn.BatchNorm1d(4), "first": nn.Linear(4, 4), "second": nn.Linear(4, 1)}
+        self.model = nn.ModuleDict(parts)
         self.first = SGD(self.model["first"].parameters(), lr=0.1)
         self.second = SGD(self.model["second"].parameters(), lr=0.1)
         settings = {"scale": {"init": 8.0, "growth_interval": 100}} | (config or {})
@@ -243,33 +234,19 @@ def test_several_optimizers_skip_where_one_would_retry(caplog: pytest.LogCapture
 # -- what hosts do with a step
 
 
-def test_an_abandoned_step_leaves_no_trace(seed: Seed) -> None:
+@pytest.mark.parametrize("how", ["abandoned", "unscaled", "begun"])
+def test_a_step_that_the_host_leaves_out_leaves_no_trace(how: str, seed: Seed) -> None:
     data = batches(6)
     stock, guarded = stock_host(model="convnet"), guarded_host(model="convnet")
     train(stock, data, seed)
     guarded.fit(data[:3])
-    guarded._forward_backward(nan_batch(data[0]))
-    guarded.guard.abandon()
-    guarded.optimizer.zero_grad()
-    guarded.fit(data[3:])
-    assert not differences(stock.state(), guarded.state())
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_step_that_the_host_left_out_without_a_word_leaves_no_trace(
-    scaled: bool, seed: Seed
-) -> None:
-    data = batches(6)
-    stock, guarded = stock_host(model="convnet"), guarded_host(model="convnet")
-    train(stock, data, seed)
-    guarded.fit(data[:3])
-    if scaled:
-        guarded._forward_backward(nan_batch(data[0]))
-        guarded.guard.unscale(guarded.optimizer)
-        guarded.optimizer.zero_grad()
-    else:
+    if how == "begun":
         guarded.guard.begin(data[0])
         guarded.loss(nan_batch(data[0]))
+    else:
+        guarded._forward_backward(nan_batch(data[0]))
+        guarded.guard.abandon() if how == "abandoned" else guarded.guard.unscale(guarded.optimizer)
+        guarded.optimizer.zero_grad()
     guarded.fit(data[3:])
     assert not differences(stock.state(), guarded.state())
 
@@ -316,13 +293,9 @@ def test_a_batch_that_its_host_empties_is_repeated_as_it_was_given() -> None:
 
 
 def test_a_rollback_cuts_the_rate_of_a_scheduler_that_the_host_steps(seed: Seed) -> None:
-    host = guarded_host(
-        optimizer="sgd",
-        config={
-            "skip": {"max_consecutive": 2},
-            "recovery": {"every": 2},
-        },
-    )
+    recovery = {"every": 2}
+    config = {"skip": {"max_consecutive": 2}, "recovery": recovery}
+    host = guarded_host(optimizer="sgd", config=config)
     data = batches(12)
     seed(3)
     host.fit(data[:6])
@@ -343,14 +316,8 @@ def test_fp32_as_a_remedy_reaches_an_autocast_inside_forward(seed: Seed) -> None
     optimizer = SGD(model.parameters(), lr=1e-9)
     dtypes = []
     model.get_submodule("head").register_forward_hook(lambda m, i, out: dtypes.append(out.dtype))
-    guard = HostedGuard(
-        model,
-        optimizer,
-        {
-            "skip": {"max_consecutive": 1},
-            "recovery": {"every": 1, "max_rollbacks": 0, "ladder": ["fp32"]},
-        },
-    )
+    recovery = {"every": 1, "max_rollbacks": 0, "ladder": ["fp32"]}
+    guard = HostedGuard(model, optimizer, {"skip": {"max_consecutive": 1}, "recovery": recovery})
 
     def step(batch: Batch) -> bool:
         guard.begin(batch)
@@ -361,10 +328,8 @@ def test_fp32_as_a_remedy_reaches_an_autocast_inside_forward(seed: Seed) -> None
         return applied
 
     good = batches(3)
-    assert step(good[0])
-    assert step(good[1])
-    assert not step(nan_batch(good[1]))
-    assert step(overflowing(good[2]))
+    steps = [good[0], good[1], nan_batch(good[1]), overflowing(good[2])]
+    assert [step(batch) for batch in steps] == [True, True, False, True]
     assert dtypes == [torch.float16, torch.float16, torch.float16, torch.float32]
 
 

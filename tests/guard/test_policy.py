@@ -57,26 +57,28 @@ def window(losses: tuple[float, ...], grad_norms: tuple[float, ...]) -> PolicySt
 # -- ranks that differ
 
 
-def test_a_desync_comes_before_everything_else() -> None:
-    for seen in BAD.values():
-        assert policy.find_cause(replace(seen, desync=True)) is Cause.DESYNC
-
-
-def test_a_desync_halts() -> None:
-    [decision], _ = run([replace(HEALTHY, desync=True)], config())
-    assert decision == Decision(Action.HALT, Cause.DESYNC)
+def test_a_desync_comes_before_everything_else_and_halts() -> None:
+    for seen in (HEALTHY, *BAD.values()):
+        [decision], _ = run([replace(seen, desync=True)], config())
+        assert decision == Decision(Action.HALT, Cause.DESYNC)
 
 
 # -- the cause
 
 
-@each("cause", BAD)
-def test_each_cause_is_named(cause: Cause) -> None:
-    assert policy.find_cause(BAD[cause]) is cause
-
-
-def test_a_healthy_step_has_no_cause() -> None:
-    assert policy.find_cause(HEALTHY) is None
+@each(
+    ("seen", "cause"),
+    [
+        (HEALTHY, None),
+        (replace(HEALTHY, batch_ok=False), None),  # infinities in a batch may be meant
+        *((seen, cause) for cause, seen in BAD.items()),
+        *((replace(HEALTHY, loss=bad), Cause.FORWARD_OVERFLOW) for bad in (math.inf, -math.inf)),
+        # A norm may overflow though the gradients are finite.
+        *((replace(HEALTHY, grad_norm=bad), Cause.GRADIENT_SPIKE) for bad in (math.inf, math.nan)),
+    ],
+)
+def test_each_cause_is_named(seen: Signals, cause: Cause | None) -> None:
+    assert policy.find_cause(seen) is cause
 
 
 def test_the_first_thing_that_is_wrong_is_the_cause() -> None:
@@ -96,16 +98,6 @@ def test_the_first_thing_that_is_wrong_is_the_cause() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_every_loss_that_is_not_finite_is_a_forward_overflow(loss: float) -> None:
-    assert policy.find_cause(replace(HEALTHY, loss=loss)) is Cause.FORWARD_OVERFLOW
-
-
-@pytest.mark.parametrize("norm", [math.inf, math.nan])
-def test_a_norm_that_overflowed_though_the_gradients_are_finite_is_a_spike(norm: float) -> None:
-    assert policy.find_cause(replace(HEALTHY, grad_norm=norm)) is Cause.GRADIENT_SPIKE
-
-
 def test_a_limit_may_be_reached_but_not_passed() -> None:
     at = replace(HEALTHY, limits=StepLimits(loss=1.0, grad_norm=1.0))
     assert policy.find_cause(at) is None
@@ -118,16 +110,12 @@ def test_a_limit_may_be_reached_but_not_passed() -> None:
 # -- the limits
 
 
-def test_without_limits_nothing_finite_is_refused() -> None:
-    assert policy.next_limits(PolicyState(), config()) == StepLimits()
-
-
 def test_the_configured_norm_is_a_limit_as_the_device_sees_it() -> None:
+    assert policy.next_limits(PolicyState(), config()) == StepLimits()
     found = policy.next_limits(PolicyState(), config(skip={"max_grad_norm": 0.1}))
     assert found == StepLimits(grad_norm=float(np.float32(0.1)))
 
 
-@patch("halfguard.guard.spikes.WARM_UP", 4)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=16))
 def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
     norms = [abs(loss) for loss in losses]
@@ -183,22 +171,15 @@ def test_skip_until_the_streak_is_too_long(cause: Cause) -> None:
     assert state.streak == 4
 
 
-def test_an_applied_step_ends_the_streak() -> None:
+def test_only_an_applied_step_ends_a_streak() -> None:
     _, state = run([BAD[Cause.BAD_BATCH]] * 3, config())
     assert state.streak == 3
-    _, state = run([HEALTHY], config(), state)
-    assert state.streak == 0
-
-
-def test_a_scale_that_finds_its_level_is_no_streak() -> None:
+    _, state = run([CALIBRATING], config(), state)  # a scale that finds its level
+    assert state.streak == 3
+    assert run([HEALTHY], config(), state)[1].streak == 0
     decisions, state = run([CALIBRATING] * 100, config(skip={"max_consecutive": 1}))
     assert {decision.action for decision in decisions} == {Action.SKIP}
     assert state.streak == 0
-
-
-def test_nor_does_it_end_one() -> None:
-    steps = [BAD[Cause.FORWARD_OVERFLOW], CALIBRATING, BAD[Cause.FORWARD_OVERFLOW]]
-    assert run(steps, config())[1].streak == 2
 
 
 @each("floor", [1.0, 0.1, 1e-3, 3.0])
@@ -219,28 +200,21 @@ def test_without_a_loss_scale_none_finds_its_level(precision: str) -> None:
     assert [decision.action for decision in decisions] == [Action.SKIP, Action.HALT]
 
 
-@each("cause", NONFINITE)
-def test_raise_stops_at_the_first_that_is_not_finite(cause: Cause) -> None:
-    decisions, _ = run([BAD[cause]], config(skip={"on_nonfinite": "raise"}))
-    assert decisions == [Decision(Action.HALT, cause)]
-
-
-@pytest.mark.parametrize("seen", [CALIBRATING, *(BAD[cause] for cause in SPIKES)])
-def test_raise_does_not_stop_at_a_spike_or_a_falling_scale(seen: Signals) -> None:
-    decisions, _ = run([seen], config(skip={"on_nonfinite": "raise"}))
-    assert decisions[0].action is Action.SKIP
-
-
-@pytest.mark.parametrize("seen", [CALIBRATING, BAD[Cause.GRADIENT_OVERFLOW]])
-def test_retry_of_an_overflow_in_half(seen: Signals) -> None:
-    decisions, _ = run([seen], config(skip={"on_nonfinite": "retry_fp32"}))
-    assert decisions[0] == Decision(Action.RETRY, Cause.GRADIENT_OVERFLOW)
-
-
-@pytest.mark.parametrize("cause", SPIKES)
-def test_a_spike_is_not_retried(cause: Cause) -> None:
-    decisions, _ = run([BAD[cause]], config(skip={"on_nonfinite": "retry_fp32"}))
-    assert decisions == [Decision(Action.SKIP, cause)]
+@each(
+    ("mode", "seen", "decision"),
+    [
+        *(("raise", BAD[cause], Decision(Action.HALT, cause)) for cause in NONFINITE),
+        *((mode, BAD[cause], Decision(Action.SKIP, cause))
+          for mode in ("raise", "retry_fp32") for cause in SPIKES),
+        ("raise", CALIBRATING, Decision(Action.SKIP, Cause.GRADIENT_OVERFLOW)),
+        *(("retry_fp32", seen, Decision(Action.RETRY, Cause.GRADIENT_OVERFLOW))
+          for seen in (CALIBRATING, BAD[Cause.GRADIENT_OVERFLOW])),
+    ],
+)  # fmt: skip
+def test_the_first_bad_step_is_answered_as_configured(
+    mode: str, seen: Signals, decision: Decision
+) -> None:
+    assert run([seen], config(skip={"on_nonfinite": mode}))[0] == [decision]
 
 
 def test_infinities_in_a_batch_that_fp32_learns_from_were_meant() -> None:
@@ -251,10 +225,6 @@ def test_infinities_in_a_batch_that_fp32_learns_from_were_meant() -> None:
     again = replace(HEALTHY, batch_ok=False)
     decision, _ = policy.decide_retried(state, again, BAD[Cause.BAD_BATCH], settings_)
     assert decision == Decision(Action.RETRY, Cause.FORWARD_OVERFLOW)
-
-
-def test_infinities_in_a_batch_are_no_cause_by_themselves() -> None:
-    assert policy.find_cause(replace(HEALTHY, batch_ok=False)) is None
 
 
 def test_a_retried_step_that_is_healthy_counts_as_applied() -> None:

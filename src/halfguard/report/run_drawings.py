@@ -67,21 +67,12 @@ def _loss_meaning(timeline: Timeline) -> str:
 def _mark(row: StepRow) -> Mark:
     text = f"step {row.step}: {unusual_label(row.action)}, {unusual_label(row.cause)}"
     kind: MarkKind = _KINDS.get(row.action, "skipped")
-    return Mark(row.step, text, "scale finds its level" if is_routine(row) else kind)
+    return Mark(row.step, text, "scale finds its level" if row.routine else kind)
 
 
 def is_harmless(row: StepRow) -> bool:
     """Return whether healthy runs have such steps too: the scale adapts, a step is repeated in FP32."""
-    return row.action is Action.RETRY or is_routine(row)
-
-
-def is_routine(row: StepRow) -> bool:
-    """Return whether the loss scale finds its level at this step."""
-    if row.routine:
-        return True
-    # Journals that do not say what is routine have no evidence either.
-    overflow = row.action is Action.SKIP and row.cause is Cause.GRADIENT_OVERFLOW
-    return overflow and not row.evidence
+    return row.action is Action.RETRY or row.routine
 
 
 def both_ends(rows: Sequence[Row], count: int) -> list[Row]:

@@ -94,9 +94,7 @@ class Careful(nn.Module):
 
 
 @pytest.mark.on_standin
-def test_training_after_doctor_is_bitwise_training_without_it(
-    seed: Callable[[int], None],
-) -> None:
+def test_training_after_doctor_is_bitwise_training_without_it(seed: Callable[[int], None]) -> None:
     def train(*, examined: bool) -> dict[str, Tensor]:
         seed(0)
         model, scaler = Careful(), torch.amp.GradScaler(device_type(), init_scale=64.0)

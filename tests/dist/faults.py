@@ -32,23 +32,13 @@ from tests.dist.jobs import (
 from tests.support.ranks import Ranks
 
 Kind = Literal["forward", "forward-hard", "gradient", "gradient-hard", "batch", "spike"]
-KINDS: tuple[Kind, ...] = (
-    "forward",
-    "forward-hard",
-    "gradient",
-    "gradient-hard",
-    "batch",
-    "spike",
-)
+KINDS: tuple[Kind, ...] = ("forward", "forward-hard", "gradient", "gradient-hard", "batch", "spike")
 CONFIGS: dict[str, dict[str, Any]] = {
     "skip": {},
     "retry": {"skip": {"on_nonfinite": "retry_fp32"}},
     "raise": {"skip": {"on_nonfinite": "raise"}},
     "halt": {"skip": {"max_consecutive": 2}},
-    "roll-back": {
-        "skip": {"max_consecutive": 2},
-        "recovery": {"every": 2, "max_rollbacks": 2},
-    },
+    "roll-back": {"skip": {"max_consecutive": 2}, "recovery": {"every": 2, "max_rollbacks": 2}},
 }
 STEPS = 8
 

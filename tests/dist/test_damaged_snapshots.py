@@ -78,10 +78,7 @@ def damage(how: Callable[[Path], None], folder: Path, step: int, which: str, num
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_the_snapshot_before_it_is_taken(
-    ranks: Callable[[int], Ranks],
-    engine: jobs.Engine,
-    how: Callable[[Path], None],
-    tmp_path: Path,
+    ranks: Callable[[int], Ranks], engine: jobs.Engine, how: Callable[[Path], None], tmp_path: Path
 ) -> None:
     states, _ = ranks(2).run(trained, engine, str(tmp_path))
     damage(how, tmp_path, 8, SHARDS, 1)

@@ -331,9 +331,7 @@ def own_buffers(flips: bool) -> tuple[list[str], float]:
 
 
 @pytest.mark.slow
-def test_buffers_that_are_each_ranks_own_are_no_difference(
-    ranks: Callable[[int], Ranks],
-) -> None:
+def test_buffers_that_are_each_ranks_own_are_no_difference(ranks: Callable[[int], Ranks]) -> None:
     answers = ranks(4).run(own_buffers, False)
     assert [said for said, _ in answers] == [["apply"] * 5] * 4
     assert len({codebook for _, codebook in answers}) == 4  # they do differ

@@ -27,10 +27,7 @@ def main(run_dir: Path, engine: Engine, steps: int, kills: list[tuple[int, int]]
     model, _ = make(engine)
     optimizer = optimizer_of(model, "adamw")
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    config = {
-        "recovery": {"store": "disk", "every": 5},
-        "scale": {"growth_interval": 7},
-    }
+    config = {"recovery": {"store": "disk", "every": 5}, "scale": {"growth_interval": 7}}
     guard = hg.Guard(model, optimizer, config, scheduler=scheduler, run_dir=run_dir)
     guard.resume()
     for step in range(guard.step_index, steps):

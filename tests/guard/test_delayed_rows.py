@@ -208,10 +208,7 @@ def test_steps_that_end_the_streak_before_the_mail_is_read_do_not_undo_the_halt(
         late.run([BAD] * 3 + [GOOD] * 3)
 
 
-RECOVERY = {
-    "skip": {"max_consecutive": 3},
-    "recovery": {"every": 100, "max_rollbacks": 3},
-}
+RECOVERY = {"skip": {"max_consecutive": 3}, "recovery": {"every": 100, "max_rollbacks": 3}}
 
 
 def recovering() -> Late:

@@ -22,11 +22,7 @@ from tests.support.models import OPTIMIZERS, batches, loss_fn, make
 
 pytestmark = pytest.mark.usefixtures("seed")
 
-ZERO, LOW, FEW = (
-    HealthWarning.ZERO_GRADIENTS,
-    HealthWarning.LOW_SCALE,
-    HealthWarning.FEW_APPLIED,
-)
+ZERO, LOW, FEW = (HealthWarning.ZERO_GRADIENTS, HealthWarning.LOW_SCALE, HealthWarning.FEW_APPLIED)
 Step = tuple[Action, float, float]
 APPLIED: Step = (Action.APPLY, 1.0, 1024.0)
 

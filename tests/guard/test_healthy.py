@@ -9,15 +9,7 @@ import torch
 
 from halfguard.guard.guard import Guard
 from tests.support.devices import chosen_device
-from tests.support.models import (
-    MODELS,
-    OPTIMIZERS,
-    bare_step,
-    batches,
-    differences,
-    loss_fn,
-    make,
-)
+from tests.support.models import MODELS, OPTIMIZERS, bare_step, batches, differences, loss_fn, make
 from tests.support.pairs import parametrize_pairs
 
 pytestmark = pytest.mark.usefixtures("device")

@@ -21,10 +21,7 @@ from tests.support.cases import each
 from tests.support.hosts import INIT_SCALE
 
 pytestmark = pytest.mark.usefixtures("seed")
-CONFIG: dict[str, Any] = {
-    "scale": {"init": INIT_SCALE},
-    "skip": {"on_nonfinite": "retry_fp32"},
-}
+CONFIG: dict[str, Any] = {"scale": {"init": INIT_SCALE}, "skip": {"on_nonfinite": "retry_fp32"}}
 
 
 def linear() -> nn.Linear:

@@ -15,15 +15,7 @@ from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause
 from tests.support import standin
 from tests.support.devices import chosen_device, host_waits, place
-from tests.support.models import (
-    OPTIMIZERS,
-    Batch,
-    bare_step,
-    batches,
-    differences,
-    loss_fn,
-    make,
-)
+from tests.support.models import OPTIMIZERS, Batch, bare_step, batches, differences, loss_fn, make
 
 pytestmark = pytest.mark.usefixtures("accelerator")
 
@@ -167,11 +159,7 @@ def test_two_devices_in_one_model(optimizer: str, seed: Callable[[int], None]) -
         bare_optimizer.zero_grad()
 
     model = split_model(seed)
-    config = {
-        "scale": {"init": 64.0},
-        "clip": {"max_norm": 1.0},
-        "recovery": {"every": 5},
-    }
+    config = {"scale": {"init": 64.0}, "clip": {"max_norm": 1.0}, "recovery": {"every": 5}}
     guard = guarded(model, optimizer, config)
     generators = standin.load().default_generators
     for index, batch in enumerate(data):

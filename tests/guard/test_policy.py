@@ -116,7 +116,7 @@ def test_the_configured_norm_is_a_limit_as_the_device_sees_it() -> None:
     assert found == StepLimits(grad_norm=float(np.float32(0.1)))
 
 
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=16))
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=32, max_size=48))
 def test_limits_of_a_window_are_mean_and_k_sigma(losses: list[float]) -> None:
     norms = [abs(loss) for loss in losses]
     state = window(tuple(losses), tuple(norms))

@@ -150,10 +150,7 @@ def test_stopped_after_any_step(preset: str) -> None:
 @pytest.mark.usefixtures("seed")
 def test_the_order_of_loading_does_not_matter() -> None:
     """A guard with snapshots must not keep the weights that the model had before loading."""
-    config = {
-        "recovery": {"every": 100, "max_rollbacks": 1},
-        "skip": {"max_consecutive": 1},
-    }
+    config = {"recovery": {"every": 100, "max_rollbacks": 1}, "skip": {"max_consecutive": 1}}
     whole = Parts.fresh("default")
     run(whole, 0, 3)
     state = frozen(whole.state_dict())

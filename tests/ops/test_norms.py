@@ -11,11 +11,7 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.ops import cosine_similarity, normalize, rms_norm
-from halfguard.ops.norms import (
-    cosine_similarity_reference,
-    normalize_reference,
-    rms_norm_reference,
-)
+from halfguard.ops.norms import cosine_similarity_reference, normalize_reference, rms_norm_reference
 from tests.support.cases import each
 
 from .helper import DTYPES, HALF, assert_agrees, gradients

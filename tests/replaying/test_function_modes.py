@@ -68,9 +68,7 @@ def test_several_losses_have_their_own_gradients(mode: Callable[[], TorchFunctio
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_loss_of_several_numbers_needs_a_gradient(
-    mode: Callable[[], TorchFunctionMode],
-) -> None:
+def test_a_loss_of_several_numbers_needs_a_gradient(mode: Callable[[], TorchFunctionMode]) -> None:
     with mode(), pytest.raises(RuntimeError, match="only for scalar outputs"):
         (leaf(1, 2) * 2).backward()
     with mode(), pytest.raises(RuntimeError, match="does not require grad"):

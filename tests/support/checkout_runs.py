@@ -209,10 +209,7 @@ CONDITIONS: dict[str, tuple[dict[str, Any], Faults]] = {
     "healthy": ({}, Faults()),
     "nan": ({}, BAD_BATCHES),
     "overflow-skip": ({"scale": SCALE, "skip": {"on_nonfinite": "skip"}}, OVERFLOWS),
-    "overflow-retry": (
-        {"scale": SCALE, "skip": {"on_nonfinite": "retry_fp32"}} | CLIP,
-        OVERFLOWS,
-    ),
+    "overflow-retry": ({"scale": SCALE, "skip": {"on_nonfinite": "retry_fp32"}} | CLIP, OVERFLOWS),
     "rollback-memory": (recovery("memory"), TWO_BAD_STEPS),
     "rollback-disk": (recovery("disk") | CLIP, TWO_BAD_STEPS),
     "spike": (

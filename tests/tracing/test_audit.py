@@ -18,10 +18,7 @@ from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from tests.support.cases import each
 
-pytestmark = [
-    pytest.mark.usefixtures("seed"),
-    pytest.mark.filterwarnings("ignore:index_reduce"),
-]
+pytestmark = [pytest.mark.usefixtures("seed"), pytest.mark.filterwarnings("ignore:index_reduce")]
 FAST = {
     *(
         "rms-norm-product",

@@ -243,9 +243,7 @@ def test_a_command_that_ignores_its_seed_has_been_run_once(folder: Path) -> None
     assert any("write a finer number beside the metric" in note for note in verdict.notes)
 
 
-def test_a_saturated_metric_decides_nothing_without_a_finer_one(
-    folder: Path,
-) -> None:
+def test_a_saturated_metric_decides_nothing_without_a_finer_one(folder: Path) -> None:
     full = "out.write_text(json.dumps({'accuracy': 1.0}))"
     found = judge(
         run_study(spec_of(folder, full), folder / "full", SequentialExecutor())

@@ -102,12 +102,7 @@ OPTIMIZERS: dict[str, OptimizerCase] = {
     # 8-bit moments from 512 elements on: those of the matrices here, not those of biases and embeddings.
     "AdamW 8-bit": OptimizerCase("AdamW8bit", "bitsandbytes.optim", lr=1e-3, min_8bit_size=512),
     "transformers Adafactor": OptimizerCase(
-        "Adafactor",
-        "transformers",
-        lr=1e-3,
-        beta1=0.9,
-        relative_step=False,
-        scale_parameter=False,
+        "Adafactor", "transformers", lr=1e-3, beta1=0.9, relative_step=False, scale_parameter=False
     ),
 }
 NEEDS_CLOSURE = frozenset({"LBFGS"})  # the guard refuses it

@@ -48,11 +48,7 @@ def test_every_automatic_item_is_answered_from_a_complete_study(good: Study) -> 
         ({"curve": curve(1, bad=range(20))}, "finite", "no"),
         ({"skipped": 40}, "finite", "no"),
         ({"peak_bytes": 3_100_000_000}, "memory", "no"),
-        (
-            {"curve": curve(1).model_copy(update={"grad_norm": (0.0,) * 40})},
-            "gradients",
-            "no",
-        ),
+        ({"curve": curve(1).model_copy(update={"grad_norm": (0.0,) * 40})}, "gradients", "no"),
     ],
 )
 def test_one_bad_run_is_enough_for_a_no(

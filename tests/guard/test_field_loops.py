@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("seed")
 
 SMALL: dict[str, Any] = {"scale": {"init": 8.0}}
 BAD = torch.full((8, 4), torch.nan)
-Step = Callable[[Guard, nn.Module, Tensor], object]
 
 
 def squared(y: Tensor) -> Tensor:
@@ -47,33 +46,18 @@ def make(config: dict[str, Any] = SMALL, **more: Any) -> tuple[nn.Sequential, Gu
     return model, Guard(model, SGD(model.parameters(), lr=0.1, fused=fused), config, **more)
 
 
-def context_made_once(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
-    context = guard.autocast()
+def loop_of(
+    guard: Guard, model: nn.Module, context: str, *, check: bool
+) -> Callable[[Tensor], Any]:
+    """Return a step with an autocast context of some kind, and perhaps a check of one's own."""
+    once = guard.autocast() if context == "made once" else None
 
     def step(x: Tensor) -> object:
-        with context:
+        with once or (
+            torch.autocast("cpu", torch.float16) if context == "own" else guard.autocast()
+        ):
             loss = loss_fn(model, x)
-        guard.backward(loss, batch=x)
-        return guard.update()
-
-    return step
-
-
-def own_autocast(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
-    def step(x: Tensor) -> object:
-        with torch.autocast("cpu", torch.float16):
-            loss = loss_fn(model, x)
-        guard.backward(loss, batch=x)
-        return guard.update()
-
-    return step
-
-
-def own_check(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
-    def step(x: Tensor) -> object:
-        with guard.autocast():
-            loss = loss_fn(model, x)
-        if not loss.isfinite():
+        if check and not loss.isfinite():
             return None
         guard.backward(loss, batch=x)
         return guard.update()
@@ -81,24 +65,12 @@ def own_check(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
     return step
 
 
-def own_check_own_autocast(guard: Guard, model: nn.Module) -> Callable[[Tensor], object]:
-    def step(x: Tensor) -> object:
-        with torch.autocast("cpu", torch.float16):
-            loss = loss_fn(model, x)
-        if not loss.isfinite():
-            return None
-        guard.backward(loss, batch=x)
-        return guard.update()
-
-    return step
+LOOPS = [("made once", False), ("own", False), ("guard's", True)]
 
 
-LOOPS = [context_made_once, own_autocast, own_check]
-
-
-def train(loop: Any, batches: list[Tensor], *, fused: bool) -> dict[str, Tensor]:
+def train(loop: tuple[str, bool], batches: list[Tensor], *, fused: bool) -> dict[str, Tensor]:
     model, guard = make(fused=fused)
-    step = loop(guard, model)
+    step = loop_of(guard, model, loop[0], check=loop[1])
     for x in batches:
         step(x)
     return model.state_dict()
@@ -116,7 +88,7 @@ def test_a_bad_batch_leaves_no_trace(loop: Any, at: int, fused: bool) -> None:
 def test_two_checks_of_ones_own_at_once_leave_finite_statistics(fused: bool) -> None:
     """Nobody tells the guard of such a batch; the next step finds what it did."""
     good = [torch.randn(8, 4) for _ in range(6)]
-    seen = train(own_check_own_autocast, [*good[:3], BAD, *good[3:]], fused=fused)
+    seen = train(("own", True), [*good[:3], BAD, *good[3:]], fused=fused)
     assert all(value.isfinite().all() for value in seen.values())
 
 
@@ -264,10 +236,22 @@ def test_two_steps_of_nothing_but_nan_are_not_called_bitwise_equal(tmp_path: Pat
     assert autopsy.reproduced == "same fault"
 
 
+RETRY: dict[str, Any] = {**SMALL, "skip": {"on_nonfinite": "retry_fp32"}}
+
+
 def retried(loss: Any) -> list[Tensor]:
-    model, guard = make({"skip": {"on_nonfinite": "retry_fp32"}, **SMALL})
+    model, guard = make(RETRY)
     assert guard.step(loss, torch.ones(8, 4)).applied
     return list(model.parameters())
+
+
+def in_fp32_only(y: Tensor) -> Tensor:
+    """Return a loss that is infinite if it was computed in half."""
+    return squared(y) + (torch.inf if y.dtype == torch.float16 else 0.0)
+
+
+def overflowing(model: nn.Module, x: Tensor) -> Tensor:
+    return in_fp32_only(model(x))
 
 
 def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -> None:
@@ -277,7 +261,7 @@ def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -
         with torch.autocast("cpu", torch.float16):
             y = model(x)
         dtypes.append(y.dtype)
-        return squared(y) + (torch.inf if y.dtype == torch.float16 else 0.0)
+        return in_fp32_only(y)
 
     retried(loss)
     assert dtypes == [torch.float16, torch.float32]
@@ -297,8 +281,7 @@ class Noisy:
 
     def loss(self, model: nn.Module, x: Tensor) -> Tensor:
         self.drawn.append(self.draw())
-        y = model(x)
-        return squared(y) + (torch.inf if y.dtype == torch.float16 else 0.0)
+        return overflowing(model, x)
 
 
 @each("kind", ["torch", "python", "numpy", "numpy state"])
@@ -307,14 +290,11 @@ def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
     kind: str, where: str
 ) -> None:
     np = pytest.importorskip("numpy")
-    noisy = Noisy(
-        {
-            "torch": torch.Generator().manual_seed(1),
-            "python": random.Random(1),
-            "numpy": np.random.default_rng(1),
-            "numpy state": np.random.RandomState(1),
-        }[kind]
-    )
+    generators = {
+        "torch": torch.Generator().manual_seed(1), "python": random.Random(1),
+        "numpy": np.random.default_rng(1), "numpy state": np.random.RandomState(1),
+    }  # fmt: skip
+    noisy = Noisy(generators[kind])
     if where == "method":
         retried(noisy.loss)
     elif where == "closure":
@@ -328,7 +308,7 @@ def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
 
         retried(loss_with_closure)
     else:
-        model, guard = make({"skip": {"on_nonfinite": "retry_fp32"}, **SMALL})
+        model, guard = make(RETRY)
         model[0].generator = noisy.generator
         loss = staticmethod(noisy.loss).__func__
 
@@ -357,11 +337,8 @@ def test_fp32_as_a_remedy_over_a_frozen_half_base() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4).half(), nn.Linear(4, 1))
     model[0].requires_grad_(False)
-    config = {
-        **SMALL,
-        "skip": {"max_consecutive": 1},
-        "recovery": {"every": 2, "max_rollbacks": 0, "ladder": ["fp32"]},
-    }
+    recovery = {"every": 2, "max_rollbacks": 0, "ladder": ["fp32"]}
+    config = {**SMALL, "skip": {"max_consecutive": 1}, "recovery": recovery}
     guard = Guard(model, SGD(model[1].parameters(), lr=0.01), config)
     dtypes = []
 
@@ -378,14 +355,22 @@ def test_fp32_as_a_remedy_over_a_frozen_half_base() -> None:
     assert (dtypes[0], dtypes[-1]) == (torch.float16, torch.float32)
 
 
-@pytest.mark.parametrize("change", ["growth", "back-off"])
-def test_a_critic_that_steps_twice_is_unscaled_by_the_scale_it_was_scaled_by(change: str) -> None:
+def critic_and_generator(lr: float, **scale: Any) -> tuple[nn.Linear, nn.Linear, list[SGD], Guard]:
     critic, generator = nn.Linear(4, 1), nn.Linear(4, 1)
     nets = nn.ModuleDict({"critic": critic, "generator": generator})
-    optimizers = [SGD(net.parameters(), lr=0.0) for net in (critic, generator)]
+    optimizers = [SGD(net.parameters(), lr=lr) for net in (critic, generator)]
+    return (
+        critic,
+        generator,
+        optimizers,
+        Guard(nets, optimizers, {"scale": {"init": 1024.0, **scale}}),
+    )
+
+
+@pytest.mark.parametrize("change", ["growth", "back-off"])
+def test_a_critic_that_steps_twice_is_unscaled_by_the_scale_it_was_scaled_by(change: str) -> None:
     interval = 1 if change == "growth" else 1000
-    scale = {"init": 1024.0, "growth_interval": interval}
-    guard = Guard(nets, optimizers, {"scale": scale})
+    critic, generator, optimizers, guard = critic_and_generator(0.0, growth_interval=interval)
     x, norms = torch.randn(8, 4), []
     for step in range(3):
         with guard.autocast():
@@ -397,21 +382,12 @@ def test_a_critic_that_steps_twice_is_unscaled_by_the_scale_it_was_scaled_by(cha
     assert norms[1] == norms[2]
     guard.backward(generator(x).square().mean())
     guard.update(optimizers[1])
-    assert norms[1] == pytest.approx(
-        torch.stack(
-            [p.norm() for p in torch.autograd.grad(squared(critic(x)), [*critic.parameters()])]
-        )
-        .norm()
-        .item(),
-        rel=1e-2,
-    )
+    true = torch.autograd.grad(squared(critic(x)), [*critic.parameters()])
+    assert norms[1] == pytest.approx(nn.utils.get_total_norm(true).item(), rel=1e-2)
 
 
 def test_a_bad_loss_of_a_second_critic_step_does_not_lower_the_scale() -> None:
-    critic, generator = nn.Linear(4, 1), nn.Linear(4, 1)
-    nets = nn.ModuleDict({"critic": critic, "generator": generator})
-    optimizers = [SGD(net.parameters(), lr=0.1) for net in (critic, generator)]
-    guard = Guard(nets, optimizers, {"scale": {"init": 1024.0}})
+    critic, _, optimizers, guard = critic_and_generator(0.1)
     for x in (torch.randn(8, 4), torch.full((8, 4), torch.nan), torch.randn(8, 4)):
         with guard.autocast():
             loss = squared(critic(x))
@@ -483,16 +459,11 @@ class Recurrent(nn.Module):
 
 def test_a_hidden_state_that_an_epoch_sets_to_none_is_none_in_the_repeat() -> None:
     model = Recurrent()
-    config = {**SMALL, "skip": {"on_nonfinite": "retry_fp32"}}
-    guard = Guard(model, SGD(model.parameters(), lr=1e-3), config)
+    guard = Guard(model, SGD(model.parameters(), lr=1e-3), RETRY)
     for _ in range(5):
         guard.step(loss_fn, torch.randn(8, 4))
     model.h = None
     model.given.clear()
-
-    def overflowing(model: nn.Module, x: Tensor) -> Tensor:
-        y = model(x)
-        return squared(y) * (torch.inf if y.dtype == torch.float16 else 1.0)
 
     assert guard.step(overflowing, torch.randn(8, 4)).action == "retry_fp32"
     assert model.given == [None, None]
@@ -515,13 +486,7 @@ def test_a_repeat_recomputes_checkpointed_parts_in_fp32() -> None:
             return checkpoint(self.inner, x, use_reentrant=False)
 
     model = Block()
-    guard = Guard(
-        model, SGD(model.parameters(), lr=1e-3), {**SMALL, "skip": {"on_nonfinite": "retry_fp32"}}
-    )
-
-    def overflowing(model: nn.Module, x: Tensor) -> Tensor:
-        y = model(x)
-        return squared(y) * (torch.inf if y.dtype == torch.float16 else 1.0)
+    guard = Guard(model, SGD(model.parameters(), lr=1e-3), RETRY)
 
     assert guard.step(overflowing, torch.randn(8, 4)).action == "retry_fp32"
 
@@ -566,9 +531,8 @@ def test_two_forward_passes_with_a_cache_that_grows() -> None:
 
 def test_a_repeat_sees_the_batch_that_was_given_in_a_tuple() -> None:
     def popping(model: nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
-        y = model(batch[0].pop("x"))
-        return squared(y) * (torch.inf if y.dtype == torch.float16 else 1.0)
+        return in_fp32_only(model(batch[0].pop("x")))
 
-    _, guard = make({**SMALL, "skip": {"on_nonfinite": "retry_fp32"}})
+    _, guard = make(RETRY)
     batch = ({"x": torch.randn(8, 4)}, torch.zeros(8))
     assert guard.step(popping, batch).action == "retry_fp32"

@@ -21,12 +21,6 @@ for i, batch in enumerate(loader):
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "train.py"
-
-
 def test_unscaling_of_micro_batches_is_moved_to_the_step_with_its_clipping(script: Path) -> None:
     write(script, LOOP)
     text = patched(script, loop_patches.unscale_once(at(script, "unscale_")))
@@ -63,24 +57,16 @@ def test_an_unknown_loop_is_left_alone(script: Path) -> None:
     assert not loop_patches.load_if_not_empty((str(script), 2))
 
 
-def test_the_update_follows_the_step(script: Path) -> None:
-    write(
-        script,
-        "for b in d:\n    if last:\n        s.step(opt)\n        go()\n    s.update()\n    log()\n",
-    )
+@pytest.mark.parametrize(
+    ("steps", "after"), [("s.step(opt)", "    log()\n"), ("s.step(a)\n        s.step(b)", "")]
+)
+def test_the_update_follows_the_last_step_of_the_block(
+    script: Path, steps: str, after: str
+) -> None:
+    head = f"for b in d:\n    if last:\n        {steps}\n"
+    write(script, f"{head}        go()\n    s.update()\n{after}")
     text = patched(script, loop_patches.update_after_step(at(script, "s.update")))
-    assert text == (
-        "for b in d:\n    if last:\n        s.step(opt)\n        s.update()\n        go()\n    log()\n"
-    )
-
-
-def test_the_update_follows_the_last_step_of_the_block(script: Path) -> None:
-    write(
-        script,
-        "for b in d:\n    if last:\n        s.step(a)\n        s.step(b)\n        go()\n    s.update()\n",
-    )
-    text = patched(script, loop_patches.update_after_step(at(script, "s.update")))
-    assert text.endswith("        s.step(a)\n        s.step(b)\n        s.update()\n        go()\n")
+    assert text == f"{head}        s.update()\n        go()\n{after}"
 
 
 def test_the_update_stays_if_the_last_step_is_not_certain(script: Path) -> None:

@@ -11,12 +11,6 @@ from halfguard.investigation.scaler_patches import add_scaler
 from tests.investigation.patched_script import at, patched, write
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "train.py"
-
-
 def test_a_scaler_is_added(script: Path) -> None:
     text = mend_without_scaler(
         script,

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from halfguard.investigation import scaler_patches, source_patches, value_patches
-from halfguard.investigation.passes import Made, Place, SubmodulePlace
-from halfguard.investigation.patching import apply_patch
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "train.py"
-
-
-def at(script: Path, text: str) -> Place:
-    """Return the line of the script with a text."""
-    lines = script.read_text().splitlines()
-    return str(script), next(n for n, line in enumerate(lines, 1) if text in line)
-
-
-def patched(script: Path, patch: str) -> str:
-    assert apply_patch(patch, Path(os.curdir)), patch
-    return script.read_text()
+from halfguard.investigation.passes import Made, SubmodulePlace
+from tests.investigation.patched_script import at, patched
 
 
 def test_an_optimizer_gets_an_eps(script: Path) -> None:

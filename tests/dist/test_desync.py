@@ -58,17 +58,8 @@ def names() -> list[str]:
 
 
 def draw(count: int, ranks: int, seed: int) -> list[tuple[int, int, int, int, int]]:
-    chance = random.Random(seed)
-    return [
-        (
-            chance.randrange(ranks),
-            chance.randrange(1, 8),
-            chance.randrange(6),
-            chance.randrange(1000),
-            chance.randrange(32),
-        )
-        for _ in range(count)
-    ]
+    pick = random.Random(seed).randrange
+    return [(pick(ranks), pick(1, 8), pick(6), pick(1000), pick(32)) for _ in range(count)]
 
 
 @pytest.mark.slow
@@ -155,16 +146,27 @@ def run_steps(
     return said
 
 
+def compared(model: nn.Module, optimizer: Any = None, **config: Any) -> hg.Guard:
+    """Return a guard that compares the ranks at every step."""
+    given = {"precision": "fp32", "desync": {"every": 1}} | config
+    return hg.Guard(model, optimizer or optimizer_of(model, "sgd"), given)
+
+
+def once(rank: int, step: int, act: Callable[[], object]) -> Callable[[int], None]:
+    """Return what acts on one rank before one step."""
+
+    def before(now: int) -> None:
+        if (dist.get_rank(), now) == (rank, step):
+            act()
+
+    return before
+
+
 def scale_of_one() -> list[str]:
     """Change the scale on one of four ranks that hold one shard each."""
     model, _ = make("fsdp2")
-    guard = hg.Guard(model, optimizer_of(model, "adamw"), {"desync": {"every": 1}})
-
-    def before(step: int) -> None:
-        if (dist.get_rank(), step) == (2, 1):
-            guard.scaler._scale.mul_(0.5)
-
-    return run_steps(guard, 2, before)
+    guard = compared(model, optimizer_of(model, "adamw"), precision="fp16-mixed")
+    return run_steps(guard, 2, once(2, 1, lambda: guard.scaler._scale.mul_(0.5)))
 
 
 @pytest.mark.slow
@@ -178,18 +180,13 @@ def replicated_dtensors() -> list[str]:
     for name, parameter in list(model.named_parameters()):
         spread = distribute_tensor(torch.ones_like(parameter).detach(), mesh, [Replicate()])
         setattr(model, name, nn.Parameter(spread))
-    config = {"precision": "fp32", "desync": {"every": 1}}
-    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         inputs = DTensor.from_local(torch.ones_like(batch[0]), mesh, [Replicate()])
         return model(inputs).full_tensor().square().mean()
 
-    def before(step: int) -> None:
-        if (dist.get_rank(), step) == (2, 1):
-            flip(model.weight, 0, 20)
-
-    return run_steps(guard, 3, before, loss)
+    flips = once(2, 1, lambda: flip(model.weight, 0, 20))
+    return run_steps(compared(model), 3, flips, loss)
 
 
 @pytest.mark.slow
@@ -222,23 +219,17 @@ class Writing(nn.Module):
 def writing(on: list[int]) -> list[str]:
     torch.manual_seed(0)
     model = DistributedDataParallel(Writing(), broadcast_buffers=False)
-    config = {"precision": "fp32", "desync": {"every": 1}}
-    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
 
     def before(step: int) -> None:
         model.module.write = step == 2 and dist.get_rank() in on
 
-    return run_steps(guard, 4, before)
+    return run_steps(compared(model), 4, before)
 
 
 @pytest.mark.slow
-def test_buffers_that_all_ranks_write_are_no_difference(ranks: Callable[[int], Ranks]) -> None:
+def test_only_a_buffer_that_one_rank_writes_is_a_difference(ranks: Callable[[int], Ranks]) -> None:
     for on in ([], [0, 1, 2, 3]):
         assert ranks(4).run(writing, on) == [["apply"] * 4] * 4
-
-
-@pytest.mark.slow
-def test_a_buffer_that_one_rank_writes_is_named(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(4).run(writing, [1]) == [["apply", "apply", "rank 1 differs in seen"]] * 4
 
 
@@ -320,14 +311,8 @@ class Own(nn.Module):
 def own_buffers(flips: bool) -> tuple[list[str], float]:
     torch.manual_seed(0)
     model = DistributedDataParallel(Own(), broadcast_buffers=False)
-    config = {"precision": "fp32", "desync": {"every": 1}}
-    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
-
-    def before(step: int) -> None:
-        if flips and (dist.get_rank(), step) == (2, 2):
-            flip(model.module.get_buffer("table"), 0, 5)
-
-    return run_steps(guard, 5, before), model.module.codebook.sum().item()
+    flip_once = once(2 if flips else -1, 2, lambda: flip(model.module.get_buffer("table"), 0, 5))
+    return run_steps(compared(model), 5, flip_once), model.module.codebook.sum().item()
 
 
 @pytest.mark.slow
@@ -335,19 +320,14 @@ def test_buffers_that_are_each_ranks_own_are_no_difference(ranks: Callable[[int]
     answers = ranks(4).run(own_buffers, False)
     assert [said for said, _ in answers] == [["apply"] * 5] * 4
     assert len({codebook for _, codebook in answers}) == 4  # they do differ
-
-
-@pytest.mark.slow
-def test_a_flipped_table_beside_them_is_found(ranks: Callable[[int], Ranks]) -> None:
-    found = ["apply", "apply", "rank 2 differs in table"]
+    found = ["apply", "apply", "rank 2 differs in table"]  # a flipped table beside them
     assert [said for said, _ in ranks(4).run(own_buffers, True)] == [found] * 4
 
 
 def several_passes(passes: int, accumulate: int) -> tuple[list[str], int]:
     """Run a loop with this many backward passes per step; flip a bit of rank 1 at step 2."""
     model, _ = make("ddp")
-    config = {"accumulate": accumulate, "desync": {"every": 1}}
-    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
+    guard = compared(model, precision="fp16-mixed", accumulate=accumulate)
     rank, ranks, said = dist.get_rank(), dist.get_world_size(), []
     for step in range(4):
         if (rank, step) == (1, 2):
@@ -396,14 +376,7 @@ def frozen() -> list[str]:
     first, last = nn.Linear(FEATURES, 8).requires_grad_(False), nn.Linear(8, 4)
     model = DistributedDataParallel(nn.Sequential(first, last))
     optimizer = torch.optim.SGD(last.parameters(), lr=0.1)
-    config = {"precision": "fp32", "desync": {"every": 1}}
-    guard = hg.Guard(model, optimizer, config)
-
-    def before(step: int) -> None:
-        if (dist.get_rank(), step) == (1, 1):
-            flip(first.weight, 0, 20)
-
-    return run_steps(guard, 3, before)
+    return run_steps(compared(model, optimizer), 3, once(1, 1, lambda: flip(first.weight, 0, 20)))
 
 
 @pytest.mark.slow
@@ -414,14 +387,11 @@ def test_frozen_parameters_are_compared(ranks: Callable[[int], Ranks]) -> None:
 def masters() -> list[str]:
     model = DistributedDataParallel(make("alone")[1].half())
     optimizer = hg.MasterWeights(torch.optim.SGD(model.parameters(), lr=0.01))
-    config = {"precision": "fp16-weights", "desync": {"every": 1}}
-    guard = hg.Guard(model, optimizer, config)
-
-    def before(step: int) -> None:
-        if (dist.get_rank(), step) == (2, 1):
-            flip(optimizer.master_parameters()[0], 0, 0)  # too little to change the half weight
-
-    return run_steps(guard, 3, before)
+    guard = compared(model, optimizer, precision="fp16-weights")
+    master = optimizer.master_parameters()[0]
+    return run_steps(
+        guard, 3, once(2, 1, lambda: flip(master, 0, 0))
+    )  # too little for the half weight
 
 
 @pytest.mark.slow

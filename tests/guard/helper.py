@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from halfguard.precision.islands import is_island
+
 OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
     "adamw-foreach": lambda parameters: AdamW(parameters, lr=0.01, foreach=True),
@@ -40,6 +42,10 @@ def inject(
 
 def parameter(value: float = 1.0, size: int = 3) -> nn.Parameter:
     return nn.Parameter(torch.full((size,), value))
+
+
+def islands(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if is_island(module)]
 
 
 def frozen(state: Any) -> Any:

@@ -161,3 +161,4 @@ JOBS = (
     Job("loss", Plain, 5, 400.0, energy_loss),
     Job("own-weights", OwnWeights, 8, 3000.0, loss_fn),
 )
+BY_NAME = {job.name: job for job in JOBS}

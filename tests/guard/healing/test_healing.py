@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,16 @@ from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.guard.step_batches import StepBatches
 from halfguard.journal import read_rows
-from halfguard.precision.islands import is_island
 from halfguard.records import Action, HealingRow, StepRow
 from halfguard.records.plan import PrecisionPlan
-from halfguard.step.random_state import preserved_random_state
-from tests.guard.healing.jobs import JOBS, Batch, CubicGate, Job, Residual, loss_fn
-from tests.guard.helper import frozen, same
+from tests.guard.healing.jobs import BY_NAME, JOBS, Batch, CubicGate, Job, Residual, loss_fn
+from tests.guard.helper import frozen, islands, same
 from tests.support.devices import place
 
-pytestmark = pytest.mark.usefixtures("device")
+pytestmark = pytest.mark.usefixtures("device", "seed")
 
-RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
+RETRY: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
 HEAL = RETRY | {"heal": {}}
-BY_NAME = {job.name: job for job in JOBS}
-
-
-@pytest.fixture(autouse=True)
-def _random_state() -> Iterator[None]:
-    with preserved_random_state():
-        yield
 
 
 def train(job: Job, config: Any, steps: int = 40, **options: Any) -> tuple[Guard, list[Action]]:
@@ -44,10 +34,6 @@ def train(job: Job, config: Any, steps: int = 40, **options: Any) -> tuple[Guard
     torch.manual_seed(0)
     guard = Guard(work.model, work.optimizer, config, **options)
     return guard, [guard.step(work.loss, batch).action for batch in work.take(steps)]
-
-
-def islands(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if is_island(module)]
 
 
 def state(guard: Guard) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,25 +13,15 @@ from torch.utils.checkpoint import checkpoint
 import halfguard as hg
 from halfguard.guard.guard import Guard
 from halfguard.guard.hosted import HostedGuard
-from halfguard.precision.islands import is_island
 from halfguard.precision_names import Precision
 from halfguard.records import Action
-from halfguard.step.random_state import preserved_random_state
-from tests.guard.healing.jobs import JOBS, ConvNet, CubicGate, Job, Plain, energy_loss, loss_fn
+from tests.guard.healing.jobs import BY_NAME, ConvNet, CubicGate, Job, Plain, energy_loss, loss_fn
+from tests.guard.helper import islands
+
+pytestmark = pytest.mark.usefixtures("seed")
 
 RETRY: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
 HEAL = RETRY | {"heal": {}}
-BY_NAME = {job.name: job for job in JOBS}
-
-
-@pytest.fixture(autouse=True)
-def _random_state() -> Iterator[None]:
-    with preserved_random_state():
-        yield
-
-
-def islands(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if is_island(module)]
 
 
 def train(model: nn.Module, work: hg.Workload, config: Any, steps: int) -> list[Action]:

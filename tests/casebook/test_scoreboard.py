@@ -36,7 +36,6 @@ def result(broken: list[Alarm], cured: list[Alarm]) -> Result:
 def test_the_culprit_is_right_within_a_line() -> None:
     line = CASE.culprit_line
     near, far = (judge(CASE, LINT, result([Alarm("A", "", line + by)], [])) for by in (1, 2))
-    assert near is not None
     assert far is not None
     assert (near.detected, near.culprit, near.in_time, near.silent_on_cure) == (
         True,
@@ -50,7 +49,6 @@ def test_the_culprit_is_right_within_a_line() -> None:
 def test_an_alarm_that_the_cure_raises_too_is_no_detection() -> None:
     same = Alarm("A", "", 1)
     judged = judge(CASE, LINT, result([same], [same]))
-    assert judged is not None
     assert (judged.detected, judged.silent_on_cure) == (False, False)
 
 
@@ -143,7 +141,6 @@ def test_a_run_is_resumed_where_it_ended(tmp_path: Path) -> None:
     run_all(left, tmp_path, workers=2)
     assert missing([CASE], instruments, tmp_path) == []
     bare = load(tmp_path, CASE.name, "bare")
-    assert bare is not None
     (crash,) = bare.programs["broken"].alarms
     assert (crash.code, crash.line) == ("crash", CASE.culprit_line)
     assert bare.programs["cured"] == replace(bare.programs["cured"], alarms=(), ended="finished")

@@ -46,9 +46,8 @@ from halfguard.step.nested import batch_leaves
 from tests.support.cases import each
 
 OBJECTS = 300  # `scripts/soak batches` runs as many as it is told
-LIMIT = (
-    0.05  # seconds of this process, for the checks, the description and the encoding of one batch
-)
+# Seconds of this process, for the checks, the description and the encoding of one batch.
+LIMIT = 0.05
 NAN = torch.full((8, 4), math.nan)
 FLOAT8 = [
     getattr(torch, name)
@@ -356,9 +355,8 @@ def test_one_bad_value_is_found(value: float, dtype: torch.dtype, place: int) ->
 
 
 def test_large_values_are_finite() -> None:
-    assert batch_is_finite(
-        [torch.ones(2).half(), torch.tensor([3.4e38]), torch.tensor([1e300], dtype=torch.float64)]
-    )
+    doubles = torch.tensor([1e300], dtype=torch.float64)
+    assert batch_is_finite([torch.ones(2).half(), torch.tensor([3.4e38]), doubles])
 
 
 # -- so is NaN in anything else
@@ -627,9 +625,8 @@ def test_time_and_memory_are_bounded(kind: str) -> None:
     value = LARGE[kind]()
     batch = {"value": value, "inner": {"x": NAN}}
     assert not batch_is_finite(batch)
-    assert (
-        time_of(batch) < 4 * LIMIT
-    )  # a machine with other work; the soak test has the limit itself
+    # A machine with other work: the soak test has the limit itself.
+    assert time_of(batch) < 4 * LIMIT
     tracemalloc.start()
     try:
         check(batch)
@@ -685,22 +682,7 @@ LEAVES: list[Callable[[random.Random], Any]] = [
 ]  # fmt: skip
 
 
-def random_key(r: random.Random) -> Any:
-    keys: list[Any] = [
-        "x",
-        "labels",
-        "a.b",
-        "_store",
-        "",
-        "\ud800",
-        "k" * 300,
-        1,
-        10**400,
-        None,
-        (1, 2),
-        1.5,
-    ]
-    return r.choice(keys)
+KEYS = ["x", "labels", "a.b", "_store", "", "\ud800", "k" * 300, 1, 10**400, None, (1, 2), 1.5]
 
 
 def random_object(r: random.Random, depth: int, made: list[Any]) -> Any:
@@ -719,12 +701,10 @@ def random_object(r: random.Random, depth: int, made: list[Any]) -> Any:
         table: dict[Any, Any] = r.choice([dict, OrderedDict])()
         made.append(table)
         for _ in range(r.randint(0, 5)):
-            table[random_key(r)] = random_object(r, depth - 1, made)
+            table[r.choice(KEYS)] = random_object(r, depth - 1, made)
         return table
-    inner = [
-        random_object(r, depth - 1, made)
-        for _ in range(r.choice([1, 2, 3, 40]) if depth < 3 else 2)
-    ]
+    width = r.choice([1, 2, 3, 40]) if depth < 3 else 2
+    inner = [random_object(r, depth - 1, made) for _ in range(width)]
     single = inner[0]
     if kind == 2:
         with contextlib.suppress(TypeError):  # of what has no hash

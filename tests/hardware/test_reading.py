@@ -107,7 +107,6 @@ def test_rocm_devices_are_known_by_their_architecture() -> None:
 def test_this_machine_is_read_as_torch_sees_it() -> None:
     found = read_machine(torch)
     assert found.torch == read_torch(torch)
-    assert found.torch is not None
     assert found.torch.version == torch.__version__
     # The reading is the real thing: a scaler was made, and its warning kept from the user.
     assert found.torch.default_scaler is False

@@ -111,7 +111,6 @@ def test_number_and_size_are_limited(
         guard.step(loss_fn, poisoned(batch))
     assert names_in(tmp_path) == ["000000-r0", "000001-r0"]
     incidents = guard._recorder.incidents
-    assert incidents is not None
     assert incidents.missed == 3
     assert sum("no incident was saved" in message for message in caplog.messages) == 1
 

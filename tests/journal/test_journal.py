@@ -56,7 +56,7 @@ def loss_curve(folder: Path, first: int, count: int) -> LossCurve:
     with Journal(folder, steps_per_row=count) as journal:
         for step in range(first, first + count):
             journal.add_healthy_step(step, loss=float(step), grad_norm=1.0, scale=1.0)
-        assert all(row.losses is None for row in journal.recent_rows(9))  # type: ignore[union-attr]
+        assert all(row.losses is None for row in journal.recent_rows(9))
     (row,) = read_rows(folder / STEPS_FILE)
     assert isinstance(row, HealthyStepsRow)
     assert row.losses is not None

@@ -57,7 +57,6 @@ def test_a_real_training_that_converges(seed_: int, seed: object) -> None:
 
 def test_a_clean_line_is_extrapolated_exactly() -> None:
     found = forecast([2 ** (8 + step / 25) for step in range(150)])
-    assert found is not None
     assert found.doubling == pytest.approx(25)
     assert found.steps == pytest.approx((math.log2(65504) - (8 + 149 / 25)) * 25)
     assert found.low == pytest.approx(found.steps)

@@ -94,7 +94,6 @@ def test_plan_puts_the_island_where_the_overflow_is_swallowed() -> None:
     found = plan(job("own_norm"), steps=4)
     assert found.modules == ("1",)
     assert "has a swallowed overflow in the forward pass of step 0" in found.islands[0].reason
-    assert found.evidence is not None
     assert found.evidence.deviation < 0.01
 
 

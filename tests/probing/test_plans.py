@@ -70,7 +70,7 @@ def test_a_plan_that_another_process_applies_gives_the_same_run() -> None:
     read = PrecisionPlan.from_yaml(found.to_yaml())
     assert read == found
     again = IslandTrials(workload, Precision.FP16_MIXED, steps=8, tolerance=0.01)
-    assert again.of(read.modules).run.final_loss() == found.evidence.loss  # type: ignore[union-attr]
+    assert again.of(read.modules).run.final_loss() == found.evidence.loss
 
 
 def healthy(seed: int) -> Workload:
@@ -81,9 +81,7 @@ def healthy(seed: int) -> Workload:
 def test_a_healthy_model_needs_no_island_and_one_trial(seed: object) -> None:
     found = plan(healthy(0), steps=8)
     assert found.islands == ()
-    assert found.evidence is not None
     assert found.evidence.trials == 1
-    assert found.loss_scale is not None
     assert found.loss_scale.low <= found.loss_scale.best <= found.loss_scale.high
 
 

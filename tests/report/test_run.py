@@ -183,7 +183,7 @@ def test_nothing_yet() -> None:
 def test_after_a_resumed_run_the_last_row_counts() -> None:
     resumed = [*ROWS, window(200, 249, loss=0.35), unusual(250), window(251, 320, loss=0.2)]
     timeline = build_timeline(resumed)
-    assert [(type(p).__name__, getattr(p, "step", None) or p.first_step) for p in timeline.parts] == [  # type: ignore[union-attr]
+    assert [(type(p).__name__, getattr(p, "step", None) or p.first_step) for p in timeline.parts] == [
         ("HealthyStepsRow", 0), ("StepRow", 100), ("HealthyStepsRow", 101),
         ("HealthyStepsRow", 200), ("StepRow", 250), ("HealthyStepsRow", 251),
     ]  # fmt: skip

@@ -78,7 +78,6 @@ def test_an_answer_survives_json() -> None:
 
 
 def with_trial(trial: str, *trials: ReplayTrial) -> str:
-    assert BAD.cure is not None
     cure = BAD.cure.model_copy(update={"trial": trial})
     answer = BAD.model_copy(update={"cure": cure, "trials": (*BAD.trials, *trials)})
     return to_markdown(script_answer_page(answer))

@@ -83,8 +83,7 @@ def test_sparse_gradients_are_looked_at() -> None:
     model = torch.nn.Embedding(8, 4, sparse=True)
 
     def loss(model: Any, batch: Any) -> Tensor:
-        found: Tensor = model(batch).square().mean()
-        return found
+        return model(batch).square().mean()
 
     optimizer = torch.optim.SparseAdam(model.parameters())
     assert_half_safe(hg.Workload(model, loss, [torch.arange(4)], optimizer), steps=2)

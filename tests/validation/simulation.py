@@ -32,8 +32,7 @@ SEED_NOISE = 0.03  # what a change of seed does to both of a pair
 
 def _lognormal(generator: Generator, shape: tuple[int, ...]) -> Floats:
     raw = generator.lognormal(0.0, 0.5, shape)
-    standard: Floats = (raw - np.exp(0.125)) / np.sqrt((np.exp(0.25) - 1) * np.exp(0.25))
-    return standard
+    return (raw - np.exp(0.125)) / np.sqrt((np.exp(0.25) - 1) * np.exp(0.25))
 
 
 # Noise of mean 0 and standard deviation 1; it is added to the candidate's loss of quality.

@@ -13,8 +13,7 @@ WORKFLOW = Path(__file__).parents[2] / "examples/ci/halfguard-validate.yml"
 
 
 def steps() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = yaml.safe_load(WORKFLOW.read_text())["jobs"]["validate"]["steps"]
-    return found
+    return yaml.safe_load(WORKFLOW.read_text())["jobs"]["validate"]["steps"]
 
 
 def test_finished_runs_are_kept_when_the_job_fails() -> None:

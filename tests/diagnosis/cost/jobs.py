@@ -37,8 +37,7 @@ class Net(nn.Module):
 
 
 def loss(model: nn.Module, batch: Tensor) -> Tensor:
-    value: Tensor = model(batch).float().square().mean()
-    return value
+    return model(batch).float().square().mean()
 
 
 def job(rows: int, width: int, **changes: Any) -> Workload:

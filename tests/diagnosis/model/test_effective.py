@@ -83,8 +83,7 @@ def data() -> Tensor:
 
 
 def loss(model: nn.Module, x: Tensor) -> Tensor:
-    value: Tensor = model(x)["loss"]
-    return value
+    return model(x)["loss"]
 
 
 Job = Callable[[Truth, Path], tuple[nn.Module, Callable[[], Diagnosis], Callable[[], None]]]
@@ -247,7 +246,6 @@ def test_what_doctor_tells_is_what_training_does(case: str, tmp_path: Path) -> N
     truth.seen.clear()
     train()
     assert truth.name == got
-    assert diagnosis.effective is not None
     assert (diagnosis.effective.asked, diagnosis.effective.got) == (asked, got)
     assert ("HD101" in codes(diagnosis)) == (asked != got)
     assert bool(diagnosis.effective.why) == (asked != got)
@@ -281,7 +279,6 @@ def test_pure_half_in_lightning_is_cured_by_mixed_precision(tmp_path: Path) -> N
 def test_lightning_forgets_what_it_was_asked_for_and_doctor_does_not_invent_it() -> None:
     trainer = lightning.Trainer(accelerator="cpu", precision="16-mixed", logger=False)
     diagnosis = hg.doctor(Module(Truth()), trainer=trainer, batch=data())
-    assert diagnosis.effective is not None
     assert diagnosis.effective.asked is None
     assert 'pass precision="16-mixed"' in str(diagnosis)
 
@@ -290,7 +287,6 @@ def test_arguments_are_examined_beside_an_accelerator_of_another_precision(tmp_p
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=True, report_to=[])
     other = Accelerator(mixed_precision="no", cpu=True)
     diagnosis = hg.doctor(Witness(Truth()), trainer=args, batch={"x": data()})
-    assert diagnosis.effective is not None
     assert diagnosis.effective.got == "bf16-mixed"
     assert other.mixed_precision == AcceleratorState().mixed_precision == "no"
 
@@ -366,7 +362,6 @@ def test_whatever_a_lightning_module_computes_in_has_a_name(weights: torch.dtype
     trainer = lightning.Trainer(accelerator="cpu", precision="bf16-mixed", logger=False)
     module = Module(Truth()).to(weights)
     diagnosis = hg.doctor(module, trainer=trainer, batch=data().to(weights))
-    assert diagnosis.effective is not None
     assert diagnosis.effective.got == {torch.float32: "bf16-mixed"}.get(weights, "bf16-weights")
 
 

@@ -167,8 +167,7 @@ class Encoded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad(), torch.autocast(device_type(), enabled=False):
             x = self.encoder(x.half()).float()
-        output: Tensor = self.denoiser(x)
-        return output
+        return self.denoiser(x)
 
 
 @pytest.mark.usefixtures("seed")
@@ -181,7 +180,6 @@ def test_a_half_encoder_without_gradients(asked: str | None, frozen: bool) -> No
     with torch.autocast(device_type(), torch.bfloat16, enabled=asked == "bf16-mixed"):
         diagnosis = hg.doctor(model, optimizer, precision=asked, loss=loss, batch=batch())
     assert diagnosis.findings == ()
-    assert diagnosis.effective is not None
     assert diagnosis.effective.got == (asked or "fp32")
     beside = "; without gradients: 4 in float16 (encoder.0, encoder.1, encoder.2 and 1 more)"
     assert diagnosis.effective.evidence[0].endswith(beside)
@@ -218,8 +216,7 @@ class Long(nn.Module):
         self.inner = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.inner(x)
-        return output
+        return self.inner(x)
 
 
 @pytest.mark.usefixtures("seed")
@@ -258,8 +255,7 @@ class OneHalf(nn.Module):
         self.rest = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.rest(self.first(x.to(self.first.weight.dtype)).float())
-        return output
+        return self.rest(self.first(x.to(self.first.weight.dtype)).float())
 
 
 @pytest.mark.usefixtures("seed")
@@ -284,7 +280,6 @@ def test_a_tensor_that_is_trained_outside_of_a_frozen_half_model() -> None:
     diagnosis = hg.doctor(
         model, optimizer, scaler=scaler, precision="fp16-mixed", loss=inverted, batch=batch()
     )
-    assert diagnosis.effective is not None
     assert diagnosis.effective.got == "fp16-mixed"
     assert "trained weights: float32" in diagnosis.effective.evidence
 

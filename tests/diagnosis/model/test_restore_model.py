@@ -196,8 +196,7 @@ class Rotary(nn.Module):
         self.register_buffer("cosine", torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.linear(x) * self.cosine
-        return output
+        return self.linear(x) * self.cosine
 
 
 @pytest.mark.usefixtures("seed")
@@ -242,8 +241,7 @@ class Growing(nn.Module):
         self.converted.data = self.converted.half()
         self.shadow.data = self.inner[0].bias.data
         self.last += 1
-        output: Tensor = self.inner(x)
-        return output
+        return self.inner(x)
 
 
 def test_a_tensor_that_was_resized_is_as_before() -> None:

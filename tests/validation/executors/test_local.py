@@ -40,7 +40,7 @@ def test_a_dead_workers_run_is_repeated_and_a_murderous_one_is_told(
         (tmp_path / str(seed)).write_text(str(deaths))
     tasks = [task for task in run_tasks(spec_of("dying")) if task.candidate == "fp32"]
     results = LocalExecutor(2).run(tasks, deadline=math.inf)
-    survived, lost = sorted((result for _, result in results), key=lambda result: result.seed)  # type: ignore[union-attr]
+    survived, lost = sorted((result for _, result in results), key=lambda result: result.seed)
     assert isinstance(survived, RunResult)
     assert (survived.failure, survived.attempt) == (None, 2)
     assert isinstance(lost, RunResult)

@@ -33,8 +33,7 @@ def on_a_cluster(scenario: str, folder: Path) -> dict[str, Any]:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, said.decode()
-    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return answer
+    return json.loads(out.splitlines()[-1])
 
 
 def test_a_killed_node_costs_a_run_and_nothing_else(tmp_path: Path) -> None:

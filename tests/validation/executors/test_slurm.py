@@ -42,8 +42,7 @@ def on_a_cluster(scenario: str, folder: Path, *options: str) -> dict[str, Any]:
     command = [*studies, scenario, str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
     assert done.returncode == 0, done.stderr[-5000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def study_in(folder: Path) -> Study:

@@ -111,8 +111,7 @@ def test_a_swallowed_overflow_is_found_with_a_loss(factor: float) -> None:
     x = torch.linspace(1, 2, 8).reshape(2, 4).half()
 
     def value(model: nn.Module, x: Tensor) -> Tensor:
-        loss: Tensor = factor * model(x).float().square().mean()
-        return loss
+        return factor * model(x).float().square().mean()
 
     finding = found(hg.doctor(Kernel(1000.0).half(), loss=value, batch=x), "HD120")
     assert finding.subject == "the loss"

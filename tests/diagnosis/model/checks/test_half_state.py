@@ -108,8 +108,7 @@ class Adapted(nn.Module):
         self.lora_b = nn.Linear(2, base.out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.base(x) + self.lora_b(self.lora_a(x))
-        return output
+        return self.base(x) + self.lora_b(self.lora_a(x))
 
 
 def adapted() -> Any:

@@ -153,7 +153,6 @@ def gradients(scaler: torch.amp.GradScaler) -> float:
     with torch.autocast(device_type(), torch.float16):
         value = loss(model, batch()) * tiny
     scaler.scale(value).backward()
-    assert model[0].weight.grad is not None
     return float(model[0].weight.grad.abs().max())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,18 @@ from torch import Tensor, nn
 import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
+from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.records import Action, Cause
 from tests.support.devices import chosen_device
 from tests.support.failing import out_of_memory
 from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
+
+
+def guarded(name: str, config: Any = "default") -> tuple[nn.Module, Guard]:
+    model = make(name)
+    return model, Guard(model, OPTIMIZERS["sgd"](model.parameters()), config)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -45,8 +52,7 @@ def test_the_two_forms_are_the_same(optimizer: str, seed: Callable[[int], None])
 
 
 def test_a_mapping_with_a_loss_will_do() -> None:
-    model = make("transformer")
-    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 64.0}})
+    _, guard = guarded("transformer", {"scale": {"init": 64.0}})
     outcome = guard.step(lambda m, b: {"loss": loss_fn(m, b), "logits": None}, batches(1)[0])
     assert outcome.applied
     assert 0 < outcome.loss < 10
@@ -58,6 +64,19 @@ class Gan(nn.Module):
         super().__init__()
         self.generator = nn.Linear(4, 12)
         self.critic = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.Adam(p.parameters(), 1e-3) for p in (self.critic, self.generator)]
+
+
+def turn(
+    guard: Guard, optimizer: torch.optim.Optimizer, loss_of: Callable[..., Tensor], *given: Any
+) -> StepOutcome:
+    """Take one step of one of several optimizers; the first tensor is the batch."""
+    with guard.autocast():
+        loss = loss_of(guard.model, *given)
+    guard.backward(loss, batch=given[0])
+    return guard.update(optimizer)
 
 
 def critic_loss(gan: Gan, real: Tensor, noise: Tensor) -> Tensor:
@@ -76,20 +95,13 @@ def test_two_optimizers_take_turns_and_share_one_scale() -> None:
     for guarded in (False, True):
         torch.manual_seed(0)
         gan = Gan()
-        critic = torch.optim.Adam(gan.critic.parameters(), 1e-3)
-        generator = torch.optim.Adam(gan.generator.parameters(), 1e-3)
+        critic, generator = gan.optimizers()
         scaler = torch.amp.GradScaler(chosen_device().type, init_scale=64.0, growth_interval=10)
         guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0, "growth_interval": 10}})
         for (real, _), z in zip(batches(30), noise, strict=True):
             if guarded:
-                with guard.autocast():
-                    loss = critic_loss(gan, real, z)
-                guard.backward(loss, batch=real)
-                assert guard.update(critic)
-                with guard.autocast():
-                    loss = generator_loss(gan, z)
-                guard.backward(loss, batch=real)
-                assert guard.update(generator)
+                assert turn(guard, critic, critic_loss, real, z)
+                assert turn(guard, generator, generator_loss, z)
             else:
                 with torch.autocast(chosen_device().type, torch.float16):
                     loss = critic_loss(gan, real, z)
@@ -110,22 +122,14 @@ def test_two_optimizers_take_turns_and_share_one_scale() -> None:
 
 def test_a_bad_critic_step_leaves_the_generator_its_turn() -> None:
     gan = Gan()
-    critic = torch.optim.Adam(gan.critic.parameters(), 1e-3)
-    generator = torch.optim.Adam(gan.generator.parameters(), 1e-3)
+    critic, generator = gan.optimizers()
     guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0}})
-    real = batches(1)[0][0]
-    noise = torch.randn(8, 4)
+    real, noise = batches(1)[0][0], torch.randn(8, 4)
     real[0, 0] = torch.inf
-    with guard.autocast():
-        loss = critic_loss(gan, real, noise)
-    guard.backward(loss, batch=real)
-    outcome = guard.update(critic)
+    outcome = turn(guard, critic, critic_loss, real, noise)
     assert outcome.cause is Cause.BAD_BATCH
     assert all(name.startswith("critic.") for name in outcome.culprits)
-    with guard.autocast():
-        loss = generator_loss(gan, noise)
-    guard.backward(loss)
-    assert guard.update(generator).applied
+    assert turn(guard, generator, generator_loss, noise).applied
     assert guard.scaler.get_scale() == 64.0
 
 
@@ -176,16 +180,14 @@ def elsewhere(model: nn.Module, batch: Batch) -> Tensor:
     ],
 )
 def test_a_wrong_loss_is_explained(wrong: Callable[..., Tensor], message: str) -> None:
-    model = make("transformer")
-    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()))
+    _model, guard = guarded("transformer")
     with pytest.raises(UsageError, match=message) as caught:
         guard.step(wrong, batches(1)[0])
     assert caught.value.cure
 
 
 def test_update_without_backward_and_saving_an_open_step_are_refused() -> None:
-    model = make("transformer")
-    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"accumulate": 2})
+    _model, guard = guarded("transformer", {"accumulate": 2})
     with pytest.raises(UsageError, match=r"without a backward"):
         guard.update()
     assert guard.step(loss_fn, batches(1)[0]).action is Action.ACCUMULATE
@@ -196,8 +198,7 @@ def test_update_without_backward_and_saving_an_open_step_are_refused() -> None:
 @pytest.mark.on_standin
 def test_infinities_that_are_meant_do_no_harm() -> None:
     """A float mask of -inf, NaN for a missing label: the loss is finite, so the step is applied."""
-    model = make("transformer")
-    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 2.0**23}})
+    _model, guard = guarded("transformer", {"scale": {"init": 2.0**23}})
     batch = {"batch": batches(1)[0], "mask": torch.tensor([0.0, -torch.inf, torch.nan])}
     causes = [guard.step(lambda m, b: loss_fn(m, b["batch"]), batch).cause for _ in range(20)]
     assert set(causes) == {Cause.GRADIENT_OVERFLOW, None}, "the scale can fall all the same"
@@ -207,28 +208,20 @@ def test_infinities_that_are_meant_do_no_harm() -> None:
 @pytest.mark.usefixtures("seed")
 def test_a_critic_may_have_several_turns_and_a_scheduler_follows_its_own_optimizer() -> None:
     gan = Gan()
-    critic = torch.optim.Adam(gan.critic.parameters(), 1e-3)
-    generator = torch.optim.Adam(gan.generator.parameters(), 1e-3)
+    critic, generator = gan.optimizers()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(generator, 0.9)
     guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0}}, scheduler=scheduler)
     real, noise = batches(1)[0][0], torch.randn(8, 4)
     for _ in range(3):
         for _ in range(2):
-            with guard.autocast():
-                loss = critic_loss(gan, real, noise)
-            guard.backward(loss)
-            assert guard.update(critic)
-        with guard.autocast():
-            loss = generator_loss(gan, noise)
-        guard.backward(loss)
-        assert guard.update(generator)
+            assert turn(guard, critic, critic_loss, real, noise)
+        assert turn(guard, generator, generator_loss, noise)
     assert scheduler.last_epoch == 3
     assert guard.summary().applied == 9
 
 
 def test_an_evaluation_opens_no_step() -> None:
-    model = make("mlp-batchnorm")
-    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 64.0}})
+    model, guard = guarded("mlp-batchnorm", {"scale": {"init": 64.0}})
     with torch.no_grad(), guard.autocast():
         model(batches(1)[0][0])
     mean = model.get_buffer("norm.running_mean").clone()
@@ -260,8 +253,7 @@ def test_a_backward_pass_that_raises_takes_its_step_with_it(
     states = []
     for with_failure in (False, True):
         seed(1)
-        model = make("mlp-batchnorm")
-        guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), config)
+        model, guard = guarded("mlp-batchnorm", config)
         data = batches(4 * accumulate)
         for index, batch in enumerate(data):
             if with_failure and index == 2 * accumulate:
@@ -294,8 +286,7 @@ def test_parameters_added_later_are_measured_too(seed: Callable[[int], None]) ->
 
 
 def test_an_evaluation_in_eval_mode_opens_none_either() -> None:
-    model = make("mlp-batchnorm")
-    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"precision": "fp32"})
+    model, guard = guarded("mlp-batchnorm", {"precision": "fp32"})
     model.eval()
     with guard.autocast(), torch.no_grad():
         model(batches(1)[0][0])
@@ -331,8 +322,7 @@ def test_other_parameters_in_the_same_number_are_measured() -> None:
 
 
 def test_a_step_that_was_given_up_takes_no_blame_from_the_next() -> None:
-    model = make("transformer")
-    guard = Guard(model, OPTIMIZERS["sgd"](model.parameters()), {"scale": {"init": 2.0**24}})
+    _model, guard = guarded("transformer", {"scale": {"init": 2.0**24}})
     batch = batches(1)[0]
 
     with pytest.raises(torch.OutOfMemoryError):

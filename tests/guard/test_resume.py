@@ -20,6 +20,7 @@ from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Cause
 from tests.guard.helper import frozen, same
 from tests.support.devices import chosen_device
+from tests.support.models import GradientBoost
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -28,17 +29,6 @@ PRESETS = ["default", "fp16_safe", "balanced", "ultra_conservative", "native_fp1
 # The fault of a step, by its number, so that a resumed run has the same faults.
 FAULTS = {3: "overflow", 4: "overflow", 11: "forward", 12: "inputs", 20: "overflow", 33: "forward",
           34: "overflow", 41: "inputs", 48: "overflow"}  # fmt: skip
-
-
-class _Boost(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * ctx.factor, None
 
 
 class Net(nn.Module):
@@ -57,7 +47,7 @@ class Net(nn.Module):
             if fault == "forward":
                 x = x * math.inf
             if fault == "overflow":
-                x = _Boost.apply(x, 1e9)
+                x = GradientBoost.apply(x, 1e9)
         return self.outer(x)
 
 

@@ -37,23 +37,30 @@ from tests.dist.jobs import (
 from tests.support.ranks import HangError, Ranks
 
 
-def bare_with_continue(steps: int) -> list[str]:
-    """Skip a NaN loss on one rank with ``continue``, as advice on the web recommends."""
+def plan_of(step: int) -> Plan:
+    """Return a plan in which the loss of one rank is NaN at one step."""
+    sick = (dist.get_rank(), step) == (1, 2)
+    return Plan(1, slice(None), value=torch.nan) if sick else Plan()
+
+
+def plain_loop(steps: int, ours: bool, leave_out: bool) -> list[float]:
+    """Run a scaler in a plain loop; perhaps skip a NaN loss with ``continue``, as the web recommends."""
     model, net = make("ddp")
-    optimizer, scaler = optimizer_of(model, "sgd"), torch.amp.GradScaler("cpu")
+    optimizer = optimizer_of(model, "sgd")
+    scaler = hg.GradScaler("cpu") if ours else torch.amp.GradScaler("cpu")
+    scales = []
     for step in range(steps):
-        net.plan = (
-            Plan(1, slice(None), value=torch.nan) if (dist.get_rank(), step) == (1, 2) else Plan()
-        )
+        net.plan = plan_of(step)
         with torch.autocast("cpu", torch.float16):
             loss = loss_fn(model, batch_of(step, 2, dist.get_rank()))
-        if torch.isnan(loss):
+        if leave_out and torch.isnan(loss):
             continue
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    return ["done"]
+        scales.append(float(scaler.get_scale()))
+    return scales
 
 
 def guarded(steps: int) -> list[str]:
@@ -61,9 +68,7 @@ def guarded(steps: int) -> list[str]:
     guard = hg.Guard(model, optimizer_of(model, "sgd"))
     taken = []
     for step in range(steps):
-        net.plan = (
-            Plan(1, slice(None), value=torch.nan) if (dist.get_rank(), step) == (1, 2) else Plan()
-        )
+        net.plan = plan_of(step)
         taken.append(str(guard.step(loss_fn, batch_of(step, 2, dist.get_rank())).action))
     return taken
 
@@ -73,34 +78,13 @@ def test_continue_hangs_and_the_guard_does_not() -> None:
     group = Ranks(2)
     assert group.run(guarded, 5) == [["apply", "apply", "skip", "apply", "apply"]] * 2
     with pytest.raises(HangError):
-        group.run(bare_with_continue, 5, timeout=10)
-
-
-def scaler_alone(steps: int, ours: bool) -> list[float]:
-    """Run a scaler in a plain loop; the loss of one rank is NaN at one step."""
-    model, net = make("ddp")
-    optimizer = optimizer_of(model, "sgd")
-    scaler = hg.GradScaler("cpu") if ours else torch.amp.GradScaler("cpu")
-    scales = []
-    for step in range(steps):
-        net.plan = (
-            Plan(1, slice(None), value=torch.nan) if (dist.get_rank(), step) == (1, 2) else Plan()
-        )
-        with torch.autocast("cpu", torch.float16):
-            loss = loss_fn(model, batch_of(step, 2, dist.get_rank()))
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        scales.append(float(scaler.get_scale()))
-    return scales
+        group.run(plain_loop, 5, False, True, timeout=10)
 
 
 def test_the_scaler_by_itself_keeps_one_scale_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
-    assert (
-        ranks(2).run(scaler_alone, 4, True) == [[65536.0] * 4] * 2
-    )  # the scale did not cause it, so it stays
-    assert ranks(2).run(scaler_alone, 4, False) == [[65536.0, 65536.0, 32768.0, 32768.0]] * 2
+    # The scale did not cause it, so it stays.
+    assert ranks(2).run(plain_loop, 4, True, False) == [[65536.0] * 4] * 2
+    assert ranks(2).run(plain_loop, 4, False, False) == [[65536.0, 65536.0, 32768.0, 32768.0]] * 2
 
 
 def repeated_in(engine: Engine) -> list[Any]:

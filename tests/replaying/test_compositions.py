@@ -140,6 +140,7 @@ def test_the_source_is_rewritten_across_assignments(
     [
         "p = torch.sigmoid(x)\n    x = x + 1\n    return torch.log(p)",  # x has changed since
         "p = torch.sigmoid(x)\n    p = p * 2\n    return torch.log(p)",
+        "x = torch.sigmoid(x)\n    return torch.log(x)",
         "return torch.log(p)",  # an argument
         "return torch.log(torch.softmax(x))",  # no dimension
         "return y / x.norm(dim=-1, keepdim=True)",  # not its own norm

@@ -202,8 +202,10 @@ class SourceFile:
         if scope is None or value.lineno == line:
             return value.lineno == line
         used = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-        end = value.end_lineno or value.lineno
-        return not any(end < row < line for name in used for row in _stores(name, scope))
+        # From its own statement on: x = torch.sigmoid(x) is another x afterwards.
+        statement = self.statement_at(value.lineno)
+        begin = value.lineno if statement is None else statement.lineno
+        return not any(begin <= row < line for name in used for row in _stores(name, scope))
 
     def hoist(self, value: ast.expr) -> str:
         """Give an expression a name on the line before its statement, and return the name."""

@@ -262,6 +262,19 @@ class Reference:
                 self.tracker = 0
 
 
+def test_a_shorter_interval_is_reached_by_the_next_good_step() -> None:
+    scaler, p = ours(init_scale=8.0, growth_interval=10), parameter()
+    optimizer = AdamW([p], fused=True)
+    for _ in range(6):
+        one_step(scaler, optimizer, p, "healthy")
+    scaler.set_growth_interval(4)
+    scales = []
+    for _ in range(5):
+        one_step(scaler, optimizer, p, "healthy")
+        scales.append(scaler.get_scale())
+    assert scales == [16, 16, 16, 16, 32]
+
+
 @settings(max_examples=100, deadline=None)
 @given(steps=all_kinds)
 def test_scale_follows_the_reference(steps: list[str]) -> None:

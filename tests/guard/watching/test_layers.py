@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, log2, nan
+from math import inf, isnan, log2, nan
 
 import pytest
 import torch
@@ -41,6 +41,11 @@ def test_a_layer_has_the_least_headroom_of_its_lines() -> None:
     assert first.forward == pytest.approx(log2(65504 / 1024), abs=0.01)
     assert first.backward == 1.0
     assert second.backward == inf
+
+
+def test_a_nan_of_one_call_stays() -> None:
+    merged = merge_calls([result(at("mul"), nan), result(at("mul"), 5.0)])
+    assert isnan(merged[at("mul")].absmax)
 
 
 def test_a_line_known_to_be_harmless_does_not_count() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf, isfinite, log, log2, sqrt
+from math import inf, isfinite, isnan, log, log2, sqrt
 from statistics import fmean, linear_regression, median, pstdev
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ def merge_calls(maxima: Iterable[Maximum]) -> dict[Place, Maximum]:
     found: dict[Place, Maximum] = {}
     for one in maxima:
         known = found.get(one.place)
-        if known is None or not one.absmax <= known.absmax:  # a NaN stays
+        if known is None or not (isnan(known.absmax) or one.absmax <= known.absmax):
             found[one.place] = one
     return found
 

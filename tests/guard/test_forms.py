@@ -361,3 +361,38 @@ def test_reconfigure_refuses_what_was_made_once_and_keeps_the_rest() -> None:
     bad = torch.full((2, 4), torch.nan)
     assert guard.step(lambda m, x: m(x).float().square().mean(), bad).action == "roll_back"
     assert guard.config == clipped, "a rollback does not undo the change"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_default_dtype_of_float64_changes_nothing(fused: bool) -> None:
+    def run() -> list[str]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1).float()
+        config = {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}}
+        guard = hg.Guard(model, torch.optim.AdamW(model.parameters(), fused=fused), config)
+        batches = [torch.ones(2, 4, dtype=torch.float32) * (6e4 if k == 1 else 1) for k in range(3)]
+        return [
+            str(guard.step(lambda m, x: (m(x) * m(x)).float().mean(), batch).action)
+            for batch in batches
+        ]
+
+    expected = run()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert run() == expected == ["apply", "retry_fp32", "apply"]
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_state_of_torchs_scaler_is_accepted_and_others_are_named() -> None:
+    model = nn.Linear(4, 1)
+    guard = hg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), {"scale": {"init": 8.0}})
+    guard.load_state_dict(torch.amp.GradScaler("cpu", init_scale=512.0).state_dict())
+    assert guard.scaler.get_scale() == 512
+    with pytest.raises(UsageError, match="it has no precision, policy"):
+        guard.load_state_dict({})
+    older = guard.state_dict()
+    del older["held"]
+    with pytest.raises(UsageError, match="it has no held"):
+        guard.load_state_dict(older)

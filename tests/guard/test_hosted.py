@@ -438,3 +438,25 @@ def test_mistakes_are_named() -> None:
 def test_the_public_names_are_these() -> None:
     assert halfguard.HostedGuard is HostedGuard
     assert halfguard.GuardScaler is GuardScaler
+
+
+def test_a_loop_that_holds_its_scheduler_if_the_scale_fell_across_update() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GuardScaler(HostedGuard(model, optimizer, {"scale": {"init": 2.0**22}}))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    applied = advanced = 0
+    for _ in range(12):
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.ones(2, 4)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        applied += scaler.guard.last.applied
+        before = scaler.get_scale()
+        scaler.update()
+        if before <= scaler.get_scale():
+            scheduler.step()
+            advanced += 1
+        optimizer.zero_grad()
+    assert 0 < applied < 12
+    assert advanced == applied

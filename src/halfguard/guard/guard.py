@@ -364,7 +364,19 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of ``state_dict``, random generators included."""
+        """Restore the state of ``state_dict``, random generators included.
+
+        The state of torch's ``GradScaler`` is accepted too: it has the loss scale, and no more.
+        """
+        if "scaler" not in state and "growth_factor" in state:
+            self.scaler.load_state_dict(dict(state))
+            return
+        missing = [key for key in (*self._own_state(), "scaler", "rng") if key not in state]
+        if missing:
+            raise UsageError(
+                f"This is not the state of a guard: it has no {', '.join(missing)}.",
+                cure="Load what guard.state_dict() returned; the checkpoint may be of another version.",
+            )
         if self._takes_over_scale(state.get("precision")):
             self.scaler.load_state_dict(dict(state["scaler"]))
         self._stepper.half_applied = False

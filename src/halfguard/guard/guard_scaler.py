@@ -26,6 +26,7 @@ class GuardScaler(torch.amp.GradScaler):
         # Not torch's: all state is that of the guard's scaler.
         self.guard = None
         self._loaded: dict[str, Any] = {}
+        self._stepped = False  # since the last update()
         if guard is not None:
             self.bind(guard)
 
@@ -45,7 +46,7 @@ class GuardScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         # For a copy in another process: it has the state, and waits for a guard of its own.
-        return {"guard": None, "_loaded": self.state_dict()}
+        return {"guard": None, "_loaded": self.state_dict(), "_stepped": False}
 
     @property
     def _bound(self) -> HostedGuard:
@@ -86,16 +87,24 @@ class GuardScaler(torch.amp.GradScaler):
                 cure="Compute the loss before, and use an optimizer that steps once per backward pass.",
             )
         self._bound.apply(optimizer)
+        self._stepped = True
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Set the scale to ``new_scale``; without one, do nothing: ``step`` has updated it."""
+        """Show the new scale, which ``step`` has decided, or set it to ``new_scale``."""
+        self._stepped = False
         if new_scale is not None:
             self._bound.scaler.update(new_scale)
 
     def get_scale(self) -> float:
-        """Return the loss scale. This reads the device."""
+        """Return the loss scale. This reads the device.
+
+        Between ``step`` and ``update`` it is that of the step: loops compare it before and after ``update``,
+        to hold their scheduler if it fell.
+        """
         if self.guard is None:
             return float(self._loaded.get("scale", 1.0))
+        if self._stepped and self.guard.last is not None and self.guard.window_has_stepped:
+            return self.guard.last.scale
         return self.guard.scaler.get_scale()
 
     def is_enabled(self) -> bool:

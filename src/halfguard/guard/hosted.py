@@ -290,6 +290,11 @@ class HostedGuard(Guard):
     # -- windows
 
     @property
+    def window_has_stepped(self) -> bool:
+        """True from the first ``apply`` of a window until the next one opens."""
+        return self._spent
+
+    @property
     def _window_in_use(self) -> StepBatches:
         return self._window if self._spent else self._batches
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import halfguard as hg
+from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.step_batches import StepBatches
 from halfguard.precision.islands import is_island
 from halfguard.records.plan import Island, LineIsland, PrecisionPlan
@@ -137,6 +138,15 @@ def test_lines_of_a_plan_are_not_ignored_in_silence(
         guard.backward(loss)
         guard.update()
     assert caplog.text.count("only guard.step(loss_fn, batch) does") == 1
+
+
+def test_a_line_of_a_plan_is_found_in_another_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, first = inspect.getsourcelines(squares)
+    here = Path(__file__)
+    monkeypatch.chdir(here.parents[3])
+    elsewhere = Path("/home/somebody/checkout", *here.parts[-4:])
+    line = LineIsland(file=str(elsewhere), line=first + 2, code=source[2].strip())
+    assert LineIslands([line])._places == {(str(here), first + 2)}
 
 
 @dataclass

@@ -14,6 +14,7 @@ import linecache
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +40,10 @@ class LineIslands:
 
     def set(self, islands: Iterable[LineIsland]) -> None:
         """Let exactly these lines run in FP32."""
-        found = [(island.file, _find_line(island)) for island in islands]
+        here = [
+            island.model_copy(update={"file": _in_this_checkout(island.file)}) for island in islands
+        ]
+        found = [(island.file, _find_line(island)) for island in here]
         self._places = frozenset((file, line) for file, line in found if line)
 
     def __bool__(self) -> bool:
@@ -104,6 +108,13 @@ def _may_cast(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
     in_place = name.endswith("_") and not name.endswith("__")
     augmented = name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"}
     return not in_place and not augmented and kwargs.get("out") is None
+
+
+def _in_this_checkout(file: str) -> str:
+    """Return the path of a file of the plan, or of the same file below the working folder."""
+    parts = Path(file).parts
+    below = (Path.cwd().joinpath(*parts[start:]) for start in range(1, len(parts)))
+    return file if Path(file).is_file() else str(next((p for p in below if p.is_file()), file))
 
 
 def _find_line(island: LineIsland) -> int:

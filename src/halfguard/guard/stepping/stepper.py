@@ -300,7 +300,8 @@ class Stepper:
         if isinstance(refused, Tensor):
             return refused.to(torch.float32)
         if (device, refused) not in self._answers:
-            self._answers[device, refused] = torch.full((), float(refused), device=device)
+            answer = torch.full((), float(refused), dtype=torch.float32, device=device)
+            self._answers[device, refused] = answer
         return self._answers[device, refused]
 
     def repeat(self, batches: StepBatches) -> tuple[tuple[Tensor, Gradients] | None, list[str]]:

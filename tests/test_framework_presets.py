@@ -13,6 +13,7 @@ import yaml
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig, preset_names
 from halfguard.guard.presets.frameworks import FRAMEWORKS, framework_text, preset_purpose
+from halfguard.guard.stepping.scaler import CEILING
 from tests.support.cases import each
 from tests.support.docs import ROOT
 from tests.support.forks import forked_python
@@ -53,7 +54,7 @@ def test_the_framework_does_what_the_preset_says(runs: Runs, framework: str, nam
     assert len(seen.norms) == BATCHES // config.accumulate, "accumulation"
     limit = wanted_norm(config) if config.clip is None else config.clip.max_norm
     assert seen.norms == pytest.approx([limit] * len(seen.norms), rel=1e-3), "clipping by norm"
-    assert seen.scale == config.scale.model_dump(), "loss scale"
+    assert seen.scale == {"ceiling": CEILING} | config.scale.model_dump(), "loss scale"
     assert seen.weights == ("float16" if config.precision == "fp16-weights" else "float32")
     assert seen.updated == "float32", "what the optimizer updates"
     assert seen.journal, "where the text says"

@@ -227,7 +227,7 @@ def test_an_optimizer_whose_state_is_scattered_is_refused_at_once(
 def test_a_second_run_in_the_same_folder_keeps_what_it_takes(tmp_path: Path) -> None:
     def run(steps: int) -> hg.Guard:
         model, _ = jobs.make("alone")
-        config = {"recovery": {**jobs.RECOVERY, "every": 100}, "skip": {"max_consecutive": 1}}
+        config = {"recovery": {**jobs.RECOVERY, "every": 6}, "skip": {"max_consecutive": 1}}
         guard = hg.Guard(model, jobs.optimizer_of(model, "sgd"), config, run_dir=tmp_path)
         for step in range(steps):
             guard.step(jobs.loss_fn, jobs.batch_of(step, 2))

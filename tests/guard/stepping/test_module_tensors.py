@@ -239,3 +239,15 @@ def test_a_repeat_after_a_step_in_half_gets_its_hidden_state_in_fp32() -> None:
     assert model.h.dtype is torch.float32
     assert model.extra.first.dtype is torch.float16, "what the step did not replace is as it was"
     assert guard.step(loss_fn, torch.randn(2, 4)).action == "apply"
+
+
+def test_lists_that_are_linked_or_contain_themselves_are_walked_to_an_end() -> None:
+    model = nn.Linear(4, 1)
+    linked: Any = (torch.zeros(1), None)
+    for _ in range(3000):
+        linked = (torch.zeros(1), linked)
+    cycle: list[Any] = [torch.zeros(1)]
+    cycle.append(cycle)
+    vars(model).update(linked=linked, cycle=cycle)
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), SMALL)
+    assert guard.step(lambda m, x: m(x).float().square().mean(), torch.randn(2, 4)).applied

@@ -23,6 +23,7 @@ from halfguard.step.nested import tensors_in
 # Steps: attributes may appear at any time, and a hidden state is often None before the first step.
 _SCAN_FIRST, _SCAN_EVERY = 3, 128
 _OWN = frozenset(vars(nn.Module()))  # of every module
+_DEEPEST = 8  # a linked list, or one that contains itself, is no hidden state
 _MISSING = object()
 
 # Registry and name of a tensor, its value at the start of the step, and its version then.
@@ -133,9 +134,11 @@ def find_state(model: nn.Module, *, with_none: bool) -> Iterator[tuple[Registry,
                 yield module._buffers, name
 
 
-def _is_state(value: Any) -> bool:
+def _is_state(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (tuple, list)):
-        return bool(value) and len(value) <= 64 and all(map(_is_state, value))
+        if not value or len(value) > 64 or depth > _DEEPEST:
+            return False
+        return all(_is_state(item, depth + 1) for item in value)
     return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
 
 

@@ -420,10 +420,7 @@ class HostedGuard(Guard):
                 report.step,
                 lost + (", nor healed" if retries and self.config.heal is not None else ""),
             )
-        if not retries:
-            return self.config
-        skip = self.config.skip.model_copy(update={"on_nonfinite": "skip"})
-        return self.config.model_copy(update={"skip": skip})
+        return policy.without_repeat(self.config) if retries else self.config
 
     def _retry(
         self, seen: policy.Signals, report: StepReport

@@ -241,8 +241,13 @@ def decide_unrepeated(
     state: PolicyState, seen: Signals, config: GuardConfig
 ) -> tuple[Decision, PolicyState]:
     """Decide a step that should have been repeated in FP32, but could not be: as without a repeat."""
+    return decide(state, seen, without_repeat(config))
+
+
+def without_repeat(config: GuardConfig) -> GuardConfig:
+    """Return a configuration that skips what it would repeat in FP32."""
     skip = config.skip.model_copy(update={"on_nonfinite": "skip"})
-    return decide(state, seen, config.model_copy(update={"skip": skip}))
+    return config.model_copy(update={"skip": skip})
 
 
 def _after_applied(state: PolicyState, seen: Signals, config: GuardConfig) -> PolicyState:

@@ -16,6 +16,7 @@ from functools import cached_property
 from math import ceil, floor, inf, isfinite, log, log2
 
 from halfguard.formats import FP16
+from halfguard.guard.stepping.scaler import CEILING
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.replaying.composition_rewrite import CompositionRewrite
@@ -25,7 +26,6 @@ from halfguard.replaying.replayed_step import ReplayedStep, Result, Variation, r
 Change = Callable[[], Variation]  # a new variation for each run: contexts are used once
 
 _ROUNDING = 0.02  # errors up to this are rounding, and equal
-_LARGEST_SCALE = 2.0**24  # the guard's ceiling; an incident may come from a stranger
 _HEALTHY_SCALE = 256.0  # below it, a run in FP16 loses small gradients
 _SCALE_STEP = (
     16.0  # loss scales within it are equal: a dynamic scale finds the difference in four steps
@@ -43,8 +43,9 @@ class Judge:
         """The loss scale that a healthy run would have: the initial one, or the step's own if larger."""
         scale = self.step.record.config.get("scale")
         init = scale.get("init") if isinstance(scale, dict) else None
-        is_scale = isinstance(init, int | float) and 0 < init <= _LARGEST_SCALE
-        own = min(self.step.scale, _LARGEST_SCALE)
+        # No larger than a guard's own: an incident may come from a stranger.
+        is_scale = isinstance(init, int | float) and 0 < init <= CEILING
+        own = min(self.step.scale, CEILING)
         return max(own, float(init)) if is_scale and init is not None else own
 
     @cached_property

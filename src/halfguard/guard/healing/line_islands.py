@@ -40,10 +40,8 @@ class LineIslands:
 
     def set(self, islands: Iterable[LineIsland]) -> None:
         """Let exactly these lines run in FP32."""
-        here = [
-            island.model_copy(update={"file": _in_this_checkout(island.file)}) for island in islands
-        ]
-        found = [(island.file, _find_line(island)) for island in here]
+        files = ((_in_this_checkout(island.file), island) for island in islands)
+        found = [(file, _find_line(file, island)) for file, island in files]
         self._places = frozenset((file, line) for file, line in found if line)
 
     def __bool__(self) -> bool:
@@ -117,12 +115,12 @@ def _in_this_checkout(file: str) -> str:
     return file if Path(file).is_file() else str(next((p for p in below if p.is_file()), file))
 
 
-def _find_line(island: LineIsland) -> int:
+def _find_line(file: str, island: LineIsland) -> int:
     """Return the number of the line in the present source; 0 if it is not there, or there twice."""
-    linecache.checkcache(island.file)
-    if linecache.getline(island.file, island.line).strip() == island.code:
+    linecache.checkcache(file)
+    if linecache.getline(file, island.line).strip() == island.code:
         return island.line
-    lines = enumerate(linecache.getlines(island.file), start=1)
+    lines = enumerate(linecache.getlines(file), start=1)
     same = [number for number, text in lines if text.strip() == island.code]
     if len(same) == 1:
         return same[0]
@@ -130,7 +128,7 @@ def _find_line(island: LineIsland) -> int:
         "The line %r of %s, which the plan keeps in FP32, was not found there (%d lines are equal to it). It "
         "runs in half.",
         island.code,
-        island.file,
+        file,
         len(same),
     )
     return 0

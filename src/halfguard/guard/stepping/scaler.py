@@ -105,9 +105,8 @@ class GradScaler(torch.amp.GradScaler):
         self._agreed_losses: list[Tensor] = []
         self._refused: list[Tensor] = []
         self._last_refused: Tensor | None = None
-        self.last_loss = torch.full(
-            (), torch.nan, dtype=torch.float32
-        )  # the last loss that was scaled, detached
+        # The last loss that was scaled, detached.
+        self.last_loss = torch.full((), torch.nan, dtype=torch.float32)
 
     # -- did the scale cause the overflow?
 

@@ -139,7 +139,7 @@ class Stepper:
             self.scaler.restart(config.scale.init)
         self.scaler.set_growth_factor(config.scale.growth_factor)
         self.scaler.set_backoff_factor(config.scale.backoff_factor)
-        self.scaler.set_bounds(config.scale.floor, max(CEILING, config.scale.init))
+        self.scaler.set_bounds(config.scale.floor, _ceiling(config))
 
     def keep_state(self) -> None:
         """Save the state that a forward pass changes: buffers, and tensors that modules hold."""
@@ -285,8 +285,7 @@ class Stepper:
             if len(self._stepped) == len(self.optimizers) and not hold_scale:
                 self._finish_update()
             if known:
-                self.buffers.restore()
-                self.module_tensors.restore()
+                self._restore()
             elif isinstance(refused, Tensor):
                 self.buffers.restore_where(refused)
             elif self._keeps_at_end:
@@ -333,8 +332,7 @@ class Stepper:
             with unreduced_gradients(self.model):
                 self._repeat_all(batches)
         finally:
-            self.buffers.restore()
-            self.module_tensors.restore()
+            self._restore()
             self.clear()
             self._sync_begun = False
 
@@ -421,10 +419,14 @@ class Stepper:
         self._wrappers.drop_gradients()
         self.scaler.abandon_step()
         self._stepped.clear()
-        self.buffers.restore()
-        self.module_tensors.restore()
+        self._restore()
         if not self._hosted:
             self.clear()
+
+    def _restore(self) -> None:
+        """Put back what forward passes changed since ``keep_state``."""
+        self.buffers.restore()
+        self.module_tensors.restore()
 
     def end_round(self) -> None:
         """Update the scale for the optimizers that stepped, although others have not."""
@@ -608,5 +610,10 @@ def _scaler(config: GuardConfig, device: torch.device) -> GradScaler:
         backoff_factor=scale.backoff_factor,
         growth_interval=scale.growth_interval,
         floor=scale.floor,
-        ceiling=max(CEILING, scale.init),
+        ceiling=_ceiling(config),
     )
+
+
+def _ceiling(config: GuardConfig) -> float:
+    """Return the largest loss scale: a run may begin above the usual one."""
+    return max(CEILING, config.scale.init)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.lint.registry import all_rules
-from tests.guard.test_cost import AT_MOST
+from tests.guard.test_cost import AT_MOST_ON_DEVICE
 from tests.support.cases import each
 from tests.support.docs import ROOT
 
@@ -61,7 +61,7 @@ def test_numbers_are_those_of_their_sources() -> None:
     instruments = (ROOT / "docs/reference/instruments.md").read_text("utf-8")
     assert f"[{len(all_rules())} rules]" in TEXT
     assert f"[{len(all_rules())} rules]" in instruments
-    assert f"at most {AT_MOST} operations" in plain(TEXT)
+    assert f"at most {AT_MOST_ON_DEVICE} operations" in plain(TEXT)
     python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     versions = [c.rpartition(" ")[2] for c in python if re.search(r":: 3\.\d+$", c)]
     assert f"[Python {versions[0]} to {versions[-1]}]" in TEXT

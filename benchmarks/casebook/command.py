@@ -54,9 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
             return OTHERS[options.command](options.checkout)
         case "html":
             page = scoreboard_page(all_cases(), published.read())
-            options.path.write_text(
-                to_html(page, f"scripts/bench casebook html {options.path.name}"), "utf-8"
-            )
+            options.path.write_text(to_html(page), "utf-8")
             return 0
     raise AssertionError(options.command)
 

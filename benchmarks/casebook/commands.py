@@ -65,7 +65,7 @@ def run_on_source(
 
 
 def lint(programs: list[Path]) -> list[Ran]:
-    command = [sys.executable, "-m", "halfguard", "lint", "--json", "--no-cache"]
+    command = [sys.executable, "-m", "halfguard", "lint", "--json"]
     return run_on_source(command, programs, _lint_findings)
 
 

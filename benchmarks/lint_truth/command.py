@@ -142,7 +142,6 @@ def findings_of(
             "lint",
             ".",
             "--json",
-            "--no-cache",
         ]
         done = subprocess.run(
             [*command, *(["--preview"] if preview else [])],

@@ -68,7 +68,6 @@ def main() -> None:
         *paths,
         "--format",
         "github",
-        "--no-cache",
     ]
     contestants = {"halfguard lint, no torch": ours}
     if arguments.peer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -9,3 +10,11 @@ class CommandResult(NamedTuple):
     exit_code: object
     out: str
     err: str
+
+    @property
+    def words(self) -> str:
+        """What was printed, without line breaks."""
+        return " ".join(self.out.split())
+
+
+Run = Callable[..., CommandResult]

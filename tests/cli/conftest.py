@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from halfguard.cli import main
-from tests.cli.command_result import CommandResult
+from tests.cli.command_result import CommandResult, Run
 
 
 @pytest.fixture
 def halfguard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., CommandResult]:
+) -> Run:
     """Return a function that runs the program in the folder of the test, as a shell does."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")

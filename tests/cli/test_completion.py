@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "found"),
     [
         (("halfguard", "li"), ["lint"]),
-        (("halfguard", "lint", "--sel"), ["--select"]),  # declared without typer
+        (("halfguard", "lint", "--sel"), ["--select"]),
         (("halfguard", "validate", "app"), ["approve"]),
     ],
 )

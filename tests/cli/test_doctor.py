@@ -5,58 +5,34 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from halfguard.cli import main
 from halfguard.records.machine import MachineReport
+from tests.cli.command_result import Run
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from halfguard.cli import main; main()"
 on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
 
 
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-    @property
-    def words(self) -> str:
-        return " ".join(self.stdout.split())
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
-def doctor(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: object
-) -> Run:
-    """The program in this process; ``seed`` puts back the generator that rich draws from."""
+def doctor(halfguard: Run, monkeypatch: pytest.MonkeyPatch, seed: object) -> Run:
+    """``halfguard doctor`` in this process; ``seed`` puts back the generator that rich draws from."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*args: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["halfguard", "doctor", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Done(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
+    return partial(halfguard, "doctor")
 
 
 @on_a_cpu
 def test_a_machine_without_a_gpu_gets_a_useful_screen(doctor: Run) -> None:
     done = doctor()
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    assert done.exit_code == 0
+    # A line every ten seconds, on a machine that is busy.
+    assert all(line.startswith("Measuring: ") for line in done.err.splitlines())
+    lines = done.out.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
     assert "no accelerator" in lines[1]
@@ -65,21 +41,21 @@ def test_a_machine_without_a_gpu_gets_a_useful_screen(doctor: Run) -> None:
         assert "6 operations correct" in rows[precision]
         assert "x " in rows[precision]
     assert any(line.startswith("Choose ") for line in lines)
-    assert "HD001" in done.stdout
+    assert "HD001" in done.out
     assert 'torch.amp.GradScaler("cpu")' in done.words
 
 
 @on_a_cpu
 def test_what_is_asked_for_decides_what_counts(doctor: Run) -> None:
     broken = doctor("--precision", "fp16-mixed", "--batch-size", "1")
-    assert broken.returncode == 1
-    assert "HD001" in broken.stdout
+    assert broken.exit_code == 1
+    assert "HD001" in broken.out
     mended = doctor("--precision", "fp32", "--batch-size", "1")
-    assert (mended.returncode, "No findings." in mended.stdout) == (0, True)
+    assert (mended.exit_code, "No findings." in mended.out) == (0, True)
 
 
 def test_json_has_everything(doctor: Run) -> None:
-    body = json.loads(doctor("--json", "--batch-size", "3").stdout)
+    body = json.loads(doctor("--json", "--batch-size", "3").out)
     assert list(body) == ["kind", "schema_version", "machine", "diagnosis", "cost"]
     report = MachineReport.from_json(json.dumps(body["machine"]))
     assert len(report.parity) == 18
@@ -104,22 +80,22 @@ def test_json_has_everything(doctor: Run) -> None:
 )
 def test_a_card_named_by_hand(doctor: Run, name: str, choice: str) -> None:
     done = doctor("--gpu", name)
-    assert f"Choose {choice}." in done.stdout
-    assert "source: " in done.stdout
-    assert len(done.stdout.splitlines()) <= 24
-    assert done.returncode == (1 if name == "GTX 1660" else 0)
+    assert f"Choose {choice}." in done.out
+    assert "source: " in done.out
+    assert len(done.out.splitlines()) <= 24
+    assert done.exit_code == (1 if name == "GTX 1660" else 0)
 
 
 def test_the_vendor_is_named_once(doctor: Run) -> None:
-    assert doctor("--gpu", "M2 Max").stdout.startswith("M2 Max: Apple M1 and M2\n")
-    assert doctor("--gpu", "T4").stdout.startswith("T4: NVIDIA Turing\n")
+    assert doctor("--gpu", "M2 Max").out.startswith("M2 Max: Apple M1 and M2\n")
+    assert doctor("--gpu", "T4").out.startswith("T4: NVIDIA Turing\n")
 
 
 def test_a_name_of_two_cards_is_answered_with_both(doctor: Run) -> None:
     done = doctor("--gpu", "RTX 6000")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Quadro RTX 6000" in done.stderr
-    assert "RTX 6000 Ada" in done.stderr
+    assert (done.exit_code, done.out) == (2, "")
+    assert "Quadro RTX 6000" in done.err
+    assert "RTX 6000 Ada" in done.err
 
 
 @pytest.mark.parametrize(
@@ -132,20 +108,20 @@ def test_a_name_of_two_cards_is_answered_with_both(doctor: Run) -> None:
 )
 def test_a_precision_that_a_card_does_badly(doctor: Run, args: tuple[str, str], code: str) -> None:
     broken = doctor("--gpu", args[0], "--precision", args[1])
-    assert (broken.returncode, code in broken.stdout, "Cure: Use " in broken.stdout) == (
+    assert (broken.exit_code, code in broken.out, "Cure: Use " in broken.out) == (
         1,
         True,
         True,
     )
-    choice = json.loads(doctor("--gpu", args[0], "--json").stdout)["machine"]["choice"]["precision"]
+    choice = json.loads(doctor("--gpu", args[0], "--json").out)["machine"]["choice"]["precision"]
     mended = doctor("--gpu", args[0], "--precision", choice)
-    assert (mended.returncode, "No findings." in mended.stdout) == (0, True)
+    assert (mended.exit_code, "No findings." in mended.out) == (0, True)
 
 
 def test_an_unknown_card_is_answered_with_close_ones(doctor: Run) -> None:
     done = doctor("--gpu", "TITAN RT")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "TITAN RTX" in done.stderr
+    assert (done.exit_code, done.out) == (2, "")
+    assert "TITAN RTX" in done.err
 
 
 @pytest.mark.parametrize(
@@ -164,8 +140,8 @@ def test_an_unknown_card_is_answered_with_close_ones(doctor: Run) -> None:
 )
 def test_a_mistake_in_the_call_is_no_traceback(doctor: Run, args: tuple[str, ...]) -> None:
     done = doctor(*args)
-    assert done.returncode == 2
-    assert done.stderr
+    assert done.exit_code == 2
+    assert done.err
 
 
 def without_torch(*args: str) -> subprocess.CompletedProcess[str]:
@@ -210,12 +186,12 @@ def test_a_model_in_half_is_examined_in_half(doctor: Run, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_workload_and_its_cost(doctor: Run) -> None:
     done = doctor("examples/overflowing.py:t5", "--cost", "--batch-size", "1")
-    assert "requested " in done.stdout
-    assert "peak memory" in done.stdout
-    assert "is fastest here" in done.stdout
-    assert "HD001" not in done.stdout  # the job's own scaler was looked at
+    assert "requested " in done.out
+    assert "peak memory" in done.out
+    assert "is fastest here" in done.out
+    assert "HD001" not in done.out  # the job's own scaler was looked at
     # That a precision does not pay is no finding about a job that did not ask for it.
-    assert (done.returncode, "warning:" in done.stdout) == (0, False)
+    assert (done.exit_code, "warning:" in done.out) == (0, False)
 
 
 @pytest.mark.slow
@@ -229,10 +205,10 @@ def test_a_budget_that_does_not_hold_is_answered_with_what_to_change(doctor: Run
         "1",
     )
     tight = doctor(*args, "--budget", "1kB")
-    assert tight.returncode == 1
+    assert tight.exit_code == 1
     assert "HD205 error: A step does not fit into 1 kB" in tight.words
     assert "Halve the micro-batch and accumulate twice as many" in tight.words
-    body = json.loads(doctor(*args, "--budget", "2GB", "--json").stdout)["cost"]
+    body = json.loads(doctor(*args, "--budget", "2GB", "--json").out)["cost"]
     assert body["budget"] == 2_000_000_000
     assert [one["precision"] for one in body["costs"]] == ["fp32", "bf16-mixed"]
     (note,) = [found for found in body["findings"] if found["code"] == "HD205"]
@@ -241,6 +217,6 @@ def test_a_budget_that_does_not_hold_is_answered_with_what_to_change(doctor: Run
 
 def test_a_workload_in_json(doctor: Run) -> None:
     args = ("--precision", "fp16-mixed", "--batch-size", "1", "--json")
-    body = json.loads(doctor("examples/overflowing.py:t5", *args).stdout)
+    body = json.loads(doctor("examples/overflowing.py:t5", *args).out)
     assert body["diagnosis"]["effective"]["got"] == "fp16-mixed"
     assert body["cost"] is None

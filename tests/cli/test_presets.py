@@ -5,67 +5,45 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from halfguard.cli import main
 from halfguard.guard.config import GuardConfig, preset_names, preset_text
 from halfguard.guard.presets.frameworks import framework_text
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
+from tests.cli.command_result import Run
 
 
 @pytest.fixture
-def presets(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: object
-) -> Run:
-    """Return a function that runs the program in this process: importing torch takes seconds."""
+def presets(halfguard: Run, monkeypatch: pytest.MonkeyPatch, seed: object) -> Run:
     monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*args: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["halfguard", "presets", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Done(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
+    return partial(halfguard, "presets")
 
 
 def test_the_list_names_every_preset_with_its_numbers(presets: Run) -> None:
     done = presets()
-    assert done.returncode == 0, done.stderr
-    words = " ".join(done.stdout.split())
+    assert done.exit_code == 0, done.err
+    words = " ".join(done.out.split())
     assert all(name in words for name in preset_names())
     assert "clip 5, accumulate 2" in words
     assert "scale 1024" in words
-    listed = json.loads(presets("--json").stdout)
+    listed = json.loads(presets("--json").out)
     assert [one["name"] for one in listed] == preset_names()
     assert all(GuardConfig.load(one["config"]) == GuardConfig.load(one["name"]) for one in listed)
 
 
 def test_one_is_printed_as_in_its_file(presets: Run) -> None:
     done = presets("balanced")
-    assert done.stdout == preset_text("balanced")
-    assert GuardConfig.load(yaml.safe_load(done.stdout)) == GuardConfig.load("balanced")
-    assert "learning rate" in done.stdout
-    assert "temperature 2.0" in done.stdout
+    assert done.out == preset_text("balanced")
+    assert GuardConfig.load(yaml.safe_load(done.out)) == GuardConfig.load("balanced")
+    assert "learning rate" in done.out
+    assert "temperature 2.0" in done.out
 
 
 def test_one_is_printed_for_a_framework(presets: Run) -> None:
-    result = json.loads(presets("fp16_safe", "--for", "hydra", "--json").stdout)
+    result = json.loads(presets("fp16_safe", "--for", "hydra", "--json").out)
     assert result["text"] == framework_text("fp16_safe", "hydra")
     assert result["for"] == "hydra"
 
@@ -94,7 +72,7 @@ def test_it_is_text_and_needs_no_torch(presets: Run, arguments: tuple[str, ...])
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == presets(*arguments, "--json").stdout
+    assert done.stdout == presets(*arguments, "--json").out
 
 
 @pytest.mark.parametrize(
@@ -109,7 +87,7 @@ def test_a_mistake_ends_in_a_sentence(
     presets: Run, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     done = presets(*arguments)
-    assert done.returncode == 2
-    assert not done.stdout
-    assert all(word in done.stderr for word in words)
-    assert "Traceback" not in done.stderr
+    assert done.exit_code == 2
+    assert not done.out
+    assert all(word in done.err for word in words)
+    assert "Traceback" not in done.err

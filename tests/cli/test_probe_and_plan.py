@@ -5,58 +5,32 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from halfguard.cli import main
 from halfguard.cli.plan import _trials
 from halfguard.records.plan import PrecisionPlan
 from halfguard.records.ranges import ProbeReport
+from tests.cli.command_result import Run
 
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
-def halfguard(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: object
-) -> Callable[..., Done]:
-    """Return a function that runs the program in this process: importing torch takes seconds.
-
-    The fixture ``seed`` restores Python's random generator, which rich uses for its links.
-    """
+def halfguard(halfguard: Run, monkeypatch: pytest.MonkeyPatch, seed: object) -> Run:
+    """The program in this process; ``seed`` puts back the generator that rich draws from."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*args: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["halfguard", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Done(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
+    return halfguard
 
 
 def test_probe_prints_a_table_and_findings(halfguard: Run) -> None:
     done = halfguard("probe", "examples/overflowing.py:t5", "--steps", "3")
-    assert (done.returncode, done.stderr) == (1, "")
-    row = next(line for line in done.stdout.splitlines() if "blocks.1.wo" in line)
+    assert (done.exit_code, done.err) == (1, "")
+    row = next(line for line in done.out.splitlines() if "blocks.1.wo" in line)
     assert row.split()[1].startswith("-")
-    assert "HG601" in done.stdout
-    assert "halfguard plan ENTRY" in done.stdout
+    assert "HG601" in done.out
+    assert "halfguard plan ENTRY" in done.out
 
 
 @pytest.mark.slow
@@ -65,8 +39,8 @@ def test_probe_as_json_with_a_page(tmp_path: Path, halfguard: Run) -> None:
     done = halfguard(
         "probe", "examples.overflowing:vae", "--steps", "2", "--json", "--html", str(html)
     )
-    assert done.stderr == ""
-    report = ProbeReport.from_json(done.stdout)
+    assert done.err == ""
+    report = ProbeReport.from_json(done.out)
     assert report.steps == 2
     assert html.stat().st_size > 1000
 
@@ -74,18 +48,35 @@ def test_probe_as_json_with_a_page(tmp_path: Path, halfguard: Run) -> None:
 def test_plan_writes_a_file_and_says_why(tmp_path: Path, halfguard: Run) -> None:
     file = tmp_path / "plan.yaml"
     done = halfguard("plan", "examples/overflowing.py:graph", "-o", str(file), "--steps", "4")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 island; ")
+    assert done.exit_code == 0, done.err
+    assert done.out.startswith("1 island; ")
     plan = PrecisionPlan.load(file)
     assert plan.modules == ("layers.1.message",)
-    assert plan.islands[0].reason in " ".join(done.stdout.split())
+    assert plan.islands[0].reason in " ".join(done.out.split())
 
 
 def test_plan_as_json(halfguard: Run) -> None:
     done = halfguard("plan", "examples/overflowing.py:logits", "--steps", "2", "--json")
-    assert done.returncode == 0
-    body = json.loads(done.stdout)
+    assert done.exit_code == 0
+    body = json.loads(done.out)
     assert (body["kind"], [island["module"] for island in body["islands"]]) == ("plan", ["head"])
+
+
+def test_layers_that_are_not_shown_are_said_to_be_elsewhere(
+    halfguard: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halfguard.cli.probe.ROWS", 2)
+    words = halfguard("probe", "examples/overflowing.py:t5", "--steps", "1").words
+    assert "13 layers with more headroom are not shown; --html and --json list them." in words
+
+
+@pytest.mark.parametrize(("command", "option"), [("probe", "--html"), ("plan", "--output")])
+def test_a_file_that_cannot_be_written_is_a_usage_error_before_training(
+    command: str, option: str, halfguard: Run
+) -> None:
+    done = halfguard(command, "examples/overflowing.py:t5", option, "no/such/file")
+    assert (done.exit_code, done.out) == (2, "")
+    assert "the folder of no/such/file does not exist" in " ".join(done.err.split())
 
 
 @pytest.mark.parametrize("command", ["probe", "plan"])
@@ -102,9 +93,9 @@ def test_a_mistake_is_a_usage_error(
     command: str, args: list[str], says: str, halfguard: Run
 ) -> None:
     done = halfguard(command, *args)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.exit_code, done.out) == (2, "")
+    assert says in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_job_without_a_plan_is_a_failure(tmp_path: Path, halfguard: Run) -> None:
@@ -116,8 +107,8 @@ def test_a_job_without_a_plan_is_a_failure(tmp_path: Path, halfguard: Run) -> No
         "    return Workload(model, loss, [torch.ones(2, 4)], torch.optim.SGD(model.parameters(), 1e-9))\n"
     )
     done = halfguard("plan", f"{tmp_path}/job.py:build", "--steps", "1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "No set of islands helps" in done.stderr
+    assert (done.exit_code, done.out) == (1, "")
+    assert "No set of islands helps" in done.err
 
 
 def test_without_torch_the_extra_is_named() -> None:

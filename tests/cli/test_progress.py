@@ -92,7 +92,6 @@ def test_an_interrupted_probe_writes_what_it_has_and_says_how_many_steps(
     assert all(len(layer.forward) == report.steps for layer in report.layers)
     page = (tmp_path / "a.html").read_text()
     assert f"Steps: {report.steps} in fp32" in page
-    assert "halfguard probe job.py:job --steps 3000" in page
 
 
 @pytest.mark.slow

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from halfguard.incident import Incident
 from halfguard.records.autopsy import Autopsy
-from tests.cli.command_result import CommandResult
+from tests.cli.command_result import Run
 from tests.replaying.helper import broken, glitched, overflowing
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -34,22 +33,20 @@ def incident(tmp_path: Path) -> Incident:
 
 
 def test_one_page_with_everything_in_every_form(
-    incident: Incident, tmp_path: Path, halfguard: Callable[..., CommandResult]
+    incident: Incident, tmp_path: Path, halfguard: Run
 ) -> None:
     result = halfguard("replay", incident.folder, "--html", "a.html", "--markdown", "a.md")
     assert result.exit_code == 0, result.err
     for part in ("the loss was not finite", "bit for bit", "made the first bad number",
                  "the whole step in", "Recommendation", "- module: '1'"):  # fmt: skip
         assert part in result.out, result.out
-    assert "<svg" in (tmp_path / "a.html").read_text()
+    assert "made the first bad number" in (tmp_path / "a.html").read_text()
     assert (tmp_path / "a.md").read_text().startswith("# Incident 000000-r0, step 0: ")
     as_json = halfguard("replay", incident.folder, "--json")
     assert Autopsy.from_json(as_json.out).cure is not None
 
 
-def test_what_does_not_break_again_ends_with_one(
-    tmp_path: Path, halfguard: Callable[..., CommandResult]
-) -> None:
+def test_what_does_not_break_again_ends_with_one(tmp_path: Path, halfguard: Run) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     incident, _ = glitched(tmp_path / "runs", entry="train.py:job")
     result = halfguard("replay", incident.folder)
@@ -68,16 +65,14 @@ def test_what_does_not_break_again_ends_with_one(
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(
-    arguments: list[str], message: str, incident: Incident, halfguard: Callable[..., CommandResult]
+    arguments: list[str], message: str, incident: Incident, halfguard: Run
 ) -> None:
     result = halfguard("replay", *(text.format(incident=incident.folder) for text in arguments))
     assert result.exit_code == 2
     assert message in result.err
 
 
-def test_a_broken_folder_is_refused(
-    incident: Incident, halfguard: Callable[..., CommandResult]
-) -> None:
+def test_a_broken_folder_is_refused(incident: Incident, halfguard: Run) -> None:
     path = incident.folder / "tensors.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     result = halfguard("replay", incident.folder)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from halfguard.records.verdict import Verdict
 from halfguard.report import RunReport
 from halfguard.validation.judgement.verdict import judge
 from halfguard.validation.study_files import approve, write_reports
-from tests.cli.command_result import CommandResult
+from tests.cli.command_result import Run
 from tests.validation.studies import losing, study
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -58,9 +57,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_is_reported_in_every_format(
-    finished: Path, tmp_path: Path, halfguard: Callable[..., CommandResult]
-) -> None:
+def test_a_run_is_reported_in_every_format(finished: Path, tmp_path: Path, halfguard: Run) -> None:
     result = halfguard("report", finished, "--html", "a.html", "--markdown", "a.md")
     assert result.exit_code == 0, result.err
     for part in (
@@ -84,7 +81,7 @@ def test_a_run_is_reported_in_every_format(
 
 @pytest.mark.slow
 def test_a_run_that_is_still_going_on_and_one_that_was_killed(
-    tmp_path: Path, halfguard: Callable[..., CommandResult]
+    tmp_path: Path, halfguard: Run
 ) -> None:
     process = training(tmp_path / "live", 100_000, pause=0.01)
     rows = tmp_path / "live" / "steps.jsonl"
@@ -118,7 +115,7 @@ def test_a_run_that_is_still_going_on_and_one_that_was_killed(
 def test_a_damaged_end_leaves_the_rest_readable(
     finished: Path,
     tmp_path: Path,
-    halfguard: Callable[..., CommandResult],
+    halfguard: Run,
     tail: bytes,
     code: int,
     message: str,
@@ -133,7 +130,7 @@ def test_a_damaged_end_leaves_the_rest_readable(
 
 
 def test_a_damaged_run_file_does_not_hide_the_steps(
-    finished: Path, tmp_path: Path, halfguard: Callable[..., CommandResult]
+    finished: Path, tmp_path: Path, halfguard: Run
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "steps.jsonl").write_bytes((finished / "steps.jsonl").read_bytes())
@@ -152,7 +149,7 @@ def test_a_damaged_run_file_does_not_hide_the_steps(
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(
-    arguments: list[str], message: str, finished: Path, halfguard: Callable[..., CommandResult]
+    arguments: list[str], message: str, finished: Path, halfguard: Run
 ) -> None:
     result = halfguard("report", *(text.format(run=finished) for text in arguments))
     assert result.exit_code == 2
@@ -160,7 +157,7 @@ def test_a_mistake_is_answered_without_a_traceback(
 
 
 def test_the_folder_of_a_study_shows_its_verdict_and_its_sign_off(
-    tmp_path: Path, halfguard: Callable[..., CommandResult]
+    tmp_path: Path, halfguard: Run
 ) -> None:
     made = study({"fp16-mixed": losing(0.0)})
     (tmp_path / "study.json").write_text(made.to_json())
@@ -175,9 +172,7 @@ def test_the_folder_of_a_study_shows_its_verdict_and_its_sign_off(
     assert Verdict.from_json(halfguard("report", ".", "--json").out).word == "PASS"
 
 
-def test_a_study_that_does_not_pass_ends_with_one(
-    tmp_path: Path, halfguard: Callable[..., CommandResult]
-) -> None:
+def test_a_study_that_does_not_pass_ends_with_one(tmp_path: Path, halfguard: Run) -> None:
     made = study({"fp16-mixed": losing(0.118)})
     (tmp_path / "study.json").write_text(made.to_json())
     write_reports(tmp_path, made, judge(made))

@@ -33,8 +33,9 @@ def test_a_finding_is_found_by_its_name_which_no_rule_has() -> None:
     names += [rule.meta.name for rule in all_rules()]
     assert len(names) == len(set(names))
     assert page_of("eps-is-zero") == page_of("HD105")
-    with pytest.raises(UsageError, match="no rule HD999"):
+    with pytest.raises(UsageError, match="no rule HD999") as raised:
         page_of("HD999")
+    assert "'halfguard rule' lists them" in raised.value.cure
 
 
 def test_a_page_says_what_happens_why_and_what_to_do() -> None:

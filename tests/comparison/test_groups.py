@@ -14,10 +14,8 @@ from tests.comparison.logs import write_csv, write_fp32_and_fp16
 from tests.support.cases import each
 
 
-def groups(
-    *places: object, metric: str = "val_loss", seed_key: str | None = None
-) -> list[RunGroup]:
-    return read_groups([str(place) for place in places], metric, until=None, seed_key=seed_key)
+def groups(*places: object, metric: str = "val_loss") -> list[RunGroup]:
+    return read_groups([str(place) for place in places], metric)
 
 
 def seeds(group: RunGroup) -> list[int | None]:
@@ -135,23 +133,20 @@ def test_groups_that_end_alike_are_named_by_where_they_differ(tmp_path: Path) ->
 
 
 @each(
-    ("hparams", "key", "expected"),
+    ("hparams", "expected"),
     [
-        ({"seed": 3}, None, 3),
-        ({"seed": "3"}, None, 3),
-        ({"trainer": {"Random_Seed": 4}}, None, 4),
-        ({"data": {"seed": 9}, "seed": 3}, None, 3),  # the one that is nested least
-        ({"seed_everything": True, "seed": 5}, None, 5),
-        ({"seed": None}, None, 8),  # then the name of the folder
-        ({"lr": 0.1}, None, 8),
-        ({"seed": 3, "run": {"number": 6}}, "run.number", 6),
+        ({"seed": 3}, 3),
+        ({"seed": "3"}, 3),
+        ({"trainer": {"Random_Seed": 4}}, 4),
+        ({"data": {"seed": 9}, "seed": 3}, 3),  # the one that is nested least
+        ({"seed_everything": True, "seed": 5}, 5),
+        ({"seed": None}, 8),  # then the name of the folder
+        ({"lr": 0.1}, 8),
     ],
 )
-def test_where_a_seed_is_found(
-    tmp_path: Path, hparams: dict[str, object], key: str | None, expected: int
-) -> None:
+def test_where_a_seed_is_found(tmp_path: Path, hparams: dict[str, object], expected: int) -> None:
     write_csv(tmp_path / "fp16_Seed=8/version_2", [1.0], hparams=hparams)
-    (group,) = groups(tmp_path, seed_key=key)
+    (group,) = groups(tmp_path)
     assert seeds(group) == [expected]
 
 
@@ -159,14 +154,6 @@ def test_a_seed_above_the_given_path_does_not_count(tmp_path: Path) -> None:
     write_csv(tmp_path / "seed42/fp16/version_0", [1.0])
     assert seeds(groups(tmp_path / "seed42/fp16")[0]) == [None]
     assert seeds(groups(tmp_path / "seed42")[0]) == [42]
-
-
-def test_a_seed_key_that_no_run_has(tmp_path: Path) -> None:
-    write_csv(tmp_path / "a", [1.0], hparams={"trainer": {"rng": 3}})
-    with pytest.raises(
-        UsageError, match=r"no run has the setting 'rng'\. Did you mean trainer\.rng"
-    ):
-        groups(tmp_path, seed_key="rng")
 
 
 def test_objects_in_hparams_are_not_constructed(tmp_path: Path) -> None:

@@ -566,8 +566,11 @@ def test_causes() -> None:
         assert cause(lambda m, b: loss_fn(m, b.x), kind(NAN)) is Cause.BAD_BATCH
     nested = nested_tensor(NAN, NAN[:2])
     assert cause(lambda m, b: loss_fn(m, torch.cat(b.unbind())), nested) is Cause.BAD_BATCH
+    assert cause(lambda m, b: m(b).float().mean(), torch.ones(0, 4)) is Cause.BAD_BATCH
     # These batches are good: the loss itself is not finite.
     overflow = Cause.FORWARD_OVERFLOW
+    boxes = {"x": torch.ones(2, 4), "boxes": torch.ones(0, 4)}
+    assert cause(lambda m, b: m(b["x"]).float().mean() * math.inf, boxes) is overflow
     float8 = torch.ones(2, 4).to(torch.float8_e4m3fn)
     assert cause(lambda m, b: loss_fn(m, b.float() * nan), float8) is overflow
     ignored = torch.full((2, 4), -100)

@@ -1,4 +1,4 @@
-"""A script in a temporary folder, the lines of it, and what a patch makes of it."""
+"""A script in a temporary folder, the lines of it, its first pass, and what a patch makes of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from textwrap import dedent
 
-from halfguard.investigation.passes import Place
+from halfguard.investigation.passes import PassPlan, Place, Target
 from halfguard.investigation.patching import apply_patch
 
 
@@ -25,3 +25,17 @@ def patched(script: Path, patch: str) -> str:
     """Return the patched script."""
     assert apply_patch(patch, Path(os.curdir)), patch
     return script.read_text("utf-8")
+
+
+def first_pass(script: Path) -> PassPlan:
+    """Return the plan of a first pass, which answers beside the script."""
+    folder = script.parent
+    return PassPlan(
+        kind="sense",
+        target=Target(name=str(script)),
+        folder=str(folder),
+        base=str(folder),
+        answer=str(folder / "answer.json"),
+        losses=str(folder / "losses.bin"),
+        originals=(str(folder),),
+    )

@@ -10,16 +10,8 @@ import torch
 from halfguard.investigation import loop_patches
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.misuse_patches import cures_of
-from halfguard.investigation.passes import (
-    Made,
-    Misused,
-    MisuseKind,
-    PassPlan,
-    PassResult,
-    Place,
-    Target,
-)
-from tests.investigation.patched_script import at, patched, write
+from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
+from tests.investigation.patched_script import at, first_pass, patched, write
 
 LOOP = """
 import torch
@@ -241,13 +233,6 @@ def test_gradients_of_a_new_scaler_are_unscaled_before_they_are_looked_at(
     assert (expected in text) if expected else not text
 
 
-def test_a_new_scaler_takes_no_name_of_the_script(script: Path) -> None:
-    write(script, "scaler = Standard()\n" + WITHOUT_SCALER.format(between="    opt.step()"))
-    made = Made(optimizer=at(script, "SGD"), autocast_device="cpu")
-    text = mend(script, "no scaler", at(script, "loss.backward"), made=made)
-    assert "    grad_scaler.step(opt)\n    grad_scaler.update()\n" in text
-
-
 def test_an_error_that_was_hidden_is_mended_like_a_crash(script: Path) -> None:
     write(script, "try:\n    s.unscale_(opt)\n    s.step(opt)\nexcept Exception:\n    pass\n")
     error = "unscale_() has already been called on this optimizer since the last update()."
@@ -302,11 +287,8 @@ def test_weights_in_fp32_run_in_the_dtype_that_they_had(
 def test_the_dtype_of_half_weights_is_known_if_they_have_one_in_common(
     dtypes: tuple[torch.dtype, ...], expected: str
 ) -> None:
-    plan = PassPlan(
-        kind="sense", target=Target(name="train.py"), folder="", base="", answer="", losses=""
-    )
     weights = [torch.zeros(2, dtype=dtype, requires_grad=True) for dtype in dtypes]
-    made = MadePlaces(plan).facts(torch.optim.SGD(weights, lr=0.1))
+    made = MadePlaces(first_pass(Path("train.py"))).facts(torch.optim.SGD(weights, lr=0.1))
     assert made.half_dtype == expected
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from halfguard.investigation.one_pass import run_pass
-from halfguard.investigation.passes import PassPlan, PassResult, Target, read_result
+from halfguard.investigation.passes import PassResult, read_result
+from tests.investigation.patched_script import first_pass
 from tests.support.forks import FORKED
 
 pytestmark = pytest.mark.slow
@@ -35,16 +36,7 @@ def loss_of(a=x, b=y):
 def sense(folder: Path, lines: str, *, start: str = START) -> PassResult:
     """Run the first pass of a script in a process of its own, and return its answer."""
     (folder / "train.py").write_text(f"{start.lstrip()}{lines.strip()}\n", "utf-8")
-    plan = PassPlan(
-        kind="sense",
-        target=Target(name=str(folder / "train.py")),
-        folder=str(folder),
-        base=str(folder),
-        answer=str(folder / "answer.json"),
-        losses=str(folder / "losses.bin"),
-        originals=(str(folder),),
-    )
-    process = FORKED.Process(target=run_pass, args=(plan,))
+    process = FORKED.Process(target=run_pass, args=(first_pass(folder / "train.py"),))
     process.start()
     process.join()
     result = read_result(folder / "answer.json")

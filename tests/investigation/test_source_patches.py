@@ -11,10 +11,24 @@ from halfguard.investigation.passes import Made, SubmodulePlace
 from tests.investigation.patched_script import at, patched
 
 
-def test_an_optimizer_gets_an_eps(script: Path) -> None:
-    script.write_text("opt = torch.optim.AdamW(\n    [p for p in ps],\n    lr=1e-3,\n)\n")
-    made = Made(optimizer=at(script, "AdamW"), optimizer_class="AdamW", eps=1e-8)
-    assert "lr=1e-3, eps=1e-4)" in patched(script, source_patches.give_eps(made, "1e-4"))
+@pytest.mark.parametrize(
+    ("source", "place", "expected"),
+    [
+        ("opt = AdamW(\n    [p for p in ps],\n    lr=1e-3,\n)\n", "AdamW", "lr=1e-3, eps=1e-4)"),
+        # Only the optimizer of a line that it shares.
+        ("net = Net(3); opt = AdamW(net.parameters())\n", "AdamW",
+         "net = Net(3); opt = AdamW(net.parameters(), eps=1e-4)\n"),
+        ("a = AdamW(p); b = AdamW(q)\n", "AdamW", ""),
+        # The arguments of a trainer that makes the optimizer.
+        ("args = TrainingArguments('out', max_steps=3)\ntrainer.train()\n", "trainer.train",
+         "max_steps=3, adam_epsilon=1e-4)"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_gets_an_eps(script: Path, source: str, place: str, expected: str) -> None:
+    script.write_text(source)
+    made = Made(optimizer=at(script, place), optimizer_class="AdamW", eps=1e-8)
+    patch = source_patches.give_eps(made, "1e-4")
+    assert (expected in patched(script, patch)) if expected else not patch
 
 
 def test_what_an_optimizer_trains_becomes_fp32(script: Path) -> None:
@@ -48,22 +62,6 @@ def test_an_optimizer_without_an_eps_gets_none(script: Path) -> None:
     assert not source_patches.give_eps(made, "1e-4")
 
 
-def test_only_the_optimizer_of_a_shared_line_gets_an_eps(script: Path) -> None:
-    script.write_text("net = Net(3); opt = AdamW(net.parameters())\n")
-    made = Made(optimizer=(str(script), 1), optimizer_class="AdamW", eps=1e-8)
-    text = patched(script, source_patches.give_eps(made, "1e-4"))
-    assert text == "net = Net(3); opt = AdamW(net.parameters(), eps=1e-4)\n"
-    script.write_text("a = AdamW(p); b = AdamW(q)\n")
-    assert not source_patches.give_eps(made, "1e-4")
-
-
-def test_training_arguments_get_an_eps_if_the_trainer_makes_the_optimizer(script: Path) -> None:
-    script.write_text("args = TrainingArguments('out', max_steps=3)\ntrainer.train()\n")
-    made = Made(optimizer=at(script, "trainer.train"), optimizer_class="AdamW", eps=1e-8)
-    text = patched(script, source_patches.give_eps(made, "1e-4"))
-    assert "max_steps=3, adam_epsilon=1e-4)" in text
-
-
 @pytest.mark.parametrize("cast", [".half()", ".to(torch.float16)", ".to(dtype=torch.half)"])
 def test_weights_stay_in_fp32_under_autocast(script: Path, cast: str) -> None:
     script.write_text(f"import torch\nmodel = Net(3){cast}\nprint(model)\n")
@@ -81,12 +79,6 @@ def test_a_statement_that_casts_a_model_in_place(script: Path) -> None:
 def test_a_model_that_is_not_cast_on_the_line_has_no_patch(script: Path) -> None:
     script.write_text("import torch\ntrainer.fit(model, loader)\n")
     assert not source_patches.keep_weights_in_fp32(at(script, "fit"), "float16")
-
-
-def test_a_scaler_begins_with_a_scale(script: Path) -> None:
-    script.write_text("scaler = torch.amp.GradScaler()\n")
-    patch = source_patches.begin_with_scale(at(script, "Scaler"), 256.0)
-    assert patched(script, patch) == "scaler = torch.amp.GradScaler(init_scale=256.0)\n"
 
 
 def test_a_region_becomes_one_of_bfloat16(script: Path) -> None:
@@ -145,11 +137,6 @@ def test_a_decorator_is_changed_and_not_what_stands_around_it(script: Path) -> N
     assert not value_patches.write_smallest_number(place, "float16")
     text = patched(script, source_patches.use_bfloat16(place, ""))
     assert "@torch.autocast('cpu', dtype=torch.bfloat16)\n" in text
-
-
-def test_two_scalers_on_a_line_are_left_alone(script: Path) -> None:
-    script.write_text("a = GradScaler(); b = GradScaler()\n")
-    assert not source_patches.begin_with_scale((str(script), 1), 256.0)
 
 
 @pytest.mark.parametrize("constant", ["-1e9", 'float("-inf")', "-torch.inf", "- 10000000"])
@@ -243,13 +230,17 @@ def test_a_step_that_shares_its_line_is_left_alone(script: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "patched_line"),
     [
+        ("s = torch.amp.GradScaler()", "s = torch.amp.GradScaler(init_scale=1024.0)"),
+        ("a = GradScaler(); b = GradScaler()", ""),
         ('s = GradScaler("cpu", 2.0**40)', ""),
         ('s = GradScaler("cpu")', 's = GradScaler("cpu", init_scale=1024.0)'),
         ("s = GradScaler(device)", "s = GradScaler(device, init_scale=1024.0)"),
         ("s = GradScaler(2.0**40)", ""),
     ],
 )
-def test_no_argument_is_given_twice(script: Path, line: str, patched_line: str) -> None:
+def test_a_scaler_begins_with_a_scale_and_no_argument_is_given_twice(
+    script: Path, line: str, patched_line: str
+) -> None:
     script.write_text(f"{line}\n")
     patch = source_patches.begin_with_scale((str(script), 1), 1024.0)
     assert bool(patch) == bool(patched_line)

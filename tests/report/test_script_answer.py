@@ -46,10 +46,10 @@ def test_a_bad_number() -> None:
     assert "this was not isolated" in text
 
 
-def test_the_page_is_safe_and_has_a_drawing() -> None:
+def test_the_page_is_safe() -> None:
     page = to_html(script_answer_page(BAD.model_copy(update={"script": "<script>x</script>"})))
     assert "<script>" not in page
-    assert "<svg" in page
+    assert "In FP32 this step is fine." in page
 
 
 def test_a_good_run_tells_calibration_and_what_to_try() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from numpy.random import Generator
 
 from halfguard.records.verdict import VerdictLabel
 from halfguard.validation.judgement.decisions import verdict_labels
-from halfguard.validation.judgement.sequential import sequential_claims
 from halfguard.validation.judgement.statistics import (
     Claims,
     Criteria,
@@ -61,7 +59,6 @@ class Rates(NamedTuple):
     passes: float
     marginal: float
     fails: float
-    seeds: float  # looked at until the verdict, on average
 
 
 def data(
@@ -91,93 +88,60 @@ def corrected(found: Claims) -> Claims:
 
 def fixed(baseline: Floats, candidate: Floats) -> Rates:
     """Every study judged once, at its end."""
-    verdict = verdict_labels(corrected(claims(baseline, candidate, TERMS)))
-    return _rates(verdict, np.full(verdict.shape, baseline.shape[-1]))
-
-
-def sequential(baseline: Floats, candidate: Floats) -> Rates:
-    """Every study judged after each seed, and stopped as soon as all its candidates have a verdict."""
-    return _rates(*looked(baseline, candidate))
-
-
-def looked(
-    baseline: Floats, candidate: Floats
-) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.str_]], Floats]:
-    """The verdict of the first look that gives one, and how many seeds it had; a verdict stays."""
-    planned = baseline.shape[-1]
-    verdict = np.full(candidate.shape[:-1], str(VerdictLabel.INCONCLUSIVE), dtype="<U12")
-    used = np.full(verdict.shape, planned)
-    for seen in range(3, planned + 1):
-        found = verdict_labels(
-            corrected(
-                sequential_claims(baseline[..., :seen], candidate[..., :seen], TERMS, planned)
-            )
-        )
-        fresh = (verdict == VerdictLabel.INCONCLUSIVE) & (found != VerdictLabel.INCONCLUSIVE)
-        verdict[fresh] = found[fresh]
-        used[fresh] = seen
-    return verdict, used
+    return _rates(verdict_labels(corrected(claims(baseline, candidate, TERMS))))
 
 
 def extended(generator: Generator, studies: int, loss: float, noise: float) -> Rates:
     """Not planned, but done: five seeds, and where they do not tell, as many more as was advised."""
     baseline, candidate = data(generator, studies, 60, loss, noise)
     first = verdict_labels(claims(baseline[..., :5], candidate[..., :5], TERMS))
-    verdict, used = first.copy(), np.full(first.shape, 5)
+    verdict = first.copy()
     relative = (baseline - candidate)[..., :5] / baseline[..., :5].mean(-1, keepdims=True)
     for study in np.flatnonzero(first[:, 0] == VerdictLabel.INCONCLUSIVE):
         away = abs(TERMS.passing - relative[study, 0].mean())
         more = seeds_needed(away, float(relative[study, 0].std(ddof=1))) or 60
         count = min(max(more, 6), 60)
         found = claims(baseline[study, :, :count], candidate[study, :, :count], TERMS)
-        verdict[study], used[study] = verdict_labels(found), count
-    return _rates(verdict, used)
+        verdict[study] = verdict_labels(found)
+    return _rates(verdict)
 
 
-def _rates(verdict: np.ndarray[tuple[int, ...], np.dtype[np.str_]], used: Floats) -> Rates:
+def _rates(verdict: np.ndarray[tuple[int, ...], np.dtype[np.str_]]) -> Rates:
     passes = verdict == VerdictLabel.PASS
     return Rates(
         float(passes.any(-1).mean()),
         float(passes.mean()),
         float((verdict == VerdictLabel.MARGINAL).mean()),
         float((verdict == VerdictLabel.FAIL).mean()),
-        float(used.max(-1).mean()),
     )
 
 
 def _row(name: str, at: Rates, none: Rates, planned: int) -> str:
-    rates = f"{at.any_pass:.1%} | {none.passes:.1%}"
-    return f"| {name} | {planned} | {rates} | {at.seeds:.1f} | {none.seeds:.1f} |"
+    return f"| {name} | {planned} | {at.any_pass:.1%} | {none.passes:.1%} |"
 
 
 def main() -> None:
     studies = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
     generator = np.random.default_rng(2024)
     print(f"{studies} studies a figure.\n")
-    head = "| study | seeds | wrong PASS, loss = 1% | PASS, no loss | seeds used | with no loss |"
-    print(f"{head}\n|---|---|---|---|---|---|")
+    print("| study | seeds | wrong PASS, loss = 1% | PASS, no loss |\n|---|---|---|---|")
     for noise in (0.0025, 0.005, 0.0075, 0.01):
         for candidates in (1, 3):
-            needed = seeds_needed(TERMS.passing, noise, 0.025 / candidates)
-            assert needed is not None
-            for name, judge, seeds in (
-                ("at the end", fixed, needed),
-                ("after each seed", sequential, ceil(1.25 * needed)),
-            ):
-                at, none = (
-                    judge(*data(generator, studies, seeds, loss, noise, candidates=candidates))
-                    for loss in (TERMS.passing, 0.0)
-                )
-                many = f", {candidates} candidates" if candidates > 1 else ""
-                print(_row(f"noise {noise:.2%}{many}, {name}", at, none, seeds))
+            seeds = seeds_needed(TERMS.passing, noise, 0.025 / candidates)
+            assert seeds is not None
+            at, none = (
+                fixed(*data(generator, studies, seeds, loss, noise, candidates=candidates))
+                for loss in (TERMS.passing, 0.0)
+            )
+            many = f", {candidates} candidates" if candidates > 1 else ""
+            print(_row(f"noise {noise:.2%}{many}", at, none, seeds))
     for shape in SHAPES:
         for seeds in (5, 10):
-            for name, judge in (("at the end", fixed), ("after each seed", sequential)):
-                at, none = (
-                    judge(*data(generator, studies, seeds, loss, 0.005, shape))
-                    for loss in (TERMS.passing, 0.0)
-                )
-                print(_row(f"{shape}, {name}", at, none, seeds))
+            at, none = (
+                fixed(*data(generator, studies, seeds, loss, 0.005, shape))
+                for loss in (TERMS.passing, 0.0)
+            )
+            print(_row(shape, at, none, seeds))
     few = min(studies, 4000)
     at, none = (extended(generator, few, loss, 0.007) for loss in (TERMS.passing, 0.0))
     print(_row("noise 0.70%, extended once as advised", at, none, 5))

@@ -92,26 +92,6 @@ def test_the_order_of_arrival_decides_nothing(tmp_path: Path) -> None:
     assert all_numbers(studies[0]) == all_numbers(studies[1])
 
 
-@pytest.mark.slow
-def test_a_study_ends_with_the_fewest_seeds_that_are_enough(tmp_path: Path) -> None:
-    spec = spec_of("healthy", seeds=[4, 1, 3, 2])
-    looks: list[list[int]] = []
-
-    def enough(study: Study) -> bool:
-        seeds = [run.seed for run in study.runs if run.candidate == "fp32"]
-        looks.append(seeds)
-        return len(seeds) == 2
-
-    backwards = HereExecutor(lambda tasks: sorted(tasks, key=lambda task: task.seed))
-    study = run_study(spec, tmp_path, backwards, enough=enough)
-    assert [run.seed for run in study.runs] == [4, 1, 4, 1]
-    assert len(backwards.done) == 9  # seed 4 came last, and seeds are looked at in their order
-    assert looks == [[4], [4, 1]]  # each once, however many results came in meanwhile
-    again = HereExecutor()
-    assert run_study(spec, tmp_path, again, enough=enough) == study
-    assert again.done == []
-
-
 def test_a_budget_of_time_ends_a_study_with_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +153,7 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     spec = spec_of("healthy", seeds=1)
     with (
         FinishedRuns(tmp_path).lock(),
-        pytest.raises(UsageError, match=rf"another process, {os.getpid()} on (.|\n)*--out FOLDER"),
+        pytest.raises(UsageError, match=rf"another process, {os.getpid()} on (.|\n)*: -o FOLDER"),
     ):
         run_study(spec, tmp_path, HereExecutor())
     assert not (tmp_path / "study.json").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from tests.validation.helper import JOBS
@@ -14,7 +14,7 @@ from benchmarks.timings.scaling.rows import Row, Table, timed
 from halfguard.records.study import RunResult, Speed, Study
 from halfguard.report import study_page, to_html
 from halfguard.validation.finished_runs import Result
-from halfguard.validation.judgement.verdict import all_decided, judge
+from halfguard.validation.judgement.verdict import judge
 from halfguard.validation.runs.task import Task
 from halfguard.validation.spec import Spec
 from halfguard.validation.study import run_study
@@ -62,8 +62,8 @@ def _spec(runs: int) -> Spec:
     )
 
 
-def _run(runs: int, folder: Path, enough: Callable[[Study], bool] | None = None) -> Study:
-    return run_study(_spec(runs), folder, InstantExecutor(), enough=enough)
+def _run(runs: int, folder: Path) -> Study:
+    return run_study(_spec(runs), folder, InstantExecutor())
 
 
 def _row(runs: int) -> Row:
@@ -71,14 +71,12 @@ def _row(runs: int) -> Row:
         root = Path(folder)
         whole, study = timed(lambda: _run(runs, root / "a"))
         resume, _ = timed(lambda: _run(runs, root / "a"))
-        sequential, _ = timed(lambda: _run(runs, root / "b", all_decided))
         size = (root / "a" / "study.json").stat().st_size
     judging, verdict = timed(lambda: judge(study))
     page, html = timed(lambda: to_html(study_page(study, verdict)))
     return {
         "runs": runs,
         "run the study, ms per run": 1e3 * whole / runs,
-        "the same, sequential": 1e3 * sequential / runs,
         "find finished runs, s": resume,
         "judge, s": judging,
         "page, s": page,

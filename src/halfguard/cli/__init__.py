@@ -1,5 +1,5 @@
 """The command line: one file per command, imported only when the command is used."""
 
-from halfguard.cli.start import main
+from halfguard.cli.app import main
 
 __all__ = ["main"]

@@ -7,7 +7,6 @@ a ``HalfguardError`` is printed as what happened and what to do next.
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from typing import Any
 
@@ -16,12 +15,11 @@ import typer.core
 import typer.main
 
 from halfguard import __version__
-from halfguard.cli.options import Argument, Command, read_parameters, typer_annotation
 from halfguard.errors import HalfguardError
 
 # One file per command, imported when the command or the list of commands is shown. Each file has an ``app``,
-# a Typer application, or a function of its own name that ``halfguard.cli.options`` declares. It imports
-# large packages inside its functions. The help shows them in groups, in the order in which users need them.
+# a Typer application, and imports large packages inside its functions. The help shows them in groups, in the
+# order in which users need them.
 GROUPS = {
     "Something went wrong": ("why", "replay", "report"),
     "Before training": ("doctor", "lint", "probe", "plan"),
@@ -43,43 +41,11 @@ class _LazyGroup(typer.core.TyperGroup):
             self.commands = dict.fromkeys(COMMANDS, typer.core.TyperCommand(""))
             return None
         module = importlib.import_module(f"halfguard.cli.{cmd_name}")
-        known = getattr(module, "app", None) or make_app(getattr(module, cmd_name))
-        command = typer.main.get_command(known)
+        command = typer.main.get_command(module.app)
         command.name = cmd_name
         panel = next(title for title, names in GROUPS.items() if cmd_name in names)
         command.rich_help_panel = panel  # type: ignore[attr-defined]
         return command
-
-
-def make_app(command: Command) -> typer.Typer:
-    """Return the Typer application of a command that is declared without typer."""
-
-    def run(**arguments: object) -> None:
-        raise typer.Exit(command(**arguments))
-
-    parameters = []
-    for found in read_parameters(command):
-        text, metavar = found.declared.help, found.declared.metavar
-        declared = (
-            typer.Argument(help=text, metavar=metavar)
-            if isinstance(found.declared, Argument)
-            else typer.Option(found.flag, help=text, metavar=metavar)
-        )
-        annotation = typer_annotation(command, found.name, declared)
-        parameters.append(
-            inspect.Parameter(
-                found.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=found.default,
-                annotation=annotation,
-            )
-        )
-    run.__doc__ = command.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    made = typer.Typer(add_completion=False)
-    made.command()(run)
-    return made
 
 
 app = typer.Typer(
@@ -110,12 +76,7 @@ def main() -> None:
     try:
         app()
     except HalfguardError as error:
-        show_error(error)
+        typer.secho(f"halfguard: {error.message}", fg="red", err=True)
+        if error.cure:
+            typer.echo(error.cure, err=True)
         sys.exit(2)
-
-
-def show_error(error: HalfguardError) -> None:
-    """Print what happened, and what to do next."""
-    typer.secho(f"halfguard: {error.message}", fg="red", err=True)
-    if error.cure:
-        typer.echo(error.cure, err=True)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from halfguard.cli.pages import check_folders, show_page
+
 app = typer.Typer(add_completion=False)
 
 
@@ -30,15 +32,9 @@ def compare(
     at: Annotated[
         str, typer.Option(help="Value of each run: last, best, or tail (mean of the last fifth).")
     ] = "last",
-    until: Annotated[
-        int | None, typer.Option(help="Ignore what was logged after this step.", metavar="STEP")
-    ] = None,
     any_length: Annotated[
         bool, typer.Option("--any-length", help="Allow pairs that end at different steps.")
     ] = False,
-    seed_key: Annotated[
-        str | None, typer.Option(help="Setting of the run that has its seed.", metavar="NAME")
-    ] = None,
     html: Annotated[Path | None, typer.Option(help="Save the page as HTML, with curves.")] = None,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Save the page as Markdown.")
@@ -53,14 +49,9 @@ def compare(
 
     Exit code 0: every candidate passes; 1: one does not; 2: usage error.
     """
-    for path, option in ((markdown, "--markdown"), (html, "--html")):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
+    check_folders(markdown=markdown, html=html)
     from halfguard.cli.bars import progress  # noqa: PLC0415
-    from halfguard.cli.pages import print_page  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
-    from halfguard.records import write_atomically  # noqa: PLC0415
-    from halfguard.report import to_html, to_markdown  # noqa: PLC0415
 
     with torch_needed("halfguard compare", extra="trackers"):
         from halfguard.comparison.compare import CompareOptions  # noqa: PLC0415
@@ -73,19 +64,10 @@ def compare(
         metric=metric,
         higher_is_better=higher_is_better,
         at=At(at),
-        until=until,
         any_length=any_length,
-        seed_key=seed_key,
     )
     with progress("Reading the logs"):
         result, groups = compare_runs(places, options)
     page = comparison_page(result, groups)
-    if markdown is not None:
-        write_atomically(markdown, to_markdown(page))
-    if html is not None:
-        write_atomically(html, to_html(page))
-    if as_json:
-        typer.echo(result.to_json())
-    else:
-        print_page(page)
+    show_page(lambda _: page, result.to_json(), markdown, html, as_json=as_json)
     raise typer.Exit(result.verdict.exit_code)

@@ -9,7 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from halfguard.cli.options import Argument, Option
+import typer
+
 from halfguard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from halfguard.lint.run import FileResult, Linter
     from halfguard.lint.settings import Settings
 
-_MIN_FILES_FOR_CACHE = 20
+app = typer.Typer(add_completion=False)
 _MIN_FILES_FOR_BAR = 2000
 
 
@@ -30,22 +31,29 @@ class Format(StrEnum):
     GITHUB = "github"
 
 
+@app.command()
 def lint(
     paths: Annotated[
-        list[Path] | None, Argument("Files and folders; - reads stdin.", metavar="PATH...")
+        list[Path] | None,
+        typer.Argument(help="Files and folders; - reads stdin.", metavar="PATH..."),
     ] = None,
-    fix: Annotated[bool, Option("Apply the safe fixes.")] = False,
-    unsafe_fixes: Annotated[bool, Option("With --fix or --diff: apply unsafe fixes too.")] = False,
-    diff: Annotated[bool, Option("Show what --fix would change, without changing it.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Apply the safe fixes.")] = False,
+    unsafe_fixes: Annotated[
+        bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: apply unsafe fixes too.")
+    ] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show what --fix would change, without changing it.")
+    ] = False,
     select: Annotated[
-        str, Option("Run only these codes or prefixes: HG1,HG203.", metavar="CODES")
+        str, typer.Option(help="Run only these codes or prefixes: HG1,HG203.", metavar="CODES")
     ] = "",
-    ignore: Annotated[str, Option("Skip these codes or prefixes.", metavar="CODES")] = "",
-    preview: Annotated[bool, Option("Also run preview rules.")] = False,
-    output: Annotated[Format, Option("Output format.", flag="--format")] = Format.TEXT,
-    as_json: Annotated[bool, Option("Same as --format json.", flag="--json")] = False,
-    no_cache: Annotated[bool, Option("Check every file, and write no cache.")] = False,
-) -> int:
+    ignore: Annotated[
+        str, typer.Option(help="Skip these codes or prefixes.", metavar="CODES")
+    ] = "",
+    preview: Annotated[bool, typer.Option("--preview", help="Also run preview rules.")] = False,
+    output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+) -> None:
     """Find code and settings that fail in float16 training, and fix them.
 
     Exit code 0: nothing found; 1: findings, or changes that --diff shows; 2: wrong arguments or settings.
@@ -61,16 +69,16 @@ def lint(
     if paths == [Path("-")]:
         results = [linter.check_bytes(sys.stdin.buffer.read(), "stdin.py")]
     else:
-        results = _run(linter, paths, use_cache=not (no_cache or fix or diff))
+        results = _run(linter, paths)
     if diff:
-        return int(_print_diff(results))
+        raise typer.Exit(int(_print_diff(results)))
     if fix:
         _write(results)
-        if paths == [Path("-")]:
-            sys.stdout.buffer.write(results[0].after)
-            return int(bool(results[0].diagnostics))
-    sys.stdout.write(FORMATS["json" if as_json else output.value](results))
-    return int(any(result.diagnostics for result in results))
+    if fix and paths == [Path("-")]:
+        sys.stdout.buffer.write(results[0].after)
+    else:
+        sys.stdout.write(FORMATS["json" if as_json else output.value](results))
+    raise typer.Exit(int(any(result.diagnostics for result in results)))
 
 
 def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> Settings:
@@ -90,18 +98,13 @@ def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> 
     return settings
 
 
-def _run(linter: Linter, paths: list[Path], *, use_cache: bool) -> list[FileResult]:
+def _run(linter: Linter, paths: list[Path]) -> list[FileResult]:
     from halfguard.cli.bars import Bar, progress  # noqa: PLC0415
-    from halfguard.lint.cache import Cache  # noqa: PLC0415
     from halfguard.lint.files import find_files  # noqa: PLC0415
     from halfguard.lint.run import run_files  # noqa: PLC0415
 
     files = find_files(paths, linter.settings)
-    # For a few files, a cache costs more than it saves.
-    cache = (
-        Cache(linter.settings.root) if use_cache and len(files) >= _MIN_FILES_FOR_CACHE else None
-    )
-    linter = linter.with_project_of(paths[0], cache)
+    linter = linter.with_project_of(paths[0])
     # It forks, and reports often: no thread. A bar is for many files.
     many = len(files) >= _MIN_FILES_FOR_BAR
     shown = (
@@ -110,10 +113,7 @@ def _run(linter: Linter, paths: list[Path], *, use_cache: bool) -> list[FileResu
         else nullcontext(Bar("lint, files", len(files)))
     )
     with shown as bar:
-        results = list(run_files(linter, files, cache=cache, advance=bar.advance))
-    if cache is not None:
-        cache.save()
-    return results
+        return list(run_files(linter, files, bar.advance))
 
 
 def _print_diff(results: list[FileResult]) -> bool:

@@ -1,8 +1,12 @@
-"""Print a page in the terminal, without its drawings."""
+"""Save a page to files, and print it in the terminal, without its drawings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -10,6 +14,38 @@ if TYPE_CHECKING:
     from halfguard.report.blocks import Block, Page, Table
 
 _SHORT = 14  # characters of a word that is never wrapped, such as INCONCLUSIVE
+
+
+def check_folders(**files: Path | None) -> None:
+    """Raise a usage error if the folder of an option's file does not exist, before anything is computed."""
+    for option, path in files.items():
+        if path is not None and not path.resolve().parent.is_dir():
+            message = f"the folder of {path} does not exist"
+            raise typer.BadParameter(message, param_hint=f"--{option}")
+
+
+def show_page(
+    page_for: Callable[[Path | None], Page],
+    json: str,
+    markdown: Path | None,
+    html: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Save a page to the files that were named, and print it, or ``json``.
+
+    ``page_for`` makes the page of a file, whose links depend on its folder, or of the terminal.
+    """
+    from halfguard.records import write_atomically  # noqa: PLC0415
+    from halfguard.report import to_html, to_markdown  # noqa: PLC0415
+
+    for path, write in ((markdown, to_markdown), (html, to_html)):
+        if path is not None:
+            write_atomically(path, write(page_for(path)))
+    if as_json:
+        typer.echo(json)
+    else:
+        print_page(page_for(None))
 
 
 def print_page(page: Page) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halfguard.cli.pages import check_folders
+
 if TYPE_CHECKING:
     from halfguard.probing.island_trials import IslandTrial
     from halfguard.records.plan import PrecisionPlan
@@ -31,6 +33,7 @@ def plan(
     On a CPU the trials use CUDA's autocast rules. Exit code 0: a plan was found, possibly empty;
     1: there is none, or its only island is the whole model; 2: usage error; 130: ended by Ctrl-C.
     """
+    check_folders(output=output)
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
     from halfguard.errors import NoPlanError  # noqa: PLC0415
@@ -38,8 +41,6 @@ def plan(
     with torch_needed("halfguard plan"):
         from halfguard.probing.plan_search import plan as search  # noqa: PLC0415
         from halfguard.workload import load  # noqa: PLC0415
-    if output is not None and not output.resolve().parent.is_dir():
-        raise typer.BadParameter(f"the folder of {output} does not exist", param_hint="-o")
     done: list[IslandTrial] = []
     with progress("FP32 run, steps") as bar:
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halfguard.cli.pages import check_folders
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -26,9 +28,7 @@ def probe(
     precision: Annotated[
         str, typer.Option(help="fp32, or fp16-mixed to see where it breaks.")
     ] = "fp32",
-    html: Annotated[
-        Path | None, typer.Option(help="Save all results with the heat map as one HTML page.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Save all results as one HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a few steps and show which layers leave the range of FP16.
@@ -37,6 +37,7 @@ def probe(
 
     Exit code 0: nothing found; 1: findings; 2: usage error; 130: ended by Ctrl-C.
     """
+    check_folders(html=html)
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.interrupts import first_interrupt  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
@@ -74,8 +75,6 @@ def probe(
 def _print(report: ProbeReport) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from halfguard.report.heat_map import least_headroom  # noqa: PLC0415
-
     console = Console(highlight=False, markup=False)
     window = report.window
     fits = f"{window.low:g} to {window.high:g}" if window else "none fits all layers"
@@ -85,12 +84,13 @@ def _print(report: ProbeReport) -> None:
     )
     console.print(f"loss scale: {fits}; best {report.best_scale:g}, current {report.scale:g}")
     console.print("headroom in bits, and the share of gradients that vanish:")
-    ordered = sorted(report.layers, key=lambda layer: least_headroom(layer, report.best_scale))
+    ordered = sorted(report.layers, key=lambda layer: layer.least_headroom(report.best_scale))
     shown = ordered[:ROWS]
     console.print(_table(shown, report))
     if len(shown) < len(ordered):
+        rest = len(ordered) - len(shown)
         console.print(
-            f"{len(ordered) - len(shown)} layers with more headroom are not shown; --all shows them."
+            f"{rest} layers with more headroom are not shown; --html and --json list them."
         )
     _print_findings(report, console)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halfguard.cli.pages import check_folders, show_page
+
 if TYPE_CHECKING:
     from halfguard.records.autopsy import Autopsy
     from halfguard.records.script_answer import ScriptAnswer
@@ -24,9 +26,7 @@ def replay(
         typer.Option(metavar="ENTRY", help="file.py:function; default: the entry in the incident."),
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Save the report as Markdown.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Save the report as HTML, with drawings.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Save the report as HTML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Repeat a bad step, find where it began, and try changes that could have prevented it.
@@ -35,29 +35,13 @@ def replay(
 
     Exit code 0: a change makes the step good; 1: none does, or the step did not break again; 2: usage error.
     """
-    for path, option in ((markdown, "--markdown"), (html, "--html")):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
+    check_folders(markdown=markdown, html=html)
     found = (None if entry else _kept(incident)) or _run(incident, entry)
-    from halfguard.cli.pages import print_page  # noqa: PLC0415
-    from halfguard.records import write_atomically  # noqa: PLC0415
     from halfguard.records.autopsy import Autopsy  # noqa: PLC0415
-    from halfguard.report import (  # noqa: PLC0415
-        autopsy_page,
-        script_answer_page,
-        to_html,
-        to_markdown,
-    )
+    from halfguard.report import autopsy_page, script_answer_page  # noqa: PLC0415
 
     page = autopsy_page(found) if isinstance(found, Autopsy) else script_answer_page(found)
-    if markdown is not None:
-        write_atomically(markdown, to_markdown(page))
-    if html is not None:
-        write_atomically(html, to_html(page))
-    if as_json:
-        typer.echo(found.to_json())
-    else:
-        print_page(page)
+    show_page(lambda _: page, found.to_json(), markdown, html, as_json=as_json)
     raise typer.Exit(0 if found.cure is not None else 1)
 
 

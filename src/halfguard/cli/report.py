@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from halfguard.cli.pages import check_folders, show_page
+
 if TYPE_CHECKING:
     from halfguard.report.blocks import Page
 
@@ -39,22 +41,13 @@ def report(
     Exit code 0: the run was read, or the study passes; 1: a file is damaged, or the study does not pass;
     2: usage error.
     """
-    for path, option in ((markdown, "--markdown"), (html, "--html")):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
-    from halfguard.cli.pages import print_page  # noqa: PLC0415
-    from halfguard.records import write_atomically  # noqa: PLC0415
-    from halfguard.report import to_html, to_markdown  # noqa: PLC0415
-
+    check_folders(markdown=markdown, html=html)
     found = _study(run_dir) if (run_dir / "study.json").is_file() else _run(run_dir)
-    if markdown is not None:
-        write_atomically(markdown, to_markdown(found.page(_link_base(markdown, run_dir))))
-    if html is not None:
-        write_atomically(html, to_html(found.page(_link_base(html, run_dir))))
-    if as_json:
-        typer.echo(found.json)
-    else:
-        print_page(found.page("."))
+
+    def page_for(file: Path | None) -> Page:
+        return found.page("." if file is None else _link_base(file, run_dir))
+
+    show_page(page_for, found.json, markdown, html, as_json=as_json)
     raise typer.Exit(found.exit_code)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halfguard.cli.pages import check_folders, show_page
 from halfguard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,9 +42,7 @@ def why(
         Path | None, typer.Option(metavar="FOLDER", help="Keep the bad step here, for replay.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Save the answer as Markdown.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Save the answer as HTML, with drawings.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Save the answer as HTML.")] = None,
     patch: Annotated[
         Path | None, typer.Option(help="Save the patch that it recommends, for patch -p1.")
     ] = None,
@@ -55,9 +54,7 @@ def why(
 
     Exit code 0: no number was bad; 1: one was, or the script crashed; 2: usage error.
     """
-    for path, option in ((markdown, "--markdown"), (html, "--html"), (patch, "--patch")):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise typer.BadParameter(f"the folder of {path} does not exist", param_hint=option)
+    check_folders(markdown=markdown, html=html, patch=patch)
     if not is_module and not Path(script).is_file():  # before torch is imported
         raise UsageError(f"There is no file {script}.", cure=_NO_SCRIPT)
     from halfguard.cli.bars import progress  # noqa: PLC0415
@@ -78,28 +75,15 @@ def why(
         )
     if rank:
         raise typer.Exit
-    _show(answer, markdown, html, as_json=as_json)
+    from halfguard.report import script_answer_page  # noqa: PLC0415
+
+    page = script_answer_page(answer)
+    show_page(lambda _: page, answer.to_json(), markdown, html, as_json=as_json)
     if patch is not None:
         _save_patch(answer, patch)
     good = answer.outcome in ("nothing bad", "no training", "interrupted")
     # Under torchrun any other code is the failure of a rank, which it reports at length.
     raise typer.Exit(0 if good or ranks > 1 else 1)
-
-
-def _show(answer: ScriptAnswer, markdown: Path | None, html: Path | None, *, as_json: bool) -> None:
-    from halfguard.cli.pages import print_page  # noqa: PLC0415
-    from halfguard.records import write_atomically  # noqa: PLC0415
-    from halfguard.report import script_answer_page, to_html, to_markdown  # noqa: PLC0415
-
-    page = script_answer_page(answer)
-    if markdown is not None:
-        write_atomically(markdown, to_markdown(page))
-    if html is not None:
-        write_atomically(html, to_html(page))
-    if as_json:
-        typer.echo(answer.to_json())
-    else:
-        print_page(page)
 
 
 def _save_patch(answer: ScriptAnswer, path: Path) -> None:

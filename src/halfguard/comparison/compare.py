@@ -36,9 +36,7 @@ class CompareOptions:
     metric: str
     higher_is_better: bool | None = None  # None: told by the metric's name
     at: At = At.LAST
-    until: int | None = None  # ignore what was logged after this step
     any_length: bool = False  # allow pairs that end at different steps
-    seed_key: str | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
@@ -78,7 +76,7 @@ def compare(
             "compare needs two or more different places, the baseline first.",
             cure="For example: halfguard compare runs/fp32 runs/fp16 --metric val/loss",
         )
-    groups = read_groups(arguments, options.metric, until=options.until, seed_key=options.seed_key)
+    groups = read_groups(arguments, options.metric)
     higher = options.higher_is_better
     if higher is None:
         higher = guess_direction(options.metric)
@@ -129,7 +127,7 @@ def _run_result(group: str, seed: int, run: GroupedRun, metric: Metric, at: At) 
             failure=log.unfinished, cause="unfinished",
         )  # fmt: skip
     last = {
-        name: one.up_to().values[-1]
+        name: one.by_step().values[-1]
         for name, one in log.metrics.items()
         if name != metric.name and not name.startswith(_NOT_THE_RUN)
     }
@@ -225,8 +223,8 @@ def _raise_if_partly_seeded(groups: Sequence[RunGroup]) -> None:
         raise UsageError(
             f"{len(without)} of {len(runs)} runs have no seed: {listed}. To leave them out could hide a "
             "failure.",
-            cure="Write the seed into the run's name (fp16-seed3), say which setting has it (--seed-key), or "
-            "give paths that do not include these runs.",
+            cure="Write the seed into the run's name (fp16-seed3), or give paths that do not include these "
+            "runs.",
         )
 
 
@@ -237,20 +235,18 @@ def _raise_if_lengths_differ(
     metric: Metric,
 ) -> None:
     """Raise if a pair ends at different steps: training longer would be part of the result."""
-    different, shortest = [], math.inf
+    different = []
     for name, runs in zip(names[1:], by_seed[1:], strict=True):
         for seed in (seed for seed in seeds if seed in runs):
             base, own = _length(by_seed[0][seed]), _length(runs[seed])
             if base is not None and own is not None and base != own:
                 different.append(f"seed {seed}: {names[0]} {base:,}, {name} {own:,}")
-                shortest = min(shortest, base, own)
     if different:
         listed = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
         raise UsageError(
             f"Runs with one seed log {metric.name} up to different steps ({listed}). A verdict on them would "
             "compare the length of training, not only its precision.",
-            cure=f"To compare at a step that all have reached, add --until {shortest:.0f}. If the runs ended "
-            "as intended (early stopping), add --any-length.",
+            cure="If the runs ended as intended (early stopping), add --any-length.",
         )
 
 

@@ -7,7 +7,6 @@ name is one of ``KEYS`` counts, at any depth; of several, the one that is nested
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,22 +61,15 @@ class RunGroup:
                     f"{self.name} has two runs with seed {run.seed.value}: {other.log.place} and "
                     f"{run.log.place}.",
                     cure="Each seed may occur once on each side. Give a path or PATH:KEY=VALUE that "
-                    "leaves one of them out; if the seed is wrong, say which setting has it: --seed-key.",
+                    "leaves one of them out.",
                 )
         return found
 
 
-def read_groups(
-    arguments: Sequence[str], metric: str, *, until: int | None, seed_key: str | None
-) -> list[RunGroup]:
+def read_groups(arguments: Sequence[str], metric: str) -> list[RunGroup]:
     """Read every argument; the first is the baseline."""
     read = [read_runs(argument) for argument in arguments]
     logged = [_trackers(*pair, metric) for pair in zip(arguments, read, strict=True)]
-    if seed_key is not None:
-        _require_key(
-            seed_key,
-            [run for one, names in zip(read, logged, strict=True) for run in one.runs[names[0]]],
-        )
     groups = []
     for name, argument, found, (tracker, *others) in zip(
         _names(arguments), arguments, read, logged, strict=True
@@ -85,25 +77,15 @@ def read_groups(
         runs, root = found.runs[tracker], split_argument(argument)[0]
         with_metrics = [run for run in runs if run.metrics or run.failure or run.unfinished]
         grouped = tuple(
-            GroupedRun(run, find_seed(run, root, seed_key), _series(run, metric, until))
-            for run in with_metrics
+            GroupedRun(run, find_seed(run, root), _series(run, metric)) for run in with_metrics
         )
-        if until is not None and not any(run.series for run in grouped):
-            first = min(min(run.metrics[metric].steps) for run in runs if metric in run.metrics)
-            raise UsageError(
-                f"--until {until}: {name} has no value of {metric} up to that step.",
-                cure=f"The first value was logged at step {first}.",
-            )
         empty = tuple(run.place for run in runs if run not in with_metrics)
         groups.append(RunGroup(name, tracker, grouped, empty, tuple(others), found.missing))
     return groups
 
 
-def _series(run: LoggedRun, metric: str, until: int | None) -> Series | None:
-    if metric not in run.metrics:
-        return None
-    series = run.metrics[metric].up_to(math.inf if until is None else until)
-    return series if series.values else None
+def _series(run: LoggedRun, metric: str) -> Series | None:
+    return run.metrics[metric].by_step() if metric in run.metrics else None
 
 
 def _trackers(argument: str, found: Found, metric: str) -> list[str]:
@@ -137,12 +119,9 @@ def _names(arguments: Sequence[str]) -> list[str]:
     return ends if len(set(ends)) == len(ends) else list(arguments)
 
 
-def find_seed(run: LoggedRun, root: str, key: str | None = None) -> Seed | None:
-    """Return the seed of a run found under ``root``; with ``key``, only from the setting of that name."""
+def find_seed(run: LoggedRun, root: str) -> Seed | None:
+    """Return the seed of a run found under ``root``."""
     settings = run.settings
-    if key is not None:
-        number = _integer(settings.get(key, ""))
-        return None if number is None else Seed(number, f"setting {key}")
     named = [name for name in settings if _last(name) in KEYS]
     for name in sorted(named, key=lambda name: (name.count("."), KEYS.index(_last(name)))):
         number = _integer(settings[name])
@@ -157,16 +136,6 @@ def find_seed(run: LoggedRun, root: str, key: str | None = None) -> Seed | None:
         if found := _IN_NAME.search(part):
             return Seed(int(found[1]), "name of the folder")
     return None
-
-
-def _require_key(key: str, runs: Sequence[LoggedRun]) -> None:
-    """Raise if no run has the setting ``key``."""
-    known = {name for run in runs for name in run.settings}
-    if key not in known:
-        raise UsageError(
-            f"--seed-key: no run has the setting {key!r}.{did_you_mean(key, known)}",
-            cure=f"Settings that were found: {list_names(known)}.",
-        )
 
 
 def _last(name: str) -> str:

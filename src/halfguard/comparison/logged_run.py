@@ -37,11 +37,10 @@ class Series:
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def up_to(self, step: float = math.inf) -> Series:
-        """Return the values up to ``step`` by ascending step; values of one step stay in their order."""
+    def by_step(self) -> Series:
+        """Return the values by ascending step; values of one step stay in their order."""
         pairs = sorted(zip(self.steps, self.values, strict=True), key=lambda pair: pair[0])
-        kept = [pair for pair in pairs if pair[0] <= step]
-        return Series([own for own, _ in kept], [value for _, value in kept])
+        return Series([step for step, _ in pairs], [value for _, value in pairs])
 
     def take(self, at: At, *, higher_is_better: bool) -> float:
         """Return the value of the run; the values are ordered by step.

@@ -66,9 +66,8 @@ def _pairs(comparison: LoggedComparison) -> Iterator[Block]:
         keys = ", ".join(KEYS)
         yield Text(
             [
-                f"No seed was found. It is read from a setting of the run ({keys}, or the one that ",
-                "--seed-key names), else from the word seed and a number in the name of the run or its ",
-                "folder, such as fp16-seed3.",
+                f"No seed was found. It is read from a setting of the run ({keys}), else from the word seed ",
+                "and a number in the name of the run or its folder, such as fp16-seed3.",
             ]
         )
     if seeds:

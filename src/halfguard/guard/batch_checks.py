@@ -74,6 +74,7 @@ class BatchFault(StrEnum):
     MASK = "a row of its attention mask masks every position"
     NONFINITE = "it holds NaN or infinity"
     LABELS = "every label is one that the loss ignores"
+    EMPTY = "one of its tensors is empty, and the mean of no element is NaN"
 
 
 def find_batch_fault(batch: Any, loss: float) -> BatchFault | None:
@@ -82,7 +83,14 @@ def find_batch_fault(batch: Any, loss: float) -> BatchFault | None:
         return BatchFault.MASK
     if not batch_is_finite(batch):
         return BatchFault.NONFINITE
-    return BatchFault.LABELS if every_label_ignored(batch) else None
+    if every_label_ignored(batch):
+        return BatchFault.LABELS
+    return BatchFault.EMPTY if math.isnan(loss) and _has_empty_tensor(batch) else None
+
+
+def _has_empty_tensor(batch: Any) -> bool:
+    leaves = (leaf for _, leaf in named_batch_leaves(batch) if isinstance(leaf, Tensor))
+    return any(not leaf.is_nested and leaf.numel() == 0 for leaf in leaves)
 
 
 @torch.no_grad()

@@ -47,6 +47,7 @@ from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.precision.modes import autocast
 from halfguard.records import Action
 from halfguard.step.loss import LossFunction
+from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import capture_random_state
 
 logger = logging.getLogger("halfguard")
@@ -468,12 +469,12 @@ class HostedGuard(Guard):
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    return any(p.grad is not None for p in parameters_of(optimizer))
 
 
 def _holds_values(optimizer: Optimizer) -> bool:
     """Return whether a gradient is not 0: ``zero_grad(set_to_none=False)`` leaves zeros. Reads the device."""
-    gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
+    gradients = (p.grad for p in parameters_of(optimizer))
     return any(bool(local_tensor(grad).any()) for grad in gradients if grad is not None)
 
 

@@ -26,6 +26,7 @@ from halfguard.guard.hosted import HostedGuard
 from halfguard.precision_names import PrecisionName
 from halfguard.records import Summary
 from halfguard.step.loss import LossFunction, scalar_loss
+from halfguard.step.parameters import parameters_of
 
 logger = logging.getLogger("halfguard")
 
@@ -182,7 +183,7 @@ class AcceleratorGuard:
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return set(map(id, parameters_of(optimizer)))
 
 
 _PRECISIONS: dict[str, PrecisionName] = {"fp16": "fp16-mixed", "bf16": "bf16-mixed", "no": "fp32"}

@@ -267,7 +267,7 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     )
     trial = result.trial.name
     kept = patches.keep_weights_in_fp32(made.half_weights, culprit.dtype)
-    adapters = patches.keep_adapters_in_fp32(made.half_weights)
+    adapters = patches.switch_on(made.half_weights, "autocast_adapter_dtype", anywhere=False)
     for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
         yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch)
     patch = patches.give_eps(made, "1e-4")

@@ -22,6 +22,7 @@ from halfguard.investigation.advice import describe_place
 from halfguard.investigation.passes import Misused, MisuseKind
 from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
 from halfguard.replaying.function_modes import Place, user_place
+from halfguard.step.parameters import parameters_of
 
 _SAMPLE = 16  # parameters of an optimizer whose gradients are looked at
 _OFTEN = 3  # steps in which it is wrong
@@ -152,7 +153,7 @@ class GradientSources:
 
 def _sampled(optimizer: torch.optim.Optimizer) -> list[Tensor | None]:
     """Return gradients of some parameters, spread over an optimizer."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = list(parameters_of(optimizer))
     stride = max(1, len(parameters) // _SAMPLE)
     return [p.grad for p in parameters[::stride]]
 

@@ -61,7 +61,6 @@ class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
         super().__init__(modules, outermost, MAX_BYTES)
         self.positions = positions
         self.headroom: Headroom | None = None
-        self._code = outermost
         self._located = OperationPlaces(modules, outermost)
 
     def __torch_dispatch__(
@@ -89,17 +88,9 @@ class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
         known = self.headroom
         if known is not None and largest / limit <= known.largest / known.limit:
             return
-        place = self._located.of(func.overloadpacket.__name__, user_frame(self._code))
-        source = place.source
-        self.headroom = Headroom(
-            largest=largest,
-            limit=limit,
-            op=place.op,
-            module=place.module,
-            file=source.file,
-            line=source.line,
-            code=source.code,
-        )
+        place = self._located.of(func.overloadpacket.__name__, user_frame(self._outermost))
+        file, line = place.source.file, place.source.line
+        self.headroom = Headroom(largest=largest, limit=limit, op=place.op, file=file, line=line)
 
 
 class Inspecting(LoopObserver):

@@ -22,18 +22,23 @@ from torch.utils.weak import WeakIdKeyDictionary
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.passes import Made, Misused, PassPlan, Place, SubmodulePlace
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.step.parameters import parameters_of
 
 _PACKAGES = ("site-packages", "dist-packages")
 _CASTS = ("half", "bfloat16", "to")
 
 
-def _eps(optimizer: torch.optim.Optimizer) -> float | None:
-    given = [group.get("eps") for group in optimizer.param_groups]
-    return min((float(eps) for eps in given if isinstance(eps, int | float)), default=None)
-
-
-def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    return any(group.get("fused") for group in optimizer.param_groups)
+def _facts_of(optimizer: torch.optim.Optimizer, lines: tuple[Place, ...]) -> dict[str, Any]:
+    """Return what is known of an optimizer that these lines made, as fields of ``Made``."""
+    groups = optimizer.param_groups
+    given = (group.get("eps") for group in groups)
+    return {
+        "optimizer": next(iter(lines), None),
+        "optimizer_callers": lines[1:],
+        "optimizer_class": type(optimizer).__name__,
+        "eps": min((float(eps) for eps in given if isinstance(eps, int | float)), default=None),
+        "fused": any(group.get("fused") for group in groups),
+    }
 
 
 def _makes(frame: FrameType, made: Any) -> bool:
@@ -115,18 +120,13 @@ class MadePlaces:
         if optimizer is None:  # it may have been deleted
             facts = {"half_module": self._frozen_half([]), **self._last_optimizer}
             return made.model_copy(update=facts)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = list(parameters_of(optimizer))
         half = [p for p in parameters if p.dtype in HALF_DTYPES]
         cast = next((lines for p in half if (lines := self._cast_at(p))), ())
         owner = self._owner(half[0]) if half and not cast else None
-        lines = self._optimizers.get(optimizer, ())
         return made.model_copy(
             update={
-                "optimizer": next(iter(lines), None),
-                "optimizer_callers": lines[1:],
-                "optimizer_class": type(optimizer).__name__,
-                "eps": _eps(optimizer),
-                "fused": _is_fused(optimizer),
+                **_facts_of(optimizer, self._optimizers.get(optimizer, ())),
                 "half_weights": next(iter(cast), owner),
                 "half_callers": cast[1:],
                 "half_dtype": _common_dtype(half),
@@ -271,13 +271,7 @@ class MadePlaces:
         lines = tuple(self._places(without=optimizer))
         self._optimizers[optimizer] = lines
         self._copied = None
-        self._last_optimizer = {
-            "optimizer": next(iter(lines), None),
-            "optimizer_callers": lines[1:],
-            "optimizer_class": type(optimizer).__name__,
-            "eps": _eps(optimizer),
-            "fused": _is_fused(optimizer),
-        }
+        self._last_optimizer = _facts_of(optimizer, lines)
 
     def _made_scaler(self, scaler: Any, *_: Any) -> None:
         self._scaler = self.place(without=scaler) or self._scaler

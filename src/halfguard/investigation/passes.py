@@ -162,7 +162,6 @@ class ScalerFacts(FloatRecordPart):
     skips: int = 0
     first: float = math.nan
     last: float = math.nan
-    lowest: float = math.inf
 
 
 class Headroom(FloatRecordPart):
@@ -171,10 +170,8 @@ class Headroom(FloatRecordPart):
     largest: float
     limit: float
     op: str
-    module: str | None
     file: str
     line: int
-    code: str
 
 
 class SubmodulePlace(RecordPart):

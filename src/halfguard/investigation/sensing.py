@@ -37,6 +37,7 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.surroundings import Surroundings
 from halfguard.investigation.training_loop import BackwardCall, Look, LoopObserver, TrainingLoop
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.step.parameters import parameters_of
 
 MOST_IN_A_ROW = 20
 USUAL_SCALE = (
@@ -80,10 +81,6 @@ class SkipRule:
 
 
 MOST_LOSSES = 1_000_000
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class Sensing(LoopObserver):
@@ -144,12 +141,8 @@ class Sensing(LoopObserver):
 
     def _note_scale(self) -> None:
         scale, before = self._loop.scale, self._scales
-        self._scales = ScalerFacts(
-            used=True,
-            first=before.first if before.used else scale,
-            last=scale,
-            lowest=min(before.lowest, scale),
-        )
+        first = before.first if before.used else scale
+        self._scales = ScalerFacts(used=True, first=first, last=scale)
 
     def _skipped(self) -> None:
         self._last_skip = self._event("scale", "")
@@ -171,7 +164,7 @@ class Sensing(LoopObserver):
         self._stepped = optimizer
         self._misuse.after_step(optimizer)
         every = self._plan.every_step
-        looked_at = (p for p in _parameters(optimizer) if every or p.dtype in HALF_DTYPES)
+        looked_at = (p for p in parameters_of(optimizer) if every or p.dtype in HALF_DTYPES)
         if self._are_broken(looked_at):
             how = f"parameters, after {type(optimizer).__name__}.step()"
             self._found("parameters", how, backward=max(0, self._loop.backward - 1))
@@ -189,7 +182,7 @@ class Sensing(LoopObserver):
         """Return the event of parameters that a step broke: the last one, as far as is known; or None."""
         if self._stepped is None:
             return None
-        if not self._are_broken([*_parameters(self._stepped), *self._loop.parameters]):
+        if not self._are_broken([*parameters_of(self._stepped), *self._loop.parameters]):
             return None
         finite = [loss for loss in self._losses[-2:] if math.isfinite(loss)]
         return Event(

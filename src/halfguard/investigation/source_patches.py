@@ -20,6 +20,7 @@ from halfguard.replaying.source_edits import (
 )
 
 _DTYPES = ("torch_dtype", "dtype")
+_CONFIGS = ("SFTConfig", "DPOConfig", "RewardConfig")  # of TRL
 HALF_NAMES = ("float16", "half", "bfloat16")
 _DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
 
@@ -39,12 +40,9 @@ def give_eps(made: Made, eps: str) -> str:
         set_keyword(file, direct[0], "eps", eps)
         return file.patch()
     arguments = [
-        call for call in all_calls(file.tree) if called_name(call).endswith("TrainingArguments")
-    ]
-    arguments += [
-        c
-        for c in all_calls(file.tree)
-        if called_name(c) in ("SFTConfig", "DPOConfig", "RewardConfig")
+        call
+        for call in all_calls(file.tree)
+        if (name := called_name(call)).endswith("TrainingArguments") or name in _CONFIGS
     ]
     if len(arguments) != 1:
         return ""
@@ -176,11 +174,6 @@ def call_in_fp32(place: Place, kernel: str) -> Iterator[str]:
         simple = isinstance(given, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
         file.replace(given, f"{text}.float()" if simple else f"({text}).float()")
         yield file.patch()
-
-
-def keep_adapters_in_fp32(place: Place | None) -> str:
-    """Let peft keep adapters in FP32."""
-    return switch_on(place, "autocast_adapter_dtype", anywhere=False)
 
 
 def begin_with_scale(place: Place | None, scale: float) -> str:

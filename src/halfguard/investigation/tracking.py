@@ -42,6 +42,7 @@ from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
 from halfguard.replaying.function_modes import user_place
+from halfguard.step.parameters import parameters_of
 from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.fp32_call import Call, undispatched
 from halfguard.tracing.operation_places import ModuleStack
@@ -213,7 +214,7 @@ class Tracking(Approach):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.has_begun:
             self._optimizer = optimizer
-            self._answer_if_bad([p for group in optimizer.param_groups for p in group["params"]])
+            self._answer_if_bad(list(parameters_of(optimizer)))
 
     def looked(self, look: Look) -> None:
         expected = look.tensor.requires_grad or self.event.kind == "looked"

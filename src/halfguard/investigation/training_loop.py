@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from halfguard.errors import UsageError
 from halfguard.investigation.scaled_losses import ScaledLosses
 from halfguard.replaying.function_modes import Place, user_place
+from halfguard.step.parameters import parameters_of
 from halfguard.tracing.fp32_call import undispatched
 
 _LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")
@@ -140,7 +141,7 @@ class TrainingLoop:
         """The parameters of all optimizers; of the last backward pass, if the script updates them itself."""
         if not self._optimizers:
             return [leaf for one in self._leaves if (leaf := one()) is not None]
-        return [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
+        return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
 
     @property
     def scale(self) -> float:

@@ -35,29 +35,14 @@ from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLo
 from halfguard.precision.islands import fp32_island
 from halfguard.precision.modes import HALF_DTYPES, without_autocast
 from halfguard.records.autopsy import ReplayTrial
+from halfguard.step.parameters import parameters_of
 
 # Calls that must see their own tensor.
-_AS_THEY_ARE = frozenset(
-    {
-        *("__get__", "__set__", "__delete__", "requires_grad_", "register_hook", "detach_"),
-        *(
-            "data_ptr",
-            "element_size",
-            "is_floating_point",
-            "__deepcopy__",
-            "__repr__",
-            "retain_grad",
-        ),
-        *(
-            "untyped_storage",
-            "numel",
-            "size",
-            "dim",
-            "storage",
-            "register_post_accumulate_grad_hook",
-        ),
-    }
-)
+_AS_THEY_ARE = frozenset({
+    "__get__", "__set__", "__delete__", "__deepcopy__", "__repr__", "requires_grad_", "retain_grad",
+    "register_hook", "register_post_accumulate_grad_hook", "detach_", "data_ptr", "element_size",
+    "is_floating_point", "untyped_storage", "storage", "numel", "size", "dim",
+})  # fmt: skip
 
 _FOR_GOOD: list[Any] = []  # contexts that are never left; one that is forgotten would end
 
@@ -243,7 +228,7 @@ class Trying(Approach):
         if not self.has_begun or not self._judged:
             return
         with self.loop.unobserved():
-            bad = bad_tensors(p for group in optimizer.param_groups for p in group["params"])
+            bad = bad_tensors(parameters_of(optimizer))
         self._end(good=storages(bad) <= self._bad_before)
 
     def backward_failed(self, error: RuntimeError) -> None:

@@ -165,20 +165,14 @@ def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
     }
 
 
-def make_project(facts: Iterable[str]) -> Project:
-    """Return the project of which these facts are known."""
-    found = set(facts)
-    if {"half_option", "can_lower"} <= found:
-        found.add("mixed")
-    return Project(**dict.fromkeys(found, True))
-
-
 def read_project(files: Iterable[bytes]) -> Project:
     """Read the facts of a project from the contents of its files."""
     found: set[str] = set()
     for data in files:
         found |= read_facts(data, found)
-    return make_project(found)
+    if {"half_option", "can_lower"} <= found:
+        found.add("mixed")
+    return Project(**dict.fromkeys(found, True))
 
 
 def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:

@@ -44,7 +44,7 @@ def find_rule(code: str) -> Rule:
     raise UsageError(
         f"There is no rule {code}.",
         cure=f"The codes run from {all_rules()[0].code} to {all_rules()[-1].code}; "
-        "'halfguard rule --all' lists them.",
+        "'halfguard rule' lists them.",
     )
 
 

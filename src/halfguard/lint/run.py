@@ -1,4 +1,4 @@
-"""Check many files: unchanged ones from the cache, a few others in this process, many on all cores."""
+"""Check many files: a few in this process, many on all cores."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halfguard.lint.cache import Cache, digest, digest_of_run, from_rows, to_rows
 from halfguard.lint.diagnostic import Diagnostic
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import fix_bytes
@@ -19,7 +18,6 @@ from halfguard.lint.project import (
     UNKNOWN,
     Project,
     find_root,
-    make_project,
     project_files,
     read_project,
 )
@@ -53,13 +51,13 @@ class Linter:
     kinds: tuple[FixKind, ...] = ()
     project: Project = UNKNOWN
 
-    def with_project_of(self, path: Path, cache: Cache | None = None) -> Linter:
+    def with_project_of(self, path: Path) -> Linter:
         """Return a linter that knows how the project of a file or folder trains."""
         root = find_root(path)
         if root is None:
             return self
-        files = project_files(root, DEFAULT_EXCLUDE)
-        return replace(self, project=_project(files, cache))
+        contents = _contents(project_files(root, DEFAULT_EXCLUDE))
+        return replace(self, project=read_project(contents))
 
     def check_file(self, path: Path) -> FileResult:
         """Check one file, and fix it in memory."""
@@ -79,21 +77,14 @@ class Linter:
         return FileResult(path, fixed.remaining, fixed.applied, data, fixed.data)
 
 
-def _project(files: Iterable[Path], cache: Cache | None) -> Project:
-    """Read a project, or take its facts from the cache if no file has changed."""
-    contents: list[bytes] = []
+def _contents(files: Iterable[Path]) -> Iterator[bytes]:
+    """Yield the bytes of the files that can be read."""
     for file in files:
-        with contextlib.suppress(OSError):
-            contents.append(file.read_bytes())
-    if cache is None:
-        return read_project(contents)
-    key = f"facts {digest(''.join(map(digest, contents)).encode())}"
-    known = cache.get(key)
-    if known is not None:
-        return make_project(known)
-    project = read_project(contents)
-    cache.put(key, [name for name, value in asdict(project).items() if value])
-    return project
+        try:
+            data = file.read_bytes()
+        except OSError:
+            continue
+        yield data
 
 
 @functools.lru_cache(maxsize=1)
@@ -115,39 +106,9 @@ def _check_chunk(linter: Linter, paths: list[Path]) -> list[FileResult]:
 
 
 def run_files(
-    linter: Linter, paths: list[Path], *, cache: Cache | None = None,
-    advance: Callable[[int], None] = lambda _: None,
-) -> Iterator[FileResult]:  # fmt: skip
-    """Yield the result of every file, in order; call ``advance`` with the number of new results."""
-    if cache is None or linter.kinds:
-        yield from _check_all(linter, paths, advance)
-        return
-    run = digest_of_run(linter.settings, linter.project)
-    keys = {path: _key(path, run) for path in paths}
-    known = {path: cache.get(key) for path, key in keys.items()}
-    changed = [path for path, rows in known.items() if rows is None]
-    new = dict(zip(changed, _check_all(linter, changed, advance), strict=True))
-    for path in paths:
-        rows = known[path]
-        if rows is not None:
-            advance(1)
-            yield FileResult(str(path), from_rows(rows, str(path)))
-        else:
-            cache.put(keys[path], to_rows(new[path].diagnostics))
-            yield new[path]
-
-
-def _key(path: Path, run: str) -> str:
-    try:
-        content = digest(path.read_bytes())
-    except OSError:
-        content = ""
-    return f"{run} {path} {content}"
-
-
-def _check_all(
-    linter: Linter, paths: list[Path], advance: Callable[[int], None]
+    linter: Linter, paths: list[Path], advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[FileResult]:
+    """Yield the result of every file, in order; call ``advance`` with the number of new results."""
     workers = min(len(os.sched_getaffinity(0)), 32) if hasattr(os, "sched_getaffinity") else 2
     if len(paths) < _MIN_FILES_FOR_POOL or workers < 2:
         for path in paths:

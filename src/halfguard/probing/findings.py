@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from halfguard.precision_names import Precision
 from halfguard.probing.half_audit import StepFault
+from halfguard.probing.initial_weights import MAX_GAIN
 from halfguard.probing.line_cures import cure_of_line, describe_line, short_path
-from halfguard.probing.parameter_checks import MAX_GAIN, UnregisteredTensor
 from halfguard.probing.ranges import ScaleWindow
 from halfguard.probing.training import MAX_SCALE, Failure
 from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange
-from halfguard.records.ranges import Forecast, LayerRange, module_label
+from halfguard.records.ranges import LayerRange, module_label
 
 MAX_LOST = 0.5  # share of a layer's gradients that may vanish at the loss scale in use
 LOW_HEADROOM = 1.0  # bits of forward headroom; a layer with less overflows when its outputs double
@@ -179,37 +179,6 @@ def _as_scale(value: float | None) -> str:
     )
 
 
-def of_unregistered(found: list[UnregisteredTensor]) -> Iterator[Finding]:
-    """Yield HG605: probably meant to be a parameter."""
-    for tensor in found:
-        computed = ", and is the result of an operation, so it can never be updated"
-        missing = "saved by state_dict() nor moved by to()"
-        state = "trained, but neither" if tensor.optimized else "neither trained,"
-        yield Finding(
-            code="HG605",
-            severity="note" if tensor.optimized else "error",
-            message=f"{tensor.path} looks like a forgotten parameter.",
-            subject=tensor.path,
-            why="It requires a gradient but is not registered: it is "
-            f"{state} {missing}{'' if tensor.is_leaf else computed}.",
-            cure="Wrap it in torch.nn.Parameter."
-            if tensor.kind == "tensor"
-            else "Keep modules in torch.nn.ModuleList or ModuleDict, not in a plain list or dict.",
-        )
-
-
-def of_untrained(names: list[str]) -> Iterator[Finding]:
-    """Yield HG606: a parameter that is not in the optimizer."""
-    for name in names:
-        yield Finding(
-            code="HG606",
-            message=f"{name} requires a gradient and is not in the optimizer.",
-            subject=name,
-            why="Its gradient is computed at every step and never used.",
-            cure=f"Pass it to the optimizer, or freeze it: {name}.requires_grad_(False).",
-        )
-
-
 def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
     """Yield HG607: an initialisation that makes signals grow or vanish."""
     for name, gain in gains.items():
@@ -221,17 +190,4 @@ def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
             if gain > MAX_GAIN
             else "Signals that pass through it vanish, and so do its gradients.",
             cure="Initialize it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
-        )
-
-
-def of_forecasts(forecasts: tuple[Forecast, ...]) -> Iterator[Finding]:
-    """Yield HG608: an overflow that the trend predicts."""
-    for one in forecasts:
-        yield Finding(
-            code="HG608",
-            message=f"{module_label(one.module)} will overflow in about {one.steps:.0f} steps "
-            f"(between {one.low:.0f} and {one.high:.0f}).",
-            subject=one.module,
-            why=f"The largest output doubles every {one.doubling:.0f} steps.",
-            cure="Lower the learning rate or add weight decay; or " + _PLAN[0].lower() + _PLAN[1:],
         )

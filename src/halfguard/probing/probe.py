@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 
 from halfguard.errors import UsageError
-from halfguard.numerics.forecast import forecast
 from halfguard.precision_names import Precision
 from halfguard.probing import findings
 from halfguard.probing.half_audit import audited_steps
-from halfguard.probing.parameter_checks import find_bad_gains, find_unregistered, find_untrained
+from halfguard.probing.initial_weights import find_bad_gains
 from halfguard.probing.ranges import (
     find_scale_window,
     make_layer_ranges,
@@ -25,7 +24,7 @@ from halfguard.probing.ranges import (
 )
 from halfguard.probing.training import MAX_SCALE, MIN_SCALE, Advance, RunSetting, TrainingRun, train
 from halfguard.records.finding import Finding
-from halfguard.records.ranges import Forecast, LayerRange, ProbeReport
+from halfguard.records.ranges import ProbeReport
 from halfguard.workload import Workload
 
 
@@ -52,11 +51,7 @@ def probe(
             cure="torch.amp.GradScaler starts with 65536.",
         )
     fresh = workload.fresh()
-    static = [  # known before the first step
-        *findings.of_unregistered(find_unregistered(fresh.model, fresh.optimizer)),
-        *findings.of_untrained(find_untrained(fresh.model, fresh.optimizer)),
-        *findings.of_gains(find_bad_gains(fresh.model)),
-    ]
+    static = list(findings.of_gains(find_bad_gains(fresh.model)))  # known before the first step
     setting = RunSetting(Precision(precision), scale=scale)
     run = train(
         fresh,
@@ -86,7 +81,6 @@ def _report(
     totals = without_repeated_outputs(total_by_module(run.trace, run.scales))
     window = find_scale_window(totals, allowed)
     layers = make_layer_ranges(totals, workload.model, window, setting.scale, allowed)
-    forecasts = tuple(_forecasts(layers))
     scale_range = to_scale_range(window)
     found = [
         *findings.of_failure(run.failure, setting.precision),
@@ -94,7 +88,6 @@ def _report(
         *findings.of_layers(layers),
         *findings.of_scale_window(scale_range, layers),
         *findings.of_lost_gradients(layers, setting.scale, window),
-        *findings.of_forecasts(forecasts),
         *static,
     ]
     return ProbeReport(
@@ -105,12 +98,5 @@ def _report(
         window=scale_range,
         losses=tuple(run.losses),
         layers=layers,
-        forecasts=forecasts,
         findings=tuple(found),
     )
-
-
-def _forecasts(layers: tuple[LayerRange, ...]) -> list[Forecast]:
-    """Return the predicted overflows, soonest first."""
-    found = [forecast(layer.forward, layer.module) for layer in layers]
-    return sorted((one for one in found if one is not None), key=lambda one: one.steps)

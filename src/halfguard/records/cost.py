@@ -87,17 +87,6 @@ class PrecisionCost(RecordPart):
     out_of_memory: bool = False
 
 
-class UnalignedDimension(RecordPart):
-    """A dimension that is not a multiple of the size that tensor cores need."""
-
-    module: str
-    kind: str
-    dimension: str
-    size: int
-    better: int
-    share: float = Field(description="of the weights in matrix products and convolutions")
-
-
 class Cost(RecordWithFindings):
     """Time and memory of a training step in each precision, with explanations."""
 
@@ -110,7 +99,6 @@ class Cost(RecordWithFindings):
     )
     fp32_products: str = Field(description="torch's float32_matmul_precision: highest is FP32")
     costs: tuple[PrecisionCost, ...]
-    shapes: tuple[UnalignedDimension, ...] = ()
     budget: int | None = None
 
     @property

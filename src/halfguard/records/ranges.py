@@ -1,4 +1,4 @@
-"""The results of ``halfguard probe`` and of a traced step: ranges of layers, loss scales, a forecast."""
+"""The results of ``halfguard probe`` and of a traced step: ranges of layers, loss scales."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ class LayerRange(FloatRecordPart):
         """Return the doublings until a gradient overflows at a loss scale, at the worst step."""
         return min((headroom(value * scale) for value in self.backward), default=inf)
 
+    def least_headroom(self, scale: float) -> float:
+        """Return the smaller one of both."""
+        return min(self.forward_headroom, self.backward_headroom(scale))
+
     @property
     def fits(self) -> bool:
         """True if some loss scale fits this layer."""
@@ -53,18 +57,8 @@ class LayerRange(FloatRecordPart):
         return f"2^{round(log2(self.scale_low))}..{round(log2(self.scale_high))}"
 
 
-class Forecast(FloatRecordPart):
-    """The step at which a layer's outputs will overflow if their trend continues; only on strong evidence."""
-
-    module: str
-    doubling: float = Field(description="steps in which the largest magnitude doubles")
-    steps: float = Field(description="steps from the last one seen until it passes 65504")
-    low: float = Field(description="lower end of the interval")
-    high: float = Field(description="upper end of the interval")
-
-
 class ProbeReport(RecordWithFindings):
-    """The ranges of all layers over a short run, with forecasts and findings."""
+    """The ranges of all layers over a short run, with findings."""
 
     kind: ClassVar[str] = "probe"
 
@@ -75,14 +69,13 @@ class ProbeReport(RecordWithFindings):
     window: ScaleRange | None = Field(description="scales at which all layers fit; None if none is")
     losses: tuple[float, ...]
     layers: tuple[LayerRange, ...] = Field(description="in the order in which they ran")
-    forecasts: tuple[Forecast, ...] = ()
 
 
-def headroom(absmax: float) -> float:
+def headroom(absmax: float, largest: float = FP16.largest) -> float:
     """Return how often a magnitude can double before FP16 overflows, in bits; -inf if it is not finite."""
     if not isfinite(absmax):
         return -inf
-    return log2(FP16.largest / absmax) if absmax else inf
+    return log2(largest / absmax) if absmax else inf
 
 
 def module_label(path: str) -> str:
@@ -120,9 +113,7 @@ class LayerStats:
 
     def headroom(self, largest: float = FP16.largest) -> float:
         """Return how often the largest magnitude can double before ``largest``, in bits."""
-        if not self.finite:
-            return -inf
-        return log2(largest / self.absmax) if self.absmax else inf
+        return headroom(self.absmax, largest)
 
 
 class TraceStep(Record):

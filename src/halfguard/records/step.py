@@ -41,7 +41,7 @@ class Cause(StrEnum):
     )
     BAD_BATCH = (
         "bad_batch",
-        "the batch itself was bad: not finite, every label ignored, or a row fully masked",
+        "the batch itself was bad: not finite, empty, every label ignored, or a row fully masked",
         "Look at these samples in the data; remove or repair them there.",
     )
     GRADIENT_SPIKE = (

@@ -97,7 +97,6 @@ class Verdict(Record):
     passing: float
     marginal: float
     level: float = Field(description="allowed probability of each wrong claim")
-    sequential: bool = False
     planned: int = Field(default=0, description="seeds in the specification")
     comparisons: tuple[Comparison, ...]
     efforts: tuple[TrainingStats, ...] = Field(

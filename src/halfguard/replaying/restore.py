@@ -17,6 +17,7 @@ from halfguard.step.random_state import restore_random_state
 from halfguard.workload import Workload
 
 _MAX_PLAN_BYTES = 2**20
+_LONGEST = 600  # characters of an error
 
 
 def load_model(workload: Workload, incident: Incident) -> nn.Module:
@@ -74,9 +75,9 @@ def _load_weights(model: nn.Module, incident: Incident) -> None:
         ) from error
 
 
-def _shortened(text: str, length: int = 600) -> str:
+def _shortened(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= length else f"{text[:length]} ..."
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def raise_if_private(incident: Incident) -> None:

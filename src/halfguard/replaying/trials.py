@@ -53,15 +53,15 @@ class Trials:
         self.judge = Judge(step)
         self._watch = watch
 
-    def record_trial(self, name: str, variation: Variation, note: str = "") -> ReplayTrial:
+    def record_trial(self, name: str, variation: Variation) -> ReplayTrial:
         """Run one variation and record the result."""
-        trial = self.run(name, variation, note)
+        trial = self.run(name, variation)
         self.done.append(trial)
         return trial
 
-    def run(self, name: str, variation: Variation, note: str = "") -> ReplayTrial:
+    def run(self, name: str, variation: Variation) -> ReplayTrial:
         """Run one variation; an exception makes it a bad trial with the message as note."""
-        trial = self._run(name, variation, note)
+        trial = self._run(name, variation)
         floor = self.step.scale_floor
         if trial.good or not isfinite(trial.loss) or variation.scale or floor >= self.step.scale:
             return trial
@@ -72,7 +72,7 @@ class Trials:
         )
         return again if again.good else trial
 
-    def _run(self, name: str, variation: Variation, note: str) -> ReplayTrial:
+    def _run(self, name: str, variation: Variation, note: str = "") -> ReplayTrial:
         self._watch(name)
         try:
             result = self.step.run(variation)

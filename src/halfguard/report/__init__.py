@@ -10,7 +10,7 @@ from halfguard.report.probe import probe_page
 from halfguard.report.run import run_page
 from halfguard.report.run_report import RunReport
 from halfguard.report.script_answer import script_answer_page
-from halfguard.report.study import study_page, to_junit
+from halfguard.report.study import study_page
 
 __all__ = [
     "RunReport",
@@ -20,6 +20,5 @@ __all__ = [
     "script_answer_page",
     "study_page",
     "to_html",
-    "to_junit",
     "to_markdown",
 ]

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from halfguard.records.autopsy import Autopsy, Cure, ReplayTrial, is_source_patch
 from halfguard.records.culprit import Culprit, TensorRange
 from halfguard.records.step import Action
-from halfguard.report.blocks import Block, Code, Figure, Heading, Listing, Mono, Page, Table, Text
-from halfguard.report.ranges import draw_ranges
+from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text
 
 _ACTIONS = {
     Action.SKIP: "was skipped",
@@ -107,10 +106,6 @@ def origin_blocks(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
     if ranges:
         heads = ("tensor", "shape", "dtype", "smallest", "largest", "not finite")
         yield Table(heads, [_range(part) for part in ranges])
-        caption = (
-            "Ranges: magnitudes of the finite values on a log2 axis, against the range of FP16."
-        )
-        yield Figure(draw_ranges(culprit.inputs, culprit.outputs), caption)
     if way:
         half = _SHOWN_MODULES // 2
         stops = [*way[:half], "…", *way[-half:]] if len(way) > _SHOWN_MODULES else way

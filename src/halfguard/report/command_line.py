@@ -1,10 +1,9 @@
-"""The command that made a page, as a reader may see it: without secrets and without the home folder."""
+"""Commands and their output as a reader may see them: without secrets and without the home folder."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -41,16 +40,6 @@ _BEARER = re.compile(r"\b(bearer)(\s+)[^\s\"']+", re.IGNORECASE)
 # "token": "x" of JSON and YAML, and Authorization: x of a header.
 _FIELD = re.compile(r"""([\w.-]+)(["']?\s*:\s*)("[^"]*"|'[^']*'|[^\s,"'{}/][^,"'{}]*)""")
 _LOGIN = re.compile(r"(://)[^/\s]+@")
-
-
-def current_command() -> str:
-    """Return the command of this process; of a program other than halfguard only its name."""
-    program = Path(sys.argv[0]) if sys.argv else Path()
-    is_own = program.stem == "halfguard" or program.parts[-2:] == ("halfguard", "__main__.py")
-    if is_own:
-        return shlex.join(["halfguard", *hide_secrets(sys.argv[1:])])
-    # Its arguments may be those of a notebook's kernel or of a launcher: nobody typed them.
-    return f"python {program.name}" if program.suffix == ".py" else ""
 
 
 def hide_secrets(words: Sequence[str]) -> Iterator[str]:

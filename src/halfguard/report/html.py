@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 from halfguard.records.machine import installed_version
 from halfguard.report import blocks as b
-from halfguard.report.command_line import current_command
 from halfguard.report.style import STYLE
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
@@ -18,8 +17,8 @@ _WIDE = 4  # columns from which a table is wider than a phone
 _LONG = 24  # letters of a name that may be broken in a table
 
 
-def to_html(page: b.Page, command: str | None = None) -> str:
-    """Return the page as HTML text; ``command`` made it, by default the one of this process."""
+def to_html(page: b.Page) -> str:
+    """Return the page as HTML text."""
     title, made = _text(page.title), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     versions = [f"halfguard {installed_version('halfguard') or 'from a source tree'}"]
     if torch := page.torch or installed_version("torch"):
@@ -32,15 +31,10 @@ def to_html(page: b.Page, command: str | None = None) -> str:
         f"<title>{title}</title><style>{STYLE}</style></head><body><main>",
         f'<header><h1>{title}</h1>\n<p class="made">{_text(" · ".join([made, *versions]))}</p></header>',
         *_body(page.blocks),
-        f"</main>{_footer(current_command() if command is None else command, made)}</body></html>\n",
+        "</main><footer><p>This page is one file; it loads nothing and runs no script.</p></footer>",
+        "</body></html>\n",
     ]
     return "\n".join(parts)
-
-
-def _footer(command: str, made: str) -> str:
-    by = f"<code>{_text(command)}</code>" if command else "Python"
-    about = "This page is one file; it loads nothing and runs no script."
-    return f"<footer><p>Made by {by}, {made}.</p><p>{about}</p></footer>"
 
 
 def _body(blocks: Sequence[b.Block]) -> Iterator[str]:

@@ -1,21 +1,16 @@
-"""A probe as a page: findings, heat map, table of layers."""
+"""A probe as a page: findings, and a table of layers."""
 
 from __future__ import annotations
 
 import math
 
 from halfguard.records.ranges import LayerRange, ProbeReport, module_label
-from halfguard.report.blocks import Block, Figure, Heading, Mono, Page, Table, Text, Tone
-from halfguard.report.heat_map import ROWS, draw_heat_map
-
-_CAPTION = (
-    "Headroom in bits: how often the largest magnitude can double before FP16 overflows. Forward: outputs of "
-    "the layer. Backward: gradients."
-)
+from halfguard.report.blocks import Block, Heading, Mono, Page, Table, Text, Tone
 
 _HEADS = (
-    "Lost: the share of gradients that become 0 in FP16, at the current and at the best loss scale. Loss "
-    "scales: those that fit the layer."
+    "Headroom in bits: how often the largest magnitude can double before FP16 overflows. Forward: outputs of "
+    "the layer. Backward: gradients. Lost: the share of gradients that become 0 in FP16, at the current and "
+    "at the best loss scale. Loss scales: those that fit the layer."
 )
 
 
@@ -29,7 +24,6 @@ def probe_page(report: ProbeReport, name: str = "") -> Page:
         [[f.code, f.severity, f"{f.message} {f.why}", f.cure] for f in report.findings],
         [tones.get(found.severity, "") for found in report.findings],
     )
-    few = f" Of {count} layers, the {ROWS} with the least headroom." if count > ROWS else ""
     heads = (
         "layer",
         "range",
@@ -45,8 +39,6 @@ def probe_page(report: ProbeReport, name: str = "") -> Page:
         Text([f"Loss scales: {fits}; best {report.best_scale:g}, current {report.scale:g}."]),
         Heading("Findings"),
         findings if report.findings else Text(["None."]),
-        Heading("Headroom"),
-        Figure(draw_heat_map(report), _CAPTION + few),
         Heading("Layers"),
         Text([_HEADS]),
         Table(heads, rows, ["" if row[1] == "fits" else "bad" for row in rows]),

@@ -1,30 +1,14 @@
-"""A study as a page: the verdict first, then the evidence, and what a person must decide.
-
-The verdict alone is also written as JUnit XML: one test per candidate, so that any CI system shows which one
-fails and why.
-"""
+"""A study as a page: the verdict first, then the evidence, and what a person must decide."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from halfguard.records.study import Study
 from halfguard.records.verdict import Approval, CheckItem, Comparison, Verdict, VerdictLabel
 from halfguard.report.axes import percent_label
-from halfguard.report.blocks import (
-    Block,
-    Code,
-    Figure,
-    Heading,
-    Mono,
-    Page,
-    Table,
-    Text,
-    Tone,
-    clean,
-)
+from halfguard.report.blocks import Block, Code, Figure, Heading, Mono, Page, Table, Text, Tone
 from halfguard.report.forest import draw_forest
 from halfguard.report.study_runs import cost_section, evidence_section, training_section
 
@@ -106,7 +90,6 @@ def _question(study: Study, verdict: Verdict) -> Iterator[Block]:
     yield Heading("What was asked")
     better = "higher" if verdict.higher_is_better else "lower"
     seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in study.runs}))
-    when = "judged after every seed" if verdict.sequential else "judged once"
     steps = max((run.steps for run in study.runs), default=0)
     length = f"{steps} steps; " if steps else ""  # a script may not report them
     yield Text(
@@ -114,7 +97,7 @@ def _question(study: Study, verdict: Verdict) -> Iterator[Block]:
             "Does ", Mono(verdict.metric), f" ({better} is better) stay within ",
             f"{percent_label(verdict.passing)} of ", Mono(verdict.baseline),
             f"? Up to {percent_label(verdict.marginal)} is marginal, more is a failure. ",
-            f"Each seed was run in every precision ({length}seeds {seeds}); {when}.",
+            f"Each seed was run in every precision ({length}seeds {seeds}).",
         ]
     )  # fmt: skip
     count = len(verdict.comparisons)
@@ -169,32 +152,3 @@ def _signature(approval: Approval | None, *, signed: bool) -> Iterator[Block]:
         yield Text([name], _tone(approval.word))
     else:
         yield Text([f"VOID: the study has changed since. {name}"], "bad")
-
-
-def to_junit(verdict: Verdict) -> str:
-    """Return the file as text; every verdict other than PASS is a failure, as for the exit code."""
-    failures = sum(comparison.word is not VerdictLabel.PASS for comparison in verdict.comparisons)
-    counts = f'tests="{len(verdict.comparisons)}" failures="{failures}" errors="0"'
-    parts = [
-        '<?xml version="1.0" encoding="UTF-8"?>',
-        f'<testsuites name="halfguard" {counts}>',
-        f'<testsuite name="{_xml(verdict.study)}" {counts}>',
-        f'<properties><property name="evidence" value="{_xml(verdict.evidence)}"/></properties>',
-        *(line for row in verdict.comparisons for line in _case(verdict, row)),
-        "</testsuite>",
-        "</testsuites>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def _case(verdict: Verdict, row: Comparison) -> Iterator[str]:
-    name = f'classname="{_xml(verdict.study)}" name="{_xml(row.candidate)}"'
-    if row.word is VerdictLabel.PASS:
-        yield f"<testcase {name}><system-out>{_xml(row.reason)}</system-out></testcase>"
-        return
-    attributes = f'type="{row.word}" message="{_xml(f"{row.word}: {row.reason}")}"'
-    yield f"<testcase {name}><failure {attributes}>{_xml(row.reason)}</failure></testcase>"
-
-
-def _xml(text: str) -> str:
-    return escape(clean(text).replace("\n", " ").replace("\t", " "))

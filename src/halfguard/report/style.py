@@ -53,7 +53,6 @@ svg .seed{fill:var(--soft)}
 svg .mark{fill:none;stroke-width:2}svg .mark.bad{stroke:var(--bad)}svg .mark.mild{stroke:var(--mild)}
 svg .halo{stroke:var(--paper);stroke-width:5;fill:none;opacity:.75}svg .hole{fill:var(--paper)}
 svg .crossed{stroke:var(--paper);stroke-width:1.5;fill:none}
-svg .strike{stroke:#fff;stroke-width:2;stroke-dasharray:3 2;fill:none}
 """
 STYLE = (
     f":root{{color-scheme:light dark;{_variables(_LIGHT)}}}"

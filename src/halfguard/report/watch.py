@@ -1,4 +1,4 @@
-"""The part of a run's page that shows its sampled steps: warnings, heat map, curves, the latest numbers."""
+"""The part of a run's page that shows its sampled steps: warnings, curves, the latest numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from halfguard.records.watch import WatchedLayer, WatchRow
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text
 from halfguard.report.columns import Column, single_value, thin_columns
 from halfguard.report.curves import Line, draw_curves
-from halfguard.report.heat_map import draw_panels
 from halfguard.report.svg import Change
 
-ROWS = 60  # layers in the heat map: those with the least headroom
-COLUMNS = 160  # of the heat map; more samples share a column, which shows the least of them
 _LINES = 5
 _ENDS = (
     " Numbered lines are healings; a layer in FP32 has no headroom to show, so that its curve ends."
@@ -38,24 +35,15 @@ def watch_blocks(rows: Sequence[WatchRow], changes: Sequence[Change] = ()) -> It
         yield Text(
             ["No warning: no swallowed overflow, no overflow ahead, no lost updates."], "good"
         )
-    forward, backward = _series(rows, "forward"), _series(rows, "backward")
-    names = _tightest(forward, backward, ROWS)
-    few = f" Of {len(forward)} layers, the {ROWS} with the least." if len(forward) > ROWS else ""
-    if names:
-        yield Figure(
-            _heat_map(rows, names, forward, backward),
-            "Headroom in bits: how often the largest magnitude can double before half overflows. Outputs: of "
-            "the layer's own operations. Gradients: at the loss scale of the step. Each column is one "
-            f"sampled step, or the least of several.{few}",
-        )
-    for series, what in ((forward, "outputs"), (backward, "gradients")):
-        lines = _lines(rows, series)
+    for phase, what in (("forward", "outputs"), ("backward", "gradients")):
+        lines = _lines(rows, _series(rows, phase))
         if lines:
             label = f"headroom of {what}, bits"
             yield Figure(
                 draw_curves(lines, label=label, log=False, changes=changes),
-                f"{label.capitalize()}: the layers with the least ({_names(lines)}). A triangle at the upper "
-                f"edge is an overflow.{_ENDS if changes else ''}",
+                f"{label.capitalize()}: how often the largest magnitude can double before half overflows, of "
+                f"the layers with the least ({_names(lines)}). A triangle at the upper edge is an overflow."
+                f"{_ENDS if changes else ''}",
             )
     yield _latest(rows[-1])
 
@@ -68,31 +56,6 @@ def _series(rows: Sequence[WatchRow], phase: str) -> Bits:
             values = found.setdefault(layer.label, [math.inf] * len(rows))
             values[index] = getattr(layer, phase)
     return found
-
-
-def _tightest(forward: Bits, backward: Bits, count: int) -> list[str]:
-    def least(name: str) -> float:
-        return min(*forward[name], *backward[name])
-
-    chosen = set(sorted(forward, key=least)[:count])
-    return [name for name in forward if name in chosen]
-
-
-def _heat_map(rows: Sequence[WatchRow], names: list[str], forward: Bits, backward: Bits) -> str:
-    size = math.ceil(len(rows) / COLUMNS)
-    starts = range(0, len(rows), size)
-    steps = [row.step for row in rows]
-    width = max(1, (steps[-1] - steps[0]) // max(1, len(rows) - 1))
-    edges = [*(steps[start] for start in starts), steps[-1] + width]
-
-    def columns(bits: list[float]) -> list[float]:
-        return [min(bits[start : start + size]) for start in starts]
-
-    halves = [
-        (title, [columns(series[name]) for name in names])
-        for title, series in (("outputs", forward), ("gradients", backward))
-    ]
-    return draw_panels(names, halves, edges)
 
 
 def _lines(rows: Sequence[WatchRow], series: Bits) -> list[Line]:

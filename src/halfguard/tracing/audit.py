@@ -57,23 +57,30 @@ def audit(
     if not 0 < limit < inf or max_bytes < 0:
         raise UsageError(f"audit(limit={limit}, max_bytes={max_bytes}): both must be positive.")
     modules = ModuleStack()
-    watch = ShadowWatch(modules, _step.__code__, max_bytes)
+    watch = ShadowWatch(modules, run_step.__code__, max_bytes)
     with restored(model), modules.tracking(model):
         with watch:
-            loss = _step(fn)
+            loss = run_step(fn, "audit")
         return judge(watch, model, loss, limit)
 
 
-def _step(fn: Callable[[], object]) -> Tensor | None:
-    loss = find_loss(fn())
+def run_step(
+    fn: Callable[[], object],
+    caller: str,
+    *,
+    is_worth_a_backward: Callable[[Tensor], bool] = lambda _: True,
+) -> Tensor | None:
+    """Run ``fn``, and the backward pass of its loss; the user's lines are looked for below this call."""
+    result = fn()  # kept until the end: what it holds must not make room for other tensors
+    loss = find_loss(result)
     if loss is None:
         return None
     if not isinstance(loss, Tensor):
         raise UsageError(
-            f"audit: fn returned {type(loss).__name__}, which is not a loss.",
+            f"{caller}: fn returned {type(loss).__name__}, which is not a loss.",
             cure="Return the loss tensor, a mapping with a 'loss', or None after loss.backward().",
         )
-    if loss.requires_grad:
+    if loss.requires_grad and is_worth_a_backward(loss.detach()):
         # Parts of the graph may belong to the caller, who still needs them.
         loss.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
     return loss

@@ -14,10 +14,8 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from halfguard.errors import UsageError
 from halfguard.records.culprit import Culprit, CulpritKind
-from halfguard.step.loss import find_loss
-from halfguard.tracing.audit import LIMIT, MAX_BYTES, judge, restored
+from halfguard.tracing.audit import LIMIT, MAX_BYTES, judge, restored, run_step
 from halfguard.tracing.operation_places import ModuleStack
 from halfguard.tracing.operation_watch import OperationWatch
 from halfguard.tracing.origins import Origin, Origins, can_check, is_finite
@@ -31,13 +29,13 @@ def find_first_nonfinite(fn: Callable[[], object], model: nn.Module) -> Culprit 
     return None. Gradients, buffers and random state are restored afterwards.
     """
     modules = ModuleStack()
-    watch = OperationWatch(modules, _step.__code__)
-    shadows = ShadowWatch(modules, _step.__code__, MAX_BYTES)
+    watch = OperationWatch(modules, run_step.__code__)
+    shadows = ShadowWatch(modules, run_step.__code__, MAX_BYTES)
     with restored(model), modules.tracking(model):
         _register(model, watch.origins)
         try:
             with watch, shadows:
-                loss = _step(fn)
+                loss = run_step(fn, "find_first_nonfinite", is_worth_a_backward=is_finite)
         except Exception:
             # A loop may raise because the loss is bad; other exceptions are raised again.
             if watch.last is None:
@@ -48,22 +46,6 @@ def find_first_nonfinite(fn: Callable[[], object], model: nn.Module) -> Culprit 
             findings = judge(shadows, model, loss, LIMIT).findings
             return findings[0].culprit if findings else None
     return replace(origin.culprit, intended=True) if origin.intended else origin.culprit
-
-
-def _step(fn: Callable[[], object]) -> Tensor | None:
-    result = fn()
-    loss = find_loss(result)
-    if loss is None:
-        return None
-    if not isinstance(loss, Tensor):
-        raise UsageError(
-            f"find_first_nonfinite: fn returned {type(loss).__name__}, which is not a loss.",
-            cure="Return the loss tensor, a mapping with a 'loss', or None after loss.backward().",
-        )
-    if loss.requires_grad and is_finite(loss.detach()):
-        # Parts of the graph may belong to the caller, who still needs them.
-        loss.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    return loss
 
 
 def _origin_of_result(

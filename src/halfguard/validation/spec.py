@@ -67,7 +67,6 @@ class Spec(Section):
     steps: int | None = Field(default=None, ge=1, description="batches per run; entry only")
     metric: Metric
     thresholds: Thresholds = Thresholds()
-    sequential: bool = Field(default=False, description="stop when every candidate has a verdict")
     budget: Budget = Budget()
     executor: Annotated[ExecutorSpec, BeforeValidator(as_executor)] = ExecutorSpec()
     evaluation: Literal["as-trained", "fp32"] = Field(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import math
 import os
 import re
@@ -44,8 +43,6 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-# Called whenever a seed is complete, with the study so far; True ends the study.
-Enough = Callable[[Study], bool]
 
 
 def run_study(
@@ -53,7 +50,6 @@ def run_study(
     folder: str | os.PathLike[str],
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
-    enough: Enough | None = None,
 ) -> Study:
     """Run the tasks of ``spec`` that have no result in ``folder`` yet, and return the study.
 
@@ -62,7 +58,7 @@ def run_study(
     spec = Spec.load(spec)
     finished = FinishedRuns(folder)
     with finished.lock():
-        runner = _StudyRunner(spec, finished, on_progress or (lambda _: None), enough)
+        runner = _StudyRunner(spec, finished, on_progress or (lambda _: None))
         runner.run(executor or make_executor(spec.executor, finished.folder))
         study = runner.study()
         finished.save(study)
@@ -88,11 +84,8 @@ def make_executor(spec: ExecutorSpec, folder: str | os.PathLike[str]) -> Executo
 class _StudyRunner:
     """The results so far, including those found in the folder."""
 
-    def __init__(
-        self, spec: Spec, finished: FinishedRuns, on_progress: OnProgress, enough: Enough | None
-    ) -> None:
-        self.spec, self.finished = spec, finished
-        self._on_progress, self._enough = on_progress, enough
+    def __init__(self, spec: Spec, finished: FinishedRuns, on_progress: OnProgress) -> None:
+        self.spec, self.finished, self._on_progress = spec, finished, on_progress
         minutes = spec.budget.minutes
         self._deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self._tasks = {task.key: task for task in (*run_tasks(spec), *speed_tasks(spec))}
@@ -101,48 +94,33 @@ class _StudyRunner:
         if self._baseline_failed_before():
             self._discard(lambda run: run.failure is not None)
         self._found, self._started = len(self._results), time.monotonic()
-        self._seeds_checked = 0
-        self._deciding_seeds: tuple[int, ...] | None = None
         raise_if_unpaired(self._runs(), spec.baseline.name)
-        self._check_enough()
         self._report_progress(None)
 
     def run(self, executor: Executor) -> None:
-        """Execute the tasks without a result; once the seeds so far are enough, only those of speed."""
-        decided = self._deciding_seeds is not None
-        missing = [task for key, task in self._tasks.items() if key not in self._results]
-        todo = [task for task in missing if task.exclusive or not decided]
+        """Execute the tasks without a result, unless the baseline always fails."""
+        todo = [task for key, task in self._tasks.items() if key not in self._results]
         if not todo or self._baseline_always_fails():
             return
         with contextlib.closing(executor.run(todo, deadline=self._deadline)) as results:
             for task, result in results:
                 self._add(task, result)
-                newly_decided = not decided and self._deciding_seeds is not None
-                if self._baseline_always_fails() or newly_decided:
-                    break
-            else:
-                return
-        self.run(executor)
+                if self._baseline_always_fails():
+                    return
 
     def study(self) -> Study:
-        """Assemble the results of the deciding seeds, or of all, in the specification's order."""
-        return self._study(self._deciding_seeds or self.spec.seeds)
-
-    def _check_enough(self) -> None:
-        """Call ``enough`` once for each complete seed, in the specification's order."""
-        if self._enough is None or self._deciding_seeds is not None:
-            return
-        incomplete = {
-            task.seed
-            for key, task in self._tasks.items()
-            if not task.exclusive and key not in self._results
-        }
-        seeds = tuple(itertools.takewhile(lambda seed: seed not in incomplete, self.spec.seeds))
-        while self._deciding_seeds is None and self._seeds_checked < len(seeds):
-            first_seeds = seeds[: self._seeds_checked + 1]
-            if self._enough(self._study(first_seeds)):
-                self._deciding_seeds = first_seeds
-            self._seeds_checked += 1
+        """Assemble the results in the specification's order."""
+        names = [arm.name for arm in self.spec.arms]
+        results = [self._results[key] for key in self._tasks if key in self._results]
+        runs = [one for one in results if isinstance(one, RunResult)]
+        runs.sort(key=lambda run: names.index(run.candidate))  # stable: seeds stay in their order
+        speeds = [one for one in results if isinstance(one, Speed)]
+        if self.spec.command is not None:
+            pairs = (speed_of_runs(name, names[0], tuple(runs)) for name in names[1:])
+            speeds = [speed for speed in pairs if speed is not None]
+        return Study(
+            name=self.spec.name, spec=self.spec.dump(), runs=tuple(runs), speeds=tuple(speeds)
+        )
 
     def _baseline_always_fails(self) -> bool:
         """Return whether every seed of the baseline fails in the same way: nothing can be compared."""
@@ -185,19 +163,6 @@ class _StudyRunner:
                 del self._results[key]
                 self.finished.remove(self._tasks[key])
 
-    def _study(self, seeds: tuple[int, ...]) -> Study:
-        names, wanted = [arm.name for arm in self.spec.arms], set(seeds)
-        results = [self._results[key] for key in self._tasks if key in self._results]
-        runs = [one for one in results if isinstance(one, RunResult) and one.seed in wanted]
-        runs.sort(key=lambda run: names.index(run.candidate))  # stable: seeds stay in their order
-        speeds = [one for one in results if isinstance(one, Speed)]
-        if self.spec.command is not None:
-            pairs = (speed_of_runs(name, names[0], tuple(runs)) for name in names[1:])
-            speeds = [speed for speed in pairs if speed is not None]
-        return Study(
-            name=self.spec.name, spec=self.spec.dump(), runs=tuple(runs), speeds=tuple(speeds)
-        )
-
     def _add(self, task: Task, result: Result) -> None:
         self._results[task.key] = result
         if not result.lost:  # a lost run is not saved: the next start tries it again
@@ -205,7 +170,6 @@ class _StudyRunner:
         pair = [run for run in self._runs() if run.seed == task.seed]
         raise_if_unpaired(pair, self.spec.baseline.name)
         self._raise_if_metric_missing()
-        self._check_enough()
         self._report_progress(result)
 
     def _raise_if_metric_missing(self) -> None:

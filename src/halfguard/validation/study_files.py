@@ -14,7 +14,7 @@ from halfguard.errors import RecordError, UsageError
 from halfguard.records import write_atomically
 from halfguard.records.study import Study
 from halfguard.records.verdict import Approval, Verdict
-from halfguard.report import study_page, to_html, to_junit, to_markdown
+from halfguard.report import study_page, to_html, to_markdown
 from halfguard.report.blocks import Page
 
 _VERDICT, _APPROVAL = "verdict.json", "approval.json"
@@ -52,7 +52,6 @@ def page_of_study(folder: Path, study: Study, verdict: Verdict) -> Page:
 def write_reports(folder: Path, study: Study, verdict: Verdict) -> Page:
     """Write verdict and reports of a study; return their page."""
     write_atomically(folder / _VERDICT, verdict.to_json() + "\n")
-    write_atomically(folder / "junit.xml", to_junit(verdict))
     page = page_of_study(folder, study, verdict)
     write_atomically(folder / "report.html", to_html(page))
     write_atomically(folder / "report.md", to_markdown(page))

@@ -11,7 +11,7 @@ from typing import Any
 from halfguard.records.verdict import Verdict
 from halfguard.report.blocks import Page
 from halfguard.validation.executors import Executor
-from halfguard.validation.judgement.verdict import all_decided, judge
+from halfguard.validation.judgement.verdict import judge
 from halfguard.validation.spec import Spec
 from halfguard.validation.study import OnProgress, run_study
 from halfguard.validation.study_files import write_reports
@@ -39,8 +39,7 @@ def run_validation(
     spec: Spec, folder: Path, executor: Executor | None, on_progress: OnProgress | None
 ) -> tuple[Verdict, Page]:
     """Run and judge a study, and write its files; return the verdict and the page of the report."""
-    enough = all_decided if spec.sequential else None
-    study = run_study(spec, folder, executor, on_progress, enough)
+    study = run_study(spec, folder, executor, on_progress)
     verdict = judge(study)
     return verdict, write_reports(folder, study, verdict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfguard.diagnosis.cost.gain import gain_findings
-from halfguard.records.cost import Cost, Spread, UnalignedDimension
+from halfguard.records.cost import Cost, Spread
 from tests.diagnosis.cost.jobs import measured
 
 
@@ -55,18 +55,3 @@ class TestNoGainInTime:
     def test_a_tenth_is_the_line(self) -> None:
         assert [found.code for found in gain_findings(measured(ratio=0.92))] == ["HD201"]
         assert gain_findings(measured(ratio=0.90)) == ()
-
-
-class TestShapes:
-    def test_the_finding_lists_those_that_weigh_something(self) -> None:
-        shapes = tuple(
-            UnalignedDimension(
-                module=f"m{i}", kind="Linear", dimension="out_features", size=9, better=16, share=s
-            )
-            for i, s in enumerate((0.5, 0.4, 0.001))
-        )
-        (found,) = gain_findings(measured(ratio=0.5, shapes=shapes))
-        assert (found.code, found.severity) == ("HD203", "warning")
-        assert "m0.out_features 9 (16), m1.out_features 9 (16)." in found.message
-        (on_cpu,) = gain_findings(measured(ratio=0.5, shapes=shapes, device="cpu"))
-        assert on_cpu.severity == "note"

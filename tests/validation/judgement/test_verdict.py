@@ -14,8 +14,8 @@ from halfguard.records.study import Curve, Study
 from halfguard.records.verdict import Verdict, VerdictLabel
 from halfguard.validation.judgement.decisions import verdict_labels
 from halfguard.validation.judgement.statistics import Claims, claims, holm
-from halfguard.validation.judgement.verdict import all_decided, judge
-from tests.validation.simulation import TERMS, data, looked
+from halfguard.validation.judgement.verdict import judge
+from tests.validation.simulation import TERMS, data
 from tests.validation.studies import BASELINE, curve, losing, run, spec, study
 
 
@@ -228,39 +228,8 @@ def test_coarse_metrics_that_coincide_all_count() -> None:
     assert verdict.comparisons[0].pairs == 5
 
 
-def test_a_sequential_study_is_settled_early_with_a_wider_interval() -> None:
-    planned = list(range(12))
-    once = only([*losing(0.0)])
-    looked = only([*losing(0.0)], seeds=planned, sequential=True)
-    assert looked.word is VerdictLabel.PASS
-    assert all_decided(study({"fp16-mixed": losing(0.0)}, seeds=planned, sequential=True))
-    assert not all_decided(study({"fp16-mixed": losing(0.009, wobble=0.006)}, sequential=True))
-    assert looked.planned == 12
-    assert looked.comparisons[0].high > once.comparisons[0].high
-    assert looked.comparisons[0].p_pass > once.comparisons[0].p_pass
-    assert not any("incomplete" in note for note in looked.notes)
-    assert any("incomplete" in note for note in only([*losing(0.0)], seeds=planned).notes)
-
-
-def test_a_verdict_and_its_interval_are_those_of_the_look_that_decided() -> None:
-    """A candidate is certain after three seeds, and looks like a FAIL in the nine that follow."""
-    baseline = np.linspace(0.99, 1.01, 12)
-    lost = np.array([0.0, 0.0002, -0.0002, *(0.022, 0.021, 0.023) * 3])
-    other = np.array([0.0, 0.016] * 6)
-    arms = {name: (baseline * (1 - loss)).tolist() for name, loss in (("a", lost), ("b", other))}
-    asked: dict[str, Any] = {"seeds": list(range(14)), "sequential": True}
-    found = judge(study(arms, baseline.tolist(), **asked)).comparisons[0]
-    assert (found.word, found.pairs, found.seeds) == (VerdictLabel.PASS, 3, (0, 1, 2))
-    assert found.high < 0.01
-    assert found.loss == pytest.approx(0.0, abs=1e-4)
-    assert "over 3 seeds" in found.reason
-    assert "later runs (9 seeds) are not part of it" in found.reason
-    broken = {**arms, "a": [*arms["a"][:11], None]}
-    assert judge(study(broken, baseline.tolist(), **asked)).comparisons[0].word is VerdictLabel.FAIL
-
-
 @pytest.mark.slow
-def test_no_verdict_of_a_sequential_study_contradicts_its_interval() -> None:
+def test_no_verdict_contradicts_its_interval() -> None:
     generator = np.random.default_rng(0)
     seen = dict.fromkeys(VerdictLabel, 0)
     for _ in range(60):
@@ -270,7 +239,7 @@ def test_no_verdict_of_a_sequential_study_contradicts_its_interval() -> None:
             str(mean): (baseline * (1 - generator.normal(mean, noise, 12))).tolist()
             for mean, noise in losses
         }
-        for one in judge(study(arms, baseline.tolist(), sequential=True)).comparisons:
+        for one in judge(study(arms, baseline.tolist())).comparisons:
             seen[one.word] += 1
             ends = {
                 VerdictLabel.PASS: (-1, 0.01),
@@ -280,27 +249,6 @@ def test_no_verdict_of_a_sequential_study_contradicts_its_interval() -> None:
             low, high = ends.get(one.word, (-1, 1))
             assert low <= one.low <= one.high <= high
     assert min(seen.values()) > 5  # each was there
-
-
-@pytest.mark.slow
-def test_the_verdicts_of_a_sequential_study_are_those_that_were_simulated() -> None:
-    baseline, candidate = data(np.random.default_rng(3), 40, 9, 0.006, 0.006, candidates=3)
-    expected, used = looked(baseline, candidate)
-    for i in range(len(baseline)):
-        arms = {f"c{j}": candidate[i, j].tolist() for j in range(3)}
-        verdict = judge(study(arms, baseline[i, 0].tolist(), sequential=True))
-        assert [c.word for c in verdict.comparisons] == list(expected[i])
-        assert all(c.pairs <= used[i, j] for j, c in enumerate(verdict.comparisons))
-    assert len(np.unique(expected)) > 1
-
-
-def test_extending_a_sequential_study_is_warned_of_too() -> None:
-    unsure = losing(0.009, wobble=0.006)
-    whole = only([*unsure], sequential=True)
-    assert whole.word is VerdictLabel.INCONCLUSIVE
-    assert any("beyond the plan" in note for note in whole.notes)
-    under_way = only([*unsure], sequential=True, seeds=list(range(12)))
-    assert not any("beyond the plan" in note for note in under_way.notes)
 
 
 def test_a_speed_whose_worker_died_is_not_measured() -> None:

@@ -15,7 +15,6 @@ from halfguard.records.finding import Finding, Severity
 from halfguard.records.sizes import format_bytes
 
 MIN_IMPROVEMENT = 0.10  # a smaller gain is not worth the risk of half precision
-MAX_NAMED = 5  # dimensions in a finding
 SMALL_SHARE = 0.3  # of a step; if matrix products take less, making them faster changes little
 SHORT_OPERATION = (
     30e-6  # seconds per operation; below it a step is mostly Python and kernel launches
@@ -32,7 +31,7 @@ class Reason(NamedTuple):
 
 
 def gain_findings(cost: Cost, severity: Severity = "warning") -> tuple[Finding, ...]:
-    """Find out why each 16-bit precision brings little gain, and which dimensions slow all of them."""
+    """Find out why each 16-bit precision brings little gain."""
     base = cost.baseline
     if base is None:
         return ()
@@ -42,8 +41,7 @@ def gain_findings(cost: Cost, severity: Severity = "warning") -> tuple[Finding, 
         if other is not base and not other.failure
         for finding in (*_time(cost, base, other), *_memory(base, other))
     ]
-    rated = (finding.model_copy(update={"severity": severity}) for finding in found)
-    return (*rated, *_shapes(cost))
+    return tuple(finding.model_copy(update={"severity": severity}) for finding in found)
 
 
 def _time(cost: Cost, base: PrecisionCost, other: PrecisionCost) -> Iterator[Finding]:
@@ -177,22 +175,3 @@ def _change(before: int, after: int) -> str:
     if abs(share) < 0.005:
         return "no less"
     return f"{abs(share):.0%} {'more' if share > 0 else 'less'}"
-
-
-def _shapes(cost: Cost) -> Iterator[Finding]:
-    found = [shape for shape in cost.shapes if shape.share >= 0.01]
-    if not found:
-        return
-    on_gpu, more = cost.device.startswith("cuda"), len(found) - MAX_NAMED
-    named = [f"{s.module or 'the model'}.{s.dimension} {s.size} ({s.better})" for s in found]
-    names = ", ".join(named[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-    yield Finding(
-        code="HD203",
-        severity="warning" if on_gpu else "note",
-        subject=found[0].module,
-        message=f"Dimensions that are not a multiple of 8: {names}.",
-        why="Tensor cores read 16 bytes at once, 8 half values. Other sizes are padded or run slower"
-        + ("." if on_gpu else ", on a GPU."),
-        cure="Pad the dimension to the size in brackets (a vocabulary or class count may be larger than "
-        "needed). On the A100 and later, multiples of 64 are even better.",
-    )

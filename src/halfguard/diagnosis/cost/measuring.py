@@ -14,7 +14,6 @@ import torch
 
 from halfguard.diagnosis.cost.fits import fit_findings
 from halfguard.diagnosis.cost.gain import gain_findings
-from halfguard.diagnosis.cost.shapes import find_unaligned_dimensions
 from halfguard.diagnosis.cost.step import RepeatedStep, make_repeated_steps, measure_step
 from halfguard.diagnosis.machine.speed import DTYPES, measure_rate, measure_speeds
 from halfguard.errors import UsageError
@@ -67,7 +66,6 @@ def measure_cost(
         product_flops=rate,
         fp32_products=torch.get_float32_matmul_precision(),
         costs=tuple(costs),
-        shapes=find_unaligned_dimensions(job.model),
         budget=limit,
     )
     severity: Severity = "note" if precisions is None else "warning"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.step.parameters import parameters_of
 
 _STEPS = 64
 _PART = 1 / 16  # of the distance between 1 and the next number: the longest step
@@ -33,7 +34,7 @@ def find_masters(model: nn.Module | None, optimizer: Optimizer) -> dict[int, Ten
     first step it has exactly its values: copies are made of half weights. What has more digits by then is
     an old parameter of a model that was made half after the optimizer was built.
     """
-    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held = list(parameters_of(optimizer))
     own = [] if model is None else list(model.parameters())
     free: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
     for parameter in _leave_out(own, held):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +24,6 @@ class StudyDesign:
     metric: str
     criteria: Criteria
     seeds: tuple[int, ...]
-    sequential: bool
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,6 @@ class PairedRuns:
         """Return whether there are enough pairs to claim anything."""
         return len(self.seeds) >= MIN_PAIRS
 
-    def first(self, count: int) -> PairedRuns:
-        """Return the first ``count`` pairs, with all broken and lost runs."""
-        return replace(
-            self,
-            seeds=self.seeds[:count],
-            baseline=self.baseline[:count],
-            candidate=self.candidate[:count],
-        )
-
 
 def read_design(study: Study) -> StudyDesign:
     """Read the design from a study's specification."""
@@ -70,7 +60,6 @@ def read_design(study: Study) -> StudyDesign:
                 limits["pass"], limits["marginal"], spec["metric"]["higher_is_better"]
             ),
             seeds=tuple(spec["seeds"]),
-            sequential=bool(spec.get("sequential", False)),
         )
     except (KeyError, TypeError) as error:
         raise RecordError(

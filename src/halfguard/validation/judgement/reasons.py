@@ -86,11 +86,10 @@ def _why(run: RunResult, metric: str) -> str:
     return (run.failure or f"{metric} is {value}").splitlines()[0][:200]
 
 
-def interval_reason(found: Comparison, criteria: Criteria, uncorrected: str, later: int) -> str:
+def interval_reason(found: Comparison, criteria: Criteria, uncorrected: str) -> str:
     """Explain the verdict on a candidate by the interval of its loss.
 
-    ``uncorrected`` is the verdict it would have as the only candidate; ``later`` counts the pairs that were
-    added after its verdict.
+    ``uncorrected`` is the verdict it would have as the only candidate.
     """
     low, high = (f"{100 * value:.6g}%" for value in (criteria.passing, criteria.marginal))
     if not math.isfinite(found.low):
@@ -111,9 +110,7 @@ def interval_reason(found: Comparison, criteria: Criteria, uncorrected: str, lat
     }
     sentences = [f"{claims.get(found.word, 'No claim is possible yet')}: {estimate}."]
     if found.word in claims:
-        seeds = "1 seed" if later == 1 else f"{later} seeds"
-        note = f"The verdict was reached at that point; later runs ({seeds}) are not part of it."
-        return " ".join([*sentences, note] if later else sentences)
+        return sentences[0]
     if found.joint_high < criteria.marginal:
         sentences.append(f"The loss is below {high} with 95% confidence.")
     elif found.joint_low > criteria.passing:
@@ -153,7 +150,7 @@ def notes(
     yield from _repeated(baseline, design.metric)
     done = sum(not run.lost for run in study.runs)
     expected = (1 + len(design.candidates)) * len(design.seeds)
-    if done < expected and not design.sequential:
+    if done < expected:
         yield f"The study is incomplete: {done} of {expected} runs have a result."
     environments = {
         tuple(run.environment.get(key) for key in _ENVIRONMENT_KEYS)
@@ -170,16 +167,10 @@ def notes(
                 "coarse, or the seed has no effect. The verdict is worth no more than that of a single run."
             )
     unsure = any(c.word is VerdictLabel.INCONCLUSIVE and c.pairs >= MIN_PAIRS for c in comparisons)
-    if unsure and not design.sequential:
+    if unsure:
         yield (
             "Adding seeds after reading the result is a second analysis: it can double the chance of a wrong "
-            "PASS. A study with 'sequential: true', set in advance, accounts for every analysis."
-        )
-    elif unsure and done == expected:
-        yield (
-            f"Every analysis of the {len(design.seeds)} planned seeds is accounted for. Seeds beyond the "
-            "plan are not: adding them can double the chance of a wrong PASS. Plan in advance for the "
-            "largest number of seeds that you can afford."
+            "PASS. Plan in advance for as many seeds as you can afford."
         )
     if any(one.retried for one in stats):
         yield "Steps repeated in FP32 are part of the result: it holds for 16 bits together with the guard."

@@ -80,16 +80,12 @@ def claims(baseline: ArrayLike, candidate: ArrayLike, criteria: Criteria) -> Cla
 def p_below_zero(values: Floats) -> Floats:
     """Return the p-value of "the mean is below zero": a one-sided t-test over the last axis."""
     values = values / power_of_two_unit(values)
-    return p_below_zero_from(values.mean(-1), values.std(-1, ddof=1), values.shape[-1])
-
-
-def p_below_zero_from(mean: Floats, deviation: Floats, count: ArrayLike) -> Floats:
-    """Return the same p-value from mean, standard deviation and count."""
+    mean, deviation, count = values.mean(-1), values.std(-1, ddof=1), values.shape[-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         t = mean / deviation * np.sqrt(count)
     # Without noise the sign of the mean decides; a mean of zero claims nothing.
     t = np.where(deviation > 0, t, np.where(mean < 0, -np.inf, np.inf))
-    p: Floats = special.stdtr(np.asarray(count) - 1, t)
+    p: Floats = special.stdtr(count - 1, t)
     return p
 
 

@@ -21,7 +21,6 @@ from halfguard.validation.judgement.checklist import checklist
 from halfguard.validation.judgement.decisions import (
     CandidateDecision,
     decide,
-    interval_level,
     is_measurable,
     verdict_labels,
 )
@@ -32,7 +31,6 @@ from halfguard.validation.judgement.paired_runs import (
     read_design,
 )
 from halfguard.validation.judgement.reasons import notes
-from halfguard.validation.judgement.sequential import interim_level
 from halfguard.validation.judgement.statistics import (
     LEVEL,
     MIN_PAIRS,
@@ -60,7 +58,6 @@ def judge(study: Study) -> Verdict:
         passing=design.criteria.passing,
         marginal=design.criteria.marginal,
         level=LEVEL,
-        sequential=design.sequential,
         planned=len(design.seeds),
         comparisons=comparisons,
         efforts=stats,
@@ -70,24 +67,13 @@ def judge(study: Study) -> Verdict:
     )
 
 
-def all_decided(study: Study) -> bool:
-    """Return whether every candidate has a verdict, so that a sequential study can stop."""
-    found = _compare(study, read_design(study))
-    return all(c.word is not VerdictLabel.INCONCLUSIVE for c in found)
-
-
 def _compare(study: Study, design: StudyDesign) -> tuple[Comparison, ...]:
     runs = {(run.candidate, run.seed): run for run in study.runs}
-    all_pairs = [pair_runs(name, precision, design, runs) for name, precision in design.candidates]
-    decisions = decide(all_pairs, design)
-    return tuple(
-        _comparison(one, len(pairs.seeds) - len(one.pairs.seeds), design)
-        for one, pairs in zip(decisions, all_pairs, strict=True)
-    )
+    pairs = [pair_runs(name, precision, design, runs) for name, precision in design.candidates]
+    return tuple(_comparison(one, design) for one in decide(pairs, design.criteria))
 
 
-def _comparison(decision: CandidateDecision, later: int, design: StudyDesign) -> Comparison:
-    """Describe a decision; ``later`` counts the pairs that were added after it."""
+def _comparison(decision: CandidateDecision, design: StudyDesign) -> Comparison:
     pairs, corrected = decision.pairs, decision.corrected
     criteria, baseline, candidate = design.criteria, pairs.baseline, pairs.candidate
     found = Comparison(
@@ -99,10 +85,9 @@ def _comparison(decision: CandidateDecision, later: int, design: StudyDesign) ->
         seeds=pairs.seeds,
         broken=tuple(run.seed for run in pairs.broken),
     )
-    if pairs.sufficient and is_measurable(pairs, design):
-        level, joint_level = (interval_level(n, pairs, design) for n in (1, len(design.candidates)))
-        one = interval(baseline, candidate, criteria, level)
-        joint = interval(baseline, candidate, criteria, joint_level)
+    if pairs.sufficient and is_measurable(pairs, criteria):
+        one = interval(baseline, candidate, criteria)
+        joint = interval(baseline, candidate, criteria, LEVEL / len(design.candidates))
         lost = losses(baseline, candidate, higher_is_better=criteria.higher_is_better)
         found = found.model_copy(
             update={
@@ -123,7 +108,7 @@ def _comparison(decision: CandidateDecision, later: int, design: StudyDesign) ->
     if decision.label is VerdictLabel.INCONCLUSIVE:
         further = len(pairs.lost) or _further_seeds(found, pairs, design)
         found = found.model_copy(update={"further_seeds": further})
-    return found.model_copy(update={"reason": _reason(found, decision, later, design)})
+    return found.model_copy(update={"reason": _reason(found, decision, design)})
 
 
 def _further_seeds(found: Comparison, pairs: PairedRuns, design: StudyDesign) -> int | None:
@@ -134,9 +119,6 @@ def _further_seeds(found: Comparison, pairs: PairedRuns, design: StudyDesign) ->
     if not math.isfinite(found.low):
         return None
     level = LEVEL / len(design.candidates)
-    if design.sequential:
-        planned = max(len(design.seeds), found.pairs)
-        level = interim_level(level, planned, planned)
     needed = seeds_needed(_distances(found.loss, design.criteria), found.noise, level)
     return None if needed is None else max(1, needed - found.pairs)
 
@@ -150,7 +132,7 @@ def _distances(loss: float, criteria: Criteria) -> list[float]:
     return [loss - criteria.passing, criteria.marginal - loss]
 
 
-def _reason(found: Comparison, decision: CandidateDecision, later: int, design: StudyDesign) -> str:
+def _reason(found: Comparison, decision: CandidateDecision, design: StudyDesign) -> str:
     pairs, metric = decision.pairs, design.metric
     if pairs.broken:
         return reasons.broken_reason(found, pairs.broken[0], metric, design.baseline)
@@ -161,7 +143,7 @@ def _reason(found: Comparison, decision: CandidateDecision, later: int, design: 
     if not pairs.sufficient:
         return reasons.too_few_reason(found, pairs.repeated, has_digests=pairs.has_digests)
     uncorrected = str(verdict_labels(decision.uncorrected))
-    return reasons.interval_reason(found, design.criteria, uncorrected, later)
+    return reasons.interval_reason(found, design.criteria, uncorrected)
 
 
 def collect_training_stats(

@@ -9,9 +9,9 @@ import sys
 
 import torch
 
+from benchmarks.ops.accuracy import Accuracy, all_finite, measure
+from benchmarks.ops.references import UNARY, UnaryOp
 from benchmarks.tables.sections import ROOT, markdown_table, rows_of_section, write_section
-from halfguard.ops.accuracy import UNARY, Accuracy, all_finite, measure
-from halfguard.ops.elementary import UnaryOp
 
 TABLE = (ROOT / "docs" / "reference" / "ops.md", "ops_table")
 HEAD = ["operation", "dtype", "value, ulp", "at x =", "gradient, ulp", "at x =", "cap (gradient 0)"]

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from benchmarks.ops.accuracy import spacing
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from halfguard.ops.accuracy import spacing
 
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (*HALF, torch.float32)

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from benchmarks.ops.accuracy import all_finite, all_values, measure, ulp_error
+from benchmarks.ops.references import UNARY, TensorMap, UnaryOp
 from torch import Tensor
 
-from halfguard.ops import elementary
-from halfguard.ops.accuracy import UNARY, all_finite, all_values, measure, ulp_error
-from halfguard.ops.capping import soft_cap_op
-from halfguard.ops.elementary import TensorMap, UnaryOp
 from tests.support.cases import each
 
 from .helper import HALF
@@ -125,6 +123,5 @@ def test_the_worst_case_is_named() -> None:
 
 
 def test_every_family_is_measured() -> None:
-    assert set(elementary.UNARY) <= set(UNARY)
-    assert soft_cap_op(30.0).name in {unary.name for unary in UNARY}
-    assert len({unary.name for unary in UNARY}) == len(UNARY)
+    names = [unary.name.partition("(")[0] for unary in UNARY]
+    assert sorted(names) == ["exp", "log", "logsigmoid", "rsqrt", "soft_cap", "sqrt"]

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
+from benchmarks.ops.references import distillation_loss_reference
 from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.ops import Distillation, cross_entropy, distillation_loss
-from halfguard.ops.distillation import distillation_loss_reference
 from tests.support.cases import each
 
 from .helper import DTYPES, assert_agrees, gradients

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from benchmarks.ops.accuracy import all_finite, ulp_error
+from benchmarks.ops.references import div_reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from halfguard.ops import div
-from halfguard.ops.accuracy import all_finite, ulp_error
-from halfguard.ops.elementary import div_reference
 
 from .helper import DTYPES, HALF
 

@@ -7,17 +7,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from benchmarks.ops.accuracy import all_finite
+from benchmarks.ops.references import (
+    binary_cross_entropy_reference,
+    bpr_loss_reference,
+    cross_entropy_reference,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.errors import UsageError
 from halfguard.ops import binary_cross_entropy, bpr_loss, cross_entropy
-from halfguard.ops.accuracy import all_finite
-from halfguard.ops.losses import (
-    binary_cross_entropy_reference,
-    bpr_loss_reference,
-    cross_entropy_reference,
-)
 from tests.support.cases import each
 from tests.support.devices import place
 

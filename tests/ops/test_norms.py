@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from benchmarks.ops.references import (
+    cosine_similarity_reference,
+    normalize_reference,
+    rms_norm_reference,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.ops import cosine_similarity, normalize, rms_norm
-from halfguard.ops.norms import cosine_similarity_reference, normalize_reference, rms_norm_reference
 from tests.support.cases import each
 
 from .helper import DTYPES, HALF, assert_agrees, gradients

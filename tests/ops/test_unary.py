@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from benchmarks.ops.accuracy import all_finite, all_values, gradient, measure
+from benchmarks.ops.references import UNARY, UnaryOp, soft_cap_op
 from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.ops import exp, log, logsigmoid, rsqrt, soft_cap, sqrt
-from halfguard.ops.accuracy import UNARY, all_finite, all_values, gradient, measure
-from halfguard.ops.capping import soft_cap_op
-from halfguard.ops.elementary import UnaryOp
 from tests.support.cases import each
 from tests.support.devices import place
 

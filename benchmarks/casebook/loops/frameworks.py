@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
-from halfguard.testing.faults import Batch, LoopParts
+from benchmarks.casebook.loops.faults import Batch, LoopParts
 
 
 def scaler_of(parts: LoopParts) -> torch.amp.GradScaler:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 import halfguard as hg
-from halfguard.testing.faults import Batch, LoopParts
+from benchmarks.casebook.loops.faults import Batch, LoopParts
 
 
 class Guarded:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.casebook.loops import frameworks, plain
+from benchmarks.casebook.loops.faults import FAULTS
+from benchmarks.casebook.loops.injection import FaultOutcome, MakeLoop, inject_faults
 from benchmarks.casebook.tables import markdown
-from halfguard.testing import FAULTS, FaultOutcome, inject_faults
-from halfguard.testing.fault_injection import MakeLoop
 
 LOOPS: dict[str, MakeLoop] = {
     "hg.Guard": plain.Guarded,

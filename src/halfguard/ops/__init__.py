@@ -1,7 +1,7 @@
 """Stable operations for half precision: computed in float32, rounded once, with true gradients.
 
-Each file holds one family of functions, each with its float64 reference.
-``halfguard.ops.accuracy`` measures the unary operations on every value of a half dtype.
+Each file holds one family of functions. Their float64 references, and a measurement of the unary ones on
+every value of a half dtype, are in ``benchmarks/ops``.
 """
 
 from __future__ import annotations

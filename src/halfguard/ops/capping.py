@@ -12,7 +12,6 @@ of float16; bfloat16 can represent it up to |u| = 47.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.ops._dtypes import largest_finite, smallest_subnormal, widen
-from halfguard.ops.elementary import UnaryOp
 
 
 class _SoftCap(torch.autograd.Function):
@@ -54,27 +52,3 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
         )
     bounded: Tensor = _SoftCap.apply(widen(x), cap)  # type: ignore[no-untyped-call]
     return bounded.to(x.dtype)
-
-
-def soft_cap_reference(x: Tensor, cap: float) -> Tensor:
-    """Compute soft_cap in float64."""
-    return cap * (x.double() / cap).tanh()
-
-
-def soft_cap_derivative(x: Tensor, cap: float) -> Tensor:
-    """Return 1 / cosh²(x / cap)."""
-    return (x.double() / cap).cosh() ** -2
-
-
-def soft_cap_op(cap: float) -> UnaryOp:
-    """Return soft_cap with a fixed cap, as a unary operation."""
-    return UnaryOp(
-        f"soft_cap({cap:g})",
-        partial(soft_cap, cap=cap),
-        partial(soft_cap_reference, cap=cap),
-        partial(soft_cap_derivative, cap=cap),
-        "none: bounded by ±cap, true gradient",
-    )
-
-
-UNARY = (soft_cap_op(30.0),)

@@ -18,12 +18,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.ops._dtypes import widen
-from halfguard.ops.losses import cross_entropy, cross_entropy_reference
+from halfguard.ops.losses import cross_entropy
 
 
 class Distillation(NamedTuple):
@@ -88,24 +87,3 @@ def _check_inputs(student: Tensor, teacher: Tensor, target: Tensor, temperature:
             f"distillation_loss needs a finite temperature above 0; it was given {temperature!r}.",
             cure="Values from 1 to 5 are usual.",
         )
-
-
-def distillation_loss_reference(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    target: Tensor,
-    *,
-    temperature: float,
-    kd_weight: float,
-    ce_weight: float,
-    ignore_index: int = -100,
-) -> Tensor:
-    """Compute the total of distillation_loss in float64, for finite logits."""
-    counted = target != ignore_index
-    student = student_logits.double()[counted]
-    teacher = teacher_logits.detach().double()[counted]
-    probabilities = (teacher / temperature).softmax(-1)
-    ratio = probabilities.log() - (student / temperature).log_softmax(-1)
-    kl = torch.where(probabilities > 0, probabilities * ratio, 0.0).sum()
-    kd = temperature**2 * kl / counted.sum().clamp(min=1)
-    return kd_weight * kd + ce_weight * cross_entropy_reference(student, target[counted])

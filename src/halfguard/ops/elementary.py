@@ -22,9 +22,6 @@ x ≤ 0.
 needs no cap: every finite x has a finite value. log(sigmoid(x) + eps) fails twice in half:
 sigmoid(x) is 0 below -17, and an eps of 1e-8 is 0 as well.
 
-A half dtype has 65,536 values, so an operation of one argument is checked on all of them: against
-its exact value and its exact slope, both in float64. ``UnaryOp`` describes it for that.
-
 A cap replaces the *input* of the function as well as the output. Replacing only the output would
 leave 0 * inf = NaN in the backward pass.
 """
@@ -32,8 +29,6 @@ leave 0 * inf = NaN in the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,24 +43,6 @@ from halfguard.ops._dtypes import (
     working_dtype,
 )
 
-TensorMap = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class UnaryOp:
-    """One operation with its exact value and slope.
-
-    ``reference`` and ``derivative`` take the same tensor as ``op``, whose dtype sets the cap, and
-    return float64. The slope has its own formula: autograd of a float64 reference cancels in the
-    tails, where a gradient is lost most easily.
-    """
-
-    name: str
-    op: TensorMap
-    reference: TensorMap
-    derivative: TensorMap
-    cap: str
-
 
 def log(x: Tensor) -> Tensor:
     """Return the natural logarithm; log(smallest subnormal) for x ≤ 0."""
@@ -75,31 +52,11 @@ def log(x: Tensor) -> Tensor:
     return result.masked_fill(capped, math.log(smallest_subnormal(x.dtype))).to(x.dtype)
 
 
-def log_reference(x: Tensor) -> Tensor:
-    """Compute log in float64."""
-    return x.double().clamp(min=smallest_subnormal(x.dtype)).log()
-
-
-def log_derivative(x: Tensor) -> Tensor:
-    """Return 1/x, and 0 below the cap."""
-    return torch.where(x > 0, 1 / x.double(), 0.0)
-
-
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root; 0 for x ≤ 0, with gradient 0 rather than inf or NaN."""
     wide = widen(x)
     capped = wide <= 0
     return wide.masked_fill(capped, 1.0).sqrt().masked_fill(capped, 0.0).to(x.dtype)
-
-
-def sqrt_reference(x: Tensor) -> Tensor:
-    """Compute sqrt in float64."""
-    return x.double().clamp(min=0).sqrt()
-
-
-def sqrt_derivative(x: Tensor) -> Tensor:
-    """Return 1/(2 sqrt(x)), and 0 below the cap."""
-    return torch.where(x > 0, 0.5 / x.double().sqrt(), 0.0)
 
 
 class _RSqrt(torch.autograd.Function):
@@ -132,16 +89,6 @@ def rsqrt(x: Tensor) -> Tensor:
     return result.masked_fill(capped, smallest_subnormal(x.dtype) ** -0.5).to(x.dtype)
 
 
-def rsqrt_reference(x: Tensor) -> Tensor:
-    """Compute rsqrt in float64."""
-    return x.double().clamp(min=smallest_subnormal(x.dtype)).rsqrt()
-
-
-def rsqrt_derivative(x: Tensor) -> Tensor:
-    """Return -x^(-3/2)/2, and 0 below the cap."""
-    return torch.where(x > 0, -0.5 * x.double() ** -1.5, 0.0)
-
-
 def _exp_limit(dtype: torch.dtype) -> float:
     # One spacing below log(largest): float32 would round log(3.4e38) up, and exp of that is inf.
     return math.log(largest_finite(dtype)) * (1 - torch.finfo(working_dtype(dtype)).eps)
@@ -155,32 +102,9 @@ def exp(x: Tensor) -> Tensor:
     return result.masked_fill(capped, largest_finite(x.dtype)).to(x.dtype)
 
 
-def exp_reference(x: Tensor) -> Tensor:
-    """Compute exp in float64."""
-    wide = x.double()
-    return torch.where(x.isfinite(), wide.exp().clamp(max=largest_finite(x.dtype)), wide.exp())
-
-
-def exp_derivative(x: Tensor) -> Tensor:
-    """Return exp(x), and 0 beyond the cap."""
-    slope = x.double().exp()
-    return torch.where((slope > largest_finite(x.dtype)) & x.isfinite(), 0.0, slope)
-
-
 def logsigmoid(x: Tensor) -> Tensor:
     """Return log(sigmoid(x)): about x for very negative x, about -e^-x for large x."""
     return F.logsigmoid(widen(x)).to(x.dtype)
-
-
-def logsigmoid_reference(x: Tensor) -> Tensor:
-    """Compute logsigmoid in float64."""
-    wide = x.double()
-    return wide.clamp(max=0) - (-wide.abs()).exp().log1p()
-
-
-def logsigmoid_derivative(x: Tensor) -> Tensor:
-    """Return sigmoid(-x)."""
-    return 1 / (1 + x.double().exp())
 
 
 class _Quotient(torch.autograd.Function):
@@ -221,25 +145,3 @@ def div(a: Tensor, b: Tensor) -> Tensor:
         wide_a.masked_fill(capped, 0.0), wide_b.masked_fill(zero | capped, 1.0)
     )
     return torch.where(capped, bound.clamp(-largest, largest), result).to(dtype)
-
-
-def div_reference(a: Tensor, b: Tensor) -> Tensor:
-    """Compute div in float64; autograd gives its gradient, 0 at the caps."""
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    wide_a, wide_b = broadcast(a.double(), b.double())
-    largest, zero = largest_finite(dtype), wide_b == 0
-    at_zero = wide_a.detach() / smallest_subnormal(dtype) * torch.ones_like(wide_b).copysign(wide_b)
-    quotient = torch.where(zero, at_zero.detach(), wide_a / wide_b.masked_fill(zero, 1.0))
-    # Not quotient.clamp: its gradient at the bound is 1 before torch 2.15, and 0 since.
-    return torch.where(
-        quotient.abs() > largest, quotient.detach().clamp(-largest, largest), quotient
-    )
-
-
-UNARY = (
-    UnaryOp("log", log, log_reference, log_derivative, "x ≤ 0: log(smallest subnormal)"),
-    UnaryOp("sqrt", sqrt, sqrt_reference, sqrt_derivative, "x ≤ 0: 0"),
-    UnaryOp("rsqrt", rsqrt, rsqrt_reference, rsqrt_derivative, "x ≤ 0: 1/sqrt(smallest subnormal)"),
-    UnaryOp("exp", exp, exp_reference, exp_derivative, "x > log(largest): largest"),
-    UnaryOp("logsigmoid", logsigmoid, logsigmoid_reference, logsigmoid_derivative, "none"),
-)

@@ -53,20 +53,6 @@ def cross_entropy(
     return total / counted.sum().clamp(min=1)
 
 
-def cross_entropy_reference(
-    logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> Tensor:
-    """Compute cross_entropy in float64."""
-    wide = logits.double() if target.ndim == 0 else logits.double().movedim(1, -1)
-    log_probabilities = wide - wide.logsumexp(-1, keepdim=True)
-    counted = target != ignore_index
-    index = target.masked_fill(~counted, 0).unsqueeze(-1)
-    picked = log_probabilities.gather(-1, index).squeeze(-1)
-    smooth = log_probabilities.mean(-1)
-    loss = (1 - label_smoothing) * picked + label_smoothing * smooth
-    return -loss.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
-
-
 def binary_cross_entropy(probabilities: Tensor, target: Tensor) -> Tensor:
     """Compute the mean binary cross-entropy of probabilities; finite at 0 and 1; soft targets work."""
     if probabilities.shape != target.shape:
@@ -91,12 +77,6 @@ def binary_cross_entropy(probabilities: Tensor, target: Tensor) -> Tensor:
     return -(t * log_p + (1 - t) * log_q).mean()
 
 
-def binary_cross_entropy_reference(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Compute binary_cross_entropy in float64, for probabilities strictly between 0 and 1."""
-    p, t = probabilities.double(), target.double()
-    return -(t * p.log() + (1 - t) * (-p).log1p()).mean()
-
-
 def bpr_loss(positive_scores: Tensor, negative_scores: Tensor) -> Tensor:
     """Return -mean(logsigmoid(positive - negative)), Bayesian personalised ranking, float32 for half.
 
@@ -104,9 +84,3 @@ def bpr_loss(positive_scores: Tensor, negative_scores: Tensor) -> Tensor:
     """
     difference = widen(positive_scores) - widen(negative_scores)
     return -F.logsigmoid(difference).mean()
-
-
-def bpr_loss_reference(positive_scores: Tensor, negative_scores: Tensor) -> Tensor:
-    """Compute bpr_loss in float64."""
-    margin = positive_scores.double() - negative_scores.double()
-    return torch.logaddexp(torch.zeros_like(margin), -margin).mean()

@@ -45,22 +45,11 @@ def normalize(x: Tensor, dim: int = -1) -> Tensor:
     return _unit_vectors(widen(x), dim).to(x.dtype)
 
 
-def normalize_reference(x: Tensor, dim: int = -1) -> Tensor:
-    """Compute normalize in float64, for vectors that are not zero."""
-    wide = x.double()
-    return wide / wide.square().sum(dim, keepdim=True).sqrt()
-
-
 def cosine_similarity(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
     """Return the cosine of the angle between ``a`` and ``b`` along ``dim``; 0 if one is zero."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     unit_a, unit_b = (_unit_vectors(x.to(working_dtype(dtype)), dim) for x in (a, b))
     return (unit_a * unit_b).sum(dim).to(dtype)
-
-
-def cosine_similarity_reference(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
-    """Compute cosine_similarity in float64, for vectors that are not zero."""
-    return (normalize_reference(a, dim) * normalize_reference(b, dim)).sum(dim)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -87,14 +76,6 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
     return result.to(x.dtype)
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Compute rms_norm in float64."""
-    wide = x.double()
-    floor = smallest_subnormal(x.dtype) if eps is None else eps
-    result = wide * (wide.square().mean(-1, keepdim=True) + floor).rsqrt()
-    return result if weight is None else result * weight.double()
-
-
 def masked_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     """Compute the softmax of ``x`` over the positions where ``mask`` is True; 0 elsewhere.
 
@@ -107,16 +88,6 @@ def masked_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     empty = dropped.all(dim, keepdim=True)
     scores = wide.masked_fill(dropped, -torch.inf).masked_fill(empty, 0.0)
     return scores.softmax(dim).masked_fill(dropped, 0.0).to(x.dtype)
-
-
-def masked_softmax_reference(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Compute masked_softmax in float64; autograd gives its gradient."""
-    wide = x.double().masked_fill(~mask, 0.0)
-    # No clamp on the way of the gradient: at the bound it is 1 before torch 2.15, and 0 since.
-    largest = wide.detach().masked_fill(~mask, torch.finfo(torch.float64).min)
-    shifted = wide - largest.amax(dim, keepdim=True).clamp(min=-1e300)
-    weight = shifted.masked_fill(~mask, 0.0).exp().masked_fill(~mask, 0.0)
-    return weight / weight.sum(dim, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def _invert_mask(mask: Tensor) -> Tensor:

@@ -13,10 +13,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from benchmarks.casebook.loops.faults import (
+    FAULTS,
+    Batch,
+    Fault,
+    InjectedError,
+    LoopParts,
+    batches_of,
+)
 from halfguard.errors import UsageError
 from halfguard.numerics.finite import all_finite
 from halfguard.step.random_state import seeded
-from halfguard.testing.faults import FAULTS, Batch, Fault, InjectedError, LoopParts, batches_of
 
 STEPS, BAD_STEP = 12, 4
 
@@ -80,7 +87,7 @@ def inject_faults(make: MakeLoop, faults: Iterable[Fault] = FAULTS) -> list[Faul
     if unknown:
         known = ", ".join(fault.name for fault in FAULTS)
         raise UsageError(
-            f"{unknown[0]!r} is not one of halfguard.testing.FAULTS.",
+            f"{unknown[0]!r} is not one of FAULTS.",
             cure=f"Choose from them by name: {known}.",
         )
     return [_inject(make, fault) for fault in chosen]

@@ -19,11 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from halfguard.ops import capping, elementary
+from benchmarks.ops.references import UnaryOp
 from halfguard.ops._dtypes import largest_finite, smallest_subnormal
-from halfguard.ops.elementary import UnaryOp
-
-UNARY: tuple[UnaryOp, ...] = (*elementary.UNARY, *capping.UNARY)
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 from benchmarks.casebook.loops import plain
-
-from halfguard.errors import UsageError
-from halfguard.testing import (
-    FAULTS,
-    Fault,
+from benchmarks.casebook.loops.faults import FAULTS, Fault, LoopParts
+from benchmarks.casebook.loops.injection import (
     FaultOutcome,
-    LoopParts,
+    MakeLoop,
     assert_survives_faults,
     inject_faults,
 )
-from halfguard.testing.fault_injection import MakeLoop
+
+from halfguard.errors import UsageError
 
 HARM = {fault.name: fault for fault in FAULTS}
 

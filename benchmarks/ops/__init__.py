@@ -1,0 +1,1 @@
+"""How exact the operations of ``halfguard.ops`` are: float64 references, and errors in ulp."""

@@ -180,6 +180,7 @@ def test_what_is_not_installed_is_answered_with_the_pip_command(
     ("arguments", "message"),
     [
         (["gone.yaml"], "gone.yaml"),
+        (["spec.yaml", "--executor", "kubernetes"], "kubernetes"),
         (["bad.yaml"], "thresholds.pas"),
         (["approve", ".", "--by", "Ada"], "verdict.json"),
     ],
@@ -193,3 +194,14 @@ def test_a_mistake_ends_with_2_and_no_traceback(
     assert result.exit_code == 2
     assert message in result.err
     assert "Traceback" not in result.err
+
+
+def test_slurm_needs_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.py").write_text(JOBS.read_text())
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = halfguard(tmp_path, "validate", "spec.yaml", "--executor", "slurm")
+    assert result.exit_code == 2
+    assert "this machine has no sbatch" in " ".join(result.err.split())
+    assert "--executor local" in result.err
+    assert not (tmp_path / "runs").exists()

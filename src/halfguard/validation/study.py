@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from halfguard.errors import UsageError
@@ -58,7 +59,7 @@ def run_study(
     finished = FinishedRuns(folder)
     with finished.lock():
         runner = _StudyRunner(spec, finished, on_progress or (lambda _: None))
-        runner.run(executor or _make_executor(spec.executor))
+        runner.run(executor or make_executor(spec.executor, finished.folder))
         study = runner.study()
         finished.save(study)
     return study
@@ -70,10 +71,13 @@ def missing_tasks(spec: Spec, folder: str | os.PathLike[str]) -> list[Task]:
     return [task for task in (*run_tasks(spec), *speed_tasks(spec)) if finished.find(task) is None]
 
 
-def _make_executor(spec: ExecutorSpec) -> Executor:
-    """Create the executor of a specification: each kind is a module of ``executors``."""
+def make_executor(spec: ExecutorSpec, folder: str | os.PathLike[str]) -> Executor:
+    """Create the executor of a specification: each kind is a module of ``executors``.
+
+    ``folder`` is the study's: an executor may keep files of unfinished runs there.
+    """
     module = importlib.import_module(f"halfguard.validation.executors.{spec.kind}")
-    executor: Executor = module.make_executor(spec)
+    executor: Executor = module.make_executor(spec, Path(folder))
     return executor
 
 

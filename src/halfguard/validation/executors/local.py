@@ -27,7 +27,7 @@ from halfguard.validation.sections import ExecutorSpec
 _POLL = 0.05
 
 
-def make_executor(spec: ExecutorSpec) -> LocalExecutor:
+def make_executor(spec: ExecutorSpec, _folder: Path) -> LocalExecutor:
     """Create the executor of a specification of this kind."""
     return LocalExecutor(spec.workers)
 

@@ -14,6 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from halfguard.errors import HalfguardError, UsageError
@@ -35,7 +36,7 @@ _POLL = 1.0
 _STARTED = "started"
 
 
-def make_executor(spec: ExecutorSpec) -> RayExecutor:
+def make_executor(spec: ExecutorSpec, _folder: Path) -> RayExecutor:
     """Create the executor of a specification of this kind."""
     return RayExecutor(spec)
 

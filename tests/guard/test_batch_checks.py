@@ -622,6 +622,7 @@ LARGE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @each("kind", LARGE)
 def test_time_and_memory_are_bounded(kind: str) -> None:

@@ -141,6 +141,7 @@ def test_added_operations_are_few_and_do_not_depend_on_the_number_of_tensors(
     assert few_syncs == many_syncs == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("seed")
 @each("optimizer", OPTIMIZERS)
 @each(
@@ -170,6 +171,8 @@ def test_retry_costs_a_fused_optimizer_one_host_sync_and_others_none() -> None:
     assert syncs == {"SGD": 0, "AdamW foreach": 0, "AdamW fused": 1}
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.on_standin
 @pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -183,6 +186,8 @@ def test_limits_that_follow_the_run_are_sent_to_the_device_each_step(optimizer: 
     assert few_syncs == many_syncs == 0
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.usefixtures("seed")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_without_clipping_the_norms_cost_a_few_operations_for_all_tensors(optimizer: str) -> None:

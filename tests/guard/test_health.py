@@ -107,6 +107,8 @@ def test_repeated_steps_are_applied() -> None:
 # -- healthy runs
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.parametrize("preset", preset_names())
 @pytest.mark.parametrize("init", [65536.0, 2.0**24])
 def test_the_search_for_the_first_scale_is_no_warning(

@@ -63,6 +63,8 @@ def test_bitwise_the_bare_loop(
     assert scaler._get_growth_tracker() == guard.scaler._get_growth_tracker()
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.on_standin
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_other_precisions_too(precision: str, seed: Callable[[int], None]) -> None:

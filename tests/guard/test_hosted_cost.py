@@ -51,6 +51,7 @@ def count(tensors: int, *, norm: bool, fused: bool, guarded: bool) -> OpCounter:
     return counted(step)
 
 
+@pytest.mark.slow
 @each("norm", [False, True])
 @each("fused", [False, True])
 def test_what_the_guard_adds_does_not_depend_on_the_number_of_tensors(

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 LIMIT = 70  # modules of ours
 
 STEPS = """
@@ -34,6 +36,7 @@ print(json.dumps([imported, stepped, loaded()]))
 """
 
 
+@pytest.mark.slow
 def test_a_default_guard_loads_few_modules() -> None:
     ran = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -189,6 +189,7 @@ def test_a_cut_holds_at_every_step_after_a_rollback(
     assert cut_run.used[24:] == times(twice, plan.used[15:25])
 
 
+@pytest.mark.slow
 @each("name", [*SCHEDULERS, *MORE])
 def test_a_rate_in_a_tensor_is_cut_as_well(name: str) -> None:
     if name == "SequentialLR" and torch.__version__.startswith("2.9."):
@@ -219,6 +220,7 @@ def test_a_tensor_counts_its_changes() -> None:
     assert [float(r) for r in rates.planned().values() if r is not None] == [0.25]
 
 
+@pytest.mark.slow
 @each("name", [*SCHEDULERS, *MORE])
 @each("tensor", [False, True])
 def test_a_checkpoint_keeps_the_cut(name: str, tensor: bool) -> None:
@@ -235,6 +237,7 @@ def test_a_checkpoint_keeps_the_cut(name: str, tensor: bool) -> None:
     assert again.used == whole.used[-10:]
 
 
+@pytest.mark.slow
 @each("name", [*SCHEDULERS, *MORE])
 def test_a_resumed_run_keeps_the_cut(name: str, tmp_path: Path) -> None:
     make = (SCHEDULERS | MORE)[name]

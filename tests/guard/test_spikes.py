@@ -69,6 +69,7 @@ def test_a_lasting_change_is_refused_a_few_times_and_then_accepted(
     assert len(run.notes) == 1
 
 
+@pytest.mark.slow
 @given(levels, st.floats(10, 1e30), st.integers(1, 3))
 def test_a_single_spike_is_refused_however_often_the_run_goes_on(
     level: float, factor: float, spikes: int

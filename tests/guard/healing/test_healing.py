@@ -189,6 +189,7 @@ def test_a_fault_that_fp32_has_too_gets_no_island(caplog: pytest.LogCaptureFixtu
     assert sum("not finite in FP32 either" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_the_loss_scale_finding_its_level_is_no_reason() -> None:
     class Loud(torch.autograd.Function):
         @staticmethod
@@ -218,6 +219,7 @@ def test_the_next_run_starts_from_the_plan(tmp_path: Path) -> None:
     assert actions == [Action.APPLY] * 10
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_run_serves_a_run_without_heal(tmp_path: Path) -> None:
     for name in ("conv", "loss"):
         folder = tmp_path / name
@@ -241,6 +243,8 @@ def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
         train(BY_NAME["gate"], HEAL, 1, run_dir=tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.parametrize(
     "stop", [3, 5, 9]
 )  # before the healing, with two failures counted, and after it
@@ -261,6 +265,8 @@ def test_stop_and_resume_is_bitwise(stop: int) -> None:
     assert same(guard.state_dict()["healing"], whole.state_dict()["healing"])
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.on_standin
 def test_resume_from_a_snapshot_is_bitwise(tmp_path: Path) -> None:
     config = HEAL | {"recovery": {"store": "disk", "every": 4}}
@@ -280,6 +286,7 @@ def test_resume_from_a_snapshot_is_bitwise(tmp_path: Path) -> None:
     assert same(state(guard), state(whole))
 
 
+@pytest.mark.slow
 def test_resume_from_a_snapshot_older_than_the_plan_repeats_the_healing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,6 +316,8 @@ def test_resume_from_a_snapshot_older_than_the_plan_repeats_the_healing(
     assert plans[0] == plans[1]
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.parametrize("has_plan", [True, False])
 def test_resume_does_not_round_the_weights_of_an_island(tmp_path: Path, has_plan: bool) -> None:
     config = {

@@ -103,6 +103,7 @@ def test_memory_snapshots_share_a_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "snapshots.lock").exists()
 
 
+@pytest.mark.slow
 def test_another_process_is_named_and_a_killed_one_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "snapshots.lock"
     process = subprocess.Popen(

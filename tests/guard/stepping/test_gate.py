@@ -40,6 +40,8 @@ def row_of(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.on_standin
 @settings(max_examples=600)
 @given(anything, magnitudes, flags, anything, limits)

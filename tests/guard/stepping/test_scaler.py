@@ -80,6 +80,8 @@ def test_bitwise_as_torch(name: str, unscale: bool, steps: list[str]) -> None:
     assert same(runs[0], runs[1])
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.on_standin
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=15))
@@ -275,6 +277,7 @@ def test_a_shorter_interval_is_reached_by_the_next_good_step() -> None:
     assert scales == [16, 16, 16, 16, 32]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(steps=all_kinds)
 def test_scale_follows_the_reference(steps: list[str]) -> None:

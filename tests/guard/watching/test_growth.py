@@ -68,6 +68,7 @@ def test_the_doubling_is_that_of_the_last_sample() -> None:
     assert growth.doubling == pytest.approx(LAWS["by an amount"](155) / 0.004 * 0.693, rel=0.01)
 
 
+@pytest.mark.slow
 @each("end", [0.1, 0.3, 0.6])
 @each("pace", [50, 100, 300])
 def test_growth_that_levels_off_is_not_announced(end: float, pace: float) -> None:

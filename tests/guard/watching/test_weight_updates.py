@@ -81,6 +81,8 @@ def test_a_run_that_stalls_is_announced_with_its_layers(seed_value: int) -> None
         assert abs(run.announced[name] - step) <= 0.2 * STEPS, (run.announced, run.stalled)
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.parametrize("seed_value", range(10))
 def test_a_healthy_run_is_not_announced(seed_value: int) -> None:
     run = train(seed_value, torch.float16, rate=2e-3, floor=0.3)

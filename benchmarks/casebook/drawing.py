@@ -8,7 +8,7 @@ from html import escape
 from benchmarks.casebook.cases import Case
 from benchmarks.casebook.instruments import INSTRUMENTS
 from benchmarks.casebook.scoring import Judged, Results, Row, judge
-from halfguard.report.svg import WIDTH, Key, draw_legend, shape_at, svg_start, swatch
+from halfguard.report.svg import WIDTH, Key, draw_legend, shape_at, svg_start
 
 LEFT, ROW = 236, 24
 PANELS = ("0", "1234", "9")  # families that are drawn side by side
@@ -23,11 +23,16 @@ FAMILIES = {
 DOT = "M-1.8 0a1.8 1.8 0 1 0 3.6 0a1.8 1.8 0 1 0-3.6 0z"
 
 
+def _swatch(style: str) -> str:
+    """Return the sample of an area; ``style`` is an attribute such as ``class="in"``."""
+    return f'<rect {style} x="2" y="-7" width="16" height="13"/>'
+
+
 def draw_detection(rows: list[Row]) -> str:
     """Draw the share of detected cases of every row, with its interval."""
     keys = [
-        Key(swatch('class="in" rx="2"'), "halfguard"),
-        Key(swatch('class="rest" rx="2"'), "others"),
+        Key(_swatch('class="in" rx="2"'), "halfguard"),
+        Key(_swatch('class="rest" rx="2"'), "others"),
         Key('<line class="interval" x1="0" x2="20" y1="0" y2="0"/>', "95% interval"),
     ]
     legend, above = draw_legend(keys, 0)
@@ -128,7 +133,7 @@ def _shape(kind: str, x: float, y: float) -> str:
 
 
 def _sample(kind: str) -> str:
-    return swatch(f'class="{_STYLES[kind]}"') + _shape(kind, 10, 0)
+    return _swatch(f'class="{_STYLES[kind]}"') + _shape(kind, 10, 0)
 
 
 def _kind(judged: Judged | None) -> str:

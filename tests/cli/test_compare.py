@@ -53,7 +53,7 @@ def test_pages_are_saved(tmp_path: Path, halfguard: Run) -> None:
     options = ["--metric", "val_loss", "--html", "page.html", "--markdown", "page.md"]
     assert halfguard("compare", *places, *options).exit_code == 0
     html, markdown = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
-    assert html.count("<svg") == 2  # the interval and the curves
+    assert html.count("<svg") == 1  # the curves
     assert "| seed | fp32 | fp16 |" in markdown
     assert "Return to FP32" not in html
 

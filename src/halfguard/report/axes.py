@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 
-LETTER = 8.6  # width of a letter in a drawing, in the widest monospace font that systems have
-
 
 @dataclass(frozen=True)
 class Axis:

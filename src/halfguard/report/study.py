@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from halfguard.records.study import Study
 from halfguard.records.verdict import Approval, CheckItem, Comparison, Verdict, VerdictLabel
 from halfguard.report.axes import percent_label
-from halfguard.report.blocks import Block, Code, Figure, Heading, Mono, Page, Table, Text, Tone
-from halfguard.report.forest import draw_forest
+from halfguard.report.blocks import Block, Code, Heading, Mono, Page, Table, Text, Tone
 from halfguard.report.study_runs import cost_section, evidence_section, training_section
 
 _NAMED = 2  # candidates of one verdict that a title names; of more it says the number
@@ -62,11 +61,6 @@ def verdict_section(verdict: Verdict) -> Iterator[Block]:
         ("candidate", "verdict", "loss", "95% interval", "seeds", "p of PASS", "further seeds"),
         [_comparison(row) for row in verdict.comparisons],
         [_tone(row.word) for row in verdict.comparisons],
-    )
-    yield Figure(
-        draw_forest(verdict),
-        f"Loss of {verdict.metric} against {verdict.baseline}: an arrow points to a value beyond the edge. "
-        "A bar that is completely in one area decides the verdict.",
     )
     for row in verdict.comparisons:
         yield Text([Mono(row.candidate), f": {row.word}. {row.reason}"])

@@ -54,11 +54,6 @@ def shape_at(shape: str, x: float, y: float, style: str, text: str = "") -> str:
     return f"{place}><title>{escape(clean(text))}</title></path>" if text else f"{place}/>"
 
 
-def swatch(style: str) -> str:
-    """Return the sample of an area; ``style`` is an attribute such as ``class="in"``."""
-    return f'<rect {style} x="2" y="-7" width="16" height="13"/>'
-
-
 def draw_legend(keys: Sequence[Key], top: float, left: float = 2.0) -> tuple[list[str], float]:
     """Return the drawing of a legend, and the height of its rows."""
     parts: list[str] = []

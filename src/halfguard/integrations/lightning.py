@@ -32,17 +32,36 @@ from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed,
 _STOCK = "MixedPrecision"  # Lightning's key for the state of its own plugin
 
 
-class GuardedPlugin(Precision):
-    """The parts that are the same for every strategy; a plugin of Lightning follows in the bases."""
+class GuardPrecision(MixedPrecision):
+    """The guard for a ``Trainer``, on one device or with DDP: ``Trainer(plugins=GuardPrecision(config))``.
+
+    ``config``, ``run_dir`` and ``entry`` are those of ``halfguard.Guard``. Clipping and accumulation stay
+    arguments of the ``Trainer``. ``guard`` is the guard, once ``fit`` has begun.
+    """
 
     scaler: Any
-    guard: HostedGuard | None = None  # from the start of fit() on
+    guard: HostedGuard | None = None
 
-    def _configure(self, config: GuardConfig, run_dir: Any, entry: str) -> None:
+    def __init__(
+        self,
+        config: GuardConfig | Mapping[str, Any] | str | Path = "default",
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        entry: str = "",
+    ) -> None:
+        self._config, self._run_dir, self._entry = load_mixed(config), run_dir, entry
+        self.precision = LIGHTNING_NAMES[self._config.precision]
+        self.device = "cpu"  # the model's, once there is one
         self.scaler = GuardScaler()
-        self._config, self._run_dir, self._entry = config, run_dir, entry
         self._callback: GuardCallback | None = None
         self._module: Any = None
+
+    def autocast_context_manager(self) -> torch.autocast:
+        """Return Lightning's autocast; switched off for FP32, asked for or as a remedy."""
+        config = self._config if self.guard is None else self.guard.config
+        if config.precision == "fp32":
+            return torch.autocast(self.device, enabled=False)
+        return super().autocast_context_manager()
 
     def connect(
         self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
@@ -78,14 +97,11 @@ class GuardedPlugin(Precision):
     def train_step_context(self) -> Iterator[None]:
         """Begin a step, and run the training step in the precision of the guard."""
         batch, index = (None, 0) if self._callback is None else self._callback.batch
-        repeat = self._repeat(index) if self._can_repeat and batch is not None else None
+        can_repeat = self._module.automatic_optimization and batch is not None
+        repeat = self._repeat(index) if can_repeat else None
         self._required.begin(batch, about=f"batch {index}", repeat=repeat)
         with self.forward_context():
             yield
-
-    @property
-    def _can_repeat(self) -> bool:
-        return bool(self._module.automatic_optimization)
 
     def _repeat(self, index: int) -> Callable[[Any], Tensor]:
         """Return a function that runs the training step again, without logging a second time."""
@@ -161,33 +177,6 @@ class GuardedPlugin(Precision):
                 "There is no guard before fit().", cure="Call trainer.fit(model) first."
             )
         return self.guard
-
-
-class GuardPrecision(GuardedPlugin, MixedPrecision):
-    """The guard for a ``Trainer``, on one device or with DDP: ``Trainer(plugins=GuardPrecision(config))``.
-
-    ``config``, ``run_dir`` and ``entry`` are those of ``halfguard.Guard``. Clipping and accumulation stay
-    arguments of the ``Trainer``. ``guard`` is the guard, once ``fit`` has begun.
-    """
-
-    def __init__(
-        self,
-        config: GuardConfig | Mapping[str, Any] | str | Path = "default",
-        *,
-        run_dir: str | os.PathLike[str] | None = None,
-        entry: str = "",
-    ) -> None:
-        loaded = load_mixed(config)
-        self.precision = LIGHTNING_NAMES[loaded.precision]
-        self.device = "cpu"  # the model's, once there is one
-        self._configure(loaded, run_dir, entry)
-
-    def autocast_context_manager(self) -> torch.autocast:
-        """Return Lightning's autocast; switched off for FP32, asked for or as a remedy."""
-        config = self._config if self.guard is None else self.guard.config
-        if config.precision == "fp32":
-            return torch.autocast(self.device, enabled=False)
-        return super().autocast_context_manager()
 
 
 class GuardCallback(Callback):

@@ -9,27 +9,10 @@ from pathlib import Path
 
 HIDDEN = "***"
 _SECRET_WORDS = {
-    "token",
-    "key",
-    "secret",
-    "password",
-    "passwd",
-    "passphrase",
-    "pass",
-    "pwd",
-    "pw",
-    "credential",
-    "credentials",
-    "auth",
-    "authorization",
-    "bearer",
-    "apikey",
-    "accesskey",
-    "privatekey",
-    "secretkey",
-    "authtoken",
-    "accesstoken",
-}
+    "token", "key", "secret", "password", "passwd", "passphrase", "pass", "pwd",
+    "pw", "credential", "credentials", "auth", "authorization", "bearer",
+    "apikey", "accesskey", "privatekey", "secretkey", "authtoken", "accesstoken",
+}  # fmt: skip
 _NAME = re.compile(r"[\w.+-]+")
 _NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Keys of well-known services, and tokens of the web.

@@ -42,8 +42,6 @@ def check_hd118(setup: TrainingSetup) -> Iterator[Finding]:
     A function that is compiled by a decorator is not recognized. Where random numbers are drawn, only
     finiteness is compared: compiled code draws others.
 
-    Torch.compile gives another result than eager mode.
-
     The compiler fuses operations and leaves out casts to half between them, so that an overflow or a rounding
     of eager mode is not there any more, or appears only there. What was tested eagerly is then not what is
     trained.
@@ -98,8 +96,6 @@ def _describe_difference(
 
 def check_hd120(setup: TrainingSetup) -> Iterator[Finding]:
     """Repeat a pass in FP32 if something of it was in 16 bits, and compare the loss or the outputs.
-
-    The forward pass is finite in 16 bits, and its result is far from that of FP32.
 
     Rounding changes a result by a few thousandths. A quarter of it or more means that a number left the range
     of 16 bits and the infinity was swallowed, as in ``1 / (1 + x * x)``, or that digits were lost in a

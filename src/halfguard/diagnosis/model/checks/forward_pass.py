@@ -18,10 +18,7 @@ from halfguard.records.finding import Finding
 
 
 def check_hd100(setup: TrainingSetup) -> Iterator[Finding]:
-    """Report the error that was raised, unless HD110 explains it better.
-
-    The forward pass raises an error in this precision; a note if it must not be run at all.
-    """
+    """Report the error that was raised, unless HD110 explains it better."""
     if setup.not_run:
         yield Finding(
             code="HD100",
@@ -67,8 +64,6 @@ def _explain(setup: TrainingSetup, error: ForwardError) -> tuple[str, str]:
 
 def check_hd101(setup: TrainingSetup) -> Iterator[Finding]:
     """Compare the measured precision with the requested one.
-
-    The forward pass runs in another precision than requested.
 
     A framework that was asked for FP32 has its own autocast switched off. If one was on, with FP32 weights,
     the code of the model or of the loss has entered it itself: that is a request too, and reported as a note.
@@ -120,10 +115,7 @@ _MEANT = (_code_entered_autocast, _weights_are_half, _code_left_autocast)
 
 
 def check_hd110(setup: TrainingSetup) -> Iterator[Finding]:
-    """Report the call that raised, with the dtypes of its operands.
-
-    A call outside of autocast gets operands of two dtypes, and torch raises.
-    """
+    """Report the call that raised, with the dtypes of its operands."""
     error = None if setup.forward is None else setup.forward.error
     if error is None or not is_dtype_mismatch(error):
         return

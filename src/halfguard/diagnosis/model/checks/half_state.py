@@ -27,8 +27,6 @@ _MOST = 0.5  # of the gradients that are not 0
 def check_hd102(setup: TrainingSetup) -> Iterator[Finding]:
     """Find FP16 parameters that are trained with a loss scaler; HD103 reports adapters.
 
-    A GradScaler raises for FP16 parameters, or is bypassed and small updates are lost.
-
     torch raises "Attempting to unscale FP16 gradients.": the scaler works, but the parameters should be FP32.
     A fused optimizer unscales by itself, so there is no error, but small updates are rounded away: at a
     weight of 1, everything below 2**-11 times the weight.
@@ -55,8 +53,6 @@ def check_hd102(setup: TrainingSetup) -> Iterator[Finding]:
 def check_hd103(setup: TrainingSetup) -> Iterator[Finding]:
     """Find trained half parameters in a model that also has frozen half parameters.
 
-    Adapters in 16 bits on a frozen base in 16 bits.
-
     The base may stay in half: it is not updated, so nothing is lost. The adapters are updated, and in half
     they lose every small update; with a GradScaler, FP16 adapters raise an error.
     """
@@ -78,8 +74,6 @@ def check_hd103(setup: TrainingSetup) -> Iterator[Finding]:
 
 def check_hd104(setup: TrainingSetup) -> Iterator[Finding]:
     """Find half weights without master weights; HD102 reports those for which a scaler raises.
-
-    Weights in 16 bits are updated in 16 bits.
 
     The numbers next to 1 are 2**-11 below and 2**-10 above it in FP16, and 2**-8 and 2**-7 in BF16. At a
     weight of 1, updates smaller than half of that are lost at every step. It is a problem if the updates of
@@ -133,8 +127,6 @@ def _has_loss(setup: TrainingSetup) -> bool:
 
 def check_hd105(setup: TrainingSetup) -> Iterator[Finding]:
     """Find parameters whose group has an eps that is 0 in their dtype.
-
-    The optimizer's eps is 0 in the dtype of its parameters, and 0/0 is NaN.
 
     Adam divides by ``sqrt(v) + eps`` in the parameter's dtype. The smallest FP16 number is 2**-24 (6e-8), so
     the usual 1e-8 becomes 0; and v, a square, is 0 for gradients below 2e-4. Fused kernels compute in FP32,
@@ -204,8 +196,6 @@ def check_hd108(setup: TrainingSetup) -> Iterator[Finding]:
 
     A layer in eval() inside a model in train() is frozen on purpose. A model that is in eval() as a whole was
     only just loaded, and training has not started.
-
-    BatchNorm keeps its running statistics in 16 bits.
 
     They are moving averages, ``0.9 * old + 0.1 * new``: in half the small part is rounded away, and a
     variance above 65504 is infinite in FP16. Training is not affected, but evaluation gives wrong results.

@@ -21,8 +21,6 @@ _MANY = 0.01  # of the gradients that are not 0
 def check_hd109(setup: TrainingSetup) -> Iterator[Finding]:
     """Search the checkpoint for the scaler's state, if a loss scale is in use.
 
-    A checkpoint has the state of the optimizer but not of the scaler.
-
     A resumed run then starts at scale 65536 instead of the saved run's scale: steps overflow, or the loss
     spikes.
     """
@@ -85,8 +83,6 @@ def _load(source: Any) -> Any:
 def check_hd111(setup: TrainingSetup) -> Iterator[Finding]:
     """Find an FSDP1 wrapper in a setup whose scaler is not a ShardedGradScaler.
 
-    FSDP1 with a plain GradScaler: the ranks disagree.
-
     With FSDP1 each rank has its shard of the gradients as plain tensors, and a plain scaler checks only
     those: one rank finds an overflow and skips the step, the others apply it, and their scales diverge. With
     FSDP2 (``fully_shard``) gradients are DTensors, so the plain scaler checks all ranks and is correct.
@@ -112,8 +108,6 @@ def check_hd111(setup: TrainingSetup) -> Iterator[Finding]:
 
 def check_hd112(setup: TrainingSetup) -> Iterator[Finding]:
     """Find FP16 forward passes in training without a scaler; HD113 reports a disabled scaler.
-
-    Gradients pass through FP16 without a loss scale, and small ones become 0.
 
     With a loss, the gradients of the batch are measured with and without a scale: if hardly any are lost, it
     is a note. Without a loss it is a problem under autocast, since torch's recipe for FP16 includes the
@@ -154,8 +148,6 @@ def describe_fp16(setup: TrainingSetup) -> str:
 def check_hd113(setup: TrainingSetup) -> Iterator[Finding]:
     """Find a disabled scaler where FP16 needs one.
 
-    The loss scaler is disabled, but the forward pass runs in FP16.
-
     ``GradScaler()`` means CUDA. On a machine without CUDA, torch warns once, and the scaler does nothing:
     ``scale(loss)`` returns the loss.
     """
@@ -175,10 +167,7 @@ def check_hd113(setup: TrainingSetup) -> Iterator[Finding]:
 
 
 def check_hd114(setup: TrainingSetup) -> Iterator[Finding]:
-    """Find anomaly detection that is on in torch or in the framework.
-
-    Anomaly detection is on together with a loss scaler, which overflows on purpose.
-    """
+    """Find anomaly detection that is on in torch or in the framework."""
     on = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
     if not setup.scaler_enabled or not (on or setup.detects_anomalies):
         return

@@ -26,8 +26,6 @@ _NOT_PRECISION = (
 def check_hd115(setup: TrainingSetup) -> Iterator[Finding]:
     """Find the filter if anything runs in 16 bits, or was requested to.
 
-    Transformers' Trainer leaves NaN out of the log of a 16-bit run.
-
     With ``logging_nan_inf_filter`` a nonfinite loss is logged as the mean of the others: the curve looks
     clean, but the run is broken. The filter is on by default, so it is a note until there is a nonfinite
     loss.
@@ -48,10 +46,7 @@ def check_hd115(setup: TrainingSetup) -> Iterator[Finding]:
 
 
 def check_hd116(setup: TrainingSetup) -> Iterator[Finding]:
-    """Report a loss, or an output, that is not finite, with the operation that made the first bad number.
-
-    The forward pass itself gives NaN or infinity, so no step of the training could be applied.
-    """
+    """Report a loss, or an output, that is not finite, with the operation that made the first bad number."""
     if setup.forward is None or setup.forward.error is not None:
         return
     bad = bad_result(named_results(setup.forward.result))
@@ -131,8 +126,6 @@ def _cure(setup: TrainingSetup, culprit: Culprit | None) -> str:
 
 def check_hd117(setup: TrainingSetup) -> Iterator[Finding]:
     """Repeat a forward pass on a CPU under autocast by CUDA's rules, if it was finite by the CPU's.
-
-    Finite under the CPU's autocast rules, but not under CUDA's.
 
     CPU autocast computes other operations in half than CUDA's. A forward pass that was tried on a laptop may
     so overflow on the GPU, or raise there: binary_cross_entropy is refused under CUDA's autocast.

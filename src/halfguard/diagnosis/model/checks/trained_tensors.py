@@ -20,8 +20,6 @@ _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 def check_hd106(setup: TrainingSetup) -> Iterator[Finding]:
     """Find model parameters without an optimizer, and optimizer parameters that fit in their place.
 
-    The model's parameters were replaced after the optimizer was built.
-
     ``model.to(device)`` keeps the parameters on most devices, but sharding, ``load_state_dict(assign=True)``
     and XLA replace them. The optimizer keeps updating the old ones, which have no gradients. A scaler then
     raises "No inf checks were recorded for this optimizer."; without a scaler there is no error.
@@ -85,10 +83,7 @@ def _constructor_call(optimizer: Optimizer | None) -> str:
 
 
 def check_hd107(setup: TrainingSetup) -> Iterator[Finding]:
-    """Find a loss whose graph reaches no parameter, if the setup has something to train.
-
-    The graph of the loss reaches no parameter, so none gets a gradient.
-    """
+    """Find a loss whose graph reaches no parameter, if the setup has something to train."""
     if setup.forward is None or not setup.for_training or not setup.parameters:
         return
     loss = loss_in(setup.forward.result)
@@ -143,8 +138,6 @@ def _reaches_no_parameter(setup: TrainingSetup, loss: Tensor) -> bool:
 
 def check_hd119(setup: TrainingSetup) -> Iterator[Finding]:
     """Find trainable tensors of modules that are not parameters of the model.
-
-    A module holds a trainable tensor that is not one of its parameters.
 
     ``self.w = torch.rand(n, requires_grad=True)`` gets gradients, but ``model.parameters()`` does not contain
     it. So ``model.to(device)`` and casts leave it where it is, checkpoints do not save it, and an optimizer

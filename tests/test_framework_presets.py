@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 from collections.abc import Sequence
 
 import pytest
@@ -15,22 +14,15 @@ from halfguard.guard.config import GuardConfig, preset_names
 from halfguard.guard.presets.frameworks import FRAMEWORKS, framework_text, preset_purpose
 from halfguard.guard.stepping.scaler import CEILING
 from tests.support.cases import each
-from tests.support.docs import ROOT
 from tests.support.forks import forked_python
 from tests.support.preset_runs import ALL, BATCHES, WITHOUT_FP16_ON_A_CPU, Seen, wanted_norm
+from tests.support.programs import captured
 
 Runs = dict[tuple[str, str, bool], Seen]
 
 
 def run(frameworks: Sequence[str], group: str) -> list[Seen]:
-    done = subprocess.run(
-        [forked_python(group), "-m", "tests.support.preset_runs", *frameworks],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=720,
-        check=False,
-    )
+    done = captured(forked_python(group), "-m", "tests.support.preset_runs", *frameworks)
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("SEEN ") for line in done.stdout.splitlines() if "SEEN " in line]
     return [Seen(**json.loads(line)) for line in lines]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import captured
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,14 +18,8 @@ def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
     program = (
         "import sys; from importlinter.cli import lint_imports_command; lint_imports_command()"
     )
-    return subprocess.run(
-        [sys.executable, "-c", program, "--no-cache"],
-        cwd=tree,
-        env=os.environ | {"PYTHONPATH": str(tree / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, "-c", program, "--no-cache")
+    return captured(*command, cwd=tree, env={"PYTHONPATH": str(tree / "src")})
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -90,36 +88,3 @@ def test_names_from_a_log_cannot_control_the_terminal(tmp_path: Path, halfguard:
     assert result.exit_code == 0, result.err
     assert "\x1b[31m" not in result.out
     assert "<b>" not in (tmp_path / "page.html").read_text()
-
-
-def program(places: tuple[str, str], before: str = "pass", after: str = "") -> str:
-    return (
-        f"import sys; {before}; from halfguard.cli import main\n"
-        f"sys.argv = ['halfguard', 'compare', *{places!r}, '--metric', 'val_loss']\n"
-        f"try:\n    main()\nfinally:\n    {after or 'pass'}"
-    )
-
-
-@pytest.mark.parametrize("missing", ["scipy", "numpy"])
-def test_what_is_not_installed_is_answered_with_the_pip_command(
-    tmp_path: Path, missing: str
-) -> None:
-    source = program(write_fp32_and_fp16(tmp_path, 0.0), before=f"sys.modules[{missing!r}] = None")
-    ran = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 2, ran.stderr
-    assert ran.stderr.splitlines()[-1] == "Run: pip install 'halfguard[trackers]'"
-
-
-@pytest.mark.slow
-def test_neither_torch_nor_a_tracker_is_imported(tmp_path: Path) -> None:
-    heavy = {"torch", "tensorboard", "wandb", "mlflow", "pandas", "lightning", "transformers"}
-    source = program(
-        write_fp32_and_fp16(tmp_path, 0.0), after=f"print(sorted({heavy!r} & set(sys.modules)))"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-1] == "[]"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import captured
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 COMPLETE = """
@@ -23,13 +24,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 def bash(home: Path, script: str, *words: str) -> list[str]:
     binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script, "bash", *words],
-        env=os.environ | {"HOME": str(home), "PATH": binaries},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"HOME": str(home), "PATH": binaries}
+    done = captured("bash", "--norc", "-c", script, "bash", *words, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
 

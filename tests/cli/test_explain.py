@@ -1,37 +1,32 @@
-"""``halfguard explain`` as a user runs it: in a process of its own."""
+"""``halfguard explain`` from the command line."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 
-RUN = "from halfguard.cli import main; main()"
+from tests.cli.command_result import Run
 
 
-def explain(*args: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, "explain", *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+@pytest.fixture
+def explain(halfguard: Run, seed: object) -> Run:
+    """Run the program in this process; ``seed`` puts back the generator that rich draws from."""
+    return partial(halfguard, "explain")
 
 
-def test_a_table_and_its_meaning() -> None:
+def test_a_table_and_its_meaning(explain: Run) -> None:
     done = explain("1e-8")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    assert (done.exit_code, done.err) == (0, "")
+    lines = done.out.splitlines()
     assert lines[0] == "1e-8"
     assert any(line.split() == ["FP16", "0", "100%", "underflow", "to", "0"] for line in lines)
-    assert "As an eps: it is 0 in FP16" in done.stdout
+    assert "As an eps: it is 0 in FP16" in done.out
 
 
-def test_the_table_as_json() -> None:
-    body = json.loads(explain("70000", "--json").stdout)
+def test_the_table_as_json(explain: Run) -> None:
+    body = json.loads(explain("70000", "--json").out)
     assert (body["kind"], body["exact"]) == ("explanation", "70000")
     assert body["formats"][0] == {
         "name": "FP16",
@@ -54,40 +49,30 @@ def test_the_table_as_json() -> None:
         (["-1", "+", "-2"], "-1 + -2"),
     ],
 )
-def test_expressions_need_no_escaping_from_options(args: list[str], expression: str) -> None:
+def test_expressions_need_no_escaping_from_options(
+    explain: Run, args: list[str], expression: str
+) -> None:
     done = explain(*args)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].split(" = ")[0] == expression
+    assert done.exit_code == 0, done.err
+    assert done.out.splitlines()[0].split(" = ")[0] == expression
 
 
 @pytest.mark.parametrize("bad", ["1+x", "__import__('os')", "9**9**9", "(", "-x"])
-def test_a_bad_expression_is_a_usage_error(bad: str) -> None:
+def test_a_bad_expression_is_a_usage_error(explain: Run, bad: str) -> None:
     done = explain(bad)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("halfguard: ")
-    assert "Traceback" not in done.stderr
+    assert (done.exit_code, done.out) == (2, "")
+    assert done.err.startswith("halfguard: ")
+    assert "Traceback" not in done.err
 
 
-def test_a_rule_of_lint_is_explained_by_another_command() -> None:
+def test_a_rule_of_lint_is_explained_by_another_command(explain: Run) -> None:
     done = explain("hg108")
-    assert done.returncode == 2
-    assert "halfguard rule HG108" in done.stderr
+    assert done.exit_code == 2
+    assert "halfguard rule HG108" in done.err
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help(flag: str) -> None:
+def test_help(explain: Run, flag: str) -> None:
     done = explain(flag)
-    assert done.returncode == 0
-    assert "EXPR" in done.stdout
-
-
-def test_torch_is_not_imported() -> None:
-    watched = "{'torch', 'numpy'} & set(sys.modules)"
-    code = f"import atexit, sys; atexit.register(lambda: print({watched})); {RUN}"
-    assert explain("1e-8", code=code).stdout.splitlines()[-1] == "set()"
-
-
-def test_the_numbers_need_the_standard_library_only() -> None:
-    watched = "{'torch', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)"
-    code = f"import sys, halfguard.numerics.explain; print({watched})"
-    assert explain(code=code).stdout == "set()\n"
+    assert done.exit_code == 0
+    assert "EXPR" in done.out

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
@@ -46,33 +43,6 @@ def test_one_is_printed_for_a_framework(presets: Run) -> None:
     result = json.loads(presets("fp16_safe", "--for", "hydra", "--json").out)
     assert result["text"] == framework_text("fp16_safe", "hydra")
     assert result["for"] == "hydra"
-
-
-def test_the_program_itself_prints_a_file_that_can_be_used() -> None:
-    program = Path(sys.executable).parent / "halfguard"
-    done = subprocess.run(
-        [program, "presets", "fp16_safe", "--for", "accelerate"],
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == framework_text("fp16_safe", "accelerate")
-
-
-@pytest.mark.parametrize("arguments", [(), ("balanced",), ("fp16_safe", "--for", "lightning")])
-def test_it_is_text_and_needs_no_torch(presets: Run, arguments: tuple[str, ...]) -> None:
-    code = "import sys; sys.modules['torch'] = None; from halfguard.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "presets", *arguments, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == presets(*arguments, "--json").out
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -109,15 +107,6 @@ def test_a_job_without_a_plan_is_a_failure(tmp_path: Path, halfguard: Run) -> No
     done = halfguard("plan", f"{tmp_path}/job.py:build", "--steps", "1")
     assert (done.exit_code, done.out) == (1, "")
     assert "No set of islands helps" in done.err
-
-
-def test_without_torch_the_extra_is_named() -> None:
-    code = "import sys; sys.modules['torch'] = None; from halfguard.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "plan", "x.py:f"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "pip install 'halfguard[torch]'" in done.stderr
 
 
 def test_one_trial_is_singular() -> None:

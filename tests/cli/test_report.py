@@ -13,6 +13,7 @@ import pytest
 
 from halfguard.records.verdict import Verdict
 from halfguard.report import RunReport
+from halfguard.step.random_state import seeded
 from halfguard.validation.judgement.verdict import judge
 from halfguard.validation.study_files import approve, write_reports
 from tests.cli.command_result import Run
@@ -53,7 +54,9 @@ def training(folder: Path, steps: int, pause: float = 0.0) -> subprocess.Popen[b
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "first"
-    assert training(folder, 40).wait(120) == 0
+    with pytest.MonkeyPatch.context() as patch, seeded(0):
+        patch.setattr(sys, "argv", ["train.py", str(folder), "40", "0"])
+        exec(TRAIN, {})
     return folder
 
 

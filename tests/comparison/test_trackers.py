@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -27,7 +25,7 @@ from halfguard.validation.finished_runs import Result
 from halfguard.validation.runs.commands import run_command
 from halfguard.validation.runs.task import Task
 from tests.comparison.writers.training import PRECISIONS, SEEDS, STEPS, Numbers
-from tests.support.docs import ROOT
+from tests.support.programs import captured
 
 pytestmark = pytest.mark.slow
 
@@ -85,15 +83,8 @@ def wandb_log(log_of: Callable[[str], Logged]) -> Path:
 
 
 def write_log(tracker: str, folder: Path) -> Logged:
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.comparison.writers.with_{tracker}", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"HOME": str(folder.parent)},
-        capture_output=True,
-        text=True,
-        timeout=840,
-        check=False,
-    )
+    module = f"tests.comparison.writers.with_{tracker}"
+    done = captured(sys.executable, "-m", module, folder, env={"HOME": str(folder.parent)})
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
     numbers = {p: {int(seed): value for seed, value in of.items()} for p, of in printed.items()}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-
 import pytest
 from benchmarks.why_truth.healthy import problem, programs
 
 from halfguard.records.script_answer import ScriptAnswer
 from tests.support.docs import ROOT
+from tests.support.programs import captured
 
 
 def test_an_answer_that_calls_a_healthy_program_bad_is_a_problem() -> None:
@@ -33,13 +31,7 @@ def test_at_least_twenty_programs_are_not_held_out() -> None:
 
 @pytest.mark.slow
 def test_two_programs_of_the_casebook() -> None:
-    done = subprocess.run(
-        ["scripts/bench", "why_truth", "--healthy", "906", "912"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = captured("scripts/bench", "why_truth", "--healthy", "906", "912", env=env)
     assert "2 healthy programs, 0 wrong answers" in done.stdout, done.stdout + done.stderr
     assert "1 step skipped" in done.stdout

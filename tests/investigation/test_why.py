@@ -16,9 +16,8 @@ from halfguard.records.script_answer import ScriptAnswer
 from halfguard.replaying import read_kept_answer, replay
 from halfguard.workload import load
 from tests.investigation.command import SCRIPTS, ask, culprit_line, environment, python_for, why
-from tests.support.docs import ROOT
 from tests.support.forks import forked_path, forked_python
-from tests.support.programs import TWO_RANKS
+from tests.support.programs import TWO_RANKS, captured
 
 pytestmark = pytest.mark.slow
 
@@ -116,15 +115,8 @@ def test_a_trainer_of_transformers(tmp_path: Path) -> None:
 def test_two_ranks_of_torchrun(tmp_path: Path) -> None:
     shutil.copy(SCRIPTS / "ddp.py", tmp_path)
     torchrun = [str(forked_path() / "torchrun"), *TWO_RANKS]
-    done = subprocess.run(
-        [*torchrun, "halfguard.why", "--json", "ddp.py"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=840,
-        check=False,
-    )
+    command = (*torchrun, "halfguard.why", "--json", "ddp.py")
+    done = captured(*command, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
     answer = ScriptAnswer.from_json(done.stdout)
     assert answer.culprit is not None
@@ -225,14 +217,8 @@ def test_files_of_the_user_are_byte_for_byte_as_before(tmp_path: Path) -> None:
 
 
 def _write(*options: str) -> dict[str, list[object]]:
-    done = subprocess.run(
-        [forked_python(), "-m", "tests.investigation.writing_scripts", *options],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (forked_python(), "-m", "tests.investigation.writing_scripts", *options)
+    done = captured(*command, env=environment())
     assert done.stdout, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -276,9 +262,7 @@ def test_a_module_with_arguments(tmp_path: Path) -> None:
     (package / "__init__.py").touch()
     shutil.copy(SCRIPTS / "gradient_penalty.py", package / "train.py")
     command = [forked_python(), "-m", "halfguard.why", "-m", "job.train", "--steps", "6"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
+    done = captured(*command, cwd=tmp_path, env=environment())
     assert done.returncode == 1, done.stderr
     line = culprit_line("gradient_penalty.py")
     assert f"{package}/train.py:{line}" in done.stdout.replace("\n", "")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -32,8 +29,8 @@ from tests.support import standin
 from tests.support.cases import each_case
 from tests.support.devices import chosen_device
 from tests.support.pairs import parametrize_pairs
+from tests.support.programs import captured
 
-ROOT = Path(__file__).parents[2]
 HALF, FULL, DOUBLE = torch.float16, torch.float32, torch.float64
 Call = Callable[..., Tensor]
 NO_KERNEL = {"LSTMCell", "GRUCell", "nn.LSTM", "nn.GRU"}  # on the stand-in
@@ -580,12 +577,6 @@ print(len(after), all(map(torch.equal, before, after)))
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_region_does_not_change_what_torch_compile_makes_later(backend: str) -> None:
     """A compile cache would return what was compiled before the region, so it is off."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _COMPILED_BEFORE_AND_AFTER, backend],
-        cwd=ROOT,
-        env=os.environ | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, "-W", "ignore", "-c", _COMPILED_BEFORE_AND_AFTER, backend)
+    ran = captured(*command, env={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
     assert ran.stdout.split() == ["7", "True"], ran.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.docs import ROOT
@@ -27,17 +28,26 @@ def run_ranks(group: str, module: str, *arguments: str, **variables: str) -> str
     return _run(torchrun, *TWO_RANKS, module, *arguments, cwd=ROOT, **variables)
 
 
-def _run(*command: str, cwd: Path, **variables: str) -> str:
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    done = subprocess.run(
+def captured(
+    *command: str | Path, cwd: Path = ROOT, stdin: str = "", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, with these environment variables besides; return its exit code and what it printed."""
+    return subprocess.run(
         command,
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables,
+        env=os.environ | dict(env or {}),
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=840,
         check=False,
     )
+
+
+def _run(*command: str, cwd: Path, **variables: str) -> str:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables
+    done = captured(*command, cwd=cwd, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

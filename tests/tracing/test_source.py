@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+import pytest
+
+from tests.support.programs import captured
+
+pytestmark = pytest.mark.slow
 
 WITHOUT_THE_PRIVATE_NAME = """
 import torch
@@ -31,10 +36,5 @@ print(culprit.phase, culprit.line)
 
 
 def test_a_torch_without_the_private_function_that_starts_a_backward_pass() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PRIVATE_NAME],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = captured(sys.executable, "-c", WITHOUT_THE_PRIVATE_NAME)
     assert ran.stdout.splitlines() == ["True", "backward 15", "backward 21"], ran.stderr

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import random
+import re
 import shutil
 import subprocess
 import tempfile
@@ -40,6 +41,7 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 
 _TURNS = pytest.StashKey[Turns]()
 _FAMILY = 12  # tests of one function from which on --sample-families runs a third
+_ALL_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow", re.MULTILINE)
 
 # Set by pytest, by torch when its first dispatch mode is entered, and by importing Lightning.
 _NOT_OURS = (
@@ -112,6 +114,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
             f"a third of large families of tests: --sample-seed={config.getoption('--sample-seed')}"
         )
     return None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module of slow tests alone if slow tests are not run: some import whole frameworks."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return True if _ALL_SLOW.search(collection_path.read_text()) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks

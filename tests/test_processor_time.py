@@ -63,6 +63,8 @@ def run_with_budget(folder: Path, seconds: float, *options: str) -> Any:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
 def test_a_package_over_its_budget_fails_the_run(tmp_path: Path, workers: tuple[str, ...]) -> None:
     within = run_with_budget(tmp_path, 30, *workers)

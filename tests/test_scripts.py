@@ -14,8 +14,8 @@ from benchmarks import versions
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = sorted(p.stem for p in ROOT.glob("benchmarks/timings/[a-z]*.py"))
-PARALLEL = ["-m", "pytest", "-n", "3", "--dist", "worksteal"]
-ALL = [*PARALLEL, "--sample-cells", "--check-budget"]
+FAST = ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow", "--sample-families"]
+ALL = ["-m", "pytest", "-n", "3", "--dist", "worksteal", "--sample-cells", "--check-budget"]
 
 
 def started(folder: Path, *command: str) -> list[list[str]]:
@@ -37,7 +37,7 @@ def started(folder: Path, *command: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("given", "passed"),
     [
-        ([], [*PARALLEL, "-m", "not slow", "--sample-families"]),
+        ([], FAST),
         (["--all"], ALL),
         (["--all", "-k", "two words"], [*ALL, "-k", "two words"]),
         (["tests/ops", "-x"], ["-m", "pytest", "tests/ops", "-x"]),

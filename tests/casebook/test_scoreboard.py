@@ -89,6 +89,7 @@ def test_the_page_has_the_figures_of_the_published_results() -> None:
     assert command.update(check=True) == []
 
 
+@pytest.mark.slow
 def test_a_table_with_other_figures_is_told_and_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

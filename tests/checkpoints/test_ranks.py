@@ -18,6 +18,8 @@ from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import HalfguardError
 from tests.support.ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Ranks]:
@@ -58,7 +60,6 @@ def save(engine: str, path: str, poisoned_rank: int | None) -> tuple[str, ...] |
     return ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_a_plain_model_loads_what_ranks_saved(
     pair: Ranks, engine: str, tmp_path: Path, seed: Callable[[int], None]
@@ -78,14 +79,12 @@ def test_a_plain_model_loads_what_ranks_saved(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt", "a.pt.best"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_poisoned_shard_stops_all_ranks(pair: Ranks, rank: int, tmp_path: Path) -> None:
     assert pair.run(save, "fsdp2", str(tmp_path / "a.pt"), rank) == [("model.0.weight",)] * 2
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_failed_write_stops_all_ranks(pair: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     told = pair.run(save, "fsdp2", str(tmp_path / "file" / "a.pt"), None)
@@ -100,7 +99,6 @@ def save_on_rank_zero(path: str) -> None:
     dist.barrier()
 
 
-@pytest.mark.slow
 def test_rank_zero_may_call_alone(pair: Ranks, tmp_path: Path) -> None:
     pair.run(save_on_rank_zero, str(tmp_path / "a.pt"))
     assert torch.load(tmp_path / "a.pt", weights_only=True)["model"].keys() == {

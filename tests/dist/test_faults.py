@@ -6,8 +6,9 @@ import pytest
 
 from tests.dist import faults
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_every_rank_takes_the_same_action() -> None:
     taken = faults.main(60, seed=20, show=False)
     seen = {what.split(":")[0] for what in taken}

@@ -6,8 +6,9 @@ import pytest
 
 from tests.dist import kills
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.timeout(1200)
 def test_a_restarted_job_ends_bitwise_where_the_undisturbed_one_does() -> None:
     kills.main(4, seed=5)

@@ -14,8 +14,9 @@ from tests.guard.test_transaction import try_on_rank
 from tests.support.pairs import parametrize_pairs
 from tests.support.ranks import Ranks
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @parametrize_pairs(where=[("operation", 37), ("call", 17)], accumulate=[1, 4], retry=[False, True])
 def test_an_exception_on_all_ranks_leaves_no_trace(
     ranks: Callable[[int], Ranks], accumulate: int, retry: bool, where: tuple[str, int]

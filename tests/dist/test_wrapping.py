@@ -15,6 +15,8 @@ import halfguard as hg
 from tests.dist.jobs import batch_of, full_state, loss_fn, make, optimizer_of
 from tests.support.ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 Wrapping = Literal["plain", "compiled", "inside"]
 
 
@@ -56,7 +58,6 @@ def reductions(wrapping: Wrapping) -> tuple[int, tuple[str, ...], list[Tensor]]:
     return len(calls), outcome.culprits, list(full_state(ddp).values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrapping", ["compiled", "inside"])
 def test_gradients_are_held_back_through_every_wrapper(
     ranks: Callable[[int], Ranks], wrapping: Wrapping

@@ -9,6 +9,8 @@ import pytest
 from tests.support.docs import ROOT, apply_diff, first_diff
 from tests.support.programs import run_python
 
+pytestmark = pytest.mark.slow
+
 # Accelerate leaves FP16 out on a CPU: both scripts get it in the same way.
 HALF_ON_CPU = """
 import accelerate, torch
@@ -24,7 +26,6 @@ def run(program: str, folder: Path) -> str:
     return run_python("-c", HALF_ON_CPU + program, cwd=folder, ACCELERATE_USE_CPU="true")
 
 
-@pytest.mark.slow
 def test_three_lines_make_the_stock_loop_a_guarded_one(tmp_path: Path) -> None:
     stock = (ROOT / "examples/accelerate_loop.py").read_text().partition("annotations\n")[2]
     assert "model is not finite" in run(stock, tmp_path)

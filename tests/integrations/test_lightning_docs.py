@@ -9,6 +9,8 @@ import pytest
 from tests.support.docs import apply_diff, first_diff
 from tests.support.programs import run_python
 
+pytestmark = pytest.mark.slow
+
 STOCK = """
 import logging, warnings
 warnings.simplefilter("ignore")
@@ -36,7 +38,6 @@ trainer.fit(Model(), DataLoader([torch.randn(8, 4) for _ in range(3)], batch_siz
 """
 
 
-@pytest.mark.slow
 def test_the_diff_of_the_page_makes_a_stock_script_a_guarded_one(tmp_path: Path) -> None:
     changed = apply_diff(first_diff("docs/how-to/lightning.md"), STOCK, added=2)
     assert "torch.bfloat16" in run_python("-c", STOCK, cwd=tmp_path)  # Lightning on a CPU

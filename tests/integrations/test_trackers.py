@@ -16,10 +16,11 @@ from halfguard.guard.metrics_log import METRICS
 from tests.integrations.tracked_run import BAD_STEP, TRACKERS
 from tests.support.docs import ROOT
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = {"lightning": "tensorboard", "lightning_csv": "lightning", "accelerate": "tensorboard"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_skipped_step_is_found_in_what_the_tracker_wrote(tracker: str, tmp_path: Path) -> None:
     package = PACKAGES.get(tracker, tracker)

@@ -11,8 +11,9 @@ import torch
 from tests.support.models import differences
 from tests.support.programs import run_ranks
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_two_ranks_agree_and_are_the_trainers_own(tmp_path: Path) -> None:
     run_ranks("transformers", "tests.integrations.trainer_ranks", str(tmp_path))
 

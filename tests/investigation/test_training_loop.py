@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.forks import forked_python
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import inspect
 from halfguard.investigation.training_loop import TrainingLoop
@@ -52,7 +54,6 @@ assert reused
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", [PROGRAM, GONE], ids=["arguments", "gone"])
 def test_a_program_under_the_sensors(program: str) -> None:
     done = subprocess.run([forked_python(), "-c", program], capture_output=True, check=False)

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from halfguard.investigation.trying import force_fp32
 from tests.support.forks import FORKED
 
+pytestmark = pytest.mark.slow
+
 Computed = Callable[[Tensor], Tensor]
 Start = Callable[[Tensor, Tensor], None]
 SEEN: list[torch.dtype] = []
@@ -73,7 +75,6 @@ CASES: list[tuple[Computed, Start]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("computed", "start"), CASES)
 def test_code_in_a_backward_pass_is_lifted(computed: Computed, start: Start) -> None:
     process = FORKED.Process(target=_check, args=(computed, start))  # forced for all its life

@@ -6,7 +6,8 @@ import pytest
 
 from tests.lint.fuzz import fuzz
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_nothing_raises_and_nothing_hangs() -> None:
     assert fuzz(500).findings > 100

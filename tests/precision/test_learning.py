@@ -10,6 +10,8 @@ from halfguard.precision_names import Precision
 from tests.precision.training import OPTIMIZERS, train
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_masters_end_where_fp32_ends_and_plain_half_does_not(name: str) -> None:
     build = OPTIMIZERS[name]

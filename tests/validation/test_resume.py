@@ -18,6 +18,8 @@ from tests.validation.helper import HereExecutor, all_numbers
 from tests.validation.processes import all_gone
 from tests.validation.sweep import sweep_spec
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Killing:
@@ -97,7 +99,6 @@ def kill_and_resume(folder: Path, kills: int, seed: int, longest: float) -> Kill
     return killing
 
 
-@pytest.mark.slow
 def test_a_study_survives_being_killed(tmp_path: Path) -> None:
     killing = kill_and_resume(tmp_path, kills=3, seed=7, longest=10)
     assert killing.kills == 3

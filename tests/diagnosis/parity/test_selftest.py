@@ -26,6 +26,7 @@ def rows(operations: Operations, batch_size: int = 2) -> dict[str, ParityRow]:
     return {row.precision: row for row in found}
 
 
+@pytest.mark.slow
 def test_it_passes_here_in_every_format_and_is_short() -> None:
     start = time.process_time()  # not the wall's: what else the machine does is not counted
     found = list(run_selftest())
@@ -150,6 +151,8 @@ def test_an_operation_that_raises_is_a_failure_not_a_traceback() -> None:
     assert not found["FP32"].passed
 
 
+@pytest.mark.slow
+@pytest.mark.all_cells
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_batch_without_room_is_tested_with_fewer_elements(name: str) -> None:
     """A full device is not a wrong one, and what fits is still tested."""

@@ -6,7 +6,7 @@ The tests sample; ``python -m tests.test_planted [seed ...]`` checks everything,
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -113,48 +113,31 @@ def check_healthy(healthy: Healthy, seed: int = 0) -> None:
     assert agrees(half, single), half
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", by_name(FAULTS, every=3))
-def test_fault_fails_in_half_only(fault: Fault) -> None:
-    check_fault(fault)
+CHECKS: list[tuple[Sequence[Any], Callable[..., None], int]] = [
+    (FAULTS, check_fault, 3),
+    (PERIODIC, check_periodic, 2),
+    (DRIFTING, check_drifting, 4),
+    (STABLE, check_stable, 5),
+    (HEALTHY_RUNS, check_healthy, 4),
+]
+SAMPLE = [
+    pytest.param(check, item, id=f"{check.__name__} {item.name}")
+    for group, check, every in CHECKS
+    for item in group[::every]
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", by_name(PERIODIC, every=2))
-def test_periodic_overflows_in_its_batches(fault: Periodic) -> None:
-    check_periodic(fault)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drift", by_name(DRIFTING, every=4))
-def test_drift_overflows_late(drift: Drifting) -> None:
-    check_drifting(drift)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drift", by_name(STABLE, every=5))
-def test_stable_never_overflows(drift: Drift) -> None:
-    check_stable(drift)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("healthy", by_name(HEALTHY_RUNS, every=4))
-def test_healthy_agrees_with_single(healthy: Healthy) -> None:
-    check_healthy(healthy)
+@pytest.mark.parametrize(("check", "item"), SAMPLE)
+def test_an_item_is_what_it_says(check: Callable[..., None], item: Any) -> None:
+    check(item)
 
 
 def main(seeds: Sequence[int]) -> int:
     """Check all of the material and print what is not as it says."""
     torch.set_num_threads(1)
     wrong = 0
-    groups: list[tuple[Sequence[Any], Any]] = [
-        (FAULTS, check_fault),
-        (PERIODIC, check_periodic),
-        (DRIFTING, check_drifting),
-        (STABLE, check_stable),
-        (HEALTHY_RUNS, check_healthy),
-    ]
-    for group, check in groups:
+    for group, check, _ in CHECKS:
         for item in group:
             for seed in seeds:
                 try:

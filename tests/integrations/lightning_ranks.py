@@ -27,6 +27,7 @@ from tests.integrations.lightning_runs import (
     state,
     stock_plugin,
 )
+from tests.support import quiet
 
 
 class PerRank:
@@ -60,18 +61,14 @@ def main(who: str, fault: str, accumulate: int, out: Path) -> None:
     plugins: dict[str, Any] = {"stock": stock_plugin, "guarded": lambda: guard_plugin(RETRY)}
     module = Classifier(dropout=0)
     trainer = Trainer(
-        accelerator="cpu",
         devices=2,
         strategy=DDPStrategy(process_group_backend="gloo"),
         plugins=plugins[who]() if who in plugins else None,
         max_epochs=1,
         accumulate_grad_batches=accumulate,
         gradient_clip_val=0.5,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         use_distributed_sampler=False,
+        **quiet.LIGHTNING,
     )
     torch.manual_seed(3)
     rank = trainer.global_rank

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from halfguard.integrations.lightning import GuardPrecision
+from tests.support import quiet
 
 INIT_SCALE = 1024.0
 RETRY: dict[str, Any] = {"scale": {"init": INIT_SCALE}, "skip": {"on_nonfinite": "retry_fp32"}}
@@ -122,16 +123,7 @@ def guard_plugin(config: Any = None, **how: Any) -> GuardPrecision:
 def fit(module: LightningModule, plugin: Any, data: list[Batch], **how: Any) -> Trainer:
     """Train, on one CPU and without side effects on disk unless asked for."""
     path = how.pop("ckpt_path", None)
-    settings: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
+    settings = quiet.LIGHTNING | {"devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0}
     trainer = Trainer(plugins=plugin, **(settings | how))
     torch.manual_seed(3)
     loader: Any = DataLoader(data, batch_size=None, shuffle=False)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from halfguard.precision.master_weights import MasterWeights
+from tests.support import quiet
 from tests.support.docs import ROOT
 
 pytestmark = [
@@ -61,16 +62,8 @@ def with_lightning(model: Net, _: Path) -> MasterWeights:
         def configure_optimizers(self) -> Any:
             return masters
 
-    trainer = Trainer(
-        plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0)),
-        accelerator="cpu",
-        gradient_clip_val=MAX_NORM,
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    fp16 = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    trainer = Trainer(plugins=fp16, gradient_clip_val=MAX_NORM, max_epochs=1, **quiet.LIGHTNING)
     trainer.fit(Module(), DataLoader(torch.ones(4 * ROWS, 8), batch_size=ROWS))  # type: ignore[arg-type]
     return masters
 

@@ -12,6 +12,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from halfguard.integrations.transformers import GuardMixin
+from tests.support import quiet
 
 INIT_SCALE = 1024.0  # small enough that healthy runs see no overflow
 Sample = dict[str, Tensor]
@@ -84,22 +85,16 @@ def samples(batches: int, nan_batch: int | None = None, without: int | None = No
 
 def arguments(folder: Path, **changed: Any) -> TrainingArguments:
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # transformers 4 leaves it to the next run
-    settings: dict[str, Any] = {
-        "output_dir": str(folder),
+    settings = quiet.transformers(folder) | {
         "per_device_train_batch_size": 4,
         "num_train_epochs": 1,
         "learning_rate": 0.05,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 6,
         "fp16": True,
-        "use_cpu": True,
-        "report_to": [],
-        "save_strategy": "no",
         "logging_steps": 1,
-        "disable_tqdm": True,
         "optim": "adamw_torch",
         "seed": 1,
-        "dataloader_pin_memory": False,
     }
     return TrainingArguments(**settings | changed)
 

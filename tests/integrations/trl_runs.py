@@ -22,6 +22,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from halfguard.integrations.transformers import GuardMixin
 from tests.integrations.transformers_runs import INIT_SCALE, HalfOnCpu, Rates
+from tests.support import quiet
 
 WORDS = ["<pad>", "<eos>", "<unk>", "BAD", *(f"w{number}" for number in range(28))]
 BAD = WORDS.index("BAD")
@@ -164,7 +165,6 @@ def make(
     stock, guarded, config, own = KINDS[kind]
     batch = 2 if kind == "grpo" else 1
     args = config(
-        output_dir=str(folder),
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulate,
         max_grad_norm=clip,
@@ -172,14 +172,11 @@ def make(
         learning_rate=0.01,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=3,
-        **{"fp16": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
+        logging_steps=1,
+        **quiet.transformers(folder)
+        | {"fp16": True, "bf16": False, "gradient_checkpointing": False}
         | own
         | changed,
-        use_cpu=True,
-        report_to=[],
-        logging_steps=1,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
     )
     given: dict[str, Any] = {
         "model": wrap(language_model(overflow)),

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from halfguard.guard.config import GuardConfig, preset_names
 from halfguard.guard.presets.frameworks import FRAMEWORKS, framework_text
+from tests.support import quiet
 from tests.support.docs import apply_diff
 
 WITHOUT_FP16_ON_A_CPU = ("transformers", "accelerate")
@@ -135,7 +136,11 @@ def lightning(text: str, model: Net, seen: Seen) -> Any:
 
     program = apply_diff(text[text.index("@@\n") :], STOCK_LIGHTNING, added=ADDED_LINES)
     return run(
-        program, model, seen, Trainer=partial(Trainer, **QUIET), module=module_of(model, seen)
+        program,
+        model,
+        seen,
+        Trainer=partial(Trainer, max_epochs=1, **quiet.LIGHTNING),
+        module=module_of(model, seen),
     )
 
 
@@ -150,18 +155,9 @@ def hydra(text: str, model: Net, seen: Seen) -> Any:
         (Path(folder) / "config.yaml").write_text(f"defaults:\n  - trainer: {seen.preset}\n")
         with initialize_config_dir(folder, version_base=None):
             config = compose("config", overrides=["trainer.accelerator=cpu"])
-    trainer = instantiate(config.trainer, **QUIET)
+    trainer = instantiate(config.trainer, max_epochs=1, **quiet.LIGHTNING)
     trainer.fit(module_of(model, seen), batches())
     return trainer.precision_plugin.guard
-
-
-QUIET: dict[str, Any] = {
-    "max_epochs": 1,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 def module_of(model: Net, seen: Seen) -> Any:
@@ -189,21 +185,12 @@ def transformers(text: str, model: Net, seen: Seen) -> Any:
     parser: Any = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
     (read,) = parser.parse_yaml_file("settings.yaml")
     names = ("fp16", "max_grad_norm", "gradient_accumulation_steps")
-    quiet = {
-        "output_dir": "out",
-        "use_cpu": True,
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "num_train_epochs": 1,
-        "per_device_train_batch_size": ROWS,
-        "dataloader_pin_memory": False,
-    }
+    how = {"num_train_epochs": 1, "per_device_train_batch_size": ROWS}
     return run(
         apply_diff(diff, STOCK_TRAINER, added=ADDED_LINES),
         model,
         seen,
-        quiet=quiet,
+        quiet=quiet.transformers("out") | how,
         settings={name: getattr(read, name) for name in names},
         data=[{"x": torch.ones(WIDTH)} for _ in range(ROWS * BATCHES)],
     )

@@ -21,6 +21,7 @@ from tests.comparison.writers.training import (
     make_model,
     report,
 )
+from tests.support import quiet
 
 
 class Regression(lightning.LightningModule):
@@ -49,15 +50,9 @@ class Regression(lightning.LightningModule):
 def fit(precision: str, seed: int) -> float:
     lightning.seed_everything(seed, verbose=False)
     x, y = data()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=3,
-        logger=CSVLogger(folder() / precision, name="csv"),
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    logger = CSVLogger(folder() / precision, name="csv")
+    how = quiet.LIGHTNING | {"max_epochs": 3, "logger": logger, "log_every_n_steps": 1}
+    trainer = lightning.Trainer(**how)
     trainer.fit(
         Regression(seed, precision),
         DataLoader(TensorDataset(x[:200], y[:200]), batch_size=32, shuffle=True),

@@ -22,6 +22,7 @@ from tests.comparison.writers.training import (
     make_model,
     report,
 )
+from tests.support import quiet
 
 
 class Regression(nn.Module):
@@ -42,7 +43,7 @@ def collate(rows: list[Any]) -> dict[str, Tensor]:
 def fit(precision: str, seed: int) -> float:
     x, y = data()
     arguments = TrainingArguments(
-        output_dir=str(folder() / f"{precision}-seed{seed}"),
+        **quiet.transformers(folder() / f"{precision}-seed{seed}") | {"save_strategy": "steps"},
         max_steps=30,
         learning_rate=0.01,
         per_device_train_batch_size=32,
@@ -51,10 +52,6 @@ def fit(precision: str, seed: int) -> float:
         eval_steps=10,
         save_steps=15,
         seed=seed,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
     )
     trainer = Trainer(
         Regression(seed, precision),

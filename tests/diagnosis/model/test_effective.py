@@ -27,6 +27,7 @@ from halfguard.diagnosis.model.effective import resolve_precision
 from halfguard.errors import UsageError
 from halfguard.records.diagnosis import Diagnosis
 from tests.diagnosis.model.checks.helper import codes, cured, found
+from tests.support import quiet
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("framework")]
 
@@ -116,17 +117,8 @@ def plain(dtype: torch.dtype | None, *, half: bool = False) -> Job:
 
 def with_lightning(precision: str, **more: Any) -> Job:
     def job(truth: Truth, folder: Path) -> Any:
-        options = more or {"precision": precision}
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            max_steps=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-            **options,
-        )
+        options = quiet.LIGHTNING | (more or {"precision": precision})
+        trainer = lightning.Trainer(max_steps=1, default_root_dir=folder, **options)
         module = Module(truth)
         loader: Any = torch.utils.data.DataLoader(list(data()), batch_size=4)  # type: ignore[arg-type]
 
@@ -162,14 +154,7 @@ def with_accelerate(mixed_precision: str, *, prepare_first: bool = False) -> Job
 def with_transformers(*, arguments_only: bool = False, **precision: bool) -> Job:
     def job(truth: Truth, folder: Path) -> Any:
         args = TrainingArguments(
-            output_dir=str(folder),
-            use_cpu=True,
-            max_steps=1,
-            report_to=[],
-            disable_tqdm=True,
-            save_strategy="no",
-            logging_nan_inf_filter=False,
-            **precision,  # type: ignore[arg-type]
+            max_steps=1, logging_nan_inf_filter=False, **quiet.transformers(folder) | precision
         )
         model = Witness(truth)
         trainer = Trainer(model=model, args=args, train_dataset=[{"x": row} for row in data()])

@@ -15,6 +15,7 @@ from transformers import Trainer, TrainingArguments
 import halfguard as hg
 from halfguard.errors import UsageError
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
+from tests.support import quiet
 
 
 class Poisoned(nn.Module):
@@ -31,17 +32,8 @@ class Poisoned(nn.Module):
 
 
 def arguments(folder: Path, **more: Any) -> Any:
-    return TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=True,
-        max_steps=4,
-        logging_steps=4,
-        per_device_train_batch_size=1,
-        report_to=[],
-        disable_tqdm=True,
-        save_strategy="no",
-        **more,
-    )
+    how = {"max_steps": 4, "logging_steps": 4, "per_device_train_batch_size": 1} | more
+    return TrainingArguments(**quiet.transformers(folder) | how)
 
 
 def logged(args: Any) -> float:

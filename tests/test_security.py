@@ -20,7 +20,7 @@ PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "mar
 SAFE_LOADERS = {"_PlainLoader", "_LOADER"}  # both are yaml's safe loader: see the test below
 # Code that is the user's own, named by the user.
 RUNS_CODE = {
-    "workload/entry.py": {"exec_module", "import_module"},
+    "workload/job.py": {"exec_module", "import_module"},
     "investigation/one_pass.py": {"exec", "run_path", "run_module"},
 }
 
@@ -91,7 +91,7 @@ def test_the_check_finds_what_it_looks_for(code: str) -> None:
 def test_the_loaders_with_names_of_their_own_are_safe() -> None:
     plain = (SOURCE / "comparison/plain_files.py").read_text("utf-8")
     assert "class _PlainLoader(yaml.SafeLoader):" in plain
-    table = (SOURCE / "hardware/table.py").read_text("utf-8")
+    table = (SOURCE / "hardware/lookup.py").read_text("utf-8")
     assert '_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)' in table
 
 

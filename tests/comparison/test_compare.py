@@ -13,7 +13,7 @@ from halfguard.comparison.compare import CompareOptions, LoggedComparison, compa
 from halfguard.comparison.logged_run import At
 from halfguard.errors import UsageError
 from halfguard.records.verdict import Comparison, VerdictLabel
-from halfguard.validation.sections import Thresholds
+from halfguard.validation.spec import Thresholds
 from tests.comparison.logs import BASE, write_csv, write_fp32_and_fp16, write_group
 
 

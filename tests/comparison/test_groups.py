@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.comparison.groups import RunGroup, read_groups
-from halfguard.comparison.places import split_argument
+from halfguard.comparison.groups import RunGroup, read_groups, split_argument
 from halfguard.errors import UsageError
 from tests.comparison.logs import write_csv, write_fp32_and_fp16
 from tests.support.cases import each

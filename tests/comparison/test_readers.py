@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from halfguard.comparison.compare import CompareOptions, compare
+from halfguard.comparison.groups import read_runs
 from halfguard.comparison.logged_run import LoggedRun
-from halfguard.comparison.places import read_runs
 from halfguard.comparison.tracker_files import _log_records
 from halfguard.errors import UsageError
 from tests.comparison.logs import write_csv

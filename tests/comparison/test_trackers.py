@@ -18,8 +18,8 @@ import pytest
 
 import halfguard as hg
 from halfguard.comparison.compare import CompareOptions, compare
+from halfguard.comparison.groups import read_runs
 from halfguard.comparison.logged_run import LoggedRun
-from halfguard.comparison.places import read_runs
 from halfguard.records.verdict import Verdict, VerdictLabel
 from halfguard.validation.finished_runs import Result
 from halfguard.validation.runs.commands import run_command

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from halfguard.hardware.choice import choose
-from halfguard.hardware.table import Table
+from halfguard.hardware.lookup import Table
 
 
 def page_lines(table: Table) -> Iterator[str]:

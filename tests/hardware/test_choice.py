@@ -14,9 +14,8 @@ import halfguard as hg
 from halfguard.diagnosis.machine.report import list_abilities
 from halfguard.errors import ConfigError
 from halfguard.hardware.choice import choose, choose_precision
-from halfguard.hardware.lookup import find_card, look_up_device, look_up_processor
+from halfguard.hardware.lookup import find_card, load_table, look_up_device, look_up_processor
 from halfguard.hardware.reading import GIGABYTE, read_processor
-from halfguard.hardware.table import load_table
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import Choice, Device, ParityRow, Processor
 from tests.support.cases import each

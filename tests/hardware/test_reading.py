@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from halfguard.diagnosis.machine.findings import has_kernels
 from halfguard.diagnosis.machine.report import report_on_record
-from halfguard.hardware.measured import FORMATS
+from halfguard.hardware.choice import FORMATS
+from halfguard.hardware.lookup import load_table
 from halfguard.hardware.reading import (
     read_devices,
     read_driver,
@@ -21,7 +22,6 @@ from halfguard.hardware.reading import (
     read_processor,
     read_torch,
 )
-from halfguard.hardware.table import load_table
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import (
     Device,

@@ -14,8 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.errors import UsageError
-from halfguard.hardware.lookup import find_card, look_up_device, look_up_processor, model_name
-from halfguard.hardware.table import Generation, ProcessorFeature, Table, load_table
+from halfguard.hardware.lookup import (
+    Generation,
+    ProcessorFeature,
+    Table,
+    find_card,
+    load_table,
+    look_up_device,
+    look_up_processor,
+    model_name,
+)
 from halfguard.records.machine import Device, Processor
 from tests.hardware.page import page_lines
 from tests.support.cases import each

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from halfguard.investigation.answering import _not_copied, answer_good_run
+from halfguard.investigation.curing import Proven
 from halfguard.investigation.passes import PassResult, Target
-from halfguard.investigation.proving import Proven
 
 
 def test_few_folders_are_named_and_many_are_counted() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from halfguard.investigation.advice import advise
 from halfguard.investigation.cures import judge_fp32, list_cures
+from halfguard.investigation.curing import best_tried
 from halfguard.investigation.passes import (
     Event,
     Made,
@@ -15,7 +16,6 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.proving import best_tried
 from halfguard.investigation.trial_choice import run_trials
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.culprit import Culprit

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halfguard.investigation.curing import cure_good_run
+from halfguard.investigation.curing import PROOF, cure_good_run
 from halfguard.investigation.passes import (
     Made,
     Misused,
@@ -21,7 +21,6 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.proving import PROOF
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.working_copy import WorkingCopy
 from halfguard.records.autopsy import ReplayTrial

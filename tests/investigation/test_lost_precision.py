@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfguard.investigation.lost_precision import LostUpdates, RoundedPositions, SmallGradients
+from halfguard.investigation.inspecting import LostUpdates, RoundedPositions, SmallGradients
 from halfguard.investigation.passes import Misused
 from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
 

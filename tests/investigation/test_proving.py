@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from halfguard.investigation.curing import with_audit
+from halfguard.investigation.curing import (
+    PROOF,
+    SOON_STEPS,
+    is_worth_it,
+    prove,
+    prove_silence,
+    with_audit,
+)
 from halfguard.investigation.passes import Event, Misused, MisuseKind, PassResult
-from halfguard.investigation.proving import PROOF, SOON_STEPS, is_worth_it, prove, prove_silence
 from halfguard.records.autopsy import Cure
 
 EVENT = Event(kind="loss", backward=4, step=4, how="the loss")

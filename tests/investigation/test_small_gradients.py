@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halfguard.investigation.lost_precision import SmallGradients
+from halfguard.investigation.inspecting import SmallGradients
 from halfguard.investigation.passes import Misused
 from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
 

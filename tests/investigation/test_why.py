@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.incident import open_incident
-from halfguard.investigation.proving import PROOF
+from halfguard.investigation.curing import PROOF
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.replaying import read_kept_answer, replay
 from halfguard.workload import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from halfguard.lint import kept_updates
+from halfguard.lint import half_weights
 from halfguard.lint.cast_back import CastBack
 from halfguard.lint.python_file import PythonFile
 from tests.lint.helper import found
@@ -29,7 +29,7 @@ def test_a_file_with_many_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
         searched.append(file)
         return CastBack(file)
 
-    monkeypatch.setattr(kept_updates, "CastBack", count)
+    monkeypatch.setattr(half_weights, "CastBack", count)
     text = "import torch\n" + "".join(TRAIN.format(number) for number in range(20))
     assert [code for _, code in found(text, "train.py")].count("HG402") == 20
     assert len(searched) == 1

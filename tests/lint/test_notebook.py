@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from halfguard.lint.notebook import read_notebook
-from halfguard.lint.output.text_and_json import to_json
+from halfguard.lint.output import to_json
 from halfguard.lint.run import FileResult
 from tests.lint.helper import lint
 from tests.support.cases import each

@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from halfguard.report.axes import fit_axis, number_label, suits_log_axis
-from halfguard.report.columns import gather_columns
-from halfguard.report.curves import Line, draw_curves
+from halfguard.report.curves import Line, draw_curves, gather_columns
 from halfguard.report.svg import Change, Mark
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)

@@ -27,8 +27,8 @@ from halfguard.records import (
 )
 from halfguard.records.step import LossCurve
 from halfguard.report import RunReport, run_page, to_html, to_markdown
-from halfguard.report.columns import COLUMNS, gather_columns
-from halfguard.report.run_drawings import EVERY_STEP, loss_columns
+from halfguard.report.curves import COLUMNS, gather_columns
+from halfguard.report.run import EVERY_STEP, loss_columns
 from halfguard.report.timeline import build_timeline
 from tests.report.test_page import EVIL, Tags
 

@@ -16,8 +16,7 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.numerics.histogram import INFINITE, NAN, bin_index, histogram
 from halfguard.records.ranges import LayerStats, TraceStep
-from halfguard.tracing.rows import count_binades
-from halfguard.tracing.tracer import Tracer, trace
+from halfguard.tracing.tracer import Tracer, count_binades, trace
 from tests.support.cases import each
 from tests.support.counting import OpCounter
 
@@ -325,7 +324,6 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_the_name_is_the_function_whatever_was_imported() -> None:
-    import halfguard.tracing.rows
     import halfguard.tracing.tracer
 
     assert halfguard.trace is trace

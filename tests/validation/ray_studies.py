@@ -25,8 +25,7 @@ from halfguard.errors import UsageError
 from halfguard.records.study import RunResult
 from halfguard.validation.executors import ray as executor
 from halfguard.validation.runs.task import run_tasks
-from halfguard.validation.sections import ExecutorSpec
-from halfguard.validation.spec import Spec
+from halfguard.validation.spec import ExecutorSpec, Spec
 from halfguard.validation.study import Progress, run_study
 from tests.validation.helper import spec_of
 from tests.validation.processes import alive

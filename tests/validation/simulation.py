@@ -14,7 +14,6 @@ import numpy as np
 from numpy.random import Generator
 
 from halfguard.records.verdict import VerdictLabel
-from halfguard.validation.judgement.decisions import verdict_labels
 from halfguard.validation.judgement.statistics import (
     Claims,
     Criteria,
@@ -23,6 +22,7 @@ from halfguard.validation.judgement.statistics import (
     holm,
     seeds_needed,
 )
+from halfguard.validation.judgement.verdict import verdict_labels
 
 TERMS = Criteria()  # 1% and 2%, higher is better
 SEED_NOISE = 0.03  # what a change of seed does to both of a pair

@@ -19,8 +19,7 @@ from halfguard.errors import HalfguardError, UsageError
 from halfguard.records.study import RunResult
 from halfguard.validation.executors import slurm
 from halfguard.validation.runs.task import Task, run_tasks
-from halfguard.validation.sections import ExecutorSpec
-from halfguard.validation.spec import Spec
+from halfguard.validation.spec import ExecutorSpec, Spec
 from halfguard.validation.study import Progress, run_study
 from tests.validation.helper import spec_of
 from tests.validation.slurm_cluster import SlurmCluster

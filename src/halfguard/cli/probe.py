@@ -38,8 +38,7 @@ def probe(
     Exit code 0: nothing found; 1: findings; 2: usage error; 130: ended by Ctrl-C.
     """
     check_folders(html=html)
-    from halfguard.cli.bars import progress  # noqa: PLC0415
-    from halfguard.cli.interrupts import first_interrupt  # noqa: PLC0415
+    from halfguard.cli.bars import first_interrupt, progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
     with torch_needed("halfguard probe"):

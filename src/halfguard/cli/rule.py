@@ -39,8 +39,7 @@ def rule(
 
 def page_of(code: str) -> str:
     """Return the page of a code or name as Markdown; raise a usage error if there is none."""
-    from halfguard.lint.pages import rule_page  # noqa: PLC0415
-    from halfguard.lint.registry import find_rule  # noqa: PLC0415
+    from halfguard.lint.registry import find_rule, rule_page  # noqa: PLC0415
 
     found = _find_finding(code)
     if found is None:

@@ -10,8 +10,7 @@ import typer.core
 
 if TYPE_CHECKING:
     from halfguard.cli.bars import Bar
-    from halfguard.validation.sections import ExecutorSpec
-    from halfguard.validation.spec import Spec
+    from halfguard.validation.spec import ExecutorSpec, Spec
     from halfguard.validation.study import OnProgress, Progress
 
 
@@ -97,7 +96,7 @@ def approve(
 
 
 def _executor(spec: Spec, kind: str | None) -> ExecutorSpec:
-    from halfguard.validation.sections import ExecutorSpec  # noqa: PLC0415
+    from halfguard.validation.spec import ExecutorSpec  # noqa: PLC0415
 
     kinds = get_args(ExecutorSpec.model_fields["kind"].annotation)
     if kind not in (None, *kinds):

@@ -21,7 +21,7 @@ from halfguard.records.base import FloatRecordPart, Record
 from halfguard.records.study import RunResult, Study
 from halfguard.records.verdict import Verdict
 from halfguard.validation.judgement.verdict import judge
-from halfguard.validation.sections import Metric, Thresholds
+from halfguard.validation.spec import Metric, Thresholds
 
 _NOT_THE_RUN = (
     "system/"  # metrics of the machine, as MLflow calls them: they differ in repeated runs

@@ -10,8 +10,7 @@ from halfguard.comparison.groups import KEYS, RunGroup
 from halfguard.records.verdict import Verdict
 from halfguard.report.axes import percent_label
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Page, Table, Text
-from halfguard.report.columns import gather_columns
-from halfguard.report.curves import Line, draw_curves
+from halfguard.report.curves import Line, draw_curves, gather_columns
 from halfguard.report.study import checklist_table, outcome_title, verdict_section
 
 _ROWS = 400  # runs that are listed one by one

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from halfguard.hardware.table import load_table
+from halfguard.hardware.lookup import load_table
 from halfguard.records.machine import Device, Machine, Processor, TorchBuild
 
 GIGABYTE = 1024**3

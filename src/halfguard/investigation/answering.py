@@ -13,6 +13,7 @@ from halfguard.investigation.advice import (
 )
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import judge_fp32
+from halfguard.investigation.curing import Proven
 from halfguard.investigation.passes import (
     Event,
     Headroom,
@@ -21,7 +22,6 @@ from halfguard.investigation.passes import (
     ScalerFacts,
     Target,
 )
-from halfguard.investigation.proving import Proven
 from halfguard.lint.run import Linter
 from halfguard.lint.settings import Settings
 from halfguard.records.autopsy import Cure

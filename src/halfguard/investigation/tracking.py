@@ -43,10 +43,9 @@ from halfguard.investigation.trying import Trying
 from halfguard.records.culprit import Culprit, CulpritKind
 from halfguard.replaying.function_modes import user_place
 from halfguard.step.parameters import parameters_of
-from halfguard.tracing.call_arguments import tensors_in
-from halfguard.tracing.fp32_call import Call, undispatched
+from halfguard.tracing.call_arguments import Call, tensors_in, undispatched
+from halfguard.tracing.first_nonfinite import OperationWatch
 from halfguard.tracing.operation_places import ModuleStack
-from halfguard.tracing.operation_watch import OperationWatch
 from halfguard.tracing.origins import Origin
 
 _MOST = 50  # origins that are run again

@@ -25,7 +25,7 @@ from halfguard.errors import UsageError
 from halfguard.investigation.scaled_losses import ScaledLosses
 from halfguard.replaying.function_modes import Place, user_place
 from halfguard.step.parameters import parameters_of
-from halfguard.tracing.fp32_call import undispatched
+from halfguard.tracing.call_arguments import undispatched
 
 _LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")
 _WORKER_OPTIONS = (

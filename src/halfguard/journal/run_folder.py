@@ -9,7 +9,7 @@ from halfguard.errors import RecordError, UsageError
 from halfguard.journal.journal import RUN_FILE, STEPS_FILE
 from halfguard.journal.jsonl import read_rows
 from halfguard.records import JournalRow, RunInfo
-from halfguard.report.run_report import RunReport
+from halfguard.report.timeline import RunReport
 
 _INCIDENT = re.compile(r"\d{6,}-r\d+")
 

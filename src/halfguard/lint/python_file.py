@@ -7,8 +7,7 @@ import re
 from functools import cached_property
 
 from halfguard.lint.autocast import AutocastRegions
-from halfguard.lint.event import Event
-from halfguard.lint.event_reader import EventReader
+from halfguard.lint.event_reader import Event, EventReader
 from halfguard.lint.expressions import name_parts
 from halfguard.lint.match import Span
 from halfguard.lint.precision import Precision, PrecisionReader, precision_of_dtype

@@ -1,4 +1,4 @@
-"""Load the rules: every file ``rules/hgNNN_*.py`` is one rule, and no list of them is kept."""
+"""Load the rules and write their pages: every file ``rules/hgNNN_*.py`` is one rule, and no list is kept."""
 
 from __future__ import annotations
 
@@ -77,3 +77,43 @@ def _longest_prefix(code: str, prefixes: tuple[str, ...]) -> int:
     """Return the length of the longest prefix of a code, or -1 if there is none."""
     lengths = [0 if p == "ALL" else len(p) for p in prefixes if p == "ALL" or code.startswith(p)]
     return max(lengths, default=-1)
+
+
+GROUPS = {
+    "HG0": "The file itself",
+    "HG1": "Constants and numerics",
+    "HG2": "Scaler and order of the step",
+    "HG3": "Skips and NaN",
+    "HG4": "Model, dtype and arguments",
+    "HG5": "YAML configuration",
+}
+
+
+def rule_page(rule: Rule) -> str:
+    """Return the page of one rule as Markdown."""
+    title, _, body = rule.page.partition("\n")
+    fix = f"{rule.meta.fix} fix" if rule.meta.fix else "no fix"
+    facts = [f"severity {rule.meta.severity}", fix]
+    if rule.meta.preview:
+        facts.append("preview: off unless `--preview` is given")
+    return f"# {rule.code}: {rule.meta.name}\n\n{title}\n\n*{'; '.join(facts)}*\n{body}\n"
+
+
+def rule_index() -> str:
+    """Return the index of all rules as Markdown, one table per group."""
+    lines = [
+        "# Lint rules",
+        "",
+        "Made from the rule files. `halfguard rule CODE` prints the same page.",
+        "[The guide to lint](../../how-to/lint.md) shows how to run them.",
+    ]
+    for prefix, title in GROUPS.items():
+        rules = [rule for rule in all_rules() if rule.code.startswith(prefix)]
+        lines += ["", f"## {title}", "", "| code | name | fix | finds |", "|---|---|---|---|"]
+        lines += [_row(rule) for rule in rules]
+    return "\n".join(lines) + "\n"
+
+
+def _row(rule: Rule) -> str:
+    finds = rule.page.partition("\n")[0] + (" *(preview)*" if rule.meta.preview else "")
+    return f"| [{rule.code}]({rule.code}.md) | {rule.meta.name} | {rule.meta.fix or ''} | {finds} |"

@@ -10,8 +10,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from halfguard.lint.event import Event, EventKind
-from halfguard.lint.event_reader import EventReader
+from halfguard.lint.event_reader import Event, EventKind, EventReader
 
 _BACKWARD: tuple[EventKind, ...] = ("backward", "scaled_backward")
 _STEPS: tuple[EventKind, ...] = ("scaler_step", "optimizer_step")

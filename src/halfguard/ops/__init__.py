@@ -6,9 +6,8 @@ every value of a half dtype, are in ``benchmarks/ops``.
 
 from __future__ import annotations
 
-from halfguard.ops.capping import soft_cap
 from halfguard.ops.distillation import Distillation, distillation_loss
-from halfguard.ops.elementary import div, exp, log, logsigmoid, rsqrt, sqrt
+from halfguard.ops.elementary import div, exp, log, logsigmoid, rsqrt, soft_cap, sqrt
 from halfguard.ops.losses import binary_cross_entropy, bpr_loss, cross_entropy
 from halfguard.ops.norms import cosine_similarity, masked_softmax, normalize, rms_norm
 

@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
 
 from halfguard.precision_names import Precision
 from halfguard.probing.half_audit import StepFault
-from halfguard.probing.initial_weights import MAX_GAIN
-from halfguard.probing.line_cures import cure_of_line, describe_line, short_path
 from halfguard.probing.ranges import ScaleWindow
 from halfguard.probing.training import MAX_SCALE, Failure
 from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import LayerRange, module_label
+
+_PRODUCT = "Compute the product in float32: call .float() on its factors first."
+_SUM = "Sum in float32: x.float().sum(), x.float().mean()."
+_BY_OPERATION = {
+    "log": "Take the logarithm of the logits instead: torch.nn.functional.logsigmoid, log_softmax or "
+    "binary_cross_entropy_with_logits.",
+    "exp": "Call .float() on the exponent, and subtract its maximum first if only ratios matter.",
+    "to": "Do not cast to half here: 65504 is its largest value, and below 6e-8 it holds 0.",
+    **dict.fromkeys(("mul", "pow", "square", "mm", "bmm", "addmm", "baddbmm", "dot"), _PRODUCT),
+    **dict.fromkeys(("sum", "mean", "cumsum", "index_add", "scatter_add", "var", "norm"), _SUM),
+    "div": "Call .float() on both operands, and keep the divisor away from 0.",
+    "sqrt": "Call .float() first, and keep the argument of the root away from 0.",
+}
+_ANY = "Call .float() on the inputs of this line, or compute it under torch.autocast(..., enabled=False)."
+
+
+def cure_of_line(culprit: Culprit) -> str:
+    """Return what to change at the line of a culprit."""
+    if culprit.kind != "op":
+        return f"Repair {culprit.name}: it was not finite before the step began."
+    return _BY_OPERATION.get(culprit.op, _ANY)
+
+
+def describe_line(culprit: Culprit) -> str:
+    """Return ``mul at train.py:12``."""
+    place = f"{short_path(culprit.file)}:{culprit.line}" if culprit.file else culprit.place
+    return f"{culprit.op} at {place}"
+
+
+def short_path(file: str) -> str:
+    """Return the path below the current folder, else the file's name: plans are shared between machines."""
+    path = Path(file)
+    inside = path.is_relative_to(Path.cwd())
+    return os.path.relpath(path) if inside else path.name
+
 
 MAX_LOST = 0.5  # share of a layer's gradients that may vanish at the loss scale in use
 LOW_HEADROOM = 1.0  # bits of forward headroom; a layer with less overflows when its outputs double
@@ -191,3 +229,32 @@ def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
             else "Signals that pass through it vanish, and so do its gradients.",
             cure="Initialize it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
         )
+
+
+# Gains outside are reported; usual initialisations lie between 0.1 and 1.5.
+MAX_GAIN, MIN_GAIN = 4.0, 0.01
+
+
+@torch.no_grad()
+def find_bad_gains(model: nn.Module) -> dict[str, float]:
+    """Return the gain of weights that multiply a signal of independent values too much or too little."""
+    gains = {}
+    for path, module in model.named_modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.dim() < 2 or not weight.numel():
+                continue
+            gain = weight.double().square().mean().sqrt().item() * math.sqrt(
+                _fan_in(module, weight)
+            )
+            if gain and math.isfinite(gain) and not MIN_GAIN <= gain <= MAX_GAIN:
+                gains[f"{path}.{name}" if path else name] = gain
+    return gains
+
+
+def _fan_in(module: nn.Module, weight: Tensor) -> int:
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return 1  # a row is looked up; nothing is summed
+    if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        return weight[0].numel()
+    # The summed dimension of a custom weight is not known: the smaller one is the safe guess.
+    return min(weight.shape[0], weight[0].numel())

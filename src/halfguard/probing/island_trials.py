@@ -13,8 +13,8 @@ from typing import NoReturn
 from halfguard.errors import UsageError
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.precision_names import Precision
+from halfguard.probing.findings import describe_line
 from halfguard.probing.half_audit import audited_steps
-from halfguard.probing.line_cures import describe_line
 from halfguard.probing.probe import raise_user_failure
 from halfguard.probing.ranges import find_scale_window, total_by_module
 from halfguard.probing.shrink import outermost

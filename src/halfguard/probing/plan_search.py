@@ -19,8 +19,8 @@ from functools import cached_property
 
 from halfguard.errors import NoPlanError, UsageError
 from halfguard.precision_names import Precision
+from halfguard.probing.findings import cure_of_line
 from halfguard.probing.island_trials import IslandTrial, IslandTrials
-from halfguard.probing.line_cures import cure_of_line
 from halfguard.probing.ranges import find_scale_window, to_scale_range
 from halfguard.probing.shrink import drop_unneeded, is_inside, outermost, shrink
 from halfguard.probing.training import Advance

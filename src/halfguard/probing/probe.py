@@ -13,8 +13,8 @@ import math
 from halfguard.errors import UsageError
 from halfguard.precision_names import Precision
 from halfguard.probing import findings
+from halfguard.probing.findings import find_bad_gains
 from halfguard.probing.half_audit import audited_steps
-from halfguard.probing.initial_weights import find_bad_gains
 from halfguard.probing.ranges import (
     find_scale_window,
     make_layer_ranges,

@@ -26,8 +26,7 @@ from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.ranges import TraceStep
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
-from halfguard.tracing.rows import Detail
-from halfguard.tracing.tracer import Tracer
+from halfguard.tracing.tracer import Detail, Tracer
 from halfguard.workload import TrainingStep, Workload, final_loss
 from halfguard.workload.user_error import describe_error
 

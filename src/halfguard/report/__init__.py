@@ -8,9 +8,9 @@ from halfguard.report.html import to_html
 from halfguard.report.markdown import to_markdown
 from halfguard.report.probe import probe_page
 from halfguard.report.run import run_page
-from halfguard.report.run_report import RunReport
 from halfguard.report.script_answer import script_answer_page
 from halfguard.report.study import study_page
+from halfguard.report.timeline import RunReport
 
 __all__ = [
     "RunReport",

@@ -1,9 +1,10 @@
-"""The rows of a run, ordered by step. If a resumed run wrote a step twice, the last row counts."""
+"""The data of a run report: its rows by step. If a resumed run wrote a step twice, the last row counts."""
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from halfguard.records.journal_rows import JournalRow
@@ -16,6 +17,7 @@ from halfguard.records.step import (
     HealthyStepsRow,
     LossCurve,
     NoteRow,
+    RunInfo,
     StepRow,
     Summary,
 )
@@ -160,3 +162,52 @@ def _cut_curve(losses: LossCurve, first: int, last: int) -> LossCurve | None:
     kept = slice(first // size, last // size + 1)
     parts = {name: getattr(losses, name)[kept] for name in ("mean", "low", "high")}
     return losses.model_copy(update=parts)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run as found on disk: ``incidents`` by step, ``problems`` for files that could not be read."""
+
+    name: str
+    info: RunInfo | None
+    timeline: Timeline
+    incidents: dict[int, list[str]]
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        rows: Iterable[JournalRow],
+        info: RunInfo | None = None,
+        incidents: Sequence[str] = (),
+        problems: Sequence[str] = (),
+    ) -> RunReport:
+        """Build a report from rows in the order of writing and names of incident folders (000123-r0)."""
+        by_step: dict[int, list[str]] = {}
+        for folder in sorted(incidents):
+            number = folder.partition("-r")[0]
+            if number.isascii() and number.isdigit():
+                by_step.setdefault(int(number), []).append(folder)
+        return cls(name, info, build_timeline(rows), by_step, tuple(problems))
+
+    def to_json(self) -> str:
+        """Return one JSON object, with rows as in the journal."""
+        body = {
+            "kind": "run_report",
+            "schema_version": 1,
+            "run": self.name,
+            "info": None if self.info is None else json.loads(self.info.to_json()),
+            "closed": self.timeline.closed,
+            "resumed": self.timeline.resumed,
+            "summary": json.loads(self.timeline.summary().to_json()),
+            "unusual": [json.loads(row.to_json()) for row in self.timeline.unusual],
+            "epochs": [json.loads(row.to_json()) for row in self.timeline.epochs.values()],
+            "warnings": [json.loads(r.to_json()) for r in self.timeline.warnings.values()],
+            "watched": [json.loads(r.to_json()) for r in self.timeline.watched.values()],
+            "healings": [json.loads(row.to_json()) for row in self.timeline.healings],
+            "notes": [json.loads(row.to_json()) for row in self.timeline.notes],
+            "incidents": [name for names in self.incidents.values() for name in names],
+            "problems": list(self.problems),
+        }
+        return json.dumps(body)

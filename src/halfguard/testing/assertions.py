@@ -21,7 +21,7 @@ from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.validation.runs.pairing import raise_if_unpaired
 from halfguard.validation.runs.running import run_workload
 from halfguard.validation.runs.task import Job, Setting, Task
-from halfguard.validation.sections import Metric
+from halfguard.validation.spec import Metric
 from halfguard.workload import TrainingStep, Workload
 
 LOWEST_SCALE = 128.0  # of FP16; below it small gradients vanish

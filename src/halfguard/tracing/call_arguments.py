@@ -1,11 +1,18 @@
-"""The arguments of one dispatched call, by the names of its schema."""
+"""The arguments of one dispatched call by the names of its schema, and the same call in FP32.
+
+The call in FP32 must change nothing: arguments that the operation writes to are replaced by copies, and
+random operations are not repeated at all, since they would advance a generator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 
 
 class TensorArgument(NamedTuple):
@@ -48,3 +55,82 @@ def results_of(out: Any, written: Sequence[Tensor]) -> list[Tensor]:
 def is_written(argument: Any) -> bool:
     """Return whether a call writes to this argument of its schema."""
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+for _name in ("AutocastCUDA", "AutocastMPS", "AutocastXPU", "AutocastPrivateUse1"):
+    _AUTOCAST |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _name))
+
+Substitute = Callable[[Tensor], Tensor]
+
+
+class Call:
+    """One call of an operation: its arguments by name, and how to repeat it in FP32."""
+
+    def __init__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.func = func
+        self._values = bind_arguments(func, args, kwargs)
+        self._positional = len(args)
+        self.tensors = list(tensor_arguments(self._values))
+        self.written = [one.tensor for one in self.tensors if one.is_written]
+
+    @property
+    def is_random(self) -> bool:
+        """True if the call draws random numbers."""
+        if torch.Tag.nondeterministic_seeded not in self.func.tags:
+            return False
+        given = {a.name: value for a, value in self._values}
+        for argument in self.func._schema.arguments:
+            if argument.name == "dropout_p":  # fused attention
+                return bool(given.get("dropout_p", argument.default_value) != 0)
+        return True
+
+    @property
+    def can_repeat(self) -> bool:
+        """True if the operation is one of torch's own, without effects beyond its arguments."""
+        return self.func.namespace in ("aten", "prims") and not self.is_random
+
+    def in_fp32(self, substitute: Substitute) -> list[Tensor]:
+        """Repeat the call; return its tensor outputs, then the tensors that it wrote to."""
+        written: list[Tensor] = []
+        values = [self._wide(a, value, substitute, written) for a, value in self._values]
+        args, named = values[: self._positional], self._values[self._positional :]
+        kwargs = {a.name: v for (a, _), v in zip(named, values[self._positional :], strict=True)}
+        with undispatched():
+            out = self.func(*args, **kwargs)
+        return results_of(out, written)
+
+    def _wide(
+        self, argument: Any, value: Any, substitute: Substitute, written: list[Tensor]
+    ) -> Any:
+        if isinstance(value, Tensor):
+            wide = substitute(value)
+            if is_written(argument):
+                wide = wide.clone()
+                written.append(wide)
+            elif argument.name.startswith("running_"):  # statistics, updated without being declared
+                wide = wide.clone()
+            return wide
+        if isinstance(value, list | tuple):
+            return [self._wide(argument, item, substitute, written) for item in value]
+        if isinstance(value, torch.dtype):
+            return WIDE.get(value, value)
+        return False if argument.name == "half_to_float" else value
+
+
+@contextmanager
+def undispatched() -> Iterator[None]:
+    """Run a block below all dispatch modes and below autocast, as if nobody watched."""
+    with no_dispatch(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        yield
+
+
+def to_wide(tensor: Tensor) -> Tensor:
+    """Return a half tensor in FP32, and any other as it is."""
+    wide = WIDE.get(tensor.dtype)
+    return tensor if wide is None else tensor.to(wide)

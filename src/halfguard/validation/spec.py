@@ -1,4 +1,4 @@
-"""The specification of a study: frozen and validated, from YAML or a mapping.
+"""The specification of a study, section by section: frozen and validated, from YAML or a mapping.
 
 A candidate is a precision, with or without a guard and a plan. Simple ones are strings (``fp16-mixed``,
 ``fp16-mixed guarded``), others are mappings. Paths in a file are relative to that file, so a study can be
@@ -8,26 +8,153 @@ started from any folder. Error messages name the key as the user wrote it.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from halfguard.records.config_file import read_yaml, validate_config
-from halfguard.validation.sections import (
-    MAX_SEEDS,
-    Arm,
-    Budget,
-    Candidate,
-    ExecutorSpec,
-    Metric,
-    Section,
-    Thresholds,
-    as_executor,
-    as_seeds,
-)
+
+GUARDED: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
+MAX_SEEDS = 1000  # a study that needs more is too close to a threshold to decide
+_REFUSED = ("--array", "--clusters", "--wait")  # a run is one job of one cluster, awaited here
+_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def _parse_fraction(value: object) -> object:
+    """Convert ``"1%"`` to 0.01."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return float(value.strip().removesuffix("%")) / 100
+    return value
+
+
+def _parse_bytes(value: object) -> object:
+    """Convert ``"2 GB"`` to 2,000,000,000."""
+    found = (
+        re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", value, re.I)
+        if isinstance(value, str)
+        else None
+    )
+    return round(float(found[1]) * _UNITS[found[2].lower()]) if found else value
+
+
+def as_seeds(value: object) -> object:
+    """Convert a count to the seeds 0, 1, 2, ...; refuse what is neither a count nor a list."""
+    if isinstance(value, list | tuple):
+        return value
+    if type(value) is not int or value < 1:
+        raise ValueError("a number of seeds such as 4, or a list such as [0, 1, 2, 3], is needed")
+    if value > MAX_SEEDS:
+        raise ValueError(f"at most {MAX_SEEDS:,} seeds are allowed, not {value:,}")
+    return tuple(range(value))
+
+
+def _parse_candidate(value: object) -> object:
+    """Convert a string such as ``fp16-mixed guarded`` to the keys of a candidate."""
+    if not isinstance(value, str):
+        return value
+    precision, _, suffix = value.strip().partition(" ")
+    if suffix == "guarded":
+        return {"name": value.strip(), "precision": precision, "guard": GUARDED}
+    return {"name": value.strip(), "precision": value.strip()}
+
+
+def as_executor(value: object) -> object:
+    """Convert the name of an executor to the keys of its section."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Fraction = Annotated[float, BeforeValidator(_parse_fraction), Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A frozen section that accepts no unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True
+    )
+
+
+class Candidate(Section):
+    """One side of the comparison; without ``guard`` it trains with torch's own autocast and GradScaler."""
+
+    name: str = Field(min_length=1)
+    precision: str
+    guard: str | dict[str, Any] | None = Field(
+        default=None, description="preset, file, or keys of a guard configuration with its 'preset'"
+    )
+    plan: str | None = Field(default=None, description="file of FP32 islands from halfguard plan")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "name" not in values and "precision" in values:
+            parts = [str(values["precision"])]
+            parts += ["guarded"] if values.get("guard") is not None else []
+            parts += ["with plan"] if values.get("plan") is not None else []
+            return {"name": " ".join(parts), **values}
+        return values
+
+
+class Metric(Section):
+    """The number that is compared."""
+
+    name: str
+    higher_is_better: bool
+
+
+class Thresholds(Section):
+    """Limits on the loss of the metric, as fractions of the baseline, and on speed and memory."""
+
+    passing: Fraction = Field(default=0.01, alias="pass", description="a smaller loss is PASS")
+    marginal: Fraction = Field(default=0.02, description="a smaller loss is MARGINAL, else FAIL")
+    speedup: Fraction = Field(default=0.10, description="smallest useful speedup")
+    memory: Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0)] | None = Field(
+        default=None, description="largest allowed peak, for example '2 GB'"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not 0 < self.passing <= self.marginal:
+            raise ValueError(f"needs 0 < pass <= marginal, got {self.passing}, {self.marginal}")
+        return self
+
+
+class Budget(Section):
+    """Limits at which a study stops with the runs it has; it completes seed after seed."""
+
+    runs: int | None = Field(default=None, ge=2)
+    minutes: float | None = Field(default=None, gt=0)
+
+
+class ExecutorSpec(Section):
+    """Where runs are executed."""
+
+    kind: Literal["local", "ray", "slurm"] = "local"
+    workers: int | None = Field(default=None, ge=1, description="runs at a time; local default: 1")
+    address: str | None = Field(default=None, description="Ray cluster; default: start one")
+    cpus: float = Field(default=1, ge=0, description="Ray, Slurm: processors per run")
+    gpus: float = Field(default=0, ge=0, description="Ray, Slurm: accelerators per run")
+    resources: dict[str, float] = Field(default_factory=dict, description="Ray: custom resources")
+    options: tuple[str, ...] = Field(default=(), description="Slurm: further options of sbatch")
+
+    @model_validator(mode="after")
+    def _usable_options(self) -> Self:
+        for option in self.options:
+            name = option.partition("=")[0]
+            if not name.startswith("--") or name in _REFUSED:
+                raise ValueError(
+                    f"options are sbatch's, written as --name=value, without {', '.join(_REFUSED)}; "
+                    f"got {option!r}"
+                )
+        return self
+
+
+Arm = Annotated[Candidate, BeforeValidator(_parse_candidate)]
+
 
 PLACEHOLDERS = ("{precision}", "{seed}", "{out}")
 

@@ -25,8 +25,7 @@ from halfguard.validation.runs.metrics import CURE
 from halfguard.validation.runs.pairing import raise_if_unpaired
 from halfguard.validation.runs.stepping import speed_of_runs
 from halfguard.validation.runs.task import Task, run_tasks, speed_tasks
-from halfguard.validation.sections import ExecutorSpec
-from halfguard.validation.spec import Spec
+from halfguard.validation.spec import ExecutorSpec, Spec
 
 _SAME_FAILURES = 3  # the study stops when the baseline has failed alike with this many seeds
 _WITHOUT_METRIC = 2  # the same for baseline runs without the metric: one alone may have diverged

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import halfguard as hg
+from halfguard.diagnosis.model.forward import CallContext, Product
 from halfguard.diagnosis.model.measured_precision import (
     describe_precision,
     measure_precision,
     parse_precision,
 )
-from halfguard.diagnosis.model.products import CallContext, Product
 from halfguard.records.diagnosis import EffectivePrecision
 from tests.diagnosis.model.checks.helper import batch, codes, cured, found, loss, net
 from tests.diagnosis.model.test_products import HalfLinear

@@ -11,8 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from halfguard.diagnosis.model.forward import observe_forward
-from halfguard.diagnosis.model.products import Product
+from halfguard.diagnosis.model.forward import Product, observe_forward
 from tests.diagnosis.model.checks.helper import batch, net
 from tests.support.devices import device_type, place
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from halfguard.diagnosis.parity import bounds
-from halfguard.diagnosis.parity.bounds import Arithmetic
-from halfguard.diagnosis.parity.cases import CASES, OPERATIONS, Operations
+from halfguard.diagnosis.parity import cases
+from halfguard.diagnosis.parity.cases import CASES, OPERATIONS, Arithmetic, Operations
 from halfguard.diagnosis.parity.selftest import FORMATS, device_arithmetic, run_selftest
 from halfguard.records.machine import ParityRow
 
@@ -78,7 +77,7 @@ def test_a_sum_kept_in_half_is_found_on_an_accelerator_too() -> None:
     a, b = (x.half() for x in CASES["matmul"].make(1, torch.Generator().manual_seed(0)))
     there = device_arithmetic("matmul", torch.device("cuda"), torch.float16)
     exact = a.double() @ b.double()
-    bound = bounds.products(exact, exact.abs(), a.shape[-1], there)
+    bound = cases.products(exact, exact.abs(), a.shape[-1], there)
     assert ((a @ b).double() - exact).abs().div(bound).max() < 0.5
     assert (_in_half(a, b, 1).double() - exact).abs().div(bound).max() > 10
 
@@ -190,7 +189,7 @@ def test_no_dot_product_breaks_its_bound(length: int, precision: str, seed: int)
     b = torch.randn(length, 16, generator=generator).to(dtype)
     exact = a.double() @ b.double()
     magnitude = a.double().abs() @ b.double().abs()
-    bound = bounds.products(exact, magnitude, length, Arithmetic(dtype))
+    bound = cases.products(exact, magnitude, length, Arithmetic(dtype))
     assert ((a @ b).double() - exact).abs().le(bound).all()
 
 

@@ -20,7 +20,7 @@ from halfguard.validation.executors.worker import TaskReply, run_request
 from halfguard.validation.finished_runs import parse_result
 from halfguard.validation.runs.running import run
 from halfguard.validation.runs.task import run_tasks
-from halfguard.validation.sections import ExecutorSpec
+from halfguard.validation.spec import ExecutorSpec
 from halfguard.validation.study import make_executor, run_study
 from tests.validation.helper import all_numbers, numbers, spec_of
 from tests.validation.slurm_cluster import DAEMONS, has_slurm

@@ -10,7 +10,6 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from halfguard.records.verdict import VerdictLabel
-from halfguard.validation.judgement.decisions import verdict_labels
 from halfguard.validation.judgement.statistics import (
     LEVEL,
     Criteria,
@@ -23,6 +22,7 @@ from halfguard.validation.judgement.statistics import (
     p_below_zero,
     seeds_needed,
 )
+from halfguard.validation.judgement.verdict import verdict_labels
 from tests.validation.simulation import TERMS, data, fixed
 
 STUDIES = 2000

@@ -12,9 +12,8 @@ import pytest
 from halfguard.errors import RecordError
 from halfguard.records.study import Curve, Study
 from halfguard.records.verdict import Verdict, VerdictLabel
-from halfguard.validation.judgement.decisions import verdict_labels
 from halfguard.validation.judgement.statistics import Claims, claims, holm
-from halfguard.validation.judgement.verdict import judge
+from halfguard.validation.judgement.verdict import judge, verdict_labels
 from tests.validation.simulation import TERMS, data
 from tests.validation.studies import BASELINE, curve, losing, run, spec, study
 

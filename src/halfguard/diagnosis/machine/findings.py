@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from halfguard.hardware.measured import FORMATS, SLOWER, Speeds
+from halfguard.hardware.choice import FORMATS, SLOWER, Speeds
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.finding import Finding, Severity
 from halfguard.records.machine import Choice, Device, Hardware, Machine, ParityRow, TorchBuild

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from halfguard.diagnosis.machine.findings import check_hardware, check_machine, check_parity
-from halfguard.hardware.choice import choose, matrix_units
+from halfguard.hardware.choice import Speeds, choose, matrix_units
 from halfguard.hardware.lookup import find_card, look_up_device, look_up_processor
-from halfguard.hardware.measured import Speeds
 from halfguard.hardware.reading import read_machine
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.machine import Ability, Hardware, Machine, MachineReport, ParityRow

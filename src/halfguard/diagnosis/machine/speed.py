@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from halfguard.hardware.measured import Speeds
+from halfguard.hardware.choice import Speeds
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.workload.timing import medians, ratios, time_interleaved
 

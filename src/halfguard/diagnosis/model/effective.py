@@ -6,13 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from halfguard.diagnosis.model.forward import ObservedForward
+from halfguard.diagnosis.model.forward import ObservedForward, Product
 from halfguard.diagnosis.model.measured_precision import (
     describe_module,
     dtype_name,
     measure_precision,
 )
-from halfguard.diagnosis.model.products import Product
 from halfguard.diagnosis.model.training_setup import TrainingSetup, join_names
 from halfguard.errors import UsageError
 from halfguard.records.diagnosis import EffectivePrecision

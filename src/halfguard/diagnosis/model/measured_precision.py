@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from halfguard.diagnosis.model.products import Product
+from halfguard.diagnosis.model.forward import Product
 from halfguard.precision.modes import HALF_DTYPES
 
 SHORT_NAMES = {

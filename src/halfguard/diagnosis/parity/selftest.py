@@ -14,8 +14,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from halfguard.diagnosis.parity.bounds import ACCELERATOR_ROUNDINGS, Arithmetic
-from halfguard.diagnosis.parity.cases import CASES, OPERATIONS, Operations, Tensors
+from halfguard.diagnosis.parity.cases import (
+    ACCELERATOR_ROUNDINGS,
+    CASES,
+    OPERATIONS,
+    Arithmetic,
+    Operations,
+    Tensors,
+)
 from halfguard.records.machine import ParityRow
 from halfguard.workload.user_error import is_out_of_memory
 

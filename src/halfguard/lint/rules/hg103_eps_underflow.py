@@ -39,12 +39,12 @@ from collections.abc import Iterator
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.numeric_checks import (
     SMALL_CONSTANTS,
+    find_small_terms,
     is_model_value,
     may_be_half,
 )
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
-from halfguard.lint.small_terms import find_small_terms
 
 META = Meta(
     code="HG103",

@@ -35,10 +35,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, match_at
-from halfguard.lint.numeric_checks import SMALL_CONSTANTS
+from halfguard.lint.numeric_checks import SMALL_CONSTANTS, find_small_terms
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta
-from halfguard.lint.small_terms import find_small_terms
 
 META = Meta(
     code="HG119",

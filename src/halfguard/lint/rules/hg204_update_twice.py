@@ -53,7 +53,7 @@ import itertools
 from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, remove
-from halfguard.lint.event import Event
+from halfguard.lint.event_reader import Event
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta

@@ -48,7 +48,7 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
-from halfguard.lint.event import Event, EventKind
+from halfguard.lint.event_reader import Event, EventKind
 from halfguard.lint.expressions import receiver
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile

@@ -45,7 +45,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.event import Event
+from halfguard.lint.event_reader import Event
 from halfguard.lint.expressions import called_name
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile

@@ -42,7 +42,7 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.conditions import AMP_IS_ON
-from halfguard.lint.event import Event
+from halfguard.lint.event_reader import Event
 from halfguard.lint.match import Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import Meta

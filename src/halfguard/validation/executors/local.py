@@ -22,7 +22,7 @@ from halfguard.validation.executors.worker import TaskReply, TaskRequest
 from halfguard.validation.finished_runs import Result, parse_result
 from halfguard.validation.runs.commands import describe_exit
 from halfguard.validation.runs.task import Task
-from halfguard.validation.sections import ExecutorSpec
+from halfguard.validation.spec import ExecutorSpec
 
 _POLL = 0.05
 

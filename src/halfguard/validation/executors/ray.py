@@ -22,7 +22,7 @@ from halfguard.validation.executors import MAX_ATTEMPTS, lost_result, may_start,
 from halfguard.validation.executors.worker import TaskReply, execute
 from halfguard.validation.finished_runs import Result, parse_result
 from halfguard.validation.runs.task import Task
-from halfguard.validation.sections import ExecutorSpec
+from halfguard.validation.spec import ExecutorSpec
 
 try:
     import ray

@@ -36,7 +36,7 @@ from halfguard.validation.executors.slurm_jobs import (
 )
 from halfguard.validation.finished_runs import Result, parse_result
 from halfguard.validation.runs.task import Task
-from halfguard.validation.sections import ExecutorSpec
+from halfguard.validation.spec import ExecutorSpec
 
 _POLL = 1.0  # seconds between two looks at the folder of replies
 _SLURM_POLL = 10.0  # and between two questions to Slurm's controller, which all users share

@@ -21,8 +21,7 @@ from halfguard.precision_names import Precision
 from halfguard.records.base import RecordPart
 from halfguard.records.plan import PrecisionPlan
 from halfguard.validation.runs.sources import digests_of
-from halfguard.validation.sections import Candidate
-from halfguard.validation.spec import Spec
+from halfguard.validation.spec import Candidate, Spec
 
 
 class Setting(RecordPart):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.diagnosis.model.forward import ForwardError
-from halfguard.diagnosis.model.frameworks.conversions import CONVERSIONS, DTYPE_NAMES
+from halfguard.diagnosis.model.frameworks.inputs import CONVERSIONS, DTYPE_NAMES
 from halfguard.diagnosis.model.measured_precision import (
     describe_precision,
     dtype_name,

@@ -13,8 +13,14 @@ from functools import partial
 from typing import Any
 
 from halfguard.diagnosis.model.effective import resolve_precision
-from halfguard.diagnosis.model.frameworks.conversions import conversion_line, explain_difference
-from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs, is_a, move_batch, patch
+from halfguard.diagnosis.model.frameworks.inputs import (
+    DoctorInputs,
+    conversion_line,
+    explain_difference,
+    is_a,
+    move_batch,
+    patch,
+)
 from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
 from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
 

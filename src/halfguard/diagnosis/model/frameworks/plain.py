@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from halfguard.diagnosis.model.effective import resolve_precision
-from halfguard.diagnosis.model.frameworks.conversions import (
+from halfguard.diagnosis.model.frameworks.inputs import (
+    DoctorInputs,
     autocast_line,
     conversion_line,
     explain_difference,
 )
-from halfguard.diagnosis.model.frameworks.inputs import DoctorInputs
 from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
 from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
 from halfguard.guard.guard import Guard

@@ -10,10 +10,11 @@ from typing import Any
 
 from halfguard.diagnosis.model.effective import resolve_precision
 from halfguard.diagnosis.model.frameworks.accelerate import move_model, prepare_forward
-from halfguard.diagnosis.model.frameworks.conversions import conversion_line, explain_difference
 from halfguard.diagnosis.model.frameworks.inputs import (
     DoctorInputs,
     check_optimizers,
+    conversion_line,
+    explain_difference,
     is_a,
     move_batch,
 )

@@ -14,18 +14,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from halfguard.replaying.compositions import (
-    Composition,
-    LogSigmoid,
-    LogSoftmax,
-    LogSumExp,
-    RmsNorm,
-    Root,
-    Softmax,
-    Softplus,
-    SumOfSquares,
-    UnitVector,
-)
+from halfguard.replaying import compositions as whole
+from halfguard.replaying.compositions import Composition, SumOfSquares
 from halfguard.replaying.function_modes import FunctionMode, Place, user_place
 
 
@@ -63,7 +53,7 @@ class CompositionRewrite(FunctionMode):
         super().__init__()
         self._accept, self._meaning = accept, meaning
         self._parts: dict[int, Part] = {}
-        self._found: dict[tuple[Place, type], Found] = {}
+        self._found: dict[tuple[Place, str], Found] = {}
         self.replaced = 0
 
     @property
@@ -93,7 +83,7 @@ class CompositionRewrite(FunctionMode):
         if composition is None or place is None:
             return None
         lines = frozenset({place}).union(*(part.lines for part in parts if part))
-        self._found.setdefault((place, type(composition)), Found(composition, place, lines))
+        self._found.setdefault((place, composition.kind), Found(composition, place, lines))
         if not self._accept(place):
             return None
         self.replaced += 1
@@ -125,7 +115,7 @@ def _finish(name: str, args: Any, parts: list[Part | None]) -> Composition | Non
         return None if first is None else _logarithm(name, first)
     is_root = name == "sqrt" or (name == "pow" and _number(args, 1) == 0.5)
     if is_root and first is not None and first.squares is not None and first.power == 1:
-        return Root(first.squares)
+        return first.squares.root()
     if name in ("div", "truediv", "true_divide") and len(args) == 2:
         return _normalized(args[0], parts[1], 0.5) or _softmax(first, parts[1])
     if name in ("mul", "rmul") and len(args) == 2:
@@ -135,14 +125,14 @@ def _finish(name: str, args: Any, parts: list[Part | None]) -> Composition | Non
 
 def _logarithm(name: str, part: Part) -> Composition | None:
     if name == "log1p":
-        return Softplus(part.x) if part.kind == "exp" else None
+        return whole.softplus(part.x) if part.kind == "exp" else None
     if part.kind in ("sigmoid", "complement"):
-        return LogSigmoid(part.x, is_complement=part.kind == "complement")
+        return whole.log_sigmoid(part.x, is_complement=part.kind == "complement")
     if part.kind == "softmax":
-        return LogSoftmax(part.x, part.dim)
+        return whole.log_softmax(part.x, part.dim)
     if part.kind == "sum of exp":
-        return LogSumExp(part.x, part.dim, part.keepdim)
-    return Softplus(part.x) if part.kind == "1 + exp" else None
+        return whole.log_sum_exp(part.x, part.dim, part.keepdim)
+    return whole.softplus(part.x) if part.kind == "1 + exp" else None
 
 
 def _softmax(powers: Part | None, total: Part | None) -> Composition | None:
@@ -150,7 +140,7 @@ def _softmax(powers: Part | None, total: Part | None) -> Composition | None:
     if powers is None or total is None or powers.kind != "exp" or total.kind != "sum of exp":
         return None
     same = powers.x is total.x and total.keepdim and isinstance(total.dim, int)
-    return Softmax(powers.x, total.dim) if same else None
+    return whole.softmax(powers.x, total.dim) if same else None
 
 
 def _normalized(x: Any, root: Part | None, power: float) -> Composition | None:
@@ -165,10 +155,12 @@ def _normalized(x: Any, root: Part | None, power: float) -> Composition | None:
     if squares.is_mean:
         is_last = dim in (-1, root.x.dim() - 1)
         return (
-            RmsNorm(root.x, squares.eps) if is_last and squares.eps > 0 and not root.shift else None
+            whole.rms_norm(root.x, squares.eps)
+            if is_last and squares.eps > 0 and not root.shift
+            else None
         )
     is_short = max(root.shift, sqrt(squares.eps)) <= _SMALL
-    return UnitVector(root.x, dim) if is_short else None
+    return whole.unit_vector(root.x, dim) if is_short else None
 
 
 def _follow(

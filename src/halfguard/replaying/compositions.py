@@ -2,15 +2,17 @@
 
 ``log(sigmoid(x) + eps)`` loses its gradient where the probability is 0 in half, however the logarithm is
 computed: the number is gone before. ``logsigmoid(x)`` has no such number. Every composition here is one small
-class: ``text`` says what to write, ``stable`` computes it in float32, and ``meaning`` is the mathematics that
-the author had in mind, to be run in float64. The epsilon of a logarithm is not meant, it only avoids log(0);
-the epsilon of a norm is, because it decides what happens to short vectors.
+function: ``text`` says what to write, ``stable`` computes it in float32, and ``meaning`` is the mathematics
+that the author had in mind, to be run in float64. The epsilon of a logarithm is not meant, it only avoids
+log(0); the epsilon of a norm is, because it decides what happens to short vectors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,101 +22,48 @@ from halfguard import ops
 from halfguard.precision.modes import HALF_DTYPES
 
 
-class Composition(Protocol):
+@dataclass(frozen=True)
+class Composition:
     """A value that several operations compute together."""
 
-    @property
-    def text(self) -> str:
-        """The composition as it is often written, and what to write instead."""
-
-    def stable(self) -> Tensor:
-        """Compute it as a whole, in float32 for a half input."""
-
-    def meaning(self) -> Tensor:
-        """Compute what is meant; run in float64 it is the reference."""
+    kind: str
+    text: str  # as it is often written, and what to write instead
+    stable: Callable[[], Tensor]
+    meaning: Callable[[], Tensor]
 
 
-@dataclass(frozen=True)
-class LogSigmoid:
-    """log(sigmoid(x) + eps), or log(1 - sigmoid(x) + eps)."""
-
-    x: Tensor
-    is_complement: bool = False
-
-    @property
-    def text(self) -> str:
-        """The composition as it is often written, and what to write instead."""
-        old, new = ("1 - sigmoid(x)", "-x") if self.is_complement else ("sigmoid(x)", "x")
-        return f"log({old}) as torch.nn.functional.logsigmoid({new}) in float32"
-
-    def stable(self) -> Tensor:
-        """Compute it from the logits."""
-        x = _wide(self.x)
-        return F.logsigmoid(-x if self.is_complement else x)
-
-    meaning = stable
+def log_sigmoid(x: Tensor, *, is_complement: bool) -> Composition:
+    """Return log(sigmoid(x) + eps), or log(1 - sigmoid(x) + eps)."""
+    old, new = ("1 - sigmoid(x)", "-x") if is_complement else ("sigmoid(x)", "x")
+    text = f"log({old}) as torch.nn.functional.logsigmoid({new}) in float32"
+    return _whole(
+        "log_sigmoid", text, lambda: F.logsigmoid(-_wide(x) if is_complement else _wide(x))
+    )
 
 
-@dataclass(frozen=True)
-class LogSoftmax:
-    """log(softmax(x) + eps)."""
-
-    x: Tensor
-    dim: int
-    text: str = "log(softmax(x)) as torch.log_softmax(x, dim) in float32"
-
-    def stable(self) -> Tensor:
-        """Compute it from the logits."""
-        return torch.log_softmax(_wide(self.x), self.dim)
-
-    meaning = stable
+def log_softmax(x: Tensor, dim: int) -> Composition:
+    """Return log(softmax(x) + eps)."""
+    text = "log(softmax(x)) as torch.log_softmax(x, dim) in float32"
+    return _whole("log_softmax", text, lambda: torch.log_softmax(_wide(x), dim))
 
 
-@dataclass(frozen=True)
-class Softplus:
-    """log(1 + exp(x)), or log1p(exp(x))."""
-
-    x: Tensor
-    text: str = "log(1 + exp(x)) as torch.nn.functional.softplus(x) in float32"
-
-    def stable(self) -> Tensor:
-        """Compute it without the exponential of a large number."""
-        return F.softplus(_wide(self.x))
-
-    def meaning(self) -> Tensor:
-        """Compute log(e^0 + e^x); softplus returns x itself from 20 up."""
-        return torch.logaddexp(self.x, torch.zeros_like(self.x))
+def softplus(x: Tensor) -> Composition:
+    """Return log(1 + exp(x)), or log1p(exp(x)); torch's softplus returns x itself from 20 up."""
+    text = "log(1 + exp(x)) as torch.nn.functional.softplus(x) in float32"
+    meant = partial(torch.logaddexp, x, torch.zeros_like(x))
+    return Composition("softplus", text, lambda: F.softplus(_wide(x)), meant)
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """exp(x) / sum(exp(x))."""
-
-    x: Tensor
-    dim: Any
-    text: str = "exp(x) / sum(exp(x)) as torch.softmax(x, dim) in float32"
-
-    def stable(self) -> Tensor:
-        """Compute it with the largest exponent subtracted."""
-        return torch.softmax(_wide(self.x), self.dim)
-
-    meaning = stable
+def softmax(x: Tensor, dim: Any) -> Composition:
+    """Return exp(x) / sum(exp(x))."""
+    text = "exp(x) / sum(exp(x)) as torch.softmax(x, dim) in float32"
+    return _whole("softmax", text, lambda: torch.softmax(_wide(x), dim))
 
 
-@dataclass(frozen=True)
-class LogSumExp:
-    """log(sum(exp(x)))."""
-
-    x: Tensor
-    dim: Any
-    keepdim: bool = False
-    text: str = "log(sum(exp(x))) as torch.logsumexp(x, dim) in float32"
-
-    def stable(self) -> Tensor:
-        """Compute it with the largest exponent subtracted."""
-        return torch.logsumexp(_wide(self.x), self.dim, self.keepdim)
-
-    meaning = stable
+def log_sum_exp(x: Tensor, dim: Any, keepdim: bool) -> Composition:
+    """Return log(sum(exp(x)))."""
+    text = "log(sum(exp(x))) as torch.logsumexp(x, dim) in float32"
+    return _whole("log_sum_exp", text, lambda: torch.logsumexp(_wide(x), dim, keepdim))
 
 
 @dataclass(frozen=True)
@@ -127,66 +76,41 @@ class SumOfSquares:
     is_mean: bool = False
     eps: float = 0.0
 
-    def stable(self) -> Tensor:
-        """Compute it in float32; a half value squared always fits there."""
+    def root(self) -> Composition:
+        """Return the length of a vector, or its root mean square; for zeros the gradient is 0, not NaN."""
+        if self.is_mean or self.eps:
+            return _whole(
+                "root", "sqrt(mean(x * x)) with x in float32", lambda: self._total().sqrt()
+            )
+        text = "sqrt(sum(x * x)) as torch.linalg.vector_norm(x) in float32"
+        return _whole("root", text, self._length)
+
+    def _total(self) -> Tensor:
         reduce = torch.mean if self.is_mean else torch.sum
-        squares = _wide(self.x).square()
+        squares = _wide(self.x).square()  # a half value squared always fits in float32
         total = reduce(squares) if self.dim is None else reduce(squares, self.dim, self.keepdim)
         return total + self.eps if self.eps else total
 
-
-@dataclass(frozen=True)
-class Root:
-    """sqrt(sum(x * x)), the length of a vector or its root mean square."""
-
-    squares: SumOfSquares
-
-    @property
-    def text(self) -> str:
-        """The composition as it is often written, and what to write instead."""
-        if self.squares.is_mean or self.squares.eps:
-            return "sqrt(mean(x * x)) with x in float32"
-        return "sqrt(sum(x * x)) as torch.linalg.vector_norm(x) in float32"
-
-    def stable(self) -> Tensor:
-        """Compute it in float32; a vector of zeros has the gradient 0, not NaN."""
-        if self.squares.is_mean or self.squares.eps:
-            return self.squares.stable().sqrt()
-        wide, dim = _wide(self.squares.x), self.squares.dim
-        length: Tensor = torch.linalg.vector_norm(wide, dim=dim, keepdim=self.squares.keepdim)
+    def _length(self) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(_wide(self.x), dim=self.dim, keepdim=self.keepdim)
         return length
 
-    meaning = stable
+
+def unit_vector(x: Tensor, dim: int) -> Composition:
+    """Return x / sqrt(sum(x * x)), with an epsilon beside the root or without; zeros stay zero."""
+    text = "x / sqrt(sum(x * x)) as halfguard.ops.normalize(x, dim)"
+    return _whole("unit_vector", text, lambda: ops.normalize(x, dim))
 
 
-@dataclass(frozen=True)
-class UnitVector:
-    """x / sqrt(sum(x * x)), with an epsilon beside the root or without."""
-
-    x: Tensor
-    dim: int
-    text: str = "x / sqrt(sum(x * x)) as halfguard.ops.normalize(x, dim)"
-
-    def stable(self) -> Tensor:
-        """Divide by the length; a vector of zeros stays zero."""
-        return ops.normalize(self.x, self.dim)
-
-    meaning = stable
+def rms_norm(x: Tensor, eps: float) -> Composition:
+    """Return x / sqrt(mean(x * x) + eps) along the last dimension."""
+    text = "x / sqrt(mean(x * x) + eps) as halfguard.ops.rms_norm(x, eps=eps)"
+    return _whole("rms_norm", text, lambda: ops.rms_norm(x, eps=eps))
 
 
-@dataclass(frozen=True)
-class RmsNorm:
-    """x / sqrt(mean(x * x) + eps) along the last dimension."""
-
-    x: Tensor
-    eps: float
-    text: str = "x / sqrt(mean(x * x) + eps) as halfguard.ops.rms_norm(x, eps=eps)"
-
-    def stable(self) -> Tensor:
-        """Divide by the root mean square."""
-        return ops.rms_norm(self.x, eps=self.eps)
-
-    meaning = stable
+def _whole(kind: str, text: str, stable: Callable[[], Tensor]) -> Composition:
+    """Return a composition whose stable form is what is meant."""
+    return Composition(kind, text, stable, stable)
 
 
 def _wide(x: Tensor) -> Tensor:

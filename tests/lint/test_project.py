@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.lint.diagnostic import Severity
 from halfguard.lint.engine import lint_bytes
+from halfguard.lint.match import Severity
 from halfguard.lint.project import Project, find_root, project_files, read_facts, read_project
 from halfguard.lint.registry import all_rules
 from halfguard.lint.settings import Settings

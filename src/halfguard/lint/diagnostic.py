@@ -6,14 +6,12 @@ It is plain data: pydantic, which records need, takes longer to import than most
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from halfguard.lint.match import Fix, Span
+from halfguard.lint.match import Fix, Severity, Span
 
 if TYPE_CHECKING:
     from halfguard.records import Finding
-
-Severity = Literal["error", "warning", "note"]  # as in ``records.finding``; a test compares them
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from halfguard.lint.diagnostic import Diagnostic
-from halfguard.lint.match import Match, Span
+from halfguard.lint.match import Match, Meta, Span
 from halfguard.lint.notebook import read_notebook
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import ByteSearch, Meta, Rule
+from halfguard.lint.rule import ByteSearch, Rule
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
 from halfguard.lint.yaml_file import InvalidYamlError, YamlFile

@@ -1,6 +1,6 @@
-"""Results of a rule: matches, each with an optional fix.
+"""What a rule declares, and what it returns: its metadata, and matches, each with an optional fix.
 
-They are plain data (positions and text), so that they can be sent between processes, and one match serves the
+Matches are plain data (positions and text), so that they can be sent between processes, and one serves the
 terminal, an editor, SARIF and ``--fix``.
 """
 
@@ -11,6 +11,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 FixKind = Literal["safe", "unsafe"]
+Language = Literal["python", "yaml"]
+Severity = Literal["error", "warning", "note"]  # as in ``records.finding``; a test compares them
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Metadata of a rule; the text of its page is the docstring of its file."""
+
+    code: str
+    name: str
+    cure: str
+    # A file must contain one of these texts to be checked, so most files of a large tree are never parsed.
+    contains: tuple[str, ...]
+    # If this is given, it must contain one of these as well.
+    also_contains: tuple[str, ...] = ()
+    # A regular expression that must match as well; it is searched last, because it is slower.
+    pattern: str = ""
+    severity: Severity = "warning"
+    fix: FixKind | None = None
+    preview: bool = False
+    # The rule is about the range of float16, and is not run if the project never uses float16.
+    needs_half: bool = False
+    language: Language = "python"
 
 
 @dataclass(frozen=True)

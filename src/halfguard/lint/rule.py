@@ -1,40 +1,15 @@
-"""A lint rule: its metadata, its page, and the check that finds its matches."""
+"""A lint rule: what it declares, its page, and the check that finds its matches."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from halfguard.lint.diagnostic import Severity
-from halfguard.lint.match import FixKind, Match
+from halfguard.lint.match import Match, Meta
 from halfguard.lint.project import Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.yaml_file import YamlFile
-
-Language = Literal["python", "yaml"]
-
-
-@dataclass(frozen=True)
-class Meta:
-    """Metadata of a rule; the text of its page is the docstring of its file."""
-
-    code: str
-    name: str
-    cure: str
-    # A file must contain one of these texts to be checked, so most files of a large tree are never parsed.
-    contains: tuple[str, ...]
-    # If this is given, it must contain one of these as well.
-    also_contains: tuple[str, ...] = ()
-    # A regular expression that must match as well; it is searched last, because it is slower.
-    pattern: str = ""
-    severity: Severity = "warning"
-    fix: FixKind | None = None
-    preview: bool = False
-    # The rule is about the range of float16, and is not run if the project never uses float16.
-    needs_half: bool = False
-    language: Language = "python"
 
 
 class ByteSearch:

@@ -44,7 +44,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import is_name_or_attribute, make_fix, replace
 from halfguard.lint.expressions import argument, called_name, name_of, receiver
-from halfguard.lint.match import FixKind, Match, match_at
+from halfguard.lint.match import FixKind, Match, Meta, match_at
 from halfguard.lint.numeric_checks import (
     LARGE_CONSTANTS,
     may_be_half,
@@ -53,7 +53,6 @@ from halfguard.lint.numeric_checks import (
 )
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG101",

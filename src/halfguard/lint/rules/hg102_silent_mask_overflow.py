@@ -39,11 +39,10 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import argument, called_name, name_of
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import LARGE_CONSTANTS, is_certainly_half, overflows_half
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.syntax_tree import parameter_names
 
 META = Meta(

@@ -36,7 +36,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import (
     SMALL_CONSTANTS,
     find_small_terms,
@@ -44,7 +44,6 @@ from halfguard.lint.numeric_checks import (
     may_be_half,
 )
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG103",

@@ -39,7 +39,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import called_name
-from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.numeric_checks import (
     Logarithm,
     can_be_repeated,
@@ -50,7 +50,6 @@ from halfguard.lint.numeric_checks import (
     module_class,
 )
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG104",

@@ -39,7 +39,7 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import called_name, receiver
-from halfguard.lint.match import Fix, Match, Span, match_at
+from halfguard.lint.match import Fix, Match, Meta, Span, match_at
 from halfguard.lint.numeric_checks import (
     Logarithm,
     can_be_repeated,
@@ -51,7 +51,6 @@ from halfguard.lint.numeric_checks import (
     origin_is_view,
 )
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG105",

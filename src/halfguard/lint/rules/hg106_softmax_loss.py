@@ -34,9 +34,8 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import argument, called_name, name_of, receiver
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG106",

@@ -39,11 +39,10 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import argument, called_name, receiver
-from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.numeric_checks import module_class
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG107",

@@ -36,10 +36,9 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import called_name, number
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import may_be_half
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG108",

@@ -33,10 +33,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import argument, called_name, has_keyword
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import is_half, underflows_half
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG109",

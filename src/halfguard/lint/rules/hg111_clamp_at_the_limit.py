@@ -36,10 +36,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import name_of, receiver
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import clamp_arguments
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG111",

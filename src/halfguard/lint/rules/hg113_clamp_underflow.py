@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import called_name
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import (
     SMALL_CONSTANTS,
     clamp_arguments,
@@ -41,7 +41,6 @@ from halfguard.lint.numeric_checks import (
     underflows_half,
 )
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG113",

@@ -39,10 +39,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG114",

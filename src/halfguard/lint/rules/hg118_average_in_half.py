@@ -49,9 +49,8 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import argument, called_name, name_of, number, receiver
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG118",

@@ -34,10 +34,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import SMALL_CONSTANTS, find_small_terms
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG119",

@@ -53,9 +53,8 @@ from halfguard.lint.accelerators import accumulates_gradients, may_run_in_fp16
 from halfguard.lint.conditions import is_schedule_check
 from halfguard.lint.event_reader import Event
 from halfguard.lint.expressions import name_of, receiver
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

@@ -54,9 +54,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, remove
 from halfguard.lint.event_reader import Event
-from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

@@ -49,9 +49,8 @@ from collections.abc import Iterator
 from halfguard.lint.conditions import AMP_IS_ON
 from halfguard.lint.edits import make_fix, remove, replace
 from halfguard.lint.event_reader import Event
-from halfguard.lint.match import Edit, Fix, Match, match_at
+from halfguard.lint.match import Edit, Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

@@ -50,9 +50,8 @@ from collections.abc import Iterator
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.event_reader import Event, EventKind
 from halfguard.lint.expressions import receiver
-from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 from halfguard.lint.syntax_tree import parameter_names
 

@@ -49,9 +49,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.autocast import Autocast
 from halfguard.lint.expressions import argument, boolean, name_of, receiver
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.scaled_by_hand import scales_by_hand
 from halfguard.lint.steps import Step
 from halfguard.lint.syntax_tree import Function, parameter_default, parameter_names

@@ -43,9 +43,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.syntax_tree import Function
 
 META = Meta(

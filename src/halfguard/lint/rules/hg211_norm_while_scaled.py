@@ -45,9 +45,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG211",

@@ -49,9 +49,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.accelerators import may_run_in_fp16
 from halfguard.lint.expressions import name_of, receiver
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG212",

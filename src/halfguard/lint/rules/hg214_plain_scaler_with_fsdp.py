@@ -44,9 +44,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.conditions import exclude_each_other
 from halfguard.lint.expressions import argument, boolean, name_of
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG214",

@@ -48,9 +48,8 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import called_name, name_of, number, string
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

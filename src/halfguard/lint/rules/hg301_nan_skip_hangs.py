@@ -48,9 +48,8 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.conditions import is_loss_check
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

@@ -43,9 +43,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.conditions import AMP_IS_ON
 from halfguard.lint.event_reader import Event
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.steps import Step
 
 META = Meta(

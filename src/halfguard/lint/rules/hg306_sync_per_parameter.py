@@ -41,9 +41,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.conditions import is_schedule_check
 from halfguard.lint.expressions import called_name, name_of
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG306",

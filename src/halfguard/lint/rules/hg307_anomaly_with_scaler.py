@@ -37,9 +37,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, remove
 from halfguard.lint.expressions import argument, boolean, number, string
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 _FP16 = {"16-mixed", "16"}
 

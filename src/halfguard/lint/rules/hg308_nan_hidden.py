@@ -36,9 +36,8 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import name_of, number
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG308",

@@ -58,9 +58,8 @@ from halfguard.lint.expressions import (
     name_of,
     receiver,
 )
-from halfguard.lint.match import Edit, Fix, Match, Span, match_at
+from halfguard.lint.match import Edit, Fix, Match, Meta, Span, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 from halfguard.lint.syntax_tree import Function
 
 META = Meta(

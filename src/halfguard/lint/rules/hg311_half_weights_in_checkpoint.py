@@ -37,9 +37,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.checkpoints import Entries, entries_of, find_saves, has_optimizer, saved_states
 from halfguard.lint.expressions import called_name
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG311",

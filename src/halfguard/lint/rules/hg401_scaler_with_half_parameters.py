@@ -54,9 +54,8 @@ from collections.abc import Iterator
 from halfguard.lint.edits import insert_after, make_fix
 from halfguard.lint.expressions import argument, boolean, name_of
 from halfguard.lint.half_weights import find_trained_half_models, keep_full
-from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG401",

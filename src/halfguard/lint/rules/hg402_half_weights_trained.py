@@ -52,9 +52,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.expressions import name_of, string
 from halfguard.lint.half_weights import find_trained_half_models, keep_full, keeps_updates
-from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG402",

@@ -38,10 +38,9 @@ from halfguard.lint.cast_back import CastBack
 from halfguard.lint.conditions import exclude_each_other
 from halfguard.lint.expressions import argument, boolean, has_keyword, name_of, receiver
 from halfguard.lint.half_weights import find_half_models
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import underflows_half
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG403",

@@ -42,9 +42,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import name_parts
-from halfguard.lint.match import Fix, FixKind, Match, match_at
+from halfguard.lint.match import Fix, FixKind, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG405",

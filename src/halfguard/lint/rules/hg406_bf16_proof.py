@@ -39,9 +39,8 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import has_keyword, name_of
-from halfguard.lint.match import Edit, Fix, Match, Span, match_at
+from halfguard.lint.match import Edit, Fix, Match, Meta, Span, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG406",

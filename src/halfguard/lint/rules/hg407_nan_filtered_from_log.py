@@ -34,9 +34,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.expressions import boolean, has_keyword
 from halfguard.lint.half_weights import TRAINING_ARGUMENTS, training_argument
-from halfguard.lint.match import Edit, Fix, Match, Span, match_at
+from halfguard.lint.match import Edit, Fix, Match, Meta, Span, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG407",

@@ -39,9 +39,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import argument, boolean, has_keyword, string
-from halfguard.lint.match import Edit, Fix, Match, Span, match_at
+from halfguard.lint.match import Edit, Fix, Match, Meta, Span, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG408",

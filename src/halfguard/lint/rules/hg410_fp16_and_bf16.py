@@ -32,9 +32,8 @@ from collections.abc import Iterator
 
 from halfguard.lint.expressions import boolean
 from halfguard.lint.half_weights import TRAINING_ARGUMENTS, training_argument
-from halfguard.lint.match import Match, match_at
+from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.rule import Meta
 
 META = Meta(
     code="HG410",

@@ -33,8 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.match import Match
-from halfguard.lint.rule import Meta
+from halfguard.lint.match import Match, Meta
 from halfguard.lint.trainer_configs import find_fp16, find_lightning_fp16, is_lightning_trainer
 from halfguard.lint.yaml_file import YamlFile
 

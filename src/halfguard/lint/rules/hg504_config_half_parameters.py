@@ -33,8 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfguard.lint.match import Match
-from halfguard.lint.rule import Meta
+from halfguard.lint.match import Match, Meta
 from halfguard.lint.trainer_configs import is_on, is_training_arguments
 from halfguard.lint.yaml_file import YamlFile, YamlMapping
 

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import torch
 
 from halfguard.errors import HalfguardError
-from halfguard.investigation.approach import Approach
 from halfguard.investigation.inspecting import Inspecting
 from halfguard.investigation.passes import Ended, PassPlan, PassResult, Target, TrialResult, leave
 from halfguard.investigation.sensing import Sensing
@@ -26,7 +25,7 @@ from halfguard.investigation.surroundings import Surroundings
 from halfguard.investigation.tracking import Tracking
 from halfguard.investigation.training_loop import TrainingLoop
 from halfguard.investigation.trial_choice import FP32
-from halfguard.investigation.trying import Trying
+from halfguard.investigation.trying import Approach, Trying
 from halfguard.precision.emulation import emulate_autocast
 
 _SEED = 0

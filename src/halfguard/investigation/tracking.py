@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from halfguard.investigation.approach import Approach
 from halfguard.investigation.called_modules import CalledModules
 from halfguard.investigation.finite import bad_tensors, storages
 from halfguard.investigation.held_process import HeldProcess
@@ -39,7 +38,7 @@ from halfguard.investigation.passes import (
 )
 from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
 from halfguard.investigation.trial_choice import run_trials
-from halfguard.investigation.trying import Trying
+from halfguard.investigation.trying import Approach, Trying
 from halfguard.records.culprit import Culprit, CulpritKind
 from halfguard.replaying.function_modes import user_place
 from halfguard.step.parameters import parameters_of

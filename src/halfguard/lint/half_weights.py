@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 from halfguard.lint.cast_back import CastBack
 from halfguard.lint.edits import make_fix, remove, replace
-from halfguard.lint.event_reader import EventKind
 from halfguard.lint.expressions import (
     argument,
     boolean,
@@ -30,6 +29,7 @@ from halfguard.lint.match import Fix
 from halfguard.lint.numeric_checks import underflows_half
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
+from halfguard.lint.steps import EventKind
 
 _MODEL = re.compile(r"(^|[._])(model|net|network|student|backbone|generator|discriminator|policy)$")
 # Models that are not trained may be float16: a teacher, a frozen encoder, a copy for inference.

@@ -7,14 +7,13 @@ import re
 from functools import cached_property
 
 from halfguard.lint.autocast import AutocastRegions
-from halfguard.lint.event_reader import Event, EventReader
 from halfguard.lint.expressions import name_parts
 from halfguard.lint.match import Span
 from halfguard.lint.precision import Precision, PrecisionReader, precision_of_dtype
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.roles import Roles
 from halfguard.lint.source import Source
-from halfguard.lint.steps import Step, find_steps
+from halfguard.lint.steps import Event, EventReader, Step, find_steps
 from halfguard.lint.syntax_tree import SyntaxTree
 
 # Code that runs beside the model, in float32 and outside of autocast: data, metrics, drawing, tests.

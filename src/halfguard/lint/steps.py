@@ -2,15 +2,286 @@
 
 A step is the innermost loop that contains both. An inner loop over micro-batches contains only the backward
 pass, so the step is the loop around it.
+
+Calls to functions of the same file are inlined. Each event keeps the conditions under which it runs, so that
+the two branches of an ``if use_amp`` never count as one path.
 """
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
-from halfguard.lint.event_reader import Event, EventKind, EventReader
+from halfguard.lint.conditions import Condition, condition_of
+from halfguard.lint.expressions import argument, called_name, name_of, receiver
+from halfguard.lint.roles import Roles
+from halfguard.lint.syntax_tree import Function, SyntaxTree, parameter_names
+
+EventKind = Literal[
+    "backward", "scaled_backward", "framework_backward", "unscale", "clip", "gradient_norm", "scaler_step",
+    "scaler_update", "optimizer_step", "scheduler_step", "zero_grad", "continue", "return",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """One operation of a training step, and when it runs."""
+
+    kind: EventKind
+    node: ast.Call | ast.stmt
+    owner: str  # name of the scaler, or of the optimizer or scheduler that is stepped directly
+    optimizer: str  # name of the optimizer that is passed to ``unscale_`` or ``scaler.step``
+    conditions: tuple[Condition, ...]
+    loops: tuple[ast.stmt, ...]
+    tests: tuple[ast.expr, ...]  # the expressions behind the conditions
+
+    def excludes(self, other: Event) -> bool:
+        """Return whether the two can never run in the same iteration."""
+        mine = dict(self.conditions)
+        return any(mine.get(text, truth) != truth for text, truth in other.conditions)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The conditions, loops and inlined calls around a statement."""
+
+    conditions: tuple[Condition, ...] = ()
+    loops: tuple[ast.stmt, ...] = ()
+    tests: tuple[ast.expr, ...] = ()
+    stack: tuple[Function, ...] = ()
+
+    def under(self, condition: Condition, test: ast.expr | None) -> Context:
+        """Return this context inside one more condition."""
+        tests = (*self.tests, test) if test is not None else self.tests
+        return Context((*self.conditions, condition), self.loops, tests, self.stack)
+
+
+_CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
+_STEP_METHODS = {"backward", "step", "update", "unscale_", "zero_grad", *_CLIPS}
+_NORM = re.compile(
+    r"^(get|compute|calc(ulate)?|total|log)?_?(total_|global_)?grad(ient)?_?norm$|^get_total_norm$"
+)
+_INFINITE = {"float('inf')", "math.inf", "torch.inf", "np.inf", "inf"}
+_MAX_DEPTH, _MAX_INLINED = 3, 60
+
+
+class EventReader:
+    """Reads the functions of a file as lists of events."""
+
+    def __init__(self, tree: SyntaxTree, roles: Roles) -> None:
+        self.tree = tree
+        self.roles = roles
+        self._inlined = 0
+
+    @cached_property
+    def _calls_in(self) -> dict[ast.stmt, list[ast.Call]]:
+        """Relevant calls by statement, in the order in which they run."""
+        found: dict[ast.stmt, list[ast.Call]] = defaultdict(list)
+        names = {function.name for function in self.tree.functions} | _STEP_METHODS
+        names |= {n for n in self.tree.called_names if _NORM.search(n) or n.endswith("scaler")}
+        for call in self.tree.calls(*names):
+            statement = self.tree.statement_of(call)
+            if statement is not None:
+                found[statement].append(call)
+        for calls in found.values():
+            calls.sort(key=lambda c: (c.end_lineno or 0, c.end_col_offset or 0))
+        return found
+
+    @cached_property
+    def _functions(self) -> dict[tuple[ast.ClassDef | None, str], list[Function]]:
+        found: dict[tuple[ast.ClassDef | None, str], list[Function]] = defaultdict(list)
+        for function in self.tree.functions:
+            found[self.tree.class_of(function), function.name].append(function)
+        return found
+
+    def entry_points(self) -> list[Function | None]:
+        """Return the functions that no other function of the file calls; None is the module body."""
+        called = {self._callee(c) for calls in self._calls_in.values() for c in calls}
+        return [None, *(f for f in self.tree.functions if f not in called and f in self._relevant)]
+
+    @cached_property
+    def _relevant(self) -> set[Function | None]:
+        """Functions with an operation of a step, and those that call them, over a few levels."""
+        callers: dict[Function | None, set[Function | None]] = defaultdict(set)
+        found: set[Function | None] = set()
+        for calls in self._calls_in.values():
+            for call in calls:
+                here, callee = self.tree.function_of(call), self._callee(call)
+                if callee is not None:
+                    callers[callee].add(here)
+                if called_name(call) in _STEP_METHODS or self._is_whole_step(call):
+                    found.add(here)
+        latest = found
+        for _ in range(_MAX_DEPTH + 1):
+            latest = {caller for function in latest for caller in callers[function]} - found
+            found |= latest
+        return found
+
+    def read(self, function: Function | None) -> list[Event]:
+        """Return the events of a function, with the functions that it calls inlined."""
+        self._inlined = 0
+        out: list[Event] = []
+        body = self.tree.root.body if function is None else function.body
+        self._block(body, Context(stack=(function,) if function else ()), out)
+        return out
+
+    def _callee(self, call: ast.Call) -> Function | None:
+        """Return the function of this file that a call runs, if only one has that name."""
+        name = name_of(call.func)
+        owner = self.tree.class_of(call) if name.startswith("self.") else None
+        candidates = self._functions.get((owner, name.removeprefix("self.")), [])
+        return candidates[0] if len(candidates) == 1 else None
+
+    # --- statements --------------------------------------------------------------------------------
+
+    def _block(self, statements: list[ast.stmt], context: Context, out: list[Event]) -> None:
+        for statement in statements:
+            self._statement(statement, context, out)
+            if isinstance(statement, ast.If) and not statement.orelse and _exits(statement.body):
+                # The rest of the block runs only if the test fails.
+                text, truth = condition_of(statement.test)
+                context = context.under((text, not truth), statement.test)
+
+    def _statement(self, node: ast.stmt, context: Context, out: list[Event]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return
+        for call in self._calls_in.get(node, ()):
+            self._call(call, context, out)
+        if isinstance(node, ast.If):
+            text, truth = condition_of(node.test)
+            self._block(node.body, context.under((text, truth), node.test), out)
+            self._block(node.orelse, context.under((text, not truth), node.test), out)
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            self._block(node.body, replace(context, loops=(*context.loops, node)), out)
+            self._block(node.orelse, context, out)
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            self._block(node.body, context, out)
+        elif isinstance(node, ast.Try):
+            self._try(node, context, out)
+        elif isinstance(node, ast.Match):
+            for number, case in enumerate(node.cases):
+                condition = (f"match {node.lineno}:{number}", True)
+                self._block(case.body, context.under(condition, node.subject), out)
+        elif isinstance(node, ast.Continue | ast.Return):
+            kind: EventKind = "continue" if isinstance(node, ast.Continue) else "return"
+            out.append(self._event(kind, node, context))
+
+    def _try(self, node: ast.Try, context: Context, out: list[Event]) -> None:
+        self._block(node.body + node.orelse, context, out)
+        for handler in node.handlers:
+            condition = (f"except {handler.lineno}", True)
+            self._block(handler.body, context.under(condition, None), out)
+        self._block(node.finalbody, context, out)
+
+    # --- calls -------------------------------------------------------------------------------------
+
+    def _call(self, call: ast.Call, context: Context, out: list[Event]) -> None:
+        if self._is_whole_step(call):
+            kinds: tuple[EventKind, ...] = ("scaled_backward", "scaler_step", "scaler_update")
+            names = {"owner": name_of(call.func), "optimizer": name_of(call.args[1])}
+            out.extend(self._event(kind, call, context, **names) for kind in kinds)
+            return
+        kind = self._kind(call)
+        if kind is not None:
+            receiving = receiver(call)
+            if kind == "scaled_backward" and isinstance(receiving, ast.Call):
+                receiving = receiver(receiving)
+            owner = self.roles.resolve_alias(receiving)
+            optimizer = self.roles.resolve_alias(call.args[0]) if call.args else ""
+            out.append(self._event(kind, call, context, owner=owner, optimizer=optimizer))
+            return
+        callee = self._callee(call)
+        if callee not in self._relevant or callee in context.stack:
+            return
+        if callee is None or len(context.stack) > _MAX_DEPTH:
+            return
+        self._inlined += 1
+        if self._inlined > _MAX_INLINED:
+            return
+        inner: list[Event] = []
+        self._block(callee.body, replace(context, stack=(*context.stack, callee)), inner)
+        names = _caller_names(call, callee, self.roles)
+        out.extend(
+            replace(
+                event,
+                owner=names.get(event.owner, event.owner),
+                optimizer=names.get(event.optimizer, event.optimizer),
+            )
+            for event in inner
+        )
+
+    def _is_whole_step(self, call: ast.Call) -> bool:
+        """Return whether a call runs the whole step, as timm's ``loss_scaler(loss, optimizer)``."""
+        is_scaler = called_name(call).endswith("scaler") and len(call.args) > 1
+        return is_scaler and self.roles.is_optimizer(call.args[1])
+
+    def _kind(self, call: ast.Call) -> EventKind | None:
+        name, owner, roles = called_name(call), receiver(call), self.roles
+        if name in _CLIPS:
+            return "gradient_norm" if self._never_clips(call) else "clip"
+        if _NORM.search(name) and self._callee(call) not in self._relevant - {None}:
+            return "gradient_norm"
+        if owner is None:
+            return None
+        if name == "backward":
+            return self._backward_kind(call, owner)
+        if roles.is_scaler(owner):
+            kinds: dict[str, EventKind] = {
+                "step": "scaler_step", "update": "scaler_update", "unscale_": "unscale",
+            }  # fmt: skip
+            return kinds.get(name)
+        if name == "step" and roles.is_scheduler(owner):
+            return "scheduler_step"
+        if name in {"step", "zero_grad"} and roles.is_optimizer(owner):
+            return "optimizer_step" if name == "step" else "zero_grad"
+        return None
+
+    def _never_clips(self, call: ast.Call) -> bool:
+        """Return whether ``clip_grad_norm_`` only measures, because its limit is infinite."""
+        limit = argument(call, 1, "max_norm")
+        return limit is not None and ast.unparse(limit).strip("'\"") in _INFINITE
+
+    def _backward_kind(self, call: ast.Call, owner: ast.expr) -> EventKind | None:
+        if isinstance(owner, ast.Call):
+            if called_name(owner) == "scale":
+                return "scaled_backward" if self.roles.is_scaler(receiver(owner)) else None
+            return "backward" if called_name(owner) != "super" else None
+        if call.args:  # accelerator.backward(loss), engine.backward(loss)
+            return "framework_backward"
+        assigned = self.tree.last_assignment(owner)
+        value = assigned.value if assigned else None
+        if isinstance(value, ast.Call) and called_name(value) == "scale":
+            return "scaled_backward"
+        return "backward" if name_of(owner) != "self" else None
+
+    def _event(
+        self, kind: EventKind, node: ast.Call | ast.stmt, context: Context, *, owner: str = "",
+        optimizer: str = "",
+    ) -> Event:  # fmt: skip
+        if kind == "scaled_backward" and owner not in self.roles.scalers:
+            owner = next(iter(sorted(self.roles.scalers)), "")
+        return Event(
+            kind, node, owner, optimizer, context.conditions, context.loops, context.tests
+        )  # fmt: skip
+
+
+def _exits(body: list[ast.stmt]) -> bool:
+    """Return whether a block ends by leaving the code that follows it."""
+    return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
+
+
+def _caller_names(call: ast.Call, callee: Function, roles: Roles) -> dict[str, str]:
+    """Map the callee's parameters to the names of the variables that the caller passes."""
+    names = [n for n in parameter_names(callee) if n != "self"]
+    passed = dict(zip(names, call.args, strict=False))
+    passed.update({k.arg: k.value for k in call.keywords if k.arg in names})
+    return {name: known for name, value in passed.items() if (known := roles.resolve_alias(value))}
+
 
 _BACKWARD: tuple[EventKind, ...] = ("backward", "scaled_backward")
 _STEPS: tuple[EventKind, ...] = ("scaler_step", "optimizer_step")

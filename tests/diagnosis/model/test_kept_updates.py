@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import halfguard as hg
-from halfguard.diagnosis.model.kept_updates import find_masters, keeps_small_updates
+from halfguard.diagnosis.model.training_setup import find_masters, keeps_small_updates
 from tests.diagnosis.model.checks.helper import batch, found, loss, net
 
 HALVES = (torch.float16, torch.bfloat16)

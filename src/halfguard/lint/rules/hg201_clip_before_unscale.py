@@ -50,10 +50,9 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import insert_before, make_fix
-from halfguard.lint.event_reader import Event
 from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.steps import Step
+from halfguard.lint.steps import Event, Step
 
 META = Meta(
     code="HG201",

@@ -51,11 +51,10 @@ from collections.abc import Iterator
 
 from halfguard.lint.accelerators import accumulates_gradients, may_run_in_fp16
 from halfguard.lint.conditions import is_schedule_check
-from halfguard.lint.event_reader import Event
 from halfguard.lint.expressions import name_of, receiver
 from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.steps import Step
+from halfguard.lint.steps import Event, Step
 
 META = Meta(
     code="HG202",

@@ -45,10 +45,10 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import insert_after, make_fix
-from halfguard.lint.event_reader import Event
 from halfguard.lint.expressions import called_name, receiver
 from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
+from halfguard.lint.steps import Event
 
 META = Meta(
     code="HG203",

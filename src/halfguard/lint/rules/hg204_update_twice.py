@@ -53,10 +53,9 @@ import itertools
 from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, remove
-from halfguard.lint.event_reader import Event
 from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.steps import Step
+from halfguard.lint.steps import Event, Step
 
 META = Meta(
     code="HG204",

@@ -48,10 +48,9 @@ from collections.abc import Iterator
 
 from halfguard.lint.conditions import AMP_IS_ON
 from halfguard.lint.edits import make_fix, remove, replace
-from halfguard.lint.event_reader import Event
 from halfguard.lint.match import Edit, Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.steps import Step
+from halfguard.lint.steps import Event, Step
 
 META = Meta(
     code="HG205",

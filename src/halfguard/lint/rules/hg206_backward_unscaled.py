@@ -48,11 +48,10 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.edits import make_fix, replace
-from halfguard.lint.event_reader import Event, EventKind
 from halfguard.lint.expressions import receiver
 from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.steps import Step
+from halfguard.lint.steps import Event, EventKind, Step
 from halfguard.lint.syntax_tree import parameter_names
 
 META = Meta(

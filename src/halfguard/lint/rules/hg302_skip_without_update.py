@@ -56,10 +56,9 @@ from collections.abc import Iterator
 
 from halfguard.lint.conditions import is_gradient_check, is_health_check
 from halfguard.lint.edits import insert_before, make_fix
-from halfguard.lint.event_reader import Event
 from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.steps import Step
+from halfguard.lint.steps import Event, Step
 
 META = Meta(
     code="HG302",

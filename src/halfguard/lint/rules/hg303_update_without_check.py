@@ -45,10 +45,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.event_reader import Event
 from halfguard.lint.expressions import called_name
 from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
+from halfguard.lint.steps import Event
 
 META = Meta(
     code="HG303",

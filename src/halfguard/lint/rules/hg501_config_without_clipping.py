@@ -34,8 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, Meta
-from halfguard.lint.trainer_configs import find_fp16, find_lightning_fp16, is_lightning_trainer
-from halfguard.lint.yaml_file import YamlFile
+from halfguard.lint.yaml_file import YamlFile, find_fp16, find_lightning_fp16, is_lightning_trainer
 
 META = Meta(
     code="HG501",

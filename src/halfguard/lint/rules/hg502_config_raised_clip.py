@@ -33,8 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, Meta
-from halfguard.lint.trainer_configs import find_fp16, find_lightning_fp16
-from halfguard.lint.yaml_file import YamlFile
+from halfguard.lint.yaml_file import YamlFile, find_fp16, find_lightning_fp16
 
 META = Meta(
     code="HG502",

@@ -32,8 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, Meta
-from halfguard.lint.trainer_configs import is_lightning_trainer
-from halfguard.lint.yaml_file import YamlFile
+from halfguard.lint.yaml_file import YamlFile, is_lightning_trainer
 
 META = Meta(
     code="HG505",

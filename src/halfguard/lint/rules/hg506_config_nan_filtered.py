@@ -30,8 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, Meta
-from halfguard.lint.trainer_configs import is_on, is_training_arguments
-from halfguard.lint.yaml_file import YamlFile
+from halfguard.lint.yaml_file import YamlFile, is_on, is_training_arguments
 
 META = Meta(
     code="HG506",

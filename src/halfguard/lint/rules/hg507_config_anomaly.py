@@ -30,8 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, Meta
-from halfguard.lint.trainer_configs import find_lightning_fp16, is_on
-from halfguard.lint.yaml_file import YamlFile
+from halfguard.lint.yaml_file import YamlFile, find_lightning_fp16, is_on
 
 META = Meta(
     code="HG507",

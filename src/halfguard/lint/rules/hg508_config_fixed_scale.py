@@ -31,8 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfguard.lint.match import Match, Meta
-from halfguard.lint.trainer_configs import is_on
-from halfguard.lint.yaml_file import YamlFile
+from halfguard.lint.yaml_file import YamlFile, is_on
 
 META = Meta(
     code="HG508",

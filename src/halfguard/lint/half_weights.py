@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator
 
 from halfguard.lint.cast_back import CastBack
-from halfguard.lint.edits import make_fix, remove, replace
 from halfguard.lint.expressions import (
     argument,
     boolean,
@@ -28,7 +27,7 @@ from halfguard.lint.expressions import (
 from halfguard.lint.match import Fix
 from halfguard.lint.numeric_checks import underflows_half
 from halfguard.lint.precision import Precision
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, remove, replace
 from halfguard.lint.steps import EventKind
 
 _MODEL = re.compile(r"(^|[._])(model|net|network|student|backbone|generator|discriminator|policy)$")

@@ -42,7 +42,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.edits import is_name_or_attribute, make_fix, replace
 from halfguard.lint.expressions import argument, called_name, name_of, receiver
 from halfguard.lint.match import FixKind, Match, Meta, match_at
 from halfguard.lint.numeric_checks import (
@@ -52,7 +51,7 @@ from halfguard.lint.numeric_checks import (
     overflows_half,
 )
 from halfguard.lint.precision import Precision
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, is_name_or_attribute, make_fix, replace
 
 META = Meta(
     code="HG101",

@@ -37,7 +37,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import called_name
 from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.numeric_checks import (
@@ -49,7 +48,7 @@ from halfguard.lint.numeric_checks import (
     may_be_half,
     module_class,
 )
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
     code="HG104",

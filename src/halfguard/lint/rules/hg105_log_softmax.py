@@ -37,7 +37,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import called_name, receiver
 from halfguard.lint.match import Fix, Match, Meta, Span, match_at
 from halfguard.lint.numeric_checks import (
@@ -50,7 +49,7 @@ from halfguard.lint.numeric_checks import (
     module_class,
     origin_is_view,
 )
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
     code="HG105",

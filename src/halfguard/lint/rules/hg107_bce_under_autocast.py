@@ -37,12 +37,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import argument, called_name, receiver
 from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.numeric_checks import module_class
 from halfguard.lint.precision import Precision
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
     code="HG107",

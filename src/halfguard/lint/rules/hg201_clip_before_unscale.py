@@ -49,9 +49,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import insert_before, make_fix
 from halfguard.lint.match import Fix, Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, insert_before, make_fix
 from halfguard.lint.steps import Event, Step
 
 META = Meta(

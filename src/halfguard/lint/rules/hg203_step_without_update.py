@@ -44,10 +44,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import insert_after, make_fix
 from halfguard.lint.expressions import called_name, receiver
 from halfguard.lint.match import Fix, Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, insert_after, make_fix
 from halfguard.lint.steps import Event
 
 META = Meta(

@@ -52,9 +52,8 @@ import ast
 import itertools
 from collections.abc import Iterator
 
-from halfguard.lint.edits import make_fix, remove
 from halfguard.lint.match import Fix, Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, remove
 from halfguard.lint.steps import Event, Step
 
 META = Meta(

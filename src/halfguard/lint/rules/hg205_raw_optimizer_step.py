@@ -47,9 +47,8 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.conditions import AMP_IS_ON
-from halfguard.lint.edits import make_fix, remove, replace
 from halfguard.lint.match import Edit, Fix, Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, remove, replace
 from halfguard.lint.steps import Event, Step
 
 META = Meta(

@@ -47,10 +47,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import receiver
 from halfguard.lint.match import Fix, Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, replace
 from halfguard.lint.steps import Event, EventKind, Step
 from halfguard.lint.syntax_tree import parameter_names
 

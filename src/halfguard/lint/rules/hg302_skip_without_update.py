@@ -55,9 +55,8 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.conditions import is_gradient_check, is_health_check
-from halfguard.lint.edits import insert_before, make_fix
 from halfguard.lint.match import Fix, Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, insert_before, make_fix
 from halfguard.lint.steps import Event, Step
 
 META = Meta(

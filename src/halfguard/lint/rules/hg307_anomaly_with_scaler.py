@@ -35,10 +35,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.edits import make_fix, remove
 from halfguard.lint.expressions import argument, boolean, number, string
 from halfguard.lint.match import Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, remove
 
 _FP16 = {"16-mixed", "16"}
 

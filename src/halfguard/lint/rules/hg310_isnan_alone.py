@@ -41,10 +41,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import called_name, name_of, receiver
 from halfguard.lint.match import Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
     code="HG310",

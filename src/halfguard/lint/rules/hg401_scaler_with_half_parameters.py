@@ -51,11 +51,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.edits import insert_after, make_fix
 from halfguard.lint.expressions import argument, boolean, name_of
 from halfguard.lint.half_weights import find_trained_half_models, keep_full
 from halfguard.lint.match import Fix, Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, insert_after, make_fix
 
 META = Meta(
     code="HG401",

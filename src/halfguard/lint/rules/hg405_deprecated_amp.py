@@ -40,10 +40,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.edits import make_fix, replace
 from halfguard.lint.expressions import name_parts
 from halfguard.lint.match import Fix, FixKind, Match, Meta, match_at
-from halfguard.lint.python_file import PythonFile
+from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
     code="HG405",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from halfguard.errors import UsageError
 from halfguard.formats import BF16, FP16, FP32, Format
-from halfguard.numerics.expression import evaluate_exactly, evaluate_in, parse
+from halfguard.numerics.explain import evaluate_exactly, evaluate_in, parse
 from tests.support.cases import each
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.tables.sections import ROOT, markdown_table, update_sections
-from halfguard.records.verdict import Comparison, TrainingStats, Verdict
+from halfguard.records.study import Comparison, TrainingStats, Verdict
 
 # README.md is shown by PyPI too, where no relative link works.
 REPOSITORY = "https://github.com/halfguard/halfguard"

@@ -9,7 +9,7 @@ import pytest
 import rich.console  # noqa: F401 - its first import draws from Python's random generator
 
 from halfguard.comparison.compare import LoggedComparison
-from halfguard.records.verdict import VerdictLabel
+from halfguard.records.study import VerdictLabel
 from tests.cli.command_result import Run
 from tests.comparison.logs import write_csv, write_fp32_and_fp16
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.records.verdict import Verdict
+from halfguard.records.study import Verdict
 from halfguard.report import RunReport
 from halfguard.step.random_state import seeded
 from halfguard.validation.judgement.verdict import judge

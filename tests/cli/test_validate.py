@@ -15,8 +15,7 @@ import yaml
 
 import halfguard as hg
 from halfguard.cli import main
-from halfguard.records.study import Study
-from halfguard.records.verdict import Verdict, VerdictLabel
+from halfguard.records.study import Study, Verdict, VerdictLabel
 from halfguard.validation.finished_runs import FinishedRuns
 from tests.cli.command_result import CommandResult
 from tests.validation.helper import JOBS

@@ -12,7 +12,7 @@ import pytest
 from halfguard.comparison.compare import CompareOptions, LoggedComparison, compare
 from halfguard.comparison.logged_run import At
 from halfguard.errors import UsageError
-from halfguard.records.verdict import Comparison, VerdictLabel
+from halfguard.records.study import Comparison, VerdictLabel
 from halfguard.validation.spec import Thresholds
 from tests.comparison.logs import BASE, write_csv, write_fp32_and_fp16, write_group
 

@@ -20,7 +20,7 @@ import halfguard as hg
 from halfguard.comparison.compare import CompareOptions, compare
 from halfguard.comparison.groups import read_runs
 from halfguard.comparison.logged_run import LoggedRun
-from halfguard.records.verdict import Verdict, VerdictLabel
+from halfguard.records.study import Verdict, VerdictLabel
 from halfguard.validation.finished_runs import Result
 from halfguard.validation.runs.commands import run_command
 from halfguard.validation.runs.task import Task

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.tables import studies
 from tests.support.docs import ROOT
 
-from halfguard.records.verdict import Verdict, VerdictLabel
+from halfguard.records.study import Verdict, VerdictLabel
 from halfguard.validation.spec import Spec
 
 SYSTEMS = ("accuracy_conditioning", "mmgcn", "sar_distillation", "audio_lora", "dbnet_ocr")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from halfguard.lint.diagnostic import Diagnostic
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import FixResult, fix_bytes
-from halfguard.lint.match import FixKind
+from halfguard.lint.match import Diagnostic, FixKind
 from halfguard.lint.registry import all_rules
 from halfguard.lint.settings import Settings
 

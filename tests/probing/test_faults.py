@@ -10,9 +10,9 @@ from torch import nn
 
 from halfguard.cli import main
 from halfguard.errors import NoPlanError, UsageError
-from halfguard.probing.half_audit import audited_steps
 from halfguard.probing.plan_search import plan
 from halfguard.probing.probe import probe
+from halfguard.probing.training import audited_steps
 from halfguard.records.finding import Finding
 from halfguard.workload import Workload, load
 from tests.probing import faulty_jobs

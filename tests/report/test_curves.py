@@ -10,9 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from halfguard.report.axes import fit_axis, number_label, suits_log_axis
 from halfguard.report.curves import Line, draw_curves, gather_columns
-from halfguard.report.svg import Change, Mark
+from halfguard.report.svg import Change, Mark, fit_axis, number_label, suits_log_axis
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 finite = st.floats(-1e300, 1e300)

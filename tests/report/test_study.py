@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfguard.records.study import Curve, Study
-from halfguard.records.verdict import Approval, VerdictLabel
+from halfguard.records.study import Approval, Curve, Study, VerdictLabel
 from halfguard.report import study_page, to_html, to_markdown
-from halfguard.report.axes import shorten
+from halfguard.report.svg import shorten
 from halfguard.validation.judgement.verdict import judge
 from tests.report.test_page import EVIL, Tags
 from tests.validation.studies import curve, losing, run, study

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import Generator
 
-from halfguard.records.verdict import VerdictLabel
+from halfguard.records.study import VerdictLabel
 from halfguard.validation.judgement.statistics import (
     Claims,
     Criteria,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from halfguard.errors import UsageError
-from halfguard.records.verdict import VerdictLabel
+from halfguard.records.study import VerdictLabel
 from halfguard.validation.executors import lost_result, timed_out_result
 from halfguard.validation.executors.worker import TaskReply, execute
 from halfguard.validation.finished_runs import Result, parse_result

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.errors import RecordError, UsageError
-from halfguard.records.verdict import VerdictLabel
+from halfguard.records.study import VerdictLabel
 from halfguard.validation.judgement.verdict import judge
 from halfguard.validation.study_files import approve, write_reports
 from tests.validation.studies import losing, study

@@ -18,8 +18,7 @@ from halfguard.comparison.groups import GroupedRun, RunGroup, read_groups
 from halfguard.comparison.logged_run import At, guess_direction
 from halfguard.errors import UsageError
 from halfguard.records.base import FloatRecordPart, Record
-from halfguard.records.study import RunResult, Study
-from halfguard.records.verdict import Verdict
+from halfguard.records.study import RunResult, Study, Verdict
 from halfguard.validation.judgement.verdict import judge
 from halfguard.validation.spec import Metric, Thresholds
 

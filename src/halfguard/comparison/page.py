@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from halfguard.comparison.compare import ComparedRun, LoggedComparison
 from halfguard.comparison.groups import KEYS, RunGroup
-from halfguard.records.verdict import Verdict
-from halfguard.report.axes import percent_label
+from halfguard.records.study import Verdict
 from halfguard.report.blocks import Block, Figure, Heading, Mono, Page, Table, Text
 from halfguard.report.curves import Line, draw_curves, gather_columns
 from halfguard.report.study import checklist_table, outcome_title, verdict_section
+from halfguard.report.svg import percent_label
 
 _ROWS = 400  # runs that are listed one by one
 _VALUES = {

@@ -14,8 +14,13 @@ from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import untried
 from halfguard.investigation.passes import Misused, MisuseKind, PassResult, Place
-from halfguard.investigation.scaler_patches import add_scaler, add_to_prepare
-from halfguard.investigation.stepping_calls import are_free_after, stepped_optimizer, steps_around
+from halfguard.investigation.scaler_patches import (
+    add_scaler,
+    add_to_prepare,
+    are_free_after,
+    stepped_optimizer,
+    steps_around,
+)
 from halfguard.investigation.value_patches import keep_integers
 from halfguard.records.autopsy import Cure
 from halfguard.replaying.source_edits import (

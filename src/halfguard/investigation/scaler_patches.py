@@ -1,22 +1,132 @@
-"""Patches of a loop that misuses its scaler: steps without it, loops that never update it or have none."""
+"""Patches of a loop that misuses its scaler: steps without it, loops that never update it or have none.
+
+A call counts only if its owner is known as a scaler or an optimizer: by its name, by what it was made of, or
+by other calls of it in the file. ``env.step(action)`` is neither.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import builtins
+from collections.abc import Callable, Iterator
 
 from halfguard.investigation.passes import Made, Place
 from halfguard.investigation.source_patches import switch_on
-from halfguard.investigation.stepping_calls import first_look, steps_around
 from halfguard.replaying.source_edits import (
     SourceFile,
     all_calls,
     called_name,
     calls_at,
+    has_call,
     loops_around,
     owner_of,
     read_statement,
 )
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_HARMLESS = ("zero_grad", "no_grad", "enable_grad", "set_grad_enabled", "requires_grad_")
+
+
+def steps_around(file: SourceFile, line: int) -> list[ast.Call]:
+    """Return the calls ``.step(...)`` of the function around a line: those of scalers, if there are any."""
+    scope = file.function_at(line) or file.tree
+    found = [c for c in _own_nodes(scope) if isinstance(c, ast.Call) and called_name(c) == "step"]
+    by_scaler = [c for c in found if c.args and is_scaler(file, owner_of(file, c))]
+    plain = [c for c in found if not c.args and is_optimizer(file, owner_of(file, c))]
+    return sorted(by_scaler or plain, key=lambda call: call.lineno)
+
+
+def is_scaler(file: SourceFile, owner: str) -> bool:
+    """Return whether an expression is known as a gradient scaler."""
+    named = "scaler" in owner.rsplit(".", maxsplit=1)[-1].lower()
+    return named or has_call(file, owner, "scale", "unscale_") or _is_made_by(file, owner, "Scaler")
+
+
+def is_optimizer(file: SourceFile, owner: str) -> bool:
+    """Return whether an expression is known as an optimizer; a schedule is none."""
+    name = owner.rsplit(".", maxsplit=1)[-1].lower()
+    if not owner or "sched" in name or is_scaler(file, owner):
+        return False
+    return "opt" in name or has_call(file, owner, "zero_grad") or _is_made_by(file, owner, "optim")
+
+
+def stepped_optimizer(file: SourceFile, call: ast.Call) -> str:
+    """Return the optimizer that a call steps; empty if it is no such call, or if it has a closure."""
+    owner, given = owner_of(file, call), call.args[0] if len(call.args) == 1 else None
+    if called_name(call) != "step" or call.keywords:
+        return ""
+    if isinstance(given, ast.Name | ast.Attribute) and is_scaler(file, owner):
+        return file.source(given)
+    return owner if not call.args and is_optimizer(file, owner) else ""
+
+
+def are_free_after(file: SourceFile, stepping: ast.stmt, optimizer: str) -> bool:
+    """Return whether nothing reads gradients after a step, and its loop has no zeroing of another rhythm."""
+    nodes = list(_own_nodes(file.function_at(stepping.lineno) or file.tree))
+    read = (n for n in nodes if getattr(n, "lineno", 0) > (stepping.end_lineno or 0))
+    if any(_names_gradients(node) for node in read):
+        return False
+    loops = [one for one in nodes if isinstance(one, ast.For | ast.AsyncFor | ast.While)]
+    around = [one for one in loops if one.lineno <= stepping.lineno <= (one.end_lineno or 0)]
+    inner = max(around, key=lambda one: one.lineno, default=None)
+    calls = () if inner is None else all_calls(inner)
+    return not any(file.source(call.func) == f"{optimizer}.zero_grad" for call in calls)
+
+
+def _names_gradients(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == "grad"
+    name = called_name(node) if isinstance(node, ast.Call) else ""
+    return ("clip" in name or "grad" in name) and name not in _HARMLESS
+
+
+def looks_at_gradients(node: ast.AST) -> bool:
+    """Return whether an expression may read or change gradients, functions of the user's own included."""
+    if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
+        return True
+    function = node.func if isinstance(node, ast.Call) else None
+    own = isinstance(function, ast.Name) and not hasattr(builtins, function.id)
+    return own or _names_gradients(node)
+
+
+def first_look(
+    file: SourceFile, backward: ast.stmt, stepping: ast.stmt
+) -> tuple[ast.stmt | None, bool]:
+    """Return the first statement beside a step that looks at gradients, and whether all stand beside it.
+
+    What stands elsewhere between the backward pass and the step may run more often than the step.
+    """
+    block = file.block_of(stepping)
+    scope = file.function_at(stepping.lineno) or file.tree
+    looking, beside = list[ast.stmt](), True
+    for node in _own_nodes(scope):
+        line = getattr(node, "lineno", 0)
+        if not (backward.end_lineno or 0) < line < stepping.lineno or not looks_at_gradients(node):
+            continue
+        around = [one for one in block if one.lineno <= line <= (one.end_lineno or 0)]
+        holds_backward = [one for one in around if one.lineno <= backward.lineno]
+        looking += around
+        beside &= bool(around) and not holds_backward
+    return min(looking, key=lambda one: one.lineno, default=None), beside
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, or of a module, without those of functions and classes in it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, _SCOPES):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _is_made_by(file: SourceFile, owner: str, word: str) -> bool:
+    """Return whether a name is assigned a call with a word in its name, such as ``torch.optim.SGD``."""
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and word in file.source(node.value.func)
+        and any(file.source(target) == owner for target in node.targets)
+        for node in ast.walk(file.tree)
+    )
 
 
 def add_scaler(backward: Place, made: Made, scale: float) -> str:

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from halfguard.lint.diagnostic import Diagnostic
-from halfguard.lint.match import Match, Meta, Span
+from halfguard.lint.match import Diagnostic, Match, Meta, Span
 from halfguard.lint.notebook import read_notebook
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile

@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from halfguard.lint.diagnostic import Diagnostic
 from halfguard.lint.engine import lint_bytes, parse
 from halfguard.lint.expressions import called_name, name_of
-from halfguard.lint.match import Edit, Fix, FixKind, Span
+from halfguard.lint.match import Diagnostic, Edit, Fix, FixKind, Span
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.rule import Rule
 from halfguard.lint.settings import Settings

@@ -2,13 +2,19 @@
 
 Matches are plain data (positions and text), so that they can be sent between processes, and one serves the
 terminal, an editor, SARIF and ``--fix``.
+
+A ``Diagnostic`` is plain data too: pydantic, which records need, takes longer to import than most files to
+check.
 """
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from halfguard.records import Finding
 
 FixKind = Literal["safe", "unsafe"]
 Language = Literal["python", "yaml"]
@@ -93,3 +99,53 @@ class Match:
 def match_at(node: ast.expr | ast.stmt, message: str, fix: Fix | None = None) -> Match:
     """Return a match that covers a syntax node."""
     return Match(Span.of(node), message, fix)
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One finding; lines and columns count characters from 1, as editors do."""
+
+    code: str
+    message: str
+    severity: Severity
+    path: str
+    column: int
+    end_column: int  # on the first line
+    subject: str
+    cure: str
+    span: Span
+    snippet: str
+    fix: Fix | None
+    cell: int | None = None  # of a notebook, from 1; lines are then those of the cell
+
+    @property
+    def line(self) -> int:
+        return self.span.line
+
+    @property
+    def place(self) -> str:
+        """The location as ``path:line:column``, or ``path:cell 3:line:column`` in a notebook."""
+        cell = "" if self.cell is None else f"cell {self.cell}:"
+        return f"{self.path}:{cell}{self.line}:{self.column}"
+
+    @property
+    def fix_text(self) -> str | None:
+        """The text that the fix inserts, or None without a fix."""
+        return "\n".join(edit.text.strip() for edit in self.fix.edits) if self.fix else None
+
+    @property
+    def finding(self) -> Finding:
+        """This finding as a record."""
+        from halfguard.records import Finding  # noqa: PLC0415
+
+        return Finding(
+            code=self.code,
+            message=self.message,
+            severity=self.severity,
+            path=self.path,
+            line=self.line,
+            column=self.column,
+            subject=self.subject,
+            cure=self.cure,
+            fix=self.fix_text,
+        )

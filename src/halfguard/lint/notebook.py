@@ -11,8 +11,7 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from halfguard.lint.diagnostic import Diagnostic
-from halfguard.lint.match import Span
+from halfguard.lint.match import Diagnostic, Span
 
 _MAGIC = re.compile(r"^(\s*)(?:[%!].*|[\w.]+\?{1,2}|\?{1,2}[\w.]+)\s*$")
 _ASSIGNED = re.compile(r"^(\s*)\w+\s*=\s*[%!].*$")

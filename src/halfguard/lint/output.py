@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from halfguard.lint.diagnostic import Diagnostic
+from halfguard.lint.match import Diagnostic
 from halfguard.lint.registry import all_rules
 from halfguard.lint.rule import Rule
 from halfguard.lint.run import FileResult

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halfguard.lint.diagnostic import Diagnostic
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import fix_bytes
-from halfguard.lint.match import FixKind
+from halfguard.lint.match import Diagnostic, FixKind
 from halfguard.lint.project import (
     UNKNOWN,
     Project,

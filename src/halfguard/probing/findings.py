@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.precision_names import Precision
-from halfguard.probing.half_audit import StepFault
 from halfguard.probing.ranges import ScaleWindow
-from halfguard.probing.training import MAX_SCALE, Failure
+from halfguard.probing.training import MAX_SCALE, Failure, StepFault
 from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange

@@ -14,11 +14,17 @@ from halfguard.errors import UsageError
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.precision_names import Precision
 from halfguard.probing.findings import describe_line
-from halfguard.probing.half_audit import audited_steps
 from halfguard.probing.probe import raise_user_failure
 from halfguard.probing.ranges import find_scale_window, total_by_module
 from halfguard.probing.shrink import outermost
-from halfguard.probing.training import Advance, Failure, RunSetting, TrainingRun, train
+from halfguard.probing.training import (
+    Advance,
+    Failure,
+    RunSetting,
+    TrainingRun,
+    audited_steps,
+    train,
+)
 from halfguard.records.culprit import Culprit
 from halfguard.workload import Workload
 

@@ -14,7 +14,6 @@ from halfguard.errors import UsageError
 from halfguard.precision_names import Precision
 from halfguard.probing import findings
 from halfguard.probing.findings import find_bad_gains
-from halfguard.probing.half_audit import audited_steps
 from halfguard.probing.ranges import (
     find_scale_window,
     make_layer_ranges,
@@ -22,7 +21,15 @@ from halfguard.probing.ranges import (
     total_by_module,
     without_repeated_outputs,
 )
-from halfguard.probing.training import MAX_SCALE, MIN_SCALE, Advance, RunSetting, TrainingRun, train
+from halfguard.probing.training import (
+    MAX_SCALE,
+    MIN_SCALE,
+    Advance,
+    RunSetting,
+    TrainingRun,
+    audited_steps,
+    train,
+)
 from halfguard.records.finding import Finding
 from halfguard.records.ranges import ProbeReport
 from halfguard.workload import Workload

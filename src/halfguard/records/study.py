@@ -1,4 +1,4 @@
-"""A study: the runs that compare 16 bits with 32 bits, and their speed.
+"""A study (the runs that compare 16 bits with 32 bits, and their speed), its verdict and its sign-off.
 
 The runs are the only evidence: a verdict is a function of a ``Study``, and a sign-off is bound to its
 ``digest``. A run that did not finish is part of the evidence too; ``failure`` says why.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from enum import StrEnum
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -96,3 +97,128 @@ class Study(Record):
         body = json.loads(self.to_json())
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+ChecklistAnswer = Literal["yes", "no", "unknown", "person"]
+NAN = float("nan")
+
+
+class VerdictLabel(StrEnum):
+    """The result of a comparison. All but INCONCLUSIVE are claims; each is wrong at most 1 time in 40."""
+
+    PASS = "PASS"  # noqa: S105 - the loss of quality is below the first threshold
+    MARGINAL = "MARGINAL"  # it is above the first threshold and below the second
+    FAIL = "FAIL"  # it is above the second threshold, or a run failed that FP32 finished
+    INCONCLUSIVE = "INCONCLUSIVE"  # the seeds do not suffice
+
+
+class Comparison(FloatRecordPart):
+    """A candidate compared with the baseline. Losses are relative to its mean; negative is better."""
+
+    candidate: str
+    precision: str
+    word: VerdictLabel
+    reason: str = Field(description="why, in one sentence with numbers")
+    pairs: int = Field(ge=0, description="seeds that both finished")
+    seeds: tuple[int, ...] = Field(default=(), description="of the pairs")
+    losses: tuple[float, ...] = Field(default=(), description="of the pairs, in the same order")
+    baseline_mean: float = NAN
+    candidate_mean: float = NAN
+    loss: float = Field(default=NAN, description="mean loss of quality")
+    low: float = Field(default=-float("inf"), description="95% interval of the loss")
+    high: float = float("inf")
+    joint_low: float = Field(
+        default=-float("inf"), description="interval for all candidates together"
+    )
+    joint_high: float = float("inf")
+    noise: float = Field(default=NAN, description="standard deviation of the paired losses")
+    p_pass: float = Field(default=1.0, description="after correction for several candidates")
+    p_marginal: float = 1.0
+    p_fail: float = 1.0
+    further_seeds: int | None = Field(
+        default=None, description="seeds until an answer is likely; None if none is"
+    )
+    broken: tuple[int, ...] = Field(
+        default=(), description="seeds that failed while the baseline finished"
+    )
+
+
+class TrainingStats(FloatRecordPart):
+    """Speed, memory, steps and gradients of a candidate, compared with the baseline's."""
+
+    candidate: str
+    speed: float | None = Field(default=None, description="baseline's step time over its own")
+    speed_low: float | None = None
+    speed_high: float | None = None
+    peak_bytes: int | None = Field(default=None, description="largest of its runs")
+    memory: float | None = Field(default=None, description="peak over the baseline's")
+    steps: int = 0
+    skipped: int = 0
+    retried: int = 0
+    nonfinite: int = Field(default=0, description="steps with a non-finite loss or norm")
+    norm_ratio: float | None = Field(
+        default=None, description="median gradient norm over the baseline's, same step and seed"
+    )
+    norm_largest: float | None = None
+    norm_zero: int = Field(default=0, description="steps whose gradients were all zero")
+    scale_low: float | None = None
+    scale_high: float | None = None
+
+
+class CheckItem(FloatRecordPart):
+    """One line of the checklist; a person answers what the evidence does not."""
+
+    code: str
+    item: str
+    answer: ChecklistAnswer
+    evidence: str = ""
+
+
+class Verdict(Record):
+    """The judgement of a study; it depends on the study alone."""
+
+    kind: ClassVar[str] = "verdict"
+
+    study: str
+    evidence: str = Field(description="digest of the study that was judged")
+    metric: str
+    higher_is_better: bool
+    baseline: str
+    passing: float
+    marginal: float
+    level: float = Field(description="allowed probability of each wrong claim")
+    planned: int = Field(default=0, description="seeds in the specification")
+    comparisons: tuple[Comparison, ...]
+    efforts: tuple[TrainingStats, ...] = Field(
+        description="the baseline's first, then the candidates'"
+    )
+    checklist: tuple[CheckItem, ...] = ()
+    way_back: tuple[str, ...] = Field(default=(), description="how to return to FP32")
+    notes: tuple[str, ...] = Field(default=(), description="what else a reader must know")
+
+    @property
+    def word(self) -> VerdictLabel:
+        """The verdict on the whole study: PASS only if every candidate passes."""
+        words = {comparison.word for comparison in self.comparisons}
+        order = (VerdictLabel.FAIL, VerdictLabel.INCONCLUSIVE, VerdictLabel.MARGINAL)
+        return next((word for word in order if word in words), VerdictLabel.PASS)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every candidate passes, else 1."""
+        return 0 if self.word is VerdictLabel.PASS else 1
+
+
+class Approval(Record):
+    """A sign-off: who has read which study, and its verdict."""
+
+    kind: ClassVar[str] = "approval"
+
+    by: str = Field(min_length=1)
+    at: str = Field(description="ISO 8601, UTC")
+    word: VerdictLabel = Field(description="the verdict that was signed")
+    evidence: str = Field(description="digest of the study")
+
+    def covers(self, digest: str, verdict: Verdict) -> bool:
+        """Return whether the study with this digest, and its verdict, are those that were signed."""
+        return self.evidence == digest == verdict.evidence and self.word is verdict.word

@@ -16,19 +16,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from halfguard.report.axes import Axis, fit_axis, number_label, suits_log_axis
 from halfguard.report.blocks import clean
 from halfguard.report.style import LINE_COLOURS
 from halfguard.report.svg import (
     MARKERS,
+    Axis,
     Change,
     Key,
     Mark,
     draw_change,
     draw_legend,
     draw_mark,
+    fit_axis,
     mark_keys,
+    number_label,
     shape_at,
+    suits_log_axis,
     svg_start,
 )
 

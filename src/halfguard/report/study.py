@@ -7,18 +7,20 @@ import math
 from collections.abc import Iterator, Sequence
 
 from halfguard.records.sizes import format_bytes
-from halfguard.records.study import Curve, RunResult, Study
-from halfguard.records.verdict import (
+from halfguard.records.study import (
     Approval,
     CheckItem,
     Comparison,
+    Curve,
+    RunResult,
+    Study,
     TrainingStats,
     Verdict,
     VerdictLabel,
 )
-from halfguard.report.axes import percent_label
 from halfguard.report.blocks import Block, Code, Figure, Heading, Mono, Page, Table, Text, Tone
 from halfguard.report.curves import Line, Series, draw_curves, gather_columns
+from halfguard.report.svg import percent_label
 
 _ROWS = 400  # runs that are listed one by one
 

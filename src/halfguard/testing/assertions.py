@@ -13,8 +13,7 @@ from typing import Any
 from halfguard.errors import MissingExtraError, UsageError
 from halfguard.numerics.finite import all_finite
 from halfguard.precision_names import Precision, PrecisionName
-from halfguard.records.study import RunResult, Study
-from halfguard.records.verdict import VerdictLabel
+from halfguard.records.study import RunResult, Study, VerdictLabel
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from halfguard.errors import RecordError, UsageError
 from halfguard.records import write_atomically
-from halfguard.records.study import Study
-from halfguard.records.verdict import Approval, Verdict
+from halfguard.records.study import Approval, Study, Verdict
 from halfguard.report import study_page, to_html, to_markdown
 from halfguard.report.blocks import Page
 

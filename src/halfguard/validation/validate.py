@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halfguard.records.verdict import Verdict
+from halfguard.records.study import Verdict
 from halfguard.report.blocks import Page
 from halfguard.validation.executors import Executor
 from halfguard.validation.judgement.verdict import judge

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from halfguard.records.verdict import VerdictLabel
+from halfguard.records.study import VerdictLabel
 from halfguard.validation.judgement.statistics import (
     LEVEL,
     Criteria,

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from halfguard.errors import RecordError
-from halfguard.records.study import Curve, Study
-from halfguard.records.verdict import Verdict, VerdictLabel
+from halfguard.records.study import Curve, Study, Verdict, VerdictLabel
 from halfguard.validation.judgement.statistics import Claims, claims, holm
 from halfguard.validation.judgement.verdict import judge, verdict_labels
 from tests.validation.simulation import TERMS, data

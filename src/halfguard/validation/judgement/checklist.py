@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from halfguard.records.sizes import format_bytes
-from halfguard.records.study import RunResult, Study
-from halfguard.records.verdict import (
+from halfguard.records.study import (
     CheckItem,
     ChecklistAnswer,
     Comparison,
+    RunResult,
+    Study,
     TrainingStats,
     VerdictLabel,
 )

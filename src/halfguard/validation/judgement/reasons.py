@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from halfguard.records.study import RunResult, Study
-from halfguard.records.verdict import Comparison, TrainingStats, VerdictLabel
+from halfguard.records.study import Comparison, RunResult, Study, TrainingStats, VerdictLabel
 from halfguard.validation.judgement.paired_runs import StudyDesign, is_finished, repeated_seeds
 from halfguard.validation.judgement.statistics import MIN_PAIRS, Criteria
 

@@ -15,8 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halfguard.records.study import RunResult, Study
-from halfguard.records.verdict import Comparison, TrainingStats, Verdict, VerdictLabel
+from halfguard.records.study import (
+    Comparison,
+    RunResult,
+    Study,
+    TrainingStats,
+    Verdict,
+    VerdictLabel,
+)
 from halfguard.validation.judgement import reasons
 from halfguard.validation.judgement.checklist import checklist
 from halfguard.validation.judgement.paired_runs import (

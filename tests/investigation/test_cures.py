@@ -17,8 +17,7 @@ from halfguard.investigation.passes import (
     TrialResult,
 )
 from halfguard.investigation.trial_choice import run_trials
-from halfguard.records.autopsy import ReplayTrial
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit, ReplayTrial
 
 LOSS = Event(kind="loss", backward=4, step=4, how="the loss")
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halfguard.records.autopsy import ReplayTrial
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit, ReplayTrial
 from halfguard.replaying.judgement import Judge, error_class
 from halfguard.replaying.replayed_step import ReplayedStep
 from halfguard.replaying.trials import Trials

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from halfguard.records import Action, Cause, StepRow
-from halfguard.records.autopsy import Autopsy, Cure, ReplayTrial
-from halfguard.records.culprit import Culprit, TensorRange
+from halfguard.records.autopsy import Autopsy, Culprit, Cure, ReplayTrial, TensorRange
 from halfguard.report import autopsy_page, to_html, to_markdown
 
 NAN = float("nan")

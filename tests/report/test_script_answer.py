@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from halfguard.records.autopsy import Cure, ReplayTrial
-from halfguard.records.culprit import Culprit, TensorRange
+from halfguard.records.autopsy import Culprit, Cure, ReplayTrial, TensorRange
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report import script_answer_page, to_html, to_markdown
 

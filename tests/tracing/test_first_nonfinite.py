@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from halfguard.errors import UsageError
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from tests.support.cases import each, each_case
 from tests.support.devices import place

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from halfguard.formats import FP32
 from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, Place
 from halfguard.records.audit import AuditFinding
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import InFP32
 
 

@@ -15,8 +15,7 @@ from halfguard.investigation import loop_patches, scaler_patches, value_patches
 from halfguard.investigation import source_patches as patches
 from halfguard.investigation.advice import advise_on_mask, advise_on_raw_step, describe_place
 from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, TrialKind, TrialResult
-from halfguard.records.autopsy import Cure
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
 from halfguard.replaying.rewrite import make_patch

@@ -19,9 +19,8 @@ from typing import Literal, NoReturn
 from pydantic import Field
 
 from halfguard.records.audit import AuditFinding
-from halfguard.records.autopsy import ReplayTrial
+from halfguard.records.autopsy import Culprit, ReplayTrial
 from halfguard.records.base import FloatRecordPart, RecordPart
-from halfguard.records.culprit import Culprit
 
 _INTERVAL = 0.5  # seconds between two reports
 

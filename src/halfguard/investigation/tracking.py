@@ -39,7 +39,7 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
 from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Approach, Trying
-from halfguard.records.culprit import Culprit, CulpritKind
+from halfguard.records.autopsy import Culprit, CulpritKind
 from halfguard.replaying.function_modes import user_place
 from halfguard.step.parameters import parameters_of
 from halfguard.tracing.call_arguments import Call, tensors_in, undispatched

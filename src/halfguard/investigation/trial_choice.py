@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, TrialPlan, TrialResult
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 
 FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")

@@ -1,7 +1,7 @@
 """A copy of the working folder for each pass, so that a rerun repeats no side effect.
 
-Folders are made anew. Small files are copied, by reference where the file system can; large ones are links
-to the originals, and become copies when the script opens them for writing. A tree with more files than can be
+Folders are made anew. Small files are copied; large ones are links to the originals, and become copies when
+the script opens them for writing. A tree with more files than can be
 copied in reasonable time is a link as a whole, and the user is told. What lies beside the working folder is
 linked too; such a folder becomes one of links when Python writes in it.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,7 +19,6 @@ from pathlib import Path
 _LARGE = 8 * 2**20  # bytes of a file that is linked
 _MOST_BYTES = 512 * 2**20  # copied in all; then files are linked
 _MOST_ENTRIES = 20_000  # files and folders; then folders are linked as a whole
-_FICLONE = 0x40049409  # of Linux
 _ABOVE = 3  # folders above the user's, to which paths such as ``../data`` lead
 _MOST_BESIDE = 5_000  # entries of one of them that are linked
 # Folders that training scripts read, at most.
@@ -203,21 +201,6 @@ def _link_entries(source: Path, target: Path, *, own: Path | None = None) -> lis
     return links
 
 
-def _clone(source: str, target: Path) -> bool:
-    """Copy a file by reference, if the file system can: the copy takes no space until it is written."""
-    if sys.platform != "linux":
-        return False
-    import fcntl  # noqa: PLC0415 - not on every platform
-
-    try:
-        with open(source, "rb") as original, target.open("wb") as copy:  # noqa: PTH123
-            fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
-    except OSError:
-        target.unlink(missing_ok=True)
-        return False
-    return True
-
-
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
@@ -236,8 +219,6 @@ def _link_target(link: Path, root: Path) -> Path:
 
 def _copy_file(entry: os.DirEntry[str], made: Path, budget: _Budget, links: list[str]) -> None:
     size = entry.stat().st_size
-    if size > _LARGE and _clone(entry.path, made):
-        return
     try:
         if size <= _LARGE and budget.bytes + size <= _MOST_BYTES:
             shutil.copy2(entry.path, made)

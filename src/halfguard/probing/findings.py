@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from halfguard.precision_names import Precision
 from halfguard.probing.ranges import ScaleWindow
 from halfguard.probing.training import MAX_SCALE, Failure, StepFault
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import LayerRange, module_label

@@ -25,7 +25,7 @@ from halfguard.probing.training import (
     audited_steps,
     train,
 )
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 from halfguard.workload import Workload
 
 

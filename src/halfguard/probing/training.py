@@ -23,7 +23,7 @@ from halfguard.errors import HalfguardError, UsageError
 from halfguard.precision.islands import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.probing.ranges import MAX_EXPONENT, MIN_EXPONENT
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.ranges import TraceStep
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded

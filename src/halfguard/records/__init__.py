@@ -1,8 +1,8 @@
 """Plain frozen data that the tools exchange, read and written as versioned JSON."""
 
 from halfguard.records.atomic_write import write_atomically
+from halfguard.records.autopsy import Culprit
 from halfguard.records.base import Record
-from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding
 from halfguard.records.incident import IncidentRecord, MicroBatchRecord
 from halfguard.records.journal_rows import JournalRow, parse_journal_row

@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from halfguard.records.autopsy import Culprit, TensorRange
 from halfguard.records.base import Record
-from halfguard.records.culprit import Culprit, TensorRange
 
 Fault = Literal["overflow", "underflow"]
 Use = Literal["loss", "gradients", "loss and gradients", "none", "not judged"]

@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from halfguard.records.audit import AuditFinding
-from halfguard.records.autopsy import Cure, ReplayTrial
+from halfguard.records.autopsy import Culprit, Cure, ReplayTrial
 from halfguard.records.base import Record
-from halfguard.records.culprit import Culprit
 from halfguard.records.finding import Finding
 
 Outcome = Literal["bad number", "nothing bad", "crashed", "interrupted", "no training"]

@@ -21,8 +21,7 @@ from torch import nn
 
 from halfguard.errors import RecordError, UsageError
 from halfguard.incident import Incident, open_incident
-from halfguard.records.autopsy import Autopsy, Reproduced
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Autopsy, Culprit, Reproduced
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.replaying.cures import find_candidates
 from halfguard.replaying.replayed_step import ReplayedStep, Result

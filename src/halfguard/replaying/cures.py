@@ -14,8 +14,7 @@ from enum import IntEnum
 
 from halfguard.precision_names import Precision
 from halfguard.records import Cause
-from halfguard.records.autopsy import Cure, CureKind, ReplayTrial
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit, Cure, CureKind, ReplayTrial
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.replaying.function_modes import Place
 from halfguard.replaying.judgement import Judge, error_class

@@ -13,8 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from halfguard.precision_names import Precision
-from halfguard.records.autopsy import ReplayTrial
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit, ReplayTrial
 from halfguard.replaying.composition_patch import patch_line
 from halfguard.replaying.composition_rewrite import CompositionRewrite, Found
 from halfguard.replaying.fp32_lines import (

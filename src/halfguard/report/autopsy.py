@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from halfguard.records.autopsy import Autopsy, Cure, ReplayTrial, is_source_patch
-from halfguard.records.culprit import Culprit, TensorRange
+from halfguard.records.autopsy import (
+    Autopsy,
+    Culprit,
+    Cure,
+    ReplayTrial,
+    TensorRange,
+    is_source_patch,
+)
 from halfguard.records.step import Action
 from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text
 

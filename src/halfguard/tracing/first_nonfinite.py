@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfguard.records.culprit import Culprit, CulpritKind, TensorRange
+from halfguard.records.autopsy import Culprit, CulpritKind, TensorRange
 from halfguard.tracing import origins as known
 from halfguard.tracing.audit import LIMIT, MAX_BYTES, judge, restored, run_step
 from halfguard.tracing.call_arguments import (

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 from halfguard.step.parameters import COMPILED, without_wrappers
 from halfguard.tracing.source import SourceLine, locate_frame
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from halfguard.records.culprit import Culprit, TensorRange
+from halfguard.records.autopsy import Culprit, TensorRange
 
 # Operations that write a given constant. An infinity from one of them is intended, such as a mask.
 FILLS = frozenset(

@@ -8,7 +8,6 @@ started from any folder. Error messages name the key as the user wrote it.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from halfguard.records.config_file import read_yaml, validate_config
+from halfguard.records.sizes import parse_bytes
 
 GUARDED: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
 MAX_SEEDS = 1000  # a study that needs more is too close to a threshold to decide
 _REFUSED = ("--array", "--clusters", "--wait")  # a run is one job of one cluster, awaited here
-_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def _parse_fraction(value: object) -> object:
@@ -33,12 +32,7 @@ def _parse_fraction(value: object) -> object:
 
 def _parse_bytes(value: object) -> object:
     """Convert ``"2 GB"`` to 2,000,000,000."""
-    found = (
-        re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", value, re.I)
-        if isinstance(value, str)
-        else None
-    )
-    return round(float(found[1]) * _UNITS[found[2].lower()]) if found else value
+    return parse_bytes(value) if isinstance(value, str) else value
 
 
 def as_seeds(value: object) -> object:

@@ -21,7 +21,7 @@ from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.dist.collectives import world_size
 from halfguard.precision.islands import fp32_island
 from halfguard.precision.modes import without_autocast
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 from halfguard.step.nested import floating_tensors, iter_leaves
 from halfguard.step.random_state import capture_random_state
 from halfguard.tracing.first_nonfinite import find_first_nonfinite

@@ -14,7 +14,7 @@ from halfguard.diagnosis.model.repeats import (
 )
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.precision.emulation import emulate_autocast
-from halfguard.records.culprit import Culprit
+from halfguard.records.autopsy import Culprit
 from halfguard.records.finding import Finding
 
 _NOT_PRECISION = (

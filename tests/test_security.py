@@ -89,7 +89,7 @@ def test_the_check_finds_what_it_looks_for(code: str) -> None:
 
 
 def test_the_loaders_with_names_of_their_own_are_safe() -> None:
-    plain = (SOURCE / "comparison/plain_files.py").read_text("utf-8")
+    plain = (SOURCE / "comparison/tracker_files.py").read_text("utf-8")
     assert "class _PlainLoader(yaml.SafeLoader):" in plain
     table = (SOURCE / "hardware/lookup.py").read_text("utf-8")
     assert '_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)' in table

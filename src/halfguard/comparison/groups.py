@@ -24,8 +24,13 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from halfguard.comparison.logged_run import LoggedRun, Series
-from halfguard.comparison.plain_files import read_lightning_csv, read_trainer_state
-from halfguard.comparison.tracker_files import read_mlflow, read_tensorboard, read_wandb
+from halfguard.comparison.tracker_files import (
+    read_lightning_csv,
+    read_mlflow,
+    read_tensorboard,
+    read_trainer_state,
+    read_wandb,
+)
 from halfguard.errors import UsageError
 
 _SQLITE = "sqlite:///"  # in front of MLflow's tracking URI

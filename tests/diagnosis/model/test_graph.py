@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from halfguard.diagnosis.model.graph import find_graph_leaves, loss_in
+from halfguard.diagnosis.model.forward import find_graph_leaves, loss_in
 from tests.diagnosis.model.checks.helper import batch, loss, net
 
 

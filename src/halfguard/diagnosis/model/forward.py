@@ -1,4 +1,4 @@
-"""Observe one forward pass: the dtype of every matrix product, and the autocast state around it.
+"""Observe one forward pass: the dtype of every matrix product, the autocast around it, the graph of its loss.
 
 A configuration says what was requested; the operands of ``aten.mm`` show what runs. A dispatch mode sees
 them below autocast, after every cast. A function mode runs above autocast and records what the dispatch
@@ -23,12 +23,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.step.loss import find_loss
 from halfguard.step.nested import tensors_in
 from halfguard.tracing.operation_places import ModuleStack
 from halfguard.workload.user_error import is_out_of_memory, user_frame
@@ -275,3 +276,44 @@ def _floating_dtypes(values: Any) -> tuple[torch.dtype, ...]:
     """Return the floating-point dtypes of the tensors among the values, each once, in order."""
     tensors = tensors_in(values)
     return tuple(dict.fromkeys(t.dtype for t in tensors if t.is_floating_point()))
+
+
+@dataclass(frozen=True)
+class GraphLeaves:
+    """The leaf tensors of a graph, as far as they can be found."""
+
+    tensors: tuple[Tensor, ...] = ()
+    complete: bool = (
+        True  # False if a Python function, such as a reentrant checkpoint, may hide some
+    )
+
+
+def loss_in(result: Any) -> Tensor | None:
+    """Return the loss in the result of a training step: the result, its first item or its "loss"."""
+    loss = find_loss(result)
+    if isinstance(loss, tuple | list) and loss:
+        loss = loss[0]
+    return loss if isinstance(loss, Tensor) else None
+
+
+def find_graph_leaves(result: Any) -> GraphLeaves:
+    """Find the leaves of the graph of the loss in the result of a forward pass."""
+    loss = loss_in(result)
+    if loss is None or loss.grad_fn is None:
+        return GraphLeaves((loss,) if loss is not None and loss.requires_grad else ())
+    nodes = list(_nodes(loss.grad_fn))
+    ends = [getattr(node, "variable", None) for node in nodes]
+    return GraphLeaves(
+        tensors=tuple(end for end in ends if isinstance(end, Tensor)),
+        complete=not any(isinstance(node, BackwardCFunction) for node in nodes),
+    )
+
+
+def _nodes(start: Any) -> Iterator[Any]:
+    seen, waiting = {start}, [start]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        behind = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= behind
+        waiting.extend(behind)

@@ -12,8 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from halfguard.diagnosis.model.forward import quiet
-from halfguard.diagnosis.model.graph import find_graph_leaves, loss_in
+from halfguard.diagnosis.model.forward import find_graph_leaves, loss_in, quiet
 from halfguard.diagnosis.model.repeats import can_repeat
 from halfguard.diagnosis.model.restore_model import restore_afterwards
 from halfguard.diagnosis.model.training_setup import MeasuredGradients, TrainingSetup

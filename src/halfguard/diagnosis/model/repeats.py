@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfguard.diagnosis.model.forward import quiet
-from halfguard.diagnosis.model.graph import loss_in
+from halfguard.diagnosis.model.forward import loss_in, quiet
 from halfguard.diagnosis.model.restore_model import restore_afterwards
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.dist.collectives import world_size

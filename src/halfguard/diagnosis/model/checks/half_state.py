@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from halfguard.diagnosis.model.graph import loss_in
+from halfguard.diagnosis.model.forward import loss_in
 from halfguard.diagnosis.model.measured_precision import dtype_name
 from halfguard.diagnosis.model.training_setup import (
     MeasuredGradients,

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfguard.diagnosis.model.forward import ObservedForward
-from halfguard.diagnosis.model.graph import find_graph_leaves, loss_in
+from halfguard.diagnosis.model.forward import ObservedForward, find_graph_leaves, loss_in
 from halfguard.diagnosis.model.training_setup import TrainingSetup, join_names
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.records.finding import Finding

@@ -23,6 +23,7 @@ from halfguard.validation.runs.task import Job, Setting, Task
 from halfguard.validation.spec import Metric
 from halfguard.workload import TrainingStep, Workload
 
+__all__ = ["assert_half_safe", "assert_matches_fp32"]
 LOWEST_SCALE = 128.0  # of FP16; below it small gradients vanish
 
 

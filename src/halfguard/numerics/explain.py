@@ -34,26 +34,18 @@ _LONGEST_TEXT = 200
 _EXACT = Context(prec=200, Emax=6000, Emin=-6000, traps=[])
 
 
-def _power(base: Decimal, exponent: Decimal) -> Decimal:
-    return base**exponent if exponent else Decimal(1)  # decimal has no value for 0**0
-
-
-def _sigmoid(x: Decimal) -> Decimal:
-    return 1 / (1 + x.copy_negate().exp())
-
-
 _OPERATORS: dict[type[ast.AST], Callable[..., Decimal]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.Pow: _power,
+    ast.Pow: lambda base, power: base**power if power else Decimal(1),  # decimal has no 0**0
 }
 _FUNCTIONS: dict[str, Callable[[Decimal], Decimal]] = {
     "sqrt": Decimal.sqrt,
     "exp": Decimal.exp,
     "log": Decimal.ln,
-    "sigmoid": _sigmoid,
+    "sigmoid": lambda x: 1 / (1 + x.copy_negate().exp()),
 }
 _NAMES = {"inf": Decimal("inf"), "nan": Decimal("nan")}
 ALLOWED = f"Allowed: numbers, + - * / **, parentheses, {', '.join([*_NAMES, *_FUNCTIONS])}."

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -125,30 +126,18 @@ Tensors = tuple[Tensor, ...]
 Operations = Mapping[str, Callable[..., Tensor]]
 
 
-def _convolution(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.conv2d(x, weight, padding=1)
-
-
-def _layer_norm(x: Tensor) -> Tensor:
-    return functional.layer_norm(x, x.shape[-1:], eps=EPS)
-
-
 def _batch_norm(x: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     weight = torch.ones(x.shape[1], dtype=wide, device=x.device)
     return functional.batch_norm(x, None, None, weight, 0 * weight, training=True, eps=EPS)
 
 
-def _softmax(x: Tensor) -> Tensor:
-    return functional.softmax(x, -1)
-
-
 OPERATIONS: Operations = {
     "matmul": torch.matmul,
-    "convolution": _convolution,
-    "layer norm": _layer_norm,
+    "convolution": partial(functional.conv2d, padding=1),
+    "layer norm": lambda x: functional.layer_norm(x, x.shape[-1:], eps=EPS),
     "batch norm": _batch_norm,
-    "softmax": _softmax,
+    "softmax": partial(functional.softmax, dim=-1),
     "attention": functional.scaled_dot_product_attention,
 }
 

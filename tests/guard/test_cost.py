@@ -210,6 +210,7 @@ def test_a_journal_asks_nothing_of_the_device_but_the_state_of_its_generator(
 
 
 @pytest.mark.on_standin
+@pytest.mark.usefixtures("between_looks")
 def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None:
     """Fake tensors have no values; reading one raises an error."""
     with FakeTensorMode(allow_non_fake_inputs=True):

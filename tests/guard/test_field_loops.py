@@ -18,6 +18,7 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
 from halfguard.replaying import replay
 from halfguard.workload import Workload
+from tests.guard.helper import Recorder
 from tests.support.cases import each
 from tests.support.pairs import parametrize_pairs
 
@@ -255,7 +256,7 @@ def overflowing(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -> None:
-    dtypes = []
+    dtypes = Recorder()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.float16):
@@ -264,14 +265,14 @@ def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -
         return in_fp32_only(y)
 
     retried(loss)
-    assert dtypes == [torch.float16, torch.float32]
+    assert dtypes.items == [torch.float16, torch.float32]
     with torch.autocast("cpu", torch.float16):
         assert torch.is_autocast_enabled("cpu"), "autocast works again"
 
 
 class Noisy:
     def __init__(self, generator: Any) -> None:
-        self.generator, self.drawn = generator, list[float]()
+        self.generator, self.drawn = generator, Recorder()
 
     def draw(self) -> float:
         kind = self.generator
@@ -303,7 +304,7 @@ def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
         def loss_with_closure(model: nn.Module, x: Tensor) -> Tensor:
             inner = Noisy(generator)
             value = inner.loss(model, x)
-            drawn.extend(inner.drawn)
+            drawn.append(inner.drawn.items[0])
             return value
 
         retried(loss_with_closure)
@@ -317,8 +318,8 @@ def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
                 return loss(model, x)
 
         guard.step(Call(), torch.ones(8, 4))
-    assert len(noisy.drawn) == 2
-    assert noisy.drawn[0] == noisy.drawn[1]
+    first, second = noisy.drawn.items
+    assert first == second
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_at_the_first_step() -> None:
@@ -448,7 +449,7 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell, self.h, self.given = nn.Linear(4, 4), None, list[Any]()
+        self.cell, self.h, self.given = nn.Linear(4, 4), None, Recorder()
 
     def forward(self, x: Tensor) -> Tensor:
         self.given.append(self.h)
@@ -463,10 +464,10 @@ def test_a_hidden_state_that_an_epoch_sets_to_none_is_none_in_the_repeat() -> No
     for _ in range(5):
         guard.step(loss_fn, torch.randn(8, 4))
     model.h = None
-    model.given.clear()
+    model.given.items.clear()
 
     assert guard.step(overflowing, torch.randn(8, 4)).action == "retry_fp32"
-    assert model.given == [None, None]
+    assert model.given.items == [None, None]
 
 
 def test_a_repeat_recomputes_checkpointed_parts_in_fp32() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause
+from tests.guard.helper import Recorder
 from tests.support import standin
 from tests.support.devices import chosen_device, host_waits, place
 from tests.support.models import OPTIMIZERS, Batch, bare_step, batches, differences, loss_fn, make
@@ -55,6 +56,7 @@ def test_rows_are_pinned_on_the_host_also_if_the_device_is_the_default_one() -> 
         assert guard.summary().applied == 4
 
 
+@pytest.mark.usefixtures("between_looks")
 def test_a_row_is_not_read_before_it_is_due(accelerator: Any) -> None:
     guard = guarded(make("mlp-batchnorm"), config={"scale": {"init": 64.0}})
     first, *rest = batches(3)
@@ -82,6 +84,7 @@ def test_a_cause_does_not_change_once_it_is_decided() -> None:
 # -- waits of the host
 
 
+@pytest.mark.usefixtures("between_looks")
 def test_a_healthy_step_makes_the_host_wait_as_often_as_the_bare_loop() -> None:
     for optimizer, expected in (("adamw-fused", 0), ("adamw-foreach", 1)):
         bare = make("mlp-batchnorm")
@@ -100,6 +103,7 @@ def test_a_healthy_step_makes_the_host_wait_as_often_as_the_bare_loop() -> None:
         assert sum(of_bare.values()) == expected
 
 
+@pytest.mark.usefixtures("between_looks")
 def test_rows_that_have_arrived_are_not_waited_for(accelerator: Any) -> None:
     accelerator.set_late_copies(True, lag=100)
     guard = guarded(make("mlp-batchnorm"), config={"scale": {"init": 64.0}})
@@ -206,7 +210,7 @@ def test_optimizers_of_several_devices_take_turns() -> None:
 @pytest.mark.parametrize("where", ["standin:0", SECOND])
 def test_a_retry_draws_the_same_dropout_mask(where: str, accelerator: Any) -> None:
     model = make("transformer").to(where)
-    states: list[Tensor] = []
+    states = Recorder()
     drop = model.get_submodule("drop")
     drop.register_forward_pre_hook(lambda *_: states.append(accelerator.get_rng_state(where)))
     config = {"scale": {"init": 64.0}, "skip": {"on_nonfinite": "retry_fp32"}}
@@ -214,7 +218,7 @@ def test_a_retry_draws_the_same_dropout_mask(where: str, accelerator: Any) -> No
     batch = tuple(part.to(where) for part in batches(1)[0])
     model.faulty.forward_factor = 1e6  # type: ignore[union-attr,assignment]
     assert guard.step(loss_fn, batch).action is Action.RETRY
-    half, full = states
+    half, full = states.items
     assert torch.equal(half, full)
     assert not torch.equal(full, accelerator.get_rng_state(where))
 

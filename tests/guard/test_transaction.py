@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.stepping.forward_pass import Transaction
-from tests.guard.helper import frozen, same
+from tests.guard.helper import Recorder, frozen, same
 from tests.support.devices import chosen_device
 from tests.support.pairs import parametrize_pairs
 from tests.support.ranks import Ranks
@@ -329,7 +329,7 @@ class HalfBase(nn.Module):
 @pytest.mark.on_standin
 def test_a_retry_over_a_half_base_computes_in_fp32() -> None:
     torch.manual_seed(0)
-    model, dtypes = HalfBase(), []
+    model, dtypes = HalfBase(), Recorder()
     model.base.register_forward_hook(lambda *args: dtypes.append(args[2].dtype))
     guard = guarded(model, 0.0, skip=RETRY)
     batch = torch.randn(4, 6)
@@ -344,7 +344,7 @@ def test_a_retry_over_a_half_base_computes_in_fp32() -> None:
 
     outcome = guard.step(overflowing, batch)
     assert outcome.action == "retry_fp32"
-    assert dtypes == [torch.float16, torch.float32]
+    assert dtypes.items == [torch.float16, torch.float32]
     assert model.base.weight.dtype is torch.float16
     true = reference.adapter.weight.grad.norm().item() * 1e10
     assert outcome.grad_norm == pytest.approx(true, rel=1e-6)
@@ -363,6 +363,7 @@ def test_a_parameter_replaced_inside_a_group_is_measured() -> None:
 
 
 @pytest.mark.on_standin
+@pytest.mark.usefixtures("between_looks")
 def test_a_batch_changed_in_place_is_not_repeated_and_copied_from_then_on() -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 8)

@@ -57,6 +57,9 @@ class SkipConfig(_Section):
     max_consecutive: int = Field(
         default=10, ge=1, description="bad steps in a row before a rollback or halt"
     )
+    strict: bool = Field(
+        default=False, description="raise if a step changes something that no repeat can put back"
+    )
 
 
 class SpikeConfig(_Section):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from halfguard.dist.wrapping import full_tensor, local_tensor
-from halfguard.numerics.transfer import to_device
+from halfguard.numerics.tensor_rows import to_device
 
 
 @dataclass(frozen=True)

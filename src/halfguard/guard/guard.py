@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -50,15 +50,10 @@ from halfguard.precision.modes import autocast
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause, Summary
 from halfguard.records.plan import PrecisionPlan
-from halfguard.step.generators import (
-    Generator,
-    generator_state,
-    generators_of_function,
-    generators_of_model,
-)
 from halfguard.step.loss import LossFunction
 from halfguard.step.random_state import (
     capture_random_state,
+    generator_state,
     portable_random_state,
     restore_random_state,
 )
@@ -123,6 +118,7 @@ class Guard:
             plan = PrecisionPlan.load(self.config.plan)
             optional_parts.module_islands_maker()(model, plan)
         self._stepper = Stepper(model, self.optimizers, self.config, hosted=self._hosted)
+        self._stepper.on_unrepeatable = self._report_unrepeatable
         self.scaler = self._stepper.scaler
         self.epoch = 0
         self.step_index = 0  # update attempts so far
@@ -135,7 +131,6 @@ class Guard:
         self._told_statistics = False
         self._told_lines = False
         self._told_failed_repeat = False
-        self._model_generators: list[Generator] | None = None
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
@@ -158,6 +153,7 @@ class Guard:
         """
         self.batch_index += 1
         with self._transaction:
+            self._stepper.step_state.expect(loss_fn, batch)
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
             with self._stepper.micro_batch(self._batches), self._lines_in_fp32:
@@ -178,14 +174,8 @@ class Guard:
         given = replace(micro, batch=batch)  # that of ``micro`` is kept for a repeat
         return loss_in_fp32(given, lambda one: trainable_loss(loss_fn(self.model, one)))
 
-    def _micro_batch(
-        self,
-        loss_fn: LossFunction,
-        batch: Any,
-        about: Any,
-        source: Callable[..., Any] | None = None,
-    ) -> MicroBatch:
-        """Return a batch with everything to repeat it; ``source`` holds the generators if not ``loss_fn``."""
+    def _micro_batch(self, loss_fn: LossFunction, batch: Any, about: Any) -> MicroBatch:
+        """Return a batch with everything to repeat it."""
         repeats = self.config.heal is not None
         retries = repeats or self.config.skip.on_nonfinite == "retry_fp32"
         sampled = self.watching is not None and self.watching.is_sampling
@@ -194,15 +184,14 @@ class Guard:
         rng = capture_random_state()
         if not retries and not sampled:
             return MicroBatch(batch, about, loss_fn, rng)
-        if self._model_generators is None:
-            self._model_generators = generators_of_model(self.model)
-        generators = [*generators_of_function(source or loss_fn), *self._model_generators]
-        own = tuple((generator, generator_state(generator)) for generator in generators)
-        if self._copies_batches:
+        state = self._stepper.step_state
+        own = tuple((generator, generator_state(generator)) for generator in state.generators)
+        if self._copies_batches or state.changes_batch:
             return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng, own)
         # The repeat must see the batch that was given: containers are copied, tensors are watched.
         given = copy_containers(batch)
-        return MicroBatch(given, about, loss_fn, rng, own, tensor_versions(batch))
+        versions = () if state.has_copy_of(batch) else tensor_versions(batch)
+        return MicroBatch(given, about, loss_fn, rng, own, versions)
 
     # -- the form for a loop that keeps its own forward pass
 
@@ -515,6 +504,7 @@ class Guard:
         write = self._recorder.add_watched_step
         make = optional_parts.watching_class()
         watching = make(self.config.watch, self.model, self.optimizers, schedulers, write)
+        watching.preserved = self._stepper.step_state.preserved
         if self._healing is not None:
             watching.on_alarm = self._healing.on_watch_alarm
         return watching
@@ -655,7 +645,8 @@ class Guard:
         known = refused is True
         # A retry tells whether the scale caused the overflow; until then the scale waits.
         hold_scale = known and self._retries
-        held = tuple(self._stepper.module_tensors.references)
+        held = self._stepper.step_state.saved
+        self._batches.unrepeatable = bool(self._stepper.step_state.unrepeatable)
         self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale)
         report = StepReport(*where, limits, turn, self._batches, outcome, held, hold_scale)
         self._batches, self._begun = StepBatches(), False
@@ -763,7 +754,7 @@ class Guard:
         self, cause: Cause, seen: policy.Signals, report: StepReport
     ) -> policy.Signals:
         poisoned_only = bool(self._pending.lag)  # the steps since then may be good
-        self._stepper.restore_module_tensors(report.module_tensors, poisoned_only=poisoned_only)
+        self._stepper.restore_state(report.state, poisoned_only=poisoned_only)
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
         model = unwrap_model(self.model)
         found = investigate(cause, report.batches, gradients, replicas, model)
@@ -808,6 +799,8 @@ class Guard:
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         """Skip a step whose batch the loss function changed in place; copy batches from now on."""
+        if report.batches.unrepeatable:  # reported when it was seen
+            return self._skip_unrepeated(seen)
         if not self._copies_batches:
             logger.warning(
                 "step %d cannot be repeated in FP32: loss_fn changed its batch in place. Batches are copied "
@@ -816,6 +809,28 @@ class Guard:
             )
         self._copies_batches = True
         return self._skip_unrepeated(seen)
+
+    def _report_unrepeatable(self, names: list[str]) -> None:
+        """Say by name what a step changes and nobody can put back."""
+        if self.config.skip.on_nonfinite != "retry_fp32" and self.config.heal is None:
+            return
+        what = ", ".join(names[:5])
+        cure = (
+            "Draw from it outside of loss_fn and pass the result in the batch, or keep a position that can "
+            "be set back, such as an index."
+        )
+        if self.config.skip.strict:
+            raise UsageError(
+                f"A step cannot be repeated: it changes {what}, which cannot be put back.",
+                cure=cure,
+            )
+        logger.warning(
+            "step %d changes %s, which cannot be put back. Bad steps are skipped instead of repeated in "
+            "FP32; this is reported once. %s",
+            self.step_index,
+            what,
+            cure,
+        )
 
     def _skip_failed(
         self, errors: Sequence[str], seen: policy.Signals, report: StepReport

@@ -141,6 +141,8 @@ class HostedGuard(Guard):
             self._open_window(late=False)
             self._overlapping = self._in_forward and self._micro.loss_fn is not None
             self._returned = None
+            if repeat is not None:
+                self._stepper.step_state.expect(repeat, whole=False)
             self._begin_step()
             self._micro = self._micro_batch_of(batch, about, repeat)
 
@@ -402,7 +404,7 @@ class HostedGuard(Guard):
         if repeat is None or len(self.optimizers) > 1:
             rng = None if self._recorder.incidents is None else capture_random_state()
             return MicroBatch(batch, about, None, rng)
-        return self._micro_batch(lambda _, given: repeat(given), batch, about, source=repeat)
+        return self._micro_batch(lambda _, given: repeat(given), batch, about)
 
     def _config_to_decide(self, report: StepReport) -> GuardConfig:
         if report.batches.repeatable:

@@ -17,8 +17,8 @@ from halfguard.guard.evidence import explain
 from halfguard.guard.metrics_log import LastStep, MetricsLog
 from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.guard.step_batches import StepBatches
-from halfguard.guard.stepping.module_tensors import Reference
 from halfguard.guard.stepping.outcome import StepOutcome
+from halfguard.guard.stepping.step_state import Saved
 from halfguard.journal import Journal, StepCounter, make_run_info
 from halfguard.records import Action, HealthRow, HealthWarning, NoteRow, StepRow, Summary, WatchRow
 
@@ -130,7 +130,7 @@ class StepReport:
     turn: frozenset[int]  # ids of the optimizers that were stepped
     batches: StepBatches
     outcome: StepOutcome
-    module_tensors: tuple[Reference, ...] = ()  # that modules held before the step
+    state: Saved = ()  # as it was before the step
     holds_scale: bool = False  # the loss scale waits for the result of the retry
 
     def row(

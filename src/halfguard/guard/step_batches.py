@@ -12,10 +12,9 @@ from torch import Tensor
 from halfguard.errors import UsageError
 from halfguard.guard.batch_checks import describe_batch
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.step.generators import Generator, set_generator_state
 from halfguard.step.loss import LossFunction, scalar_loss
 from halfguard.step.nested import PlainValues, batch_leaves, named_batch_leaves
-from halfguard.step.random_state import restore_random_state
+from halfguard.step.random_state import Generator, restore_random_state, set_generator_state
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,12 @@ class StepBatches:
     loss: Tensor | None = None  # summed over micro-batches, each divided by their number
     micro_batches: list[MicroBatch] = field(default_factory=list)
     gradients_held_back: bool = False  # not reduced over ranks until the last micro-batch
+    unrepeatable: bool = False  # they change something that nobody can put back
 
     def add(self, part: Tensor, micro_batch: MicroBatch) -> None:
         """Add one micro-batch with its part of the loss, detached from its graph."""
         self.loss = part if self.loss is None else self.loss + part
         self.micro_batches.append(micro_batch)
-
-    @property
-    def own_generators(self) -> list[Generator]:
-        """The generators of the user's own that the batches draw from."""
-        return [generator for micro in self.micro_batches for generator, _ in micro.own_generators]
 
     @property
     def repeatable(self) -> bool:
@@ -62,7 +57,9 @@ class StepBatches:
 
     @property
     def changed_in_place(self) -> bool:
-        """True if a loss function has written to its batch, so that it cannot be repeated."""
+        """True if a loss function has written to its batch, or to something else for good: no repeat."""
+        if self.unrepeatable:
+            return True
         return any(t._version != version for m in self.micro_batches for t, version in m.versions)
 
     @property

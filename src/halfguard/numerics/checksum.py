@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from halfguard.numerics import tensor_rows
-from halfguard.numerics.transfer import to_device
+from halfguard.numerics.tensor_rows import to_device
 
 _GOLDEN = -7046029254386353131  # 2**64 divided by the golden ratio, as a signed number; it is odd
 _LOWER_HALF = 0xFFFFFFFF

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from halfguard.formats import Format
-from halfguard.numerics.tensor_rows import local_tensor
-from halfguard.numerics.transfer import to_device
+from halfguard.numerics.tensor_rows import local_tensor, to_device
 
 # An infinite number often means "none yet", as the best metric of ReduceLROnPlateau does. Not here:
 _FINITE_NUMBERS = frozenset({"lr", "initial_lr", "weight_decay", "momentum", "eps", "scale"})

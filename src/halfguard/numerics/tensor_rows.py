@@ -130,3 +130,12 @@ def join_padded(tensors: list[Tensor]) -> Tensor:
         return tensors[0].new_zeros(0)
     # One operation for any shapes: with a single chunk, it flattens and joins the pieces.
     return torch._chunk_cat(pieces, 0, 1).view(-1)
+
+
+def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the tensor on ``device``, and wait only if that is the host.
+
+    Asked not to block, torch returns a tensor on the host before its numbers have arrived. Between devices,
+    and from the host, the streams keep the order.
+    """
+    return tensor.to(device, dtype or tensor.dtype, non_blocking=device.type != "cpu")

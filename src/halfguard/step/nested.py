@@ -35,7 +35,7 @@ _CHUNK = 64  # entries that are read from a container in one turn
 _USER_CODE = (
     16  # nodes that an entry counts for if reading it runs code of a library or of the user
 )
-_PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
+PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 _CLOSED = (
     *(Tensor, nn.Module, Iterator, range, str, bytes, bytearray, memoryview),
     *(int, float, complex, Enum, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType),
@@ -133,7 +133,7 @@ def named_batch_leaves(
             continue
         if len(chunk) == _CHUNK:
             waiting.append(turn)
-        if not named and len(chunk) > 1 and _PLAIN.issuperset(map(type, chunk)):
+        if not named and len(chunk) > 1 and PLAIN.issuperset(map(type, chunk)):
             nodes -= 3 * cost
             yield names, PlainValues(chunk)
             continue
@@ -186,7 +186,7 @@ def _open_array(array: Any) -> _Entries | None:
 
 def _open_object(value: Any) -> _Entries | None:
     kind: Any = type(value)
-    if hasattr(value, "__dict__") or _slots(kind):
+    if hasattr(value, "__dict__") or slots_of(kind):
         return attributes(value), True, 1
     return None
 
@@ -194,14 +194,15 @@ def _open_object(value: Any) -> _Entries | None:
 def attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes that an object holds in slots or in ``__dict__``; properties are not called."""
     kind: Any = type(value)
-    for name, slot in _slots(kind):
+    for name, slot in slots_of(kind):
         with contextlib.suppress(AttributeError):  # a slot without a value
             yield name, slot.__get__(value)
     yield from getattr(value, "__dict__", {}).items()
 
 
 @functools.lru_cache(maxsize=1024)
-def _slots(kind: type[Any]) -> tuple[tuple[str, MemberDescriptorType], ...]:
+def slots_of(kind: type[Any]) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    """Return the slots of a class and its bases, with their names."""
     members = (
         item for base in kind.__mro__ if "__slots__" in vars(base) for item in vars(base).items()
     )

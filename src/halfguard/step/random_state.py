@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,6 +88,39 @@ def seeded(seed: int) -> Iterator[None]:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
         yield
+
+
+Generator = Any  # torch.Generator, random.Random, numpy.random.Generator or RandomState
+
+
+def generator_state(generator: Generator) -> Any:
+    """Return a copy of a generator's state."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def set_generator_state(generator: Generator, state: Any) -> None:
+    """Set a generator to a state that ``generator_state`` returned."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+@contextmanager
+def preserved_generators(generators: Iterable[Generator]) -> Iterator[None]:
+    """Restore the generators' states after the block."""
+    states = [(generator, generator_state(generator)) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            set_generator_state(generator, state)
 
 
 def _capture_devices() -> dict[str, Any]:

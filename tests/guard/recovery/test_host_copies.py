@@ -65,6 +65,7 @@ def test_what_lies_on_the_host_is_copied_at_once() -> None:
     assert kept.tolist() == [1, 1]
 
 
+@pytest.mark.usefixtures("between_looks")
 def test_a_step_that_takes_a_snapshot_blocks_for_no_copy() -> None:
     model = make("mlp-batchnorm")
     config = {"scale": {"init": 64.0}, "recovery": {"every": 4}}

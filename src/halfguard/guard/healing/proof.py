@@ -24,7 +24,6 @@ from halfguard.guard.healing.producer import Producer
 from halfguard.guard.healing.trial_steps import TrialGradients, TrialSteps
 from halfguard.guard.step_batches import StepBatches
 from halfguard.records.audit import AuditReport
-from halfguard.step.generators import preserved_generators
 from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 
@@ -64,7 +63,7 @@ class BadStep:
     def find_producer(self) -> Producer | None:
         """Return the operation to blame on this rank; None if there is none."""
         run = self._trials.in_half(self._batches, self._scale)
-        with preserved_generators(self._batches.own_generators), self._trials.unchanged():
+        with self._trials.unchanged():
             return Producer.of(find_first_nonfinite(run, self._trials.model))
 
     def is_finite_in_fp32(self) -> bool:
@@ -118,7 +117,7 @@ class BadStep:
     def audit(self) -> AuditReport:
         """Audit the step on this rank, as the model is at present."""
         run = self._trials.in_half(self._batches, self._scale)
-        with preserved_generators(self._batches.own_generators), self._trials.unchanged():
+        with self._trials.unchanged():
             return audit(run, self._trials.model)
 
     def _findings(self) -> frozenset[str]:
@@ -141,9 +140,5 @@ class BadStep:
         return self._run_on_all(work)[0]
 
     def _run_on_all(self, work: Callable[[], T]) -> tuple[T | None, list[str]]:
-        def preserved() -> T:
-            with preserved_generators(self._batches.own_generators):
-                return work()
-
-        result, errors = run_on_all(preserved, self._device)
+        result, errors = run_on_all(work, self._device)
         return (None if errors else result), errors

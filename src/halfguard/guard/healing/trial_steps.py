@@ -26,7 +26,6 @@ from halfguard.dist.wrapping import (
 )
 from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
-from halfguard.guard.stepping.module_tensors import find_state
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import (
     HALF_DTYPES,
@@ -34,7 +33,6 @@ from halfguard.precision.modes import (
     autocast_dtype,
     without_autocast,
 )
-from halfguard.step.nested import tensors_in
 from halfguard.step.random_state import preserved_random_state
 
 
@@ -86,7 +84,7 @@ class TrialSteps:
             with ExitStack() as stack:
                 stack.callback(disable_fsdp_mixed_precision(self._stepper.model))
                 stack.enter_context(_half_tensors_in_fp32(self.model))
-                stack.enter_context(self._stepper.module_tensors.in_fp32())
+                stack.enter_context(self._stepper.step_state.in_fp32())
                 stack.enter_context(without_autocast(self._stepper.device.type))
                 losses = []
                 for micro in batches.micro_batches:
@@ -117,9 +115,10 @@ class TrialSteps:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Restore after the block what a step changes: gradients, random states, tensors of modules."""
+        """Restore after the block what a step changes: gradients, random states, and all that it reaches."""
         with ExitStack() as stack:
-            stack.enter_context(_restored_tensors(self.model))
+            stack.enter_context(_restored_gradients(self.model))
+            stack.enter_context(self._stepper.step_state.preserved())
             stack.enter_context(preserved_random_state())
             stack.enter_context(unreduced_gradients(self._stepper.model))
             stack.enter_context(_eagerly())
@@ -154,12 +153,8 @@ def _nothing() -> None:
 
 
 @contextmanager
-def _restored_tensors(model: nn.Module) -> Iterator[None]:
+def _restored_gradients(model: nn.Module) -> Iterator[None]:
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    held = [
-        (registry, name, registry[name]) for registry, name in find_state(model, with_none=True)
-    ]
-    copies = [(t, t.detach().clone()) for _, _, value in held for t in _plain(value)]
     for parameter, _ in grads:
         parameter.grad = None
     try:
@@ -167,14 +162,6 @@ def _restored_tensors(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, grad in grads:
             parameter.grad = grad
-        for registry, name, value in held:
-            registry[name] = value
-        for tensor, copy in copies:
-            tensor.data.copy_(copy)  # all: batch_norm changes statistics without a new version
-
-
-def _plain(value: object) -> list[Tensor]:
-    return [t for t in tensors_in(value) if not t.is_inference() and not t.requires_grad]
 
 
 @contextmanager

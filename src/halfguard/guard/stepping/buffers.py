@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from halfguard.numerics.transfer import to_device
+from halfguard.numerics.tensor_rows import to_device
 
 Registry = dict[str, Any]  # a module's ``_buffers``, or its ``__dict__``
 
@@ -53,9 +53,9 @@ class Buffers:
         """Track one more tensor from the next ``keep`` on."""
         self._places.append(_Place(registry, name, is_statistic=False))
 
-    def tracked(self) -> set[tuple[int, str]]:
-        """Return the tracked tensors, each as the identity of its registry and its name there."""
-        return {(id(place.registry), place.name) for place in self._places}
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that are tracked."""
+        return [tensor for tensor in self._live() if tensor is not None]
 
     def keep(self) -> None:
         """Save the present values."""
@@ -209,7 +209,7 @@ def _grouped(places: list[_Place], live: list[Tensor]) -> tuple[list[_Group], di
     by_kind: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
     single: dict[int, _Copy] = {}
     for position, (place, buffer) in enumerate(zip(places, live, strict=True)):
-        if _is_plain(buffer):
+        if is_plain(buffer):
             checked = place.is_statistic and buffer.is_floating_point()
             by_kind.setdefault((buffer.device, buffer.dtype, checked), []).append(position)
         else:
@@ -218,7 +218,7 @@ def _grouped(places: list[_Place], live: list[Tensor]) -> tuple[list[_Group], di
     return groups, single
 
 
-def _is_plain(buffer: Tensor) -> bool:
+def is_plain(buffer: Tensor) -> bool:
     """Return whether a buffer is dense memory of its own, element by element."""
     if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
         return False
@@ -237,7 +237,7 @@ def _same_kind(one: Tensor | None, other: Tensor) -> bool:
         and one.shape == other.shape
         and one.dtype == other.dtype
         and one.device == other.device
-        and _is_plain(one)
+        and is_plain(one)
     )
 
 

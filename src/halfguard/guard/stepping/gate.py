@@ -19,7 +19,7 @@ from torch import Tensor
 
 from halfguard.guard.consensus import DESYNC
 from halfguard.guard.policy import Signals, StepLimits
-from halfguard.numerics.transfer import to_device
+from halfguard.numerics.tensor_rows import to_device
 
 # Rows on their way from the device to the host, read some steps later.
 #

@@ -23,7 +23,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from halfguard.dist.collectives import AsyncSum
 from halfguard.errors import UsageError
-from halfguard.numerics.transfer import to_device
+from halfguard.numerics.tensor_rows import to_device
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import parameters_of
 

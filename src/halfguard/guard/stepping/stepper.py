@@ -38,8 +38,8 @@ from halfguard.guard.gradients import Gradients, measure
 from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
-from halfguard.guard.stepping.module_tensors import ModuleTensors, Reference
 from halfguard.guard.stepping.scaler import CEILING, GradScaler
+from halfguard.guard.stepping.step_state import Saved, StepState
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import without_autocast
 from halfguard.precision.upcast import frozen_half_weights_in_fp32
@@ -66,7 +66,8 @@ class Stepper:
         self.device = self._first_weight.device
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
-        self.module_tensors = ModuleTensors(model, self.buffers, enabled=config.buffers != "none")
+        self.step_state = StepState(model, self.buffers, enabled=config.buffers != "none")
+        self.on_unrepeatable: Callable[[list[str]], object] | None = None
         # A backward pass has begun, or a forward pass after others that held their gradients back.
         self._sync_begun = False
         self._backward_checked = False  # for an optimizer that steps inside it
@@ -143,7 +144,7 @@ class Stepper:
 
     def keep_state(self) -> None:
         """Save the state that a forward pass changes: buffers, and tensors that modules hold."""
-        self.module_tensors.keep()  # first: it may find more to track
+        self.step_state.keep()
         self.buffers.keep()
         self._weights_version = self._first_weight._version
 
@@ -248,7 +249,9 @@ class Stepper:
         if not self._consensus.has_sum_of(batches.loss):
             self._announce(batches, check=check)
         self._expected = len(batches.micro_batches)
-        self.module_tensors.track_written()
+        names = self.step_state.conclude()
+        if names and self.on_unrepeatable is not None:
+            self.on_unrepeatable(names)
         seen = self._consensus.agree(batches.loss, gradients, overflow)
         if not self._consensus.single_rank:
             self.scaler.note_agreed_loss(seen.loss)
@@ -339,7 +342,7 @@ class Stepper:
     def _repeat_all(self, batches: StepBatches) -> list[Tensor]:
         narrow_again = disable_fsdp_mixed_precision(self.model)
         try:
-            with frozen_half_weights_in_fp32(self.model), self.module_tensors.in_fp32():
+            with frozen_half_weights_in_fp32(self.model), self.step_state.in_fp32():
                 count = len(batches.micro_batches)
                 return [
                     self._repeat(micro, self._holds_back(index, count), count)
@@ -425,8 +428,8 @@ class Stepper:
 
     def _restore(self) -> None:
         """Put back what forward passes changed since ``keep_state``."""
+        self.step_state.restore()  # first: it brings tensors back whose values are written then
         self.buffers.restore()
-        self.module_tensors.restore()
 
     def end_round(self) -> None:
         """Update the scale for the optimizers that stepped, although others have not."""
@@ -434,13 +437,11 @@ class Stepper:
             self.scaler.forget_unstepped()
             self._finish_update()
 
-    def restore_module_tensors(
-        self, references: Sequence[Reference], *, poisoned_only: bool
-    ) -> None:
+    def restore_state(self, saved: Saved, *, poisoned_only: bool) -> None:
         """Put back what a bad step replaced, if the device alone decided it."""
-        self.module_tensors.restore(references, poisoned_only=poisoned_only)
+        self.step_state.restore(saved, poisoned_only=poisoned_only)
         if self._keeps_at_end:
-            self.module_tensors.keep()
+            self.step_state.keep()
 
     def _end(self) -> None:
         if not self._hosted:

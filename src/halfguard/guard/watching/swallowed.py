@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,6 @@ from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.precision.modes import autocast
 from halfguard.precision_names import PrecisionName
 from halfguard.records.audit import AuditFinding, AuditReport
-from halfguard.step.generators import preserved_generators
 from halfguard.tracing.audit import audit
 
 logger = logging.getLogger("halfguard")
@@ -45,14 +44,21 @@ def can_audit(model: nn.Module, batches: StepBatches) -> bool:
 
 
 def audit_step(
-    model: nn.Module, batches: StepBatches, precision: PrecisionName, scale: float
+    model: nn.Module,
+    batches: StepBatches,
+    precision: PrecisionName,
+    scale: float,
+    preserved: Callable[[], AbstractContextManager[None]],
 ) -> AuditReport | None:
-    """Audit the micro-batches one by one, up to the first with a finding; None if it failed."""
+    """Audit the micro-batches one by one, up to the first with a finding; None if it failed.
+
+    ``preserved`` returns a context that puts back what the loss function changes.
+    """
     own = unwrap_model(model)  # no DDP: its forward pass would need the other ranks
     report = None
     for micro in batches.micro_batches:
         try:
-            with _attributes_kept(own), preserved_generators(batches.own_generators):
+            with preserved():
                 report = audit(partial(_loss, own, micro, precision, scale), own)
         except Exception as error:  # noqa: BLE001 - out of memory, for example: training goes on
             logger.info("The audit of a sampled step failed: %s: %s", type(error).__name__, error)
@@ -70,17 +76,3 @@ def _loss(model: nn.Module, micro: MicroBatch, precision: PrecisionName, scale: 
         # A copy: the loss function may write to its batch, and the user's is not to be changed.
         loss = trainable_loss(micro.loss_fn(model, copy.deepcopy(micro.batch)))
     return loss * scale
-
-
-@contextmanager
-def _attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Put back what a forward pass sets on modules: counters, hidden states."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes in before:
-            now = vars(module)
-            for name in [name for name in now if name not in attributes]:
-                del now[name]
-            now.update(attributes)

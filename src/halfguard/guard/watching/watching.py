@@ -165,6 +165,7 @@ class Watching:
     ) -> None:
         self.alarms: list[Alarm] = []
         self.on_alarm: OnAlarm | None = None
+        self.preserved: Callable[[], AbstractContextManager[None]] = nullcontext  # around an audit
         self._model = model
         self._write = write
         self._sampling = Sampling(config.every)
@@ -279,7 +280,7 @@ class Watching:
         new = {one.place for one in found if leaves_range(one)} - self._known
         if not new or not can_audit(self._model, batches):
             return ()
-        report = audit_step(self._model, batches, precision, scale)
+        report = audit_step(self._model, batches, precision, scale, self.preserved)
         if report is None:
             return ()
         self._known |= new

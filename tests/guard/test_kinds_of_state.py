@@ -1,0 +1,199 @@
+"""Whatever a loss function changes is put back before a repeat or a skip, or named at the first step."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from halfguard.errors import UsageError
+from halfguard.guard.guard import Guard
+from tests.guard.kinds_of_state import KINDS, NAMED, PUT_BACK, WIDTH, Job, Loss, Net, loss_fn
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "what-the-guard-undoes.md"
+RETRY: dict[str, Any] = {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}}
+SKIP: dict[str, Any] = {"scale": {"init": 8.0}}
+STEPS = 7
+
+
+def overflowing(loss: Loss, bad: Callable[[], bool]) -> Loss:
+    """Return the loss function with a result that is infinite in half at the bad step."""
+
+    def wrapped(model: nn.Module, batch: Any) -> Tensor:
+        value = loss(model, batch)
+        in_half = torch.is_autocast_enabled("cpu")
+        return value * torch.inf if in_half and bad() else value
+
+    return wrapped
+
+
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(3, WIDTH, generator=generator) for _ in range(STEPS)]
+
+
+def plain(kind: str, at: int, *, repeated: bool) -> list[Any]:
+    """Train without a guard: the bad step in FP32 at once, or not at all."""
+    torch.manual_seed(0)
+    job = KINDS[kind].make()
+    optimizer = SGD(job.model.parameters(), lr=0.1)
+    for step, x in enumerate(batches()):
+        if step == at and not repeated:
+            continue
+        with torch.autocast("cpu", torch.float16, enabled=step != at):
+            loss = job.loss_fn(job.model, job.batch(x))
+        scale = 1.0 if step == at else 8.0
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        for parameter in job.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= scale
+        optimizer.step()
+        optimizer.zero_grad()
+    return result(job)
+
+
+def result(job: Job) -> list[Any]:
+    return [copy.deepcopy(job.read()), *(p.detach().clone() for p in job.model.parameters())]
+
+
+def guarded(kind: str, at: int, config: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    torch.manual_seed(0)
+    job = KINDS[kind].make()
+    guard = Guard(job.model, SGD(job.model.parameters(), lr=0.1), config)
+    loss = overflowing(job.loss_fn, lambda: guard.step_index == at)
+    actions = [str(guard.step(loss, job.batch(x)).action) for x in batches()]
+    return result(job), actions
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    slots = getattr(one, "__slots__", None)
+    if slots:
+        return all(getattr(one, name) == getattr(other, name) for name in slots)
+    equal = one == other
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+
+
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.outcome == PUT_BACK])
+def test_what_can_be_put_back_is_put_back_before_a_repeat(
+    kind: str, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        found, actions = guarded(kind, at, RETRY)
+    assert actions[at] == "retry_fp32"
+    assert same(found, plain(kind, at, repeated=True))
+    assert "put back" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.outcome == PUT_BACK])
+def test_what_can_be_put_back_is_put_back_after_a_skip(kind: str) -> None:
+    if kind == "generators":
+        pytest.skip("a skipped step has drawn its numbers, as in every loop")
+    found, actions = guarded(kind, 5, SKIP)
+    assert actions[5] == "skip"
+    assert same(found, plain(kind, 5, repeated=False))
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.outcome == NAMED])
+def test_what_cannot_be_put_back_is_named_at_the_first_step(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        _, actions = guarded(kind, 5, RETRY)
+    assert actions == ["apply"] * 5 + ["skip"] + ["apply"]
+    told = [r.getMessage() for r in caplog.records if "cannot be put back" in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("step 0 changes numbers")
+    with pytest.raises(UsageError, match="changes numbers"):
+        guarded(kind, 5, RETRY | {"skip": RETRY["skip"] | {"strict": True}})
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_healthy_run_is_the_run_without_a_guard(kind: str) -> None:
+    assert same(guarded(kind, -1, RETRY)[0], plain(kind, -1, repeated=True))
+
+
+def test_state_that_appears_later_is_found_at_the_next_look() -> None:
+    torch.manual_seed(0)
+    model, seen = Net(), [0.0]
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    bad = 12
+
+    def change(_: Tensor) -> None:
+        if guard.step_index >= 6:
+            seen.append(1.0)
+
+    model.change = change
+    loss = overflowing(loss_fn, lambda: guard.step_index == bad)
+    for _ in range(20):
+        guard.step(loss, torch.ones(1, WIDTH))
+    assert len(seen) == 1 + 20 - 6
+
+
+def test_a_module_that_is_added_later_is_looked_at_at_once() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    for _ in range(11):
+        guard.step(loss_fn, torch.ones(1, WIDTH))
+    norm = nn.BatchNorm1d(WIDTH)
+    model.norm = norm
+    model.change = lambda y: norm(torch.cat([y, y + 1]))
+    guard.step(loss_fn, torch.full((1, WIDTH), torch.nan))
+    assert norm.running_mean is not None
+    assert norm.running_mean.tolist() == [0.0] * WIDTH
+
+
+def test_entries_that_were_replaced_since_the_last_look_are_put_back() -> None:
+    """A new epoch begins with a new dict, which steps then fill."""
+    torch.manual_seed(0)
+    model = Net()
+    held: dict[str, dict[int, int]] = {"epoch": {}}
+
+    def change(_: Tensor) -> None:
+        held["epoch"][len(held["epoch"])] = 1
+        held["last"] = dict.fromkeys(held["epoch"], 0)
+
+    model.change = change
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    loss = overflowing(loss_fn, lambda: guard.step_index == 11)
+    for step in range(13):
+        if step == 10:
+            held["epoch"] = {}
+        guard.step(loss, torch.ones(1, WIDTH))
+    assert len(held["epoch"]) == 3
+
+
+def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net()
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    state = guard._stepper.step_state
+    looks: list[int] = []
+    begin = state._begin_look
+
+    def noted() -> Any:
+        looks.append(guard.step_index)
+        return begin()
+
+    monkeypatch.setattr(state, "_begin_look", noted)
+    for _ in range(40):
+        guard.step(loss_fn, torch.ones(1, WIDTH))
+    assert looks == [0, 1, 3, 7, 15, 31]
+
+
+def test_the_page_shows_this_table() -> None:
+    rows = [f"| {kind.text} | {kind.outcome} |" for kind in KINDS.values()]
+    assert "\n".join(rows) in PAGE.read_text("utf-8")

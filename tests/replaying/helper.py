@@ -66,7 +66,7 @@ def edited(incident: Incident, folder: Path, **changes: Any) -> Incident:
 
 
 class Glitch:
-    """A hook outside the model's state that turns one output into NaN, once."""
+    """A hook that turns one output into NaN, once."""
 
     def __init__(self) -> None:
         self.fired = False
@@ -81,8 +81,11 @@ class Glitch:
 def glitched(folder: Path, entry: str = "") -> tuple[Incident, Workload]:
     """Return an incident that neither model nor batch explains, and the job with its used hook."""
     workload = job()
-    workload.model.get_submodule("0").register_forward_hook(Glitch())
-    return broken(folder, [noise(0, 6, 4)], workload, entry=entry), workload
+    glitch = Glitch()
+    workload.model.get_submodule("0").register_forward_hook(glitch)
+    incident = broken(folder, [noise(0, 6, 4)], workload, entry=entry)
+    glitch.fired = True  # what the hardware did, the guard has put back
+    return incident, workload
 
 
 def overflowing() -> Tensor:

@@ -255,6 +255,29 @@ def overflowing(model: nn.Module, x: Tensor) -> Tensor:
     return in_fp32_only(model(x))
 
 
+def test_a_loss_function_that_runs_backward_itself_is_refused() -> None:
+    model, guard = make(RETRY)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        loss_fn(model, x).backward()  # type: ignore[no-untyped-call]
+        return loss_fn(model, x)
+
+    with pytest.raises(UsageError, match="loss_fn ran backward"):
+        guard.step(loss, torch.ones(8, 4))
+    assert all(p.grad is None for p in model.parameters())
+    assert guard.step(loss_fn, torch.ones(8, 4)).applied
+
+
+def test_a_hook_that_reads_the_scale_in_a_repeat_reads_one() -> None:
+    model, guard = make(RETRY)
+    scales = Recorder()
+    next(model.parameters()).register_hook(lambda _: scales.append(guard.scaler.get_scale()))
+    before = guard.scaler.get_scale()
+    assert guard.step(overflowing, torch.ones(8, 4)).action == "retry_fp32"
+    assert scales.items == [before, 1.0]
+    assert guard.scaler.get_scale() == before
+
+
 def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -> None:
     dtypes = Recorder()
 

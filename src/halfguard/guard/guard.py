@@ -160,6 +160,8 @@ class Guard:
                 device = self._stepper.device.type
                 with autocast(self.config.precision, device), self._observing:
                     loss = self._loss(micro, batch)
+                if not self._batches.micro_batches:
+                    self._stepper.raise_if_gradients_of_loss_function()
                 self._backward(loss, micro)
             if len(self._batches.micro_batches) < self.config.accumulate:
                 return StepOutcome(micro_loss=loss.detach())

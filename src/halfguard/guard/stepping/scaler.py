@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -105,6 +106,7 @@ class GradScaler(torch.amp.GradScaler):
         self._agreed_losses: list[Tensor] = []
         self._refused: list[Tensor] = []
         self._last_refused: Tensor | None = None
+        self._is_repeating = False
         # The last loss that was scaled, detached.
         self.last_loss = torch.full((), torch.nan, dtype=torch.float32)
 
@@ -181,6 +183,19 @@ class GradScaler(torch.amp.GradScaler):
         return None if self._last_refused is None else self._last_refused == 0
 
     # -- methods of torch's scaler
+
+    def get_scale(self) -> float:
+        """Return the scale; while a step is repeated in FP32, that is 1, also for hooks that ask."""
+        return 1.0 if self._is_repeating else super().get_scale()
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Run the block as a repeat, which has no loss scale."""
+        self._is_repeating = True
+        try:
+            yield
+        finally:
+            self._is_repeating = False
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale; raise for FP16 parameters, with the cure in the error."""

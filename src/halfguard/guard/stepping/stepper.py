@@ -342,7 +342,11 @@ class Stepper:
     def _repeat_all(self, batches: StepBatches) -> list[Tensor]:
         narrow_again = disable_fsdp_mixed_precision(self.model)
         try:
-            with frozen_half_weights_in_fp32(self.model), self.step_state.in_fp32():
+            with (
+                frozen_half_weights_in_fp32(self.model),
+                self.step_state.in_fp32(),
+                self.scaler.repeating(),
+            ):
                 count = len(batches.micro_batches)
                 return [
                     self._repeat(micro, self._holds_back(index, count), count)
@@ -451,14 +455,26 @@ class Stepper:
 
     def raise_if_foreign_gradients(self) -> None:
         """Raise if a gradient is there before the step begins: it would be added to those of the step."""
-        for group in (group for o in self.optimizers for group in o.param_groups):
-            if group["params"] and group["params"][0].grad is not None:
-                raise UsageError(
-                    "There are gradients before the step begins: another guard's loss, or a backward() of "
-                    "your own, left them in parameters of this guard.",
-                    cure="Give all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or "
-                    "call optimizer.zero_grad() before the step.",
-                )
+        if self._has_gradients():
+            raise UsageError(
+                "There are gradients before the step begins: another guard's loss, or a backward() of "
+                "your own, left them in parameters of this guard.",
+                cure="Give all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or "
+                "call optimizer.zero_grad() before the step.",
+            )
+
+    def raise_if_gradients_of_loss_function(self) -> None:
+        """Raise if a loss function has run a backward pass: its gradients have no loss scale."""
+        if self._has_gradients():
+            raise UsageError(
+                "loss_fn ran backward() itself: those gradients are not scaled as the others of the step.",
+                cure="Return the sum of the losses, or use torch.autograd.grad for a gradient penalty. To "
+                "run backward in parts, call guard.backward(part) for each, and guard.update().",
+            )
+
+    def _has_gradients(self) -> bool:
+        groups = (group["params"] for o in self.optimizers for group in o.param_groups)
+        return any(params and params[0].grad is not None for params in groups)
 
     def refresh_parameters(self) -> bool:
         """Refresh names and layout if the optimizers' parameters changed; return whether they did."""

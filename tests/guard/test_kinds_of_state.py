@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from halfguard.errors import UsageError
+from halfguard.errors import TrainingHaltedError, UsageError
 from halfguard.guard.guard import Guard
 from tests.guard.kinds_of_state import KINDS, NAMED, PUT_BACK, WIDTH, Job, Loss, Net, loss_fn
 
@@ -175,6 +175,24 @@ def test_entries_that_were_replaced_since_the_last_look_are_put_back() -> None:
             held["epoch"] = {}
         guard.step(loss, torch.ones(1, WIDTH))
     assert len(held["epoch"]) == 3
+
+
+def test_state_that_was_nan_before_the_step_is_the_cause() -> None:
+    model = Net()
+    bank = {"keys": torch.zeros(WIDTH)}
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        bank["keys"] = bank["keys"] * 0.9 + model(batch).detach().float().mean(0)
+        return loss_fn(model, batch) + bank["keys"].sum()
+
+    guard = Guard(
+        model, SGD(model.parameters(), lr=0.1), SKIP | {"skip": {"on_nonfinite": "raise"}}
+    )
+    for _ in range(3):
+        guard.step(loss, torch.ones(1, WIDTH))
+    bank["keys"] = torch.full((WIDTH,), torch.nan)
+    with pytest.raises(TrainingHaltedError, match=r"bad_weights: bank\['keys'\] held NaN"):
+        guard.step(loss, torch.ones(1, WIDTH))
 
 
 def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,28 +11,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from halfguard.dist.collectives import all_gather_numbers, all_gather_object, world_size
 from halfguard.guard.batch_checks import BatchFault, find_batch_fault
 from halfguard.guard.desync import Divergence, Replicas
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.step_batches import StepBatches
+from halfguard.guard.stepping.step_state import Saved
 from halfguard.numerics.finite import find_nonfinite
 from halfguard.records import Cause
 
 _REPORTED = 5  # parameters
+_ENTRIES = 100  # of a container that are checked
 _FAULTS = (None, *BatchFault)  # as numbers, for other ranks
 
 
 @dataclass(frozen=True)
 class BadWeight:
-    """The first parameter that was not finite before the step."""
+    """The first parameter that was not finite before the step, or other state of the model with NaN."""
 
     name: str
     value: str  # "NaN" or "infinity"
+    is_state: bool = False  # a buffer, a hidden state, a memory
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,12 @@ def investigate(
     gradients: Gradients,
     replicas: Replicas,
     model: nn.Module,
+    state: Saved = (),
 ) -> FaultReport:
-    """Investigate a step that has ``cause``. This reads the device, and every rank must call it."""
+    """Investigate a step that has ``cause``. This reads the device, and every rank must call it.
+
+    ``state`` is what was saved before the step and has been put back.
+    """
     device = gradients.total.device
     if cause is Cause.DESYNC:
         divergence = replicas.find_divergence(device)
@@ -66,6 +74,8 @@ def investigate(
     # A finite loss shows that infinite weights, such as a mask, are meant.
     nan_only = cause is Cause.GRADIENT_OVERFLOW
     bad_weight = find_bad_weight(model, frozenset(gradients.names), nan_only=nan_only)
+    if bad_weight is None and not nan_only:
+        bad_weight = find_bad_state(state)
     fault = _batch_fault(batches) if cause is Cause.FORWARD_OVERFLOW else None
     finite = cause is Cause.GRADIENT_OVERFLOW or math.isfinite(batches.local_loss)
     known = all(micro.batch is not None for micro in batches.micro_batches)
@@ -114,6 +124,20 @@ def find_bad_weight(
         if code == 1 or (code and parameter.requires_grad and not nan_only):
             return BadWeight(name, "NaN" if code == 1 else "infinity")
     return None
+
+
+@torch.no_grad()
+def find_bad_state(state: Saved) -> BadWeight | None:
+    """Return the first tensor with NaN among buffers, hidden states and memories. This reads the device."""
+    named = [
+        (name, value)
+        for holder, _ in state
+        for name, _, value in islice(holder.entries(), _ENTRIES)
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+    ]
+    positions, codes = find_nonfinite(value for _, value in named)
+    bad = [p for p, code in zip(positions, codes.tolist(), strict=True) if code == 1]
+    return BadWeight(named[min(bad)][0], "NaN", is_state=True) if bad else None
 
 
 def worst_parameters(gradients: Gradients, *, sharded: bool = False) -> tuple[str, ...]:

@@ -759,7 +759,9 @@ class Guard:
         self._stepper.restore_state(report.state, poisoned_only=poisoned_only)
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
         model = unwrap_model(self.model)
-        found = investigate(cause, report.batches, gradients, replicas, model)
+        # A step that the device decided may have left its own NaN there.
+        state = () if poisoned_only else report.state
+        found = investigate(cause, report.batches, gradients, replicas, model, state)
         report.outcome.fault_report = found
         return replace(
             seen, weights_ok=found.bad_weight is None, batch_ok=found.batch_fault is None

@@ -26,7 +26,7 @@ class Cause(StrEnum):
 
     BAD_WEIGHTS = (
         "bad_weights",
-        "the weights were not finite before the step",
+        "the weights, or other state of the model, were not finite before the step",
         "Return to a checkpoint from before: no step repairs weights that are NaN or infinite.",
     )
     FORWARD_OVERFLOW = (

@@ -93,8 +93,8 @@ def _bad_weights(seen: Signals, found: FaultReport, config: GuardConfig) -> Expl
     if found.bad_weight.is_state:
         return Explanation(
             f"{found.bad_weight.name} held NaN before the step, and the weights are finite.",
-            "Reset it, or return to a checkpoint from before. It is a buffer, a hidden state or a memory: find "
-            "what wrote NaN to it, an earlier step or code between two steps.",
+            "Reset it, or return to a checkpoint from before. It is a buffer, a hidden state or a memory: "
+            "find what wrote NaN to it, an earlier step or code between two steps.",
         )
     what = "gradients" if math.isfinite(seen.loss) else "the loss"
     snapshots = (

@@ -128,3 +128,13 @@ def test_operations_do_not_grow_with_tensors() -> None:
         return int(counter.total)
 
     assert operations(10) == operations(2000) < 40
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_tensors_whose_elements_all_change_alike_differ(dtype: torch.dtype) -> None:
+    """A counter of visits goes from 0 to 1 in every place."""
+    for count in (1, 16, 512, 768 * 768, 2**18):
+        sums = [
+            checksums([torch.full((count,), v, dtype=dtype)]).item() for v in (0, 1, 2, 3, 4, 8)
+        ]
+        assert len(set(sums)) == 6, count

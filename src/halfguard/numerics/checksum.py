@@ -1,10 +1,11 @@
 """Compare tensors of two processes bit by bit: one 64-bit checksum per tensor, computed on the device.
 
-The bits are read as 64-bit words, whose upper half is folded into the lower one, and summed modulo 2**64:
-first within rows of 256 elements, then over rows. Each word and each row is multiplied by an odd number that
-depends on its position. Folding and odd factors are invertible, so a change of any one element always changes
-the sum; other changes cancel with a probability of about 2**-63. Without the fold, two flipped signs would
-cancel: 2**63 times any odd factor is 2**63 again. Sums of integers do not depend on their order, so devices
+The bits are read as 64-bit words and summed modulo 2**64: first within rows of 256 elements, then over rows.
+Before it is added, each word is multiplied by an odd number that depends on its position, its upper half is
+folded into the lower one, and it is multiplied again; each row is multiplied. All of this is invertible, so a
+change of any one element always changes the sum. Without the fold, two flipped signs would cancel: 2**63 times
+any odd factor is 2**63 again. Without the product before it, a tensor whose elements all change alike may keep
+its sum: the two halves of each word are equal then. Sums of integers do not depend on their order, so devices
 that add in another order agree. Two NaNs are equal if their bits are.
 
 As in ``tensor_rows``, many tensors cost the same number of operations as a few.
@@ -51,8 +52,10 @@ def combine(sums: Tensor) -> Tensor:
 def _sums(tensors: list[Tensor]) -> Tensor:
     words_per_row = tensor_rows.ROW_LENGTH * tensors[0].element_size() // 8
     words = tensor_rows.join_padded(tensors).view(torch.int64).view(-1, words_per_row)
-    folded = (words >> 32).bitwise_and_(_LOWER_HALF).bitwise_xor_(words)
-    rows = folded.mul_(_factors("words of a row", words_per_row, words.device)).sum(1)
+    factors = _factors("words of a row", words_per_row, words.device)
+    mixed = words * factors
+    mixed = (mixed >> 32).bitwise_and_(_LOWER_HALF).bitwise_xor_(mixed)
+    rows = mixed.mul_(factors).sum(1)
     counts = torch.tensor([-(-tensor.numel() // tensor_rows.ROW_LENGTH) for tensor in tensors])
     ends = counts.cumsum(0)
     on_device = torch.stack([counts, ends - counts]).to(rows.device, non_blocking=True)

@@ -274,7 +274,7 @@ def test_a_hook_that_reads_the_scale_in_a_repeat_reads_one() -> None:
     next(model.parameters()).register_hook(lambda _: scales.append(guard.scaler.get_scale()))
     before = guard.scaler.get_scale()
     assert guard.step(overflowing, torch.ones(8, 4)).action == "retry_fp32"
-    assert scales.items == [before, 1.0]
+    assert scales.take() == [before, 1.0]
     assert guard.scaler.get_scale() == before
 
 
@@ -288,7 +288,7 @@ def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -
         return in_fp32_only(y)
 
     retried(loss)
-    assert dtypes.items == [torch.float16, torch.float32]
+    assert dtypes.take() == [torch.float16, torch.float32]
     with torch.autocast("cpu", torch.float16):
         assert torch.is_autocast_enabled("cpu"), "autocast works again"
 
@@ -327,7 +327,7 @@ def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
         def loss_with_closure(model: nn.Module, x: Tensor) -> Tensor:
             inner = Noisy(generator)
             value = inner.loss(model, x)
-            drawn.append(inner.drawn.items[0])
+            drawn.append(inner.drawn.take()[0])
             return value
 
         retried(loss_with_closure)
@@ -341,7 +341,7 @@ def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
                 return loss(model, x)
 
         guard.step(Call(), torch.ones(8, 4))
-    first, second = noisy.drawn.items
+    first, second = noisy.drawn.take()
     assert first == second
 
 
@@ -487,10 +487,10 @@ def test_a_hidden_state_that_an_epoch_sets_to_none_is_none_in_the_repeat() -> No
     for _ in range(5):
         guard.step(loss_fn, torch.randn(8, 4))
     model.h = None
-    model.given.items.clear()
+    model.given.take()
 
     assert guard.step(overflowing, torch.randn(8, 4)).action == "retry_fp32"
-    assert model.given.items == [None, None]
+    assert model.given.take() == [None, None]
 
 
 def test_a_repeat_recomputes_checkpointed_parts_in_fp32() -> None:

@@ -209,7 +209,7 @@ def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_begin_look", noted)
     for _ in range(40):
         guard.step(loss_fn, torch.ones(1, WIDTH))
-    assert looks == [0, 1, 3, 7, 15, 31]
+    assert looks == [0, 1, 3, 6, 11, 19, 32]
 
 
 def test_the_page_shows_this_table() -> None:

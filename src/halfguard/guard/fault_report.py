@@ -24,6 +24,7 @@ from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.step_state import Saved
 from halfguard.numerics.finite import find_nonfinite
 from halfguard.records import Cause
+from halfguard.step.holders import text_of_name
 
 _REPORTED = 5  # parameters
 _ENTRIES = 100  # of a container that are checked
@@ -130,14 +131,14 @@ def find_bad_weight(
 def find_bad_state(state: Saved) -> BadWeight | None:
     """Return the first tensor with NaN among buffers, hidden states and memories. This reads the device."""
     named = [
-        (name, value)
+        ((holder.name, holder.style, key), value)
         for holder, _ in state
-        for name, _, value in islice(holder.entries(), _ENTRIES)
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+        for key, value in islice(holder.entries(), _ENTRIES)
+        if type(value) is Tensor
     ]
     positions, codes = find_nonfinite(value for _, value in named)
     bad = [p for p, code in zip(positions, codes.tolist(), strict=True) if code == 1]
-    return BadWeight(named[min(bad)][0], "NaN", is_state=True) if bad else None
+    return BadWeight(text_of_name(named[min(bad)][0]), "NaN", is_state=True) if bad else None
 
 
 def worst_parameters(gradients: Gradients, *, sharded: bool = False) -> tuple[str, ...]:

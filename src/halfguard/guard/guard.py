@@ -13,7 +13,7 @@ import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -189,7 +189,9 @@ class Guard:
         state = self._stepper.step_state
         own = tuple((generator, generator_state(generator)) for generator in state.generators)
         if self._copies_batches or state.changes_batch:
-            return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng, own)
+            with suppress(Exception):  # an object that cannot be copied: a tensor with a graph
+                return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng, own)
+            self._batches.unrepeatable = True
         # The repeat must see the batch that was given: containers are copied, tensors are watched.
         given = copy_containers(batch)
         versions = () if state.has_copy_of(batch) else tensor_versions(batch)
@@ -648,7 +650,7 @@ class Guard:
         # A retry tells whether the scale caused the overflow; until then the scale waits.
         hold_scale = known and self._retries
         held = self._stepper.step_state.saved
-        self._batches.unrepeatable = bool(self._stepper.step_state.unrepeatable)
+        self._batches.unrepeatable |= bool(self._stepper.step_state.unrepeatable)
         self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale)
         report = StepReport(*where, limits, turn, self._batches, outcome, held, hold_scale)
         self._batches, self._begun = StepBatches(), False

@@ -90,6 +90,15 @@ def copy_containers(batch: Any) -> Any:
     return [copy_containers(item) for item in batch] if type(batch) is list else batch
 
 
+def copied_containers(batch: Any) -> set[int]:
+    """Return the identities of the containers that ``copy_containers`` copies."""
+    if isinstance(batch, Mapping) and hasattr(batch, "__setitem__"):
+        return {id(batch)}.union(*map(copied_containers, batch.values()))
+    if isinstance(batch, tuple) or type(batch) is list:
+        return {id(batch)}.union(*map(copied_containers, batch))
+    return set()
+
+
 def loss_in_fp32(micro: MicroBatch, loss_of: Callable[[Any], Tensor]) -> Tensor:
     """Return the loss of a micro-batch for a pass in FP32, whose layers reject 16-bit tensors.
 

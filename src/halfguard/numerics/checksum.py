@@ -3,10 +3,10 @@
 The bits are read as 64-bit words and summed modulo 2**64: first within rows of 256 elements, then over rows.
 Before it is added, each word is multiplied by an odd number that depends on its position, its upper half is
 folded into the lower one, and it is multiplied again; each row is multiplied. All of this is invertible, so a
-change of any one element always changes the sum. Without the fold, two flipped signs would cancel: 2**63 times
-any odd factor is 2**63 again. Without the product before it, a tensor whose elements all change alike may keep
-its sum: the two halves of each word are equal then. Sums of integers do not depend on their order, so devices
-that add in another order agree. Two NaNs are equal if their bits are.
+change of any one element always changes the sum. Without the fold, two flipped signs would cancel: 2**63
+times any odd factor is 2**63 again. Without the product before it, a tensor whose elements all change alike
+may keep its sum: the two halves of each word are equal then. Sums of integers do not depend on their order,
+so devices that add in another order agree. Two NaNs are equal if their bits are.
 
 As in ``tensor_rows``, many tensors cost the same number of operations as a few.
 """

@@ -10,7 +10,8 @@ import itertools
 import operator
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import CellType, GeneratorType
 from typing import Any
 
@@ -21,6 +22,20 @@ from halfguard.step.nested import PLAIN, attributes
 _MISSING = object()
 # What torch keeps in every module; hooks and submodules are not the user's state.
 OWN_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+
+# As its owner would write it; made from its parts only when it is reported: (name of the owner, style, key)
+Name = str | tuple[Any, str, Any]
+
+
+def text_of_name(name: Name) -> str:
+    """Return a name as text."""
+    if isinstance(name, str):
+        return name
+    owner, style, key = name
+    try:
+        return style.format(text_of_name(owner), key)
+    except Exception:  # noqa: BLE001 - code of the key's class
+        return text_of_name(owner)
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -37,16 +52,17 @@ def _same_items(one: Iterable[Any], other: Iterable[Any]) -> bool:
 
 
 class Holder:
-    """An object that holds state; ``name`` is how its owner would write it."""
+    """An object that holds state; every method may run code of its class, which may raise."""
 
     restorable = True
+    style = "{}[{!r}]"
 
-    def __init__(self, name: str, target: Any) -> None:
+    def __init__(self, name: Name, target: Any) -> None:
         self.name = name
         self.target = target
 
-    def entries(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield name, key and value of what it holds."""
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        """Yield key and value of what it holds."""
         return iter(())
 
     def save(self) -> Any:
@@ -61,9 +77,9 @@ class Holder:
         """Make it hold again what ``save`` returned."""
         raise NotImplementedError
 
-    def first_change(self, _saved: Any) -> str:
-        """Return the name of the first entry that differs from what was saved."""
-        return self.name
+    def changed_keys(self, _saved: Any) -> list[Any]:
+        """Return the keys whose entries differ from what was saved; none if it has no keys."""
+        return []
 
 
 class DictHolder(Holder):
@@ -71,92 +87,111 @@ class DictHolder(Holder):
 
     def __init__(
         self,
-        name: str,
-        target: MutableMapping[Any, Any],
+        name: Name,
+        target: dict[Any, Any],
         *,
         style: str = "{}[{!r}]",
         keys: frozenset[Any] | None = None,
         left_out: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(name, target)
-        self.keys, self._style, self._left_out = keys, style, left_out
+        self.keys, self.style, self._left_out = keys, style, left_out
         self._kind: Any = OrderedDict if isinstance(target, OrderedDict) else dict
+        self.is_namespace = style != "{}[{!r}]"  # the order of its entries does not count
 
-    def entries(self) -> Iterator[tuple[str, Any, Any]]:
-        for key, value in self.save().items():
-            yield self._style.format(self.name, key), key, value
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        if self.keys is not None:
+            return iter(self.save().items())
+        left_out = self._left_out
+        return (item for item in dict.items(self.target) if item[0] not in left_out)
 
     def save(self) -> dict[Any, Any]:
         if self.keys is not None:
-            return {key: self.target[key] for key in self.keys if key in self.target}
-        saved = dict(self.target)
-        for name in self._left_out.intersection(saved):
-            del saved[name]
-        return saved
+            target = self.target
+            return {key: target[key] for key in self.keys if key in target}
+        return dict.copy(self.target)
 
     def is_as(self, saved: dict[Any, Any]) -> bool:
         now = self.save()
         if len(now) != len(saved):
             return False
-        if all(map(operator.is_, now.values(), saved.values())) and list(now) == list(saved):
-            return True
-        return list(now) == list(saved) and _same_items(now.values(), saved.values())
+        if all(map(operator.is_, now, saved)):  # the same keys in the same order
+            values, before = now.values(), saved.values()
+            if all(map(operator.is_, values, before)):
+                return True
+        elif not self.is_namespace:
+            return False
+        return not self.changed_keys(saved)
 
     def restore(self, saved: dict[Any, Any]) -> None:
-        kind, target = self._kind, self.target
-        for key in [key for key in self.save() if key not in saved]:
-            kind.__delitem__(target, key)
+        kind, target, left_out = self._kind, self.target, self._left_out
+        for key in self.changed_keys(saved):
+            if key not in saved:
+                kind.__delitem__(target, key)
         for key, value in saved.items():
-            if target.get(key, _MISSING) is not value:
+            if key not in left_out and dict.get(target, key, _MISSING) is not value:
                 kind.__setitem__(target, key, value)
-        if self.keys is None and not self._left_out and list(target) != list(saved):
+        if not self.is_namespace and not all(map(operator.is_, target, saved)):
             kind.clear(target)
             kind.update(target, saved)
 
-    def first_change(self, _saved: dict[Any, Any]) -> str:
+    def changed_keys(self, saved: dict[Any, Any]) -> list[Any]:
         now = self.save()
-        for key in (*_saved, *now):
-            if not same_value(now.get(key, _MISSING), _saved.get(key, _MISSING)):
-                return self._style.format(self.name, key)
-        return self.name
+        keys = (*saved, *(key for key in now if key not in saved))
+        return [
+            key
+            for key in keys
+            if key not in self._left_out
+            and not same_value(now.get(key, _MISSING), saved.get(key, _MISSING))
+        ]
 
 
 class ListHolder(Holder):
-    """A list, a deque, a bytearray or an array of numbers."""
+    """A list or a deque."""
 
-    def entries(self) -> Iterator[tuple[str, Any, Any]]:
-        if isinstance(self.target, list | deque):
-            for index, value in enumerate(self.target):
-                yield f"{self.name}[{index}]", index, value
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        return enumerate(self.save())
 
-    def save(self) -> Any:
-        return list(self.target)
+    def save(self) -> list[Any]:
+        kind: Any = list if isinstance(self.target, list) else deque
+        return list(kind.__iter__(self.target))
 
-    def is_as(self, saved: Any) -> bool:
-        if len(self.target) != len(saved):
+    def is_as(self, saved: list[Any]) -> bool:
+        now = self.save()
+        if len(now) != len(saved):
             return False
-        return all(map(operator.is_, self.target, saved)) or _same_items(self.target, saved)
+        return all(map(operator.is_, now, saved)) or _same_items(now, saved)
 
-    def restore(self, saved: Any) -> None:
+    def restore(self, saved: list[Any]) -> None:
         target: Any = self.target
         if isinstance(target, list):
             list.__setitem__(target, slice(None), saved)
-        elif isinstance(target, deque):
+        else:
             deque.clear(target)
             deque.extend(target, saved)
-        else:
-            target[:] = (
-                type(target)(saved)
-                if isinstance(target, bytearray)
-                else type(target)(target.typecode, saved)
-            )
+
+
+class BytesHolder(Holder):
+    """A bytearray or an array of numbers."""
+
+    def save(self) -> Any:
+        return self.target[:]
+
+    def is_as(self, saved: Any) -> bool:
+        return bool(self.target == saved)
+
+    def restore(self, saved: Any) -> None:
+        self.target[:] = saved
 
 
 class SetHolder(Holder):
     """A set."""
 
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        return ((None, item) for item in set.copy(self.target))
+
     def save(self) -> set[Any]:
-        return set(self.target)
+        return set.copy(self.target)
 
     def is_as(self, saved: set[Any]) -> bool:
         return bool(self.target == saved)
@@ -169,12 +204,13 @@ class SetHolder(Holder):
 class CellHolder(Holder):
     """A variable of an enclosing function."""
 
+    style = "{}"
     target: CellType
 
-    def entries(self) -> Iterator[tuple[str, Any, Any]]:
+    def entries(self) -> Iterator[tuple[Any, Any]]:
         value = self.save()
         if value is not _MISSING:
-            yield self.name, None, value
+            yield None, value
 
     def save(self) -> Any:
         try:
@@ -192,59 +228,58 @@ class CellHolder(Holder):
             self.target.cell_contents = saved
 
 
-class SlotsHolder(Holder):
-    """An object with slots."""
+class _AttributesHolder(Holder):
+    """Attributes that are no dict."""
 
-    def entries(self) -> Iterator[tuple[str, Any, Any]]:
-        for name, value in self.save().items():
-            yield f"{self.name}.{name}", name, value
+    style = "{}.{}"
+
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self.save().items())
+
+    def is_as(self, saved: dict[str, Any]) -> bool:
+        return not self.changed_keys(saved)
+
+    def changed_keys(self, saved: dict[str, Any]) -> list[str]:
+        now = self.save()
+        return [
+            name
+            for name in now.keys() | saved.keys()
+            if not same_value(now.get(name, _MISSING), saved.get(name, _MISSING))
+        ]
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        kind: Any = type if isinstance(self.target, type) else object
+        for name in self.changed_keys(saved):
+            if name in saved:
+                kind.__setattr__(self.target, name, saved[name])
+            else:
+                kind.__delattr__(self.target, name)
+
+
+class SlotsHolder(_AttributesHolder):
+    """An object with slots."""
 
     def save(self) -> dict[str, Any]:
         own = getattr(self.target, "__dict__", {})
         return {name: value for name, value in attributes(self.target) if name not in own}
 
-    def is_as(self, saved: dict[str, Any]) -> bool:
-        now = self.save()
-        return now.keys() == saved.keys() and _same_items(now.values(), saved.values())
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        for name in self.save().keys() - saved.keys():
-            object.__delattr__(self.target, name)
-        for name, value in saved.items():
-            object.__setattr__(self.target, name, value)
-
-
-class ClassHolder(Holder):
+class ClassHolder(_AttributesHolder):
     """A class with attributes that its objects share."""
 
-    def entries(self) -> Iterator[tuple[str, Any, Any]]:
-        for name, value in vars(self.target).items():
-            if not (name.startswith("__") and name.endswith("__")):
-                yield f"{self.name}.{name}", name, value
-
     def save(self) -> dict[str, Any]:
-        return {key: value for _, key, value in self.entries()}
-
-    def is_as(self, saved: dict[str, Any]) -> bool:
-        now = self.save()
-        return now.keys() == saved.keys() and _same_items(now.values(), saved.values())
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        now = self.save()
-        for name in now.keys() - saved.keys():
-            type.__delattr__(self.target, name)
-        for name, value in saved.items():
-            if now.get(name, _MISSING) is not value:
-                type.__setattr__(self.target, name, value)
+        return {
+            name: value
+            for name, value in vars(self.target).items()
+            if not (name.startswith("__") and name.endswith("__"))
+        }
 
 
 class ArrayHolder(Holder):
     """A NumPy array."""
 
-    def entries(self) -> Iterator[tuple[str, Any, Any]]:
-        if self.target.dtype.hasobject:
-            for index, value in enumerate(self.target.flat):
-                yield f"{self.name}[{index}]", index, value
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        return enumerate(self.target.flat) if self.target.dtype.hasobject else iter(())
 
     def save(self) -> Any:
         return self.target.copy()
@@ -264,7 +299,10 @@ class VariableHolder(Holder):
     """A context variable."""
 
     def save(self) -> Any:
-        return self.target.get(_MISSING)
+        try:
+            return self.target.get()
+        except LookupError:
+            return _MISSING
 
     def is_as(self, saved: Any) -> bool:
         return same_value(self.save(), saved)
@@ -277,17 +315,17 @@ class IteratorHolder(Holder):
     """An iterator: it can be seen to have advanced, but nobody can set it back."""
 
     restorable = False
+    style = "{}"
 
-    def entries(self) -> Iterator[tuple[str, Any, Any]]:
-        for value in self._parts():
-            yield self.name, None, value
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        return ((None, value) for value in self._parts())
 
     def save(self) -> list[Any]:
-        return [value if type(value) in PLAIN else id(value) for value in self._parts()]
+        return [_fingerprint(value) for value in self._parts()]
 
     def is_as(self, saved: list[Any]) -> bool:
         now = self.save()
-        return len(now) == len(saved) and _same_items(now, saved)
+        return len(now) == len(saved) and all(map(operator.eq, now, saved))
 
     def _parts(self) -> list[Any]:
         """Return what the iterator consists of, as far as Python shows it."""
@@ -305,6 +343,17 @@ class IteratorHolder(Holder):
                 _, *state = iterator.__reduce__()
         except Exception:  # noqa: BLE001 - most iterators of extensions cannot be copied
             return []
-        return [
-            part for group in state for part in (group if isinstance(group, tuple) else (group,))
-        ]
+        groups = (group if isinstance(group, tuple) else (group,) for group in state)
+        return list(itertools.chain.from_iterable(groups))
+
+
+def _fingerprint(value: Any, depth: int = 0) -> Any:
+    """Return something that is equal as long as a part of an iterator is; parts are often made anew."""
+    if type(value) in PLAIN:
+        return repr(value)
+    if isinstance(value, range):
+        return repr(value)
+    if isinstance(value, list | tuple) and depth < 3:
+        ends = (*islice(value, 8), *value[-8:])
+        return len(value), [_fingerprint(item, depth + 1) for item in ends]
+    return id(value)

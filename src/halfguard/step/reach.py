@@ -3,7 +3,7 @@
 The search begins at the model and the loss function, and follows attributes, entries of containers, variables
 of enclosing functions, and the globals that functions of the user name. Functions and classes of installed
 packages are not followed, objects of such classes are. Left out are loaders, optimizers, loggers, files,
-threads, and whatever holds a lock or a file.
+locks, and objects with a thread.
 """
 
 from __future__ import annotations
@@ -33,188 +33,259 @@ from torch import Tensor, nn
 from halfguard.step.holders import (
     OWN_OF_MODULES,
     ArrayHolder,
+    BytesHolder,
     CellHolder,
     ClassHolder,
     DictHolder,
     Holder,
     IteratorHolder,
     ListHolder,
+    Name,
     SetHolder,
     SlotsHolder,
     VariableHolder,
 )
 from halfguard.step.nested import PLAIN, slots_of
 
-MAX_OBJECTS = 20_000
+MAX_OBJECTS = 20_000  # from each root
 _WIDEST = 1_000  # entries of one container that are followed
-_LARGEST_ARRAY = 2**26  # bytes: a larger one is data
-_CLOSED_PACKAGES = (
-    *(
-        "halfguard",
-        "torch.utils.data",
-        "torch.optim",
-        "torch.distributed",
-        "torch._dynamo",
-        "torch.cuda",
-    ),
-    *("torch.fx", "torch._C", "logging", "threading", "concurrent", "multiprocessing", "asyncio"),
-    *("subprocess", "weakref", "re", "tqdm", "lightning", "pytorch_lightning", "accelerate"),
+_ARRAY_BYTES = 2**26  # of all NumPy arrays together: the rest is data
+_CLOSED_PACKAGES = frozenset(
+    {
+        *("halfguard", "torch.utils.data", "torch.optim", "torch.distributed", "torch._dynamo"),
+        *("torch.cuda", "torch.fx", "torch._C", "torch.jit", "logging", "threading", "concurrent"),
+        *("multiprocessing", "asyncio", "subprocess", "weakref", "re", "tqdm", "lightning"),
+        *("pytorch_lightning", "accelerate"),
+    }
+)
+# Packages whose functions are followed by nobody, even if one of them is the loss function.
+_LIBRARIES = frozenset(
+    {"torch", "transformers", "trl", "peft", "diffusers", "timm", "lightning", "accelerate"}
 )
 _HANDLES = (
-    type(threading.Lock()),
-    type(threading.RLock()),
-    threading.Thread,
-    io.IOBase,
-    socket.socket,
+    *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event),
+    *(io.IOBase, socket.socket, logging.Logger),
 )
-_CLOSED = (*_HANDLES, logging.Logger, Enum, torch.optim.Optimizer, BuiltinFunctionType, memoryview)
+_CLOSED = (
+    *_HANDLES,
+    threading.Thread,
+    Enum,
+    torch.optim.Optimizer,
+    BuiltinFunctionType,
+    memoryview,
+)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_ATTRIBUTE, _VARIABLE = "{}.{}", "{1}"  # how names are written
 
-Entry = tuple[str, Any, Any, Any]  # name, value, and where it is: a dict and a key, or None
+Opened = tuple[list[Holder], list[tuple[Name, Any]]]
 
 
 @dataclass
 class Reached:
-    """What was reached, each object once: holders, tensors with their places, random generators."""
+    """What was reached, each object once: holders, tensors with their places, random generators.
+
+    The place of a tensor is a dict and a key, or None and None.
+    """
 
     holders: list[Holder] = field(default_factory=list)
-    tensors: list[tuple[str, Tensor, Any, Any]] = field(default_factory=list)
+    tensors: list[tuple[Name, Tensor, Any, Any]] = field(default_factory=list)
     generators: list[Any] = field(default_factory=list)
 
 
 def reach(roots: Iterable[tuple[str, Any]], max_objects: int = MAX_OBJECTS) -> Reached:
     """Return everything that can be reached from the named roots, the nearest first."""
-    reached = Reached()
-    seen: dict[int, Any] = {}  # holds the objects, so that no other one gets their ids
-    by_namespace: dict[int, DictHolder] = {}  # globals are shared by many functions
-    waiting: deque[Entry] = deque((name, value, None, None) for name, value in roots)
-    while waiting and len(seen) < max_objects:
-        name, value, owner, key = waiting.popleft()
-        if type(value) in PLAIN or id(value) in seen:
-            continue
-        seen[id(value)] = value
+    search = _Search(roots := list(roots))
+    for name, value in roots:
+        search.follow(name, value, max_objects)
+    return search.reached
+
+
+class _Search:
+    """A search in progress."""
+
+    def __init__(self, roots: list[tuple[str, Any]]) -> None:
+        self.reached = Reached()
+        self._seen: dict[int, Any] = {}  # holds the objects, so that no other one gets their ids
+        self._spaces: dict[int, DictHolder] = {}  # globals are shared by many functions
+        self._array_bytes = _ARRAY_BYTES
+        # The loss function's own package may be installed.
+        functions = (getattr(root, "__func__", root) for _, root in roots)
+        modules = (
+            getattr(f, "__module__", None) for f in functions if not isinstance(f, nn.Module)
+        )
+        tops = {module.partition(".")[0] for module in modules if isinstance(module, str)}
+        self._own = tops - _LIBRARIES - sys.stdlib_module_names - {"builtins"}
+
+    def follow(self, name: Name, value: Any, max_objects: int) -> None:
+        """Follow one root."""
+        waiting: deque[tuple[Name, Any, Any, Any]] = deque([(name, value, None, None)])
+        end = len(self._seen) + max_objects
+        while waiting and len(self._seen) < end:
+            name, value, owner, key = waiting.popleft()
+            if type(value) in PLAIN or id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value
+            try:
+                holders, links = self._take(name, value, owner, key)
+                waiting.extend((link, item, None, None) for link, item in links)
+                for holder in holders:
+                    where = holder.target if isinstance(holder, DictHolder) else None
+                    waiting.extend(
+                        ((holder.name, holder.style, k), item, where, k)
+                        for k, item in islice(holder.entries(), _WIDEST)
+                    )
+            except Exception:  # noqa: BLE001, S112 - code of the value's class; a proxy of nothing
+                continue
+
+    def _take(self, name: Name, value: Any, owner: Any, key: Any) -> Opened:
         if isinstance(value, Tensor):
-            reached.tensors.append((name, value, owner, key))
+            self.reached.tensors.append((name, value, owner, key))
         elif isinstance(value, _generator_kinds()):
-            reached.generators.append(value)
-            continue
-        try:
-            holders, links = _open(name, value)
-        except Exception:  # noqa: BLE001, S112 - code of the value's class
-            continue
-        waiting.extend((link, item, None, None) for link, item in links)
+            if not isinstance(value, random.SystemRandom):
+                self.reached.generators.append(value)
+            return [], []
+        holders, links = self._open(name, value)
         for holder in holders:
-            known = by_namespace.get(id(holder.target)) if isinstance(holder, DictHolder) else None
-            if isinstance(holder, DictHolder) and holder.keys is not None:
-                if known is not None:
-                    known.keys = (known.keys or frozenset()) | holder.keys
-                else:
-                    by_namespace[id(holder.target)] = holder
-            if known is None:
-                reached.holders.append(holder)
-            where = holder.target if isinstance(holder, DictHolder) else None
-            waiting.extend(
-                (link, item, where, k) for link, k, item in islice(holder.entries(), _WIDEST)
-            )
-    return reached
+            if not isinstance(holder, DictHolder) or holder.keys is None:
+                self.reached.holders.append(holder)
+            elif id(holder.target) in self._spaces:
+                known = self._spaces[id(holder.target)]
+                known.keys = (known.keys or frozenset()) | holder.keys
+            else:
+                self._spaces[id(holder.target)] = holder
+                self.reached.holders.append(holder)
+        return holders, links
+
+    def _is_users(self, module: str | None) -> bool:
+        return is_users(module) or (
+            module is not None and module.partition(".")[0] in self._own and not _is_closed(module)
+        )
+
+    def _open(self, name: Name, value: Any) -> Opened:
+        """Return the holders of an object, and what else it leads to."""
+        if isinstance(value, nn.Module):
+            return self._open_module(name, value)
+        if isinstance(value, FunctionType):
+            return _open_function(value) if self._is_users(value.__module__) else ([], [])
+        if isinstance(value, MethodType):
+            return [], [("self", value.__self__), (name, value.__func__)]
+        if isinstance(value, functools.partial):
+            arguments = [(name, item) for item in value.args]
+            return [DictHolder(name, value.keywords)], [(name, value.func), *arguments]
+        if isinstance(value, staticmethod | classmethod):
+            return [], [(name, value.__func__)]
+        if isinstance(value, property):
+            return [], [(name, part) for part in (value.fget, value.fset) if part is not None]
+        if isinstance(value, type):
+            return self._open_class(value) if self._is_users(value.__module__) else ([], [])
+        if isinstance(value, ModuleType):
+            return ([_variables(value)], []) if self._is_users(value.__name__) else ([], [])
+        if isinstance(value, _CLOSED):
+            return [], []
+        container = self._open_container(name, value)
+        if container is not None and not getattr(value, "__dict__", None):
+            return [container], []
+        holders, links = self._open_object(name, value)
+        return ([container, *holders] if container is not None else holders), links
+
+    def _open_container(self, name: Name, value: Any) -> Holder | None:
+        if isinstance(value, dict):
+            return DictHolder(name, value)
+        if isinstance(value, list | deque):
+            return ListHolder(name, value)
+        if isinstance(value, bytearray | array.array):
+            return BytesHolder(name, value)
+        if isinstance(value, set):
+            return SetHolder(name, value)
+        if isinstance(value, ContextVar):
+            return VariableHolder(name, value)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            self._array_bytes -= value.nbytes
+            usable = self._array_bytes >= 0 and value.flags.writeable
+            return ArrayHolder(name, value) if usable else None
+        users = self._is_users(type(value).__module__)
+        return IteratorHolder(name, value) if isinstance(value, Iterator) and not users else None
+
+    def _open_object(self, name: Name, value: Any) -> Opened:
+        kind: Any = type(value)
+        links: list[tuple[Name, Any]] = []
+        if isinstance(value, tuple):
+            links += [
+                ((name, "{}[{!r}]", i), item) for i, item in islice(enumerate(value), _WIDEST)
+            ]
+        if isinstance(value, Tensor):
+            links += [("a hook", hook) for hook in (value._backward_hooks or {}).values()]
+        own = getattr(value, "__dict__", None)
+        if _is_closed(kind.__module__):
+            return [], links
+        holders: list[Holder] = []
+        if isinstance(own, dict) and (own or not isinstance(value, Tensor)):
+            handles = frozenset(key for key, item in own.items() if isinstance(item, _HANDLES))
+            has_thread = any(isinstance(item, threading.Thread) for item in own.values())
+            if has_thread or (handles and not self._is_users(kind.__module__)):
+                return [], links
+            holders.append(DictHolder(name, own, style=_ATTRIBUTE, left_out=handles))
+        if slots_of(kind):
+            holders.append(SlotsHolder(name, value))
+        return holders, [*links, *self._classes(kind)]
+
+    def _open_module(self, name: Name, module: nn.Module) -> Opened:
+        links: list[tuple[Name, Any]] = [
+            ((name, _ATTRIBUTE, child), part) for child, part in module._modules.items()
+        ]
+        if _is_closed(type(module).__module__):  # a wrapper, or scripted
+            links += [
+                ((name, _ATTRIBUTE, key), b) for key, b in module.named_buffers(recurse=False)
+            ]
+            return [], links
+        weights = DictHolder(name, module._parameters, style=_ATTRIBUTE)
+        holders: list[Holder] = [*attributes_and_buffers(name, module), weights]
+        for hooks in _HOOKS:
+            links += [("a hook", hook) for hook in vars(module).get(hooks, {}).values()]
+        return holders, [*links, *self._classes(type(module))]
+
+    def _open_class(self, kind: type) -> Opened:
+        functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+        links: list[tuple[Name, Any]] = [(kind.__name__, function) for function in functions]
+        return [ClassHolder(kind.__name__, kind)], links
+
+    def _classes(self, kind: type) -> list[tuple[Name, Any]]:
+        return [(base.__name__, base) for base in kind.__mro__ if self._is_users(base.__module__)]
 
 
-def _open(name: str, value: Any) -> tuple[list[Holder], list[tuple[str, Any]]]:
-    """Return the holders of an object, and what else it leads to."""
-    if isinstance(value, nn.Module):
-        return _open_module(name, value)
-    if isinstance(value, FunctionType):
-        return _open_function(value) if is_users(value.__module__) else ([], [])
-    if isinstance(value, MethodType):
-        owner = value.__self__
-        return [], [(name if callable(owner) else "self", owner), (name, value.__func__)]
-    if isinstance(value, functools.partial):
-        arguments = [(name, item) for item in value.args]
-        return [DictHolder(name, value.keywords)], [(name, value.func), *arguments]
-    if isinstance(value, staticmethod | classmethod):
-        return [], [(name, value.__func__)]
-    if isinstance(value, property):
-        return [], [(name, part) for part in (value.fget, value.fset) if part is not None]
-    if isinstance(value, type):
-        return ([ClassHolder(value.__name__, value)] if is_users(value.__module__) else []), []
-    if isinstance(value, (*_CLOSED, ModuleType)):
-        return [], []
-    container = _open_container(name, value)
-    return ([container], []) if container is not None else _open_object(name, value)
-
-
-def _open_container(name: str, value: Any) -> Holder | None:
-    if isinstance(value, dict):
-        return DictHolder(name, value)
-    if isinstance(value, list | deque | bytearray | array.array):
-        return ListHolder(name, value)
-    if isinstance(value, set):
-        return SetHolder(name, value)
-    if isinstance(value, ContextVar):
-        return VariableHolder(name, value)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        usable = value.nbytes <= _LARGEST_ARRAY and value.flags.writeable
-        return ArrayHolder(name, value) if usable else None
-    users = is_users(type(value).__module__)
-    return IteratorHolder(name, value) if isinstance(value, Iterator) and not users else None
-
-
-def _open_object(name: str, value: Any) -> tuple[list[Holder], list[tuple[str, Any]]]:
-    kind: Any = type(value)
-    links = (
-        [(f"{name}[{i}]", item) for i, item in enumerate(value)] if isinstance(value, tuple) else []
-    )
-    own = getattr(value, "__dict__", None)
-    if kind.__module__.startswith(_CLOSED_PACKAGES) or (isinstance(own, dict) and _has_handle(own)):
-        return [], links
-    holders: list[Holder] = []
-    if isinstance(own, dict) and (own or not isinstance(value, Tensor)):
-        holders.append(DictHolder(name, own, style="{}.{}"))
-    if slots_of(kind):
-        holders.append(SlotsHolder(name, value))
-    links += [(base.__name__, base) for base in kind.__mro__ if is_users(base.__module__)]
-    return holders, links
-
-
-def _has_handle(own: dict[str, Any]) -> bool:
-    return any(isinstance(item, _HANDLES) for item in own.values())
-
-
-def attributes_and_buffers(name: str, module: nn.Module) -> list[DictHolder]:
+def attributes_and_buffers(name: Name, module: nn.Module) -> list[DictHolder]:
     """Return the holders of a module's own attributes and of its buffers."""
-    own = DictHolder(name, vars(module), style="{}.{}", left_out=OWN_OF_MODULES)
-    return [own, DictHolder(name, module._buffers, style="{}.{}")]
+    own = DictHolder(name, vars(module), style=_ATTRIBUTE, left_out=OWN_OF_MODULES)
+    buffers: Any = module._buffers
+    if not isinstance(buffers, dict):  # scripted
+        return []
+    return [own, DictHolder(name, buffers, style=_ATTRIBUTE)]
 
 
-def _open_module(name: str, module: nn.Module) -> tuple[list[Holder], list[tuple[str, Any]]]:
-    links: list[tuple[str, Any]] = [
-        (f"{name}.{child}", part) for child, part in module._modules.items()
-    ]
-    if type(module).__module__.startswith(_CLOSED_PACKAGES):  # a wrapper
-        return [], links
-    weights = DictHolder(name, module._parameters, style="{}.{}")
-    holders: list[Holder] = [*attributes_and_buffers(name, module), weights]
-    for hooks in _HOOKS:
-        links += [(f"a hook of {name}", hook) for hook in vars(module).get(hooks, {}).values()]
-    links += [(base.__name__, base) for base in type(module).__mro__ if is_users(base.__module__)]
-    return holders, links
-
-
-def _open_function(function: FunctionType) -> tuple[list[Holder], list[tuple[str, Any]]]:
+def _open_function(function: FunctionType) -> Opened:
     code = function.__code__
     holders: list[Holder] = [
         CellHolder(variable, cell)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
     ]
-    names = frozenset(_names_in(code))
     known = function.__globals__
-    modules = [known[n] for n in names if isinstance(known.get(n), ModuleType)]
-    for space in (known, *(vars(module) for module in modules if is_users(module.__name__))):
-        holders.append(DictHolder("", space, style="{}{}", keys=names.intersection(space)))
-    holders.append(DictHolder(function.__name__, vars(function), style="{}.{}"))
+    names = frozenset(name for name in _names_in(code) if name in known)
+    holders.append(DictHolder("", known, style=_VARIABLE, keys=names))
+    holders.append(DictHolder(function.__name__, vars(function), style=_ATTRIBUTE))
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     return holders, [(f"a default of {function.__name__}", value) for value in defaults]
+
+
+def _variables(module: ModuleType) -> DictHolder:
+    """Return the holder of a module's variables: not its functions, classes and imports."""
+    closed = (type, FunctionType, BuiltinFunctionType)
+    keys = frozenset(
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("__") and not isinstance(value, closed)
+    )
+    return DictHolder(module.__name__, vars(module), style=_ATTRIBUTE, keys=keys)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -225,16 +296,23 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=4096)
+def _is_closed(module: str) -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[:count]) in _CLOSED_PACKAGES for count in (1, 2, 3))
+
+
+@functools.lru_cache(maxsize=4096)
 def is_users(module: str | None) -> bool:
     """Return whether a module is the user's own: neither installed nor of Python itself."""
-    if module is None or module.startswith("halfguard."):
+    if module is None or module == "halfguard" or module.startswith("halfguard."):
         return False
-    if module in sys.builtin_module_names or module in sys.stdlib_module_names:
+    if module == "__main__":
+        return True
+    top = module.partition(".")[0]
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
-    if module == "__main__" or file is None:
-        return module.partition(".")[0] not in sys.stdlib_module_names
-    return not os.path.realpath(file).startswith(_installed())
+    return file is None or not os.path.realpath(file).startswith(_installed())
 
 
 @functools.cache

@@ -152,7 +152,8 @@ class Buffers:
             group.select(group.of(live), to_device(refused, group.kept_flat.device))
 
     def _live(self) -> list[Any]:
-        return [place.registry.get(place.name) for place in self._places]
+        values = [place.registry.get(place.name) for place in self._places]
+        return [value if isinstance(value, Tensor) else None for value in values]
 
     def _changed(self, live: list[Any]) -> bool:
         """Return whether the buffers have other shapes than at the last ``keep``, or were moved."""

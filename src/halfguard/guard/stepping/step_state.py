@@ -12,31 +12,41 @@ can know what of it belongs to the step: there only tensors that modules hold ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
-from halfguard.dist.wrapping import local_tensor, unwrap_model
-from halfguard.guard.stepping.buffers import Buffers, is_plain
-from halfguard.numerics.checksum import checksums
+from halfguard.dist.wrapping import unwrap_model
+from halfguard.guard.step_batches import copied_containers
+from halfguard.guard.stepping.buffers import Buffers
+from halfguard.guard.stepping.compared_tensors import ComparedTensors
 from halfguard.numerics.finite import all_finite
 from halfguard.precision.islands import cast_to_fp32
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.step.holders import CellHolder, DictHolder, Holder, ListHolder
+from halfguard.step.holders import CellHolder, DictHolder, Holder, ListHolder, Name, text_of_name
 from halfguard.step.nested import PLAIN, tensors_in
 from halfguard.step.random_state import preserved_generators
 from halfguard.step.reach import Reached, attributes_and_buffers, is_users, reach
 
 _LONGEST_INTERVAL = 1024  # steps between two looks
-_COPIED_BYTES = 2**26  # of tensors, at a look; of larger ones only a checksum
+_LARGEST = 100_000  # entries of a container that is saved before every step
 _NEW_OBJECTS = 200  # that are followed from a new entry of something kept
-_WIDEST = 64  # entries of something kept that are followed
+_WIDEST = 64  # entries of something kept that are followed, half of them the last ones
+_FORGET_AFTER = 3  # looks that did not reach it
 
 Saved = Sequence[tuple[Holder, Any]]
+
+_modules_added = 0  # to any model of this process
+
+
+def _count_module(*_: Any) -> None:
+    global _modules_added  # noqa: PLW0603 - a hook of torch has no other place
+    _modules_added += 1
 
 
 class StepState:
@@ -49,18 +59,20 @@ class StepState:
         self._function: Callable[..., Any] | None = None  # that computes the loss
         self._is_whole = False  # all that it reaches belongs to the step
         self._batch: Any = None
-        self._steps = 0
-        self._next_look = 0
-        self._interval = 1
-        self._looks: dict[Any, dict[int, Holder]] = {}  # by function: holders that steps change
+        self._schedules: dict[Any, _Schedule] = {}  # by function
         self._modules: list[DictHolder] = []  # attributes and buffers of modules, always kept
+        self._module_count = -1
+        self._modules_added = -1
         self._children: dict[tuple[int, Any], tuple[Any, list[Holder]]] = {}
+        self._loose: list[dict[str, Any]] = []  # of tensors that are in no dict
         self._look: _Look | None = None
-        self._own: dict[int, Any] = {}
+        self._steps = 0
         self.saved: Saved = ()
         self.generators: list[Any] = []  # of the user's own
         self.unrepeatable: list[str] = []  # names of what changed and cannot be put back
         self.changes_batch = False
+        if _count_module not in _registration_hooks():
+            register_module_module_registration_hook(_count_module)
 
     def expect(
         self, function: Callable[..., Any], batch: Any = None, *, whole: bool = True
@@ -72,14 +84,9 @@ class StepState:
         """
         self._function, self._batch, self._is_whole = function, batch, whole
 
-    @property
-    def _key(self) -> Any:
-        function = getattr(self._function, "__func__", self._function)
-        return getattr(function, "__code__", None) or type(function)
-
     def has_copy_of(self, batch: Any) -> bool:
         """Return whether a batch is looked at in this step, and can be put back."""
-        return self._look is not None and batch is not None and self._batch is batch
+        return self._look is not None and batch is not None and self._look.batch is batch
 
     def keep(self) -> None:
         """Save what the coming step may change."""
@@ -90,9 +97,11 @@ class StepState:
             self._look = self._begin_look()
             self.saved = self._look.saved
         else:
-            known = [h for by_target in self._looks.values() for h in by_target.values()]
-            holders = [*known, *self._followed(known)] if self._is_whole else []
-            self.saved = [(h, h.save()) for h in (*self._modules, *holders)]
+            saved = _save(self._modules)
+            if self._is_whole:
+                kept = _save(chain.from_iterable(s.holders() for s in self._schedules.values()))
+                saved += [*kept, *_save(self._followed(kept))]
+            self.saved = saved
 
     def conclude(self) -> list[str]:
         """Compare after the backward pass, if the step is looked at; return names that cannot be put back."""
@@ -102,46 +111,68 @@ class StepState:
         if look is None or look.is_done:
             return []
         look.is_done = True
-        self._interval = 1 if look.is_first else min(2 * self._interval, _LONGEST_INTERVAL)
-        self._next_look = self._steps - 1 + self._interval
+        schedule = self._schedules[self._key]
+        schedule.looked(self._steps)
         for registry, key in look.written():
+            if registry is None:
+                registry, key = {"value": key}, "value"  # noqa: PLW2901
+                self._loose.append(registry)
             self._buffers.track(registry, key)
         if not self._is_whole:
             return []
         self.changes_batch |= look.changed_batch()
-        changed, fixed = look.changed()
-        self._looks[self._key] |= {id(holder.target): holder for holder in changed}
-        new = [name for name in dict.fromkeys(fixed) if name not in self.unrepeatable]
+        changed, lost = look.changed()
+        schedule.add(changed)
+        new = [name for name in dict.fromkeys(lost) if name not in self.unrepeatable]
         self.unrepeatable += new
         return new
 
-    def _begin_look(self) -> _Look:
-        model = unwrap_model(self._model)
-        self._modules = [
-            holder
-            for name, module in model.named_modules()
-            for holder in attributes_and_buffers(f"model.{name}" if name else "model", module)
-            if is_users(type(module).__module__) or any(map(_holds_tensor, holder.save().values()))
-        ]
-        self._own = {id(module): module for module in model.modules()}
-        is_first = self._key not in self._looks
-        reached = reach(self._roots())
-        if not self._is_whole:
-            reached.holders = list(self._modules)
-        now = {id(holder.target) for holder in reached.holders}
-        before = self._looks.get(self._key, {})
-        self._looks[self._key] = {target: h for target, h in before.items() if target in now}
-        known = {id(generator) for generator in self.generators}
-        self.generators += [g for g in reached.generators if id(g) not in known]
-        batch = reach([("batch", self._batch)]) if self._batch is not None else Reached()
-        return _Look(reached, batch, self._buffers, is_first=is_first)
+    @property
+    def _key(self) -> Any:
+        function = getattr(self._function, "__func__", self._function)
+        return getattr(function, "__code__", None) or type(function)
 
     def _is_due(self) -> bool:
         """Return whether to look at the coming step."""
-        if self._steps >= self._next_look or self._key not in self._looks:
+        schedule = self._schedules.get(self._key)
+        if schedule is None or self._steps >= schedule.next_look:
             return True
-        # A module was added: a cheap count, not a comparison.
-        return len(self._own) != sum(1 for _ in unwrap_model(self._model).modules())
+        if self._modules_added == _modules_added:
+            return False
+        self._modules_added = _modules_added
+        return self._module_count != sum(1 for _ in unwrap_model(self._model).modules())
+
+    def _begin_look(self) -> _Look:
+        modules = dict(unwrap_model(self._model).named_modules())
+        self._module_count, self._modules_added = len(modules), _modules_added
+        self._modules = [
+            holder
+            for name, module in modules.items()
+            for holder in attributes_and_buffers(f"model.{name}" if name else "model", module)
+            if _is_worth_keeping(holder, module)
+        ]
+        reached = reach(self._roots())
+        known = {id(generator) for generator in self.generators}
+        self.generators += [g for g in reached.generators if id(g) not in known]
+        if not self._is_whole:
+            tensors: list[NamedTensor] = [
+                ((h.name, h.style, key), value, h.target, key)
+                for h in self._modules
+                for key, value in h.entries()
+                if isinstance(value, Tensor)
+            ]
+            reached = Reached(list(self._modules), tensors)
+        schedule = self._schedules.setdefault(self._key, _Schedule())
+        schedule.forget({id(holder.target) for holder in reached.holders})
+        self._forget_loose({id(tensor) for _, tensor, _, _ in reached.tensors})
+        return _Look(reached, self._batch, self._buffers)
+
+    def _forget_loose(self, reached: set[int]) -> None:
+        """Stop copying tensors that nobody can reach any more."""
+        for registry in self._loose:
+            if registry and id(registry["value"]) not in reached:
+                registry.clear()
+        self._loose = [registry for registry in self._loose if registry]
 
     def _roots(self) -> list[tuple[str, Any]]:
         model = unwrap_model(self._model)
@@ -149,17 +180,18 @@ class StepState:
             return [("model", model)]
         return [("model", model), (getattr(self._function, "__name__", "loss_fn"), self._function)]
 
-    def _followed(self, known: list[Holder]) -> Iterator[Holder]:
+    def _followed(self, kept: Saved) -> Iterator[Holder]:
         """Yield holders of what took the place of an entry since the last look."""
         children: dict[tuple[int, Any], tuple[Any, list[Holder]]] = {}
-        for holder in known:
-            for name, key, value in islice(holder.entries(), _WIDEST):
+        for holder, saved in kept:
+            for key, value in _first_and_last(saved):
                 if type(value) in PLAIN or isinstance(value, (Tensor, nn.Module, type)):
                     continue
-                place = id(holder.target), key
+                place = id(holder.target), id(key)
                 entry = self._children.get(place)
                 if entry is None or entry[0] is not value:
-                    entry = value, reach([(name, value)], _NEW_OBJECTS).holders
+                    found = reach([("", value)], _NEW_OBJECTS).holders
+                    entry = value, [h for h in found if h.restorable]
                 children[place] = entry
                 yield from entry[1]
         self._children = children
@@ -171,14 +203,15 @@ class StepState:
         With ``poisoned_only``, the steps since then may be good, and only what is not finite is put back.
         """
         for holder, before in self.saved if saved is None else saved:
-            if not holder.restorable or holder.is_as(before):
+            if not holder.restorable or _is_as(holder, before):
                 continue
             if self._is_whole and not poisoned_only:
-                holder.restore(before)
+                with suppress(Exception):  # code of its class: a look has named it
+                    holder.restore(before)
             elif isinstance(holder, DictHolder):
                 _restore_tensors(holder, before, poisoned_only=poisoned_only)
         if self._look is not None and saved is None and not poisoned_only:
-            self._look.restore_tensors()
+            self._look.restore_tensors_and_batch()
 
     @contextmanager
     def in_fp32(self) -> Iterator[None]:
@@ -190,7 +223,7 @@ class StepState:
         narrow: dict[int, Any] = {}
         holders = [holder for holder, _ in self.saved]
         for holder in holders:
-            for _, _, value in islice(_entries(holder), _WIDEST):
+            for _, value in islice(_replaceable(holder), _WIDEST):
                 if _is_half(value):
                     cast = wide.setdefault(id(value), cast_to_fp32(value))
                     narrow[id(cast)] = value
@@ -204,115 +237,178 @@ class StepState:
     def preserved(self) -> Iterator[None]:
         """Put back after the block everything that the model and the loss function can reach."""
         reached = reach(self._roots())
-        saved = [(holder, holder.save()) for holder in reached.holders if holder.restorable]
-        tensors = [(t, t.detach().clone()) for _, t, _, _ in reached.tensors if _is_small_state(t)]
-        tensors += [(t, t.detach().clone()) for t in self._buffers.tensors()]
+        saved = _save(holder for holder in reached.holders if holder.restorable)
+        tensors = ComparedTensors(reached.tensors)
+        copies = [(t, t.detach().clone()) for t in self._buffers.tensors()]
         try:
             with preserved_generators(reached.generators):
                 yield
         finally:
             for holder, before in saved:
-                if not holder.is_as(before):
-                    holder.restore(before)
-            for tensor, copy in tensors:
-                tensor.data.copy_(copy)  # all: batch_norm changes statistics without a new version
+                if not _is_as(holder, before):
+                    with suppress(Exception):
+                        holder.restore(before)
+            tensors.restore()
+            for tensor, copy in copies:
+                tensor.data.copy_(copy)
+
+
+class _Schedule:
+    """When to look at steps of one loss function, and what they are known to change."""
+
+    def __init__(self) -> None:
+        self.next_look = 0
+        self._interval, self._last = (
+            1,
+            0,
+        )  # they grow as Fibonacci's numbers do: even ones and odd ones
+        self._kept: dict[int, tuple[Holder, int]] = {}  # with the looks since it was reached
+
+    def looked(self, steps: int) -> None:
+        """Set the next look, counted in steps."""
+        self.next_look = steps - 1 + self._interval
+        longer = min(self._interval + self._last, _LONGEST_INTERVAL)
+        self._interval, self._last = max(longer, 2), self._interval
+
+    def holders(self) -> Iterator[Holder]:
+        """Yield what to save before each step."""
+        return (holder for holder, _ in self._kept.values())
+
+    def forget(self, reached: set[int]) -> None:
+        """Forget what several looks in a row have not reached."""
+        missed = {
+            target: (holder, 0 if target in reached else looks + 1)
+            for target, (holder, looks) in self._kept.items()
+        }
+        self._kept = {t: known for t, known in missed.items() if known[1] < _FORGET_AFTER}
+
+    def add(self, changed: Iterable[tuple[Holder, Any]]) -> None:
+        """Keep what a step has changed; of an object's attributes only those."""
+        for holder, before in changed:
+            kept = holder
+            if isinstance(holder, DictHolder) and holder.is_namespace:
+                known = self._kept.get(id(holder.target))
+                keys = frozenset(holder.changed_keys(before))
+                if known is not None and isinstance(known[0], DictHolder):
+                    keys |= known[0].keys or frozenset()
+                kept = DictHolder(holder.name, holder.target, style=holder.style, keys=keys)
+            self._kept[id(holder.target)] = kept, 0
 
 
 class _Look:
     """Everything reached before a step, with copies or checksums, to be compared after it."""
 
-    def __init__(
-        self, reached: Reached, batch: Reached, buffers: Buffers, *, is_first: bool
-    ) -> None:
-        self.is_first = is_first
+    def __init__(self, reached: Reached, batch: Any, buffers: Buffers) -> None:
         self.is_done = False
-        self.saved: Saved = [(holder, holder.save()) for holder in reached.holders]
-        self._batch_saved: Saved = [(holder, holder.save()) for holder in batch.holders]
+        self.batch = batch
+        self.saved = _save(reached.holders)
+        of_batch = reach([("batch", batch)]) if batch is not None else Reached()
+        self._batch_saved = _save(of_batch.holders)
+        self._copied_by_guard = copied_containers(batch)
         tracked = {id(tensor) for tensor in buffers.tensors()}
-        usable = [t for t in reached.tensors if id(t[1]) not in tracked and _is_dense(t[1])]
-        self._tensors = usable
-        self._of_batch = [t for t in batch.tensors if _is_dense(t[1])]
-        self._sums = _sums([*usable, *self._of_batch])
-        self._copies: list[tuple[Tensor, Tensor]] = []
-        room = _COPIED_BYTES
-        for _, tensor, _, _ in (*usable, *self._of_batch):
-            size = tensor.numel() * tensor.element_size()
-            if not (isinstance(tensor, nn.Parameter) and tensor.requires_grad) and size <= room:
-                self._copies.append((tensor, tensor.detach().clone()))
-                room -= size
-        self._changed_tensors: list[int] | None = None
-
-    def _differing(self) -> list[int]:
-        """Return the positions of tensors whose bits changed. This reads the device once."""
-        if self._changed_tensors is None:
-            after = _sums([*self._tensors, *self._of_batch])
-            differs = [] if self._sums is None or after is None else (after != self._sums).tolist()
-            self._changed_tensors = [position for position, bad in enumerate(differs) if bad]
-        return self._changed_tensors
+        self._tensors = ComparedTensors(t for t in reached.tensors if id(t[1]) not in tracked)
+        self._batch_tensors = ComparedTensors(of_batch.tensors)
 
     def written(self) -> Iterator[tuple[Any, Any]]:
-        """Yield registry and key of the tensors that the step has written in place."""
-        for position in self._differing():
-            if position < len(self._tensors):
-                _, tensor, registry, key = self._tensors[position]
-                is_there = registry is not None and registry.get(key) is tensor
-                yield (registry, key) if is_there else ({"value": tensor}, "value")
+        """Yield registry and key of the tensors that the step has written in place; None and the tensor."""
+        for _, tensor, registry, key in self._tensors.differing():
+            is_there = registry is not None and registry.get(key) is tensor
+            yield (registry, key) if is_there else (None, tensor)
 
     def changed_batch(self) -> bool:
-        """Return whether the loss function has changed its batch."""
-        if any(position >= len(self._tensors) for position in self._differing()):
+        """Return whether the loss function has changed more of its batch than is copied anyway."""
+        if self._batch_tensors.differing():
             return True
-        return any(not holder.is_as(before) for holder, before in self._batch_saved)
+        return any(
+            id(holder.target) not in self._copied_by_guard and not _is_as(holder, before)
+            for holder, before in self._batch_saved
+        )
 
-    def changed(self) -> tuple[list[Holder], list[str]]:
-        """Return the holders that the step changed, and the names of those that cannot be put back."""
-        changed = [(holder, before) for holder, before in self.saved if not holder.is_as(before)]
-        lost = [
-            holder.first_change(before)
-            for holder, before in changed
-            if not _can_undo(holder, before)
-        ]
-        lost += [
-            h.name for h, before in self._batch_saved if not h.restorable and not h.is_as(before)
-        ]
-        return [holder for holder, _ in changed if holder.restorable], lost
-
-    def restore_tensors(self) -> None:
-        for tensor, copy in self._copies:
-            tensor.data.copy_(copy)
+    def changed(self) -> tuple[list[tuple[Holder, Any]], list[str]]:
+        """Return what the step changed and can be put back, and the names of what cannot."""
+        kept, lost = [], list[str]()
+        for holder, before in self.saved:
+            if _is_as(holder, before):
+                continue
+            if _can_undo(holder, before):
+                kept.append((holder, before))
+            else:
+                lost.append(_name_of_change(holder, before))
         for holder, before in self._batch_saved:
-            if holder.restorable and not holder.is_as(before):
-                holder.restore(before)
+            if not holder.restorable and not _is_as(holder, before):
+                lost.append(text_of_name(holder.name))
+        return kept, lost
+
+    def restore_tensors_and_batch(self) -> None:
+        """Put back tensors that are copied at looks only, and the batch."""
+        self._tensors.restore()
+        self._batch_tensors.restore()
+        for holder, before in self._batch_saved:
+            if holder.restorable and not _is_as(holder, before):
+                with suppress(Exception):
+                    holder.restore(before)
+
+
+def _registration_hooks() -> Iterable[Any]:
+    return torch.nn.modules.module._global_module_registration_hooks.values()
+
+
+def _save(holders: Iterable[Holder]) -> list[tuple[Holder, Any]]:
+    """Save holders; one whose own code raises is left alone."""
+    saved = []
+    for holder in holders:
+        with suppress(Exception):
+            saved.append((holder, holder.save()))
+    return saved
+
+
+def _is_as(holder: Holder, before: Any) -> bool:
+    try:
+        return holder.is_as(before)
+    except Exception:  # noqa: BLE001 - code of its class
+        return True
 
 
 def _can_undo(holder: Holder, before: Any) -> bool:
     """Put a holder back and forth again, to see whether it can be done."""
     if not holder.restorable:
         return False
-    after = holder.save()
     try:
-        holder.restore(before)
-        return holder.is_as(before)
+        if not isinstance(holder, CellHolder) and len(before) > _LARGEST:
+            return False
+    except TypeError:  # no container
+        pass
+    try:
+        after = holder.save()
+        try:
+            holder.restore(before)
+            return holder.is_as(before)
+        finally:
+            holder.restore(after)
     except Exception:  # noqa: BLE001 - code of the holder's class
         return False
-    finally:
-        holder.restore(after)
 
 
-def _sums(tensors: Sequence[tuple[str, Tensor, Any, Any]]) -> Tensor | None:
-    return checksums([tensor.detach() for _, tensor, _, _ in tensors]) if tensors else None
+def _name_of_change(holder: Holder, before: Any) -> str:
+    keys = holder.changed_keys(before)
+    name: Name = (holder.name, holder.style, keys[0]) if keys else holder.name
+    return text_of_name(name)
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    if tensor.is_meta or tensor.is_complex() or tensor.is_inference():
-        return False
-    part = local_tensor(tensor)
-    return part.numel() > 0 and is_plain(part)
+def _is_worth_keeping(holder: DictHolder, module: nn.Module) -> bool:
+    """Return whether a module's attributes or buffers are saved before every step."""
+    values = [value for _, value in holder.entries()]
+    is_own = is_users(type(module).__module__) and holder.target is vars(module)
+    return bool(values) and (is_own or any(map(_holds_tensor, values)))
 
 
-def _is_small_state(tensor: Tensor) -> bool:
-    is_trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-    return _is_dense(tensor) and not is_trained and tensor.numel() * tensor.element_size() <= 2**20
+def _first_and_last(saved: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(saved, dict):
+        return islice(saved.items(), _WIDEST)
+    if isinstance(saved, list):
+        pairs = enumerate(saved[: _WIDEST // 2] + saved[_WIDEST // 2 :][-_WIDEST // 2 :])
+        return iter(pairs)
+    return iter([(None, saved)] if not isinstance(saved, set) else ())
 
 
 def _is_half(value: Any) -> bool:
@@ -322,10 +418,12 @@ def _is_half(value: Any) -> bool:
 
 
 def _holds_tensor(value: Any) -> bool:
-    return value is None or any(True for _ in tensors_in(value))
+    if value is None or isinstance(value, Tensor):
+        return True
+    return isinstance(value, tuple | list | dict) and any(True for _ in tensors_in(value))
 
 
-def _entries(holder: Holder) -> Iterator[tuple[str, Any, Any]]:
+def _replaceable(holder: Holder) -> Iterator[tuple[Any, Any]]:
     is_plain = isinstance(holder, DictHolder | ListHolder | CellHolder)
     return holder.entries() if is_plain else iter(())
 
@@ -334,7 +432,7 @@ def _swap(holders: Iterable[Holder], replacements: dict[int, Any]) -> None:
     if not replacements:
         return
     for holder in holders:
-        for _, key, value in list(_entries(holder)):
+        for key, value in list(_replaceable(holder)):
             if id(value) in replacements:
                 if isinstance(holder, CellHolder):
                     holder.target.cell_contents = replacements[id(value)]
@@ -348,11 +446,11 @@ def _restore_tensors(holder: DictHolder, before: dict[Any, Any], *, poisoned_onl
     A cache that grew in the forward pass stays: other attributes may state its size.
     """
     target = holder.target
-    now = holder.save()
-    only_tensors = all(_holds_tensor(v) for k, v in now.items() if v is not before.get(k))
-    for key, old in before.items():
-        new = target.get(key)
-        if new is old or not (_holds_tensor(old) or isinstance(old, float)):
+    changed = holder.changed_keys(before)
+    only_tensors = all(_holds_tensor(target.get(key)) for key in changed)
+    for key in changed:
+        old, new = before.get(key), target.get(key)
+        if key not in before or not (_holds_tensor(old) or isinstance(old, float)):
             continue
         same = only_tensors if old is None else _has_same_shapes(old, new)
         if (same and not poisoned_only) or _became_bad(old, new):

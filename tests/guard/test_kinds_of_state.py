@@ -195,6 +195,19 @@ def test_state_that_was_nan_before_the_step_is_the_cause() -> None:
         guard.step(loss, torch.ones(1, WIDTH))
 
 
+def test_a_long_history_is_not_copied_before_every_step() -> None:
+    torch.manual_seed(0)
+    model, history = Net(), [float(n) for n in range(200_000)]
+    model.change = lambda _: history.append(len(history))
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    loss = overflowing(loss_fn, lambda: guard.step_index in {0, 5})
+    actions = [str(guard.step(loss, torch.ones(1, WIDTH)).action) for _ in range(8)]
+    assert actions.count("retry_fp32") == 2
+    assert len(history) == 200_008
+    sizes = [len(saved) for _, saved in guard._stepper.step_state.saved if isinstance(saved, list)]
+    assert max(sizes, default=0) < 1000
+
+
 def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Net()
     guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)

@@ -20,6 +20,7 @@ from torch import nn
 from halfguard.step.nested import PLAIN, attributes
 
 _MISSING = object()
+_LONG = 1_000  # entries
 # What torch keeps in every module; hooks and submodules are not the user's state.
 OWN_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
@@ -169,6 +170,28 @@ class ListHolder(Holder):
         else:
             deque.clear(target)
             deque.extend(target, saved)
+
+
+class HistoryHolder(Holder):
+    """A long list to which a step only appends: its length is all that is saved."""
+
+    target: list[Any]
+
+    def save(self) -> int:
+        return len(self.target)
+
+    def is_as(self, saved: int) -> bool:
+        return len(self.target) == saved
+
+    def restore(self, saved: int) -> None:
+        del self.target[saved:]
+
+    @staticmethod
+    def fits(target: Any, before: Any) -> bool:
+        """Return whether a list is long, and has only grown."""
+        if type(target) is not list or not len(target) >= len(before) > _LONG:
+            return False
+        return all(map(operator.is_, target, before))
 
 
 class BytesHolder(Holder):
@@ -328,32 +351,35 @@ class IteratorHolder(Holder):
         return len(now) == len(saved) and all(map(operator.eq, now, saved))
 
     def _parts(self) -> list[Any]:
-        """Return what the iterator consists of, as far as Python shows it."""
-        iterator: Any = self.target
-        if isinstance(iterator, GeneratorType):
-            frame = iterator.gi_frame
-            return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
-        if isinstance(iterator, itertools.count):
-            return [repr(iterator)]
-        if getattr(iterator, "__dict__", None):
-            return list(vars(iterator).values())
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                _, *state = iterator.__reduce__()
-        except Exception:  # noqa: BLE001 - most iterators of extensions cannot be copied
-            return []
-        groups = (group if isinstance(group, tuple) else (group,) for group in state)
-        return list(itertools.chain.from_iterable(groups))
+        return _parts_of(self.target)
+
+
+def _parts_of(iterator: Any) -> list[Any]:
+    """Return what an iterator consists of, as far as Python shows it."""
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
+    if isinstance(iterator, itertools.count):
+        return [repr(iterator)]
+    if getattr(iterator, "__dict__", None):
+        return list(vars(iterator).values())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            _, *state = iterator.__reduce__()
+    except Exception:  # noqa: BLE001 - most iterators of extensions cannot be copied
+        return []
+    groups = (group if isinstance(group, tuple) else (group,) for group in state)
+    return list(itertools.chain.from_iterable(groups))
 
 
 def _fingerprint(value: Any, depth: int = 0) -> Any:
     """Return something that is equal as long as a part of an iterator is; parts are often made anew."""
-    if type(value) in PLAIN:
+    if type(value) in PLAIN or type(value) is range:
         return repr(value)
-    if isinstance(value, range):
-        return repr(value)
-    if isinstance(value, list | tuple) and depth < 3:
+    if depth < 3 and type(value) in {list, tuple}:
         ends = (*islice(value, 8), *value[-8:])
         return len(value), [_fingerprint(item, depth + 1) for item in ends]
+    if depth < 3 and issubclass(type(value), Iterator):
+        return [_fingerprint(part, depth + 1) for part in _parts_of(value)]
     return id(value)

@@ -24,11 +24,19 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.guard.step_batches import copied_containers
 from halfguard.guard.stepping.buffers import Buffers
-from halfguard.guard.stepping.compared_tensors import ComparedTensors
+from halfguard.guard.stepping.compared_tensors import ComparedTensors, NamedTensor
 from halfguard.numerics.finite import all_finite
 from halfguard.precision.islands import cast_to_fp32
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.step.holders import CellHolder, DictHolder, Holder, ListHolder, Name, text_of_name
+from halfguard.step.holders import (
+    CellHolder,
+    DictHolder,
+    HistoryHolder,
+    Holder,
+    ListHolder,
+    Name,
+    text_of_name,
+)
 from halfguard.step.nested import PLAIN, tensors_in
 from halfguard.step.random_state import preserved_generators
 from halfguard.step.reach import Reached, attributes_and_buffers, is_users, reach
@@ -159,7 +167,7 @@ class StepState:
                 ((h.name, h.style, key), value, h.target, key)
                 for h in self._modules
                 for key, value in h.entries()
-                if isinstance(value, Tensor)
+                if _is_tensor(value)
             ]
             reached = Reached(list(self._modules), tensors)
         schedule = self._schedules.setdefault(self._key, _Schedule())
@@ -185,7 +193,7 @@ class StepState:
         children: dict[tuple[int, Any], tuple[Any, list[Holder]]] = {}
         for holder, saved in kept:
             for key, value in _first_and_last(saved):
-                if type(value) in PLAIN or isinstance(value, (Tensor, nn.Module, type)):
+                if type(value) in PLAIN or issubclass(type(value), (Tensor, nn.Module, type)):
                     continue
                 place = id(holder.target), id(key)
                 entry = self._children.get(place)
@@ -286,7 +294,9 @@ class _Schedule:
         """Keep what a step has changed; of an object's attributes only those."""
         for holder, before in changed:
             kept = holder
-            if isinstance(holder, DictHolder) and holder.is_namespace:
+            if HistoryHolder.fits(holder.target, before):
+                kept = HistoryHolder(holder.name, holder.target)
+            elif isinstance(holder, DictHolder) and holder.is_namespace:
                 known = self._kept.get(id(holder.target))
                 keys = frozenset(holder.changed_keys(before))
                 if known is not None and isinstance(known[0], DictHolder):
@@ -373,11 +383,8 @@ def _can_undo(holder: Holder, before: Any) -> bool:
     """Put a holder back and forth again, to see whether it can be done."""
     if not holder.restorable:
         return False
-    try:
-        if not isinstance(holder, CellHolder) and len(before) > _LARGEST:
-            return False
-    except TypeError:  # no container
-        pass
+    if isinstance(before, dict | list | set) and len(before) > _LARGEST:
+        return HistoryHolder.fits(holder.target, before)
     try:
         after = holder.save()
         try:
@@ -412,15 +419,20 @@ def _first_and_last(saved: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_half(value: Any) -> bool:
-    if not isinstance(value, Tensor | tuple) or isinstance(value, nn.Parameter):
+    if not issubclass(type(value), Tensor | tuple) or isinstance(value, nn.Parameter):
         return False
     return any(tensor.dtype in HALF_DTYPES for tensor in tensors_in(value))
 
 
 def _holds_tensor(value: Any) -> bool:
-    if value is None or isinstance(value, Tensor):
+    if value is None or _is_tensor(value):
         return True
-    return isinstance(value, tuple | list | dict) and any(True for _ in tensors_in(value))
+    is_container = issubclass(type(value), tuple | list | dict)
+    return is_container and any(True for _ in tensors_in(value))
+
+
+def _is_tensor(value: Any) -> bool:
+    return issubclass(type(value), Tensor)  # isinstance raises for a proxy whose object is gone
 
 
 def _replaceable(holder: Holder) -> Iterator[tuple[Any, Any]]:

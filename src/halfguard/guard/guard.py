@@ -9,11 +9,10 @@ snapshot, or stop.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch.optim import Optimizer
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard import optional_parts, policy
+from halfguard.guard.batch_copies import BatchCopy
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.evidence import describe_recovery, explain, halt_error
 from halfguard.guard.fault_report import batches_ok, investigate
@@ -36,6 +36,7 @@ from halfguard.guard.scheduler_and_ema import Scheduler, SchedulerAndEma, Weight
 from halfguard.guard.step_batches import (
     MicroBatch,
     StepBatches,
+    copied_containers,
     copy_containers,
     loss_in_fp32,
     tensor_versions,
@@ -153,7 +154,7 @@ class Guard:
         """
         self.batch_index += 1
         with self._transaction:
-            self._stepper.step_state.expect(loss_fn, batch)
+            self._stepper.step_state.expect(loss_fn)
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
             with self._stepper.micro_batch(self._batches), self._lines_in_fp32:
@@ -188,14 +189,12 @@ class Guard:
             return MicroBatch(batch, about, loss_fn, rng)
         state = self._stepper.step_state
         own = tuple((generator, generator_state(generator)) for generator in state.generators)
-        if self._copies_batches or state.changes_batch:
-            with suppress(Exception):  # an object that cannot be copied: a tensor with a graph
-                return MicroBatch(copy.deepcopy(batch), about, loss_fn, rng, own)
-            self._batches.unrepeatable = True
-        # The repeat must see the batch that was given: containers are copied, tensors are watched.
-        given = copy_containers(batch)
-        versions = () if state.has_copy_of(batch) else tensor_versions(batch)
-        return MicroBatch(given, about, loss_fn, rng, own, versions)
+        # The repeat must see the batch that was given.
+        if self._copies_batches or state.changes_batch or state.is_looking or sampled:
+            given = BatchCopy(batch, copied_containers(batch))
+            return MicroBatch(batch, about, loss_fn, rng, own, given=given)
+        # Containers are copied, tensors are watched.
+        return MicroBatch(copy_containers(batch), about, loss_fn, rng, own, tensor_versions(batch))
 
     # -- the form for a loop that keeps its own forward pass
 
@@ -624,8 +623,20 @@ class Guard:
         row, gradients = self._stepper.examine(
             optimizers, self._batches, check=self._compares_ranks
         )
+        self._note_changed_batches()
         with self._watched_update(row):
             return self._conclude(optimizers, limits, row, gradients)
+
+    def _note_changed_batches(self) -> None:
+        """See at a look whether the loss function changed its batches."""
+        state = self._stepper.step_state
+        if not state.is_looking:
+            return
+        copies = [micro.given for micro in self._batches.micro_batches if micro.given is not None]
+        state.changes_batch |= any(given.has_changed() for given in copies)
+        names = state.add_unrepeatable(name for given in copies for name in given.lost())
+        if names:
+            self._report_unrepeatable(names)
 
     def _conclude(
         self,
@@ -758,6 +769,9 @@ class Guard:
         self, cause: Cause, seen: policy.Signals, report: StepReport
     ) -> policy.Signals:
         poisoned_only = bool(self._pending.lag)  # the steps since then may be good
+        for given in (micro.given for micro in report.batches.micro_batches):
+            if given is not None and not poisoned_only:
+                given.restore()
         self._stepper.restore_state(report.state, poisoned_only=poisoned_only)
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
         model = unwrap_model(self.model)

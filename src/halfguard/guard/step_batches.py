@@ -11,6 +11,7 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.guard.batch_checks import describe_batch
+from halfguard.guard.batch_copies import BatchCopy
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.loss import LossFunction, scalar_loss
 from halfguard.step.nested import PlainValues, batch_leaves, named_batch_leaves
@@ -27,6 +28,24 @@ class MicroBatch:
     rng: dict[str, Any] | None = None
     own_generators: tuple[tuple[Generator, Any], ...] = ()  # of the user, with their states
     versions: tuple[tuple[Tensor, int], ...] = ()  # tensors of the batch as they were given
+    given: BatchCopy | None = None  # if the loss function may change more than containers
+
+    def restore(self) -> None:
+        """Put back what the forward pass began with: random generators, and the batch if it was copied."""
+        self.restore_generators()
+        if self.given is not None:
+            self.given.restore()
+
+    def copy_of_batch(self) -> Any:
+        """Return a copy of the batch as it was given; the batch itself stays as it is now."""
+        if self.given is None:
+            return copy.deepcopy(self.batch)
+        now = self.given.now()
+        self.given.restore()
+        try:
+            return copy.deepcopy(self.batch)
+        finally:
+            now.restore()
 
     def restore_generators(self) -> None:
         """Set all random generators to their states before the forward pass, to draw the same numbers."""
@@ -90,13 +109,13 @@ def copy_containers(batch: Any) -> Any:
     return [copy_containers(item) for item in batch] if type(batch) is list else batch
 
 
-def copied_containers(batch: Any) -> set[int]:
+def copied_containers(batch: Any) -> frozenset[int]:
     """Return the identities of the containers that ``copy_containers`` copies."""
     if isinstance(batch, Mapping) and hasattr(batch, "__setitem__"):
-        return {id(batch)}.union(*map(copied_containers, batch.values()))
+        return frozenset({id(batch)}).union(*map(copied_containers, batch.values()))
     if isinstance(batch, tuple) or type(batch) is list:
-        return {id(batch)}.union(*map(copied_containers, batch))
-    return set()
+        return frozenset({id(batch)}).union(*map(copied_containers, batch))
+    return frozenset()
 
 
 def loss_in_fp32(micro: MicroBatch, loss_of: Callable[[Any], Tensor]) -> Tensor:
@@ -109,10 +128,10 @@ def loss_in_fp32(micro: MicroBatch, loss_of: Callable[[Any], Tensor]) -> Tensor:
     try:
         return loss_of(micro.batch)
     except RuntimeError:
+        micro.restore()
         wide = batch_in_fp32(again)
         if wide is again:
             raise
-    micro.restore_generators()
     return loss_of(wide)
 
 

@@ -11,6 +11,7 @@ import operator
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from types import CellType, GeneratorType
 from typing import Any
@@ -352,6 +353,31 @@ class IteratorHolder(Holder):
 
     def _parts(self) -> list[Any]:
         return _parts_of(self.target)
+
+
+def save_all(holders: Iterable[Holder]) -> list[tuple[Holder, Any]]:
+    """Save holders; one whose own code raises is left alone."""
+    saved = []
+    for holder in holders:
+        with suppress(Exception):
+            saved.append((holder, holder.save()))
+    return saved
+
+
+def is_as(holder: Holder, before: Any) -> bool:
+    """Return whether a holder holds what was saved; True if its own code raises."""
+    try:
+        return holder.is_as(before)
+    except Exception:  # noqa: BLE001 - code of its class
+        return True
+
+
+def restore_changed(saved: Iterable[tuple[Holder, Any]]) -> None:
+    """Put back what differs from what was saved, as far as that can be done."""
+    for holder, before in saved:
+        if holder.restorable and not is_as(holder, before):
+            with suppress(Exception):
+                holder.restore(before)
 
 
 def _parts_of(iterator: Any) -> list[Any]:

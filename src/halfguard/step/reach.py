@@ -2,8 +2,8 @@
 
 The search begins at the model and the loss function, and follows attributes, entries of containers, variables
 of enclosing functions, and the globals that functions of the user name. Functions and classes of installed
-packages are not followed, objects of such classes are. Left out are loaders, optimizers, loggers, files,
-locks, and objects with a thread.
+packages are not followed, objects of such classes are. Left out are loaders, loggers, files, locks, and
+objects with a thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _WIDEST = 1_000  # entries of one container that are followed
 _ARRAY_BYTES = 2**26  # of all NumPy arrays together: the rest is data
 _CLOSED_PACKAGES = frozenset(
     {
-        *("halfguard", "torch.utils.data", "torch.optim", "torch.distributed", "torch._dynamo"),
+        *("halfguard", "torch.utils.data", "torch.distributed", "torch._dynamo"),
         *("torch.cuda", "torch.fx", "torch._C", "torch.jit", "logging", "threading", "concurrent"),
         *("multiprocessing", "asyncio", "subprocess", "weakref", "re", "tqdm", "lightning"),
         *("pytorch_lightning", "accelerate"),
@@ -70,7 +70,6 @@ _CLOSED = (
     *_HANDLES,
     threading.Thread,
     Enum,
-    torch.optim.Optimizer,
     BuiltinFunctionType,
     memoryview,
 )
@@ -92,9 +91,11 @@ class Reached:
     generators: list[Any] = field(default_factory=list)
 
 
-def reach(roots: Iterable[tuple[str, Any]], max_objects: int = MAX_OBJECTS) -> Reached:
-    """Return everything that can be reached from the named roots, the nearest first."""
-    search = _Search(roots := list(roots))
+def reach(
+    roots: Iterable[tuple[str, Any]], max_objects: int = MAX_OBJECTS, closed: Iterable[Any] = ()
+) -> Reached:
+    """Return everything that can be reached from the named roots, but not through ``closed`` objects."""
+    search = _Search(roots := list(roots), closed)
     for name, value in roots:
         search.follow(name, value, max_objects)
     return search.reached
@@ -103,9 +104,10 @@ def reach(roots: Iterable[tuple[str, Any]], max_objects: int = MAX_OBJECTS) -> R
 class _Search:
     """A search in progress."""
 
-    def __init__(self, roots: list[tuple[str, Any]]) -> None:
+    def __init__(self, roots: list[tuple[str, Any]], closed: Iterable[Any]) -> None:
         self.reached = Reached()
-        self._seen: dict[int, Any] = {}  # holds the objects, so that no other one gets their ids
+        # Holds the objects, so that no other one gets their ids.
+        self._seen: dict[int, Any] = {id(value): value for value in closed}
         self._spaces: dict[int, DictHolder] = {}  # globals are shared by many functions
         self._array_bytes = _ARRAY_BYTES
         # The loss function's own package may be installed.
@@ -248,7 +250,7 @@ class _Search:
     def _open_class(self, kind: type) -> Opened:
         functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
         links: list[tuple[Name, Any]] = [(kind.__name__, function) for function in functions]
-        return [ClassHolder(kind.__name__, kind)], links
+        return [ClassHolder(kind.__name__, kind)], [*links, *self._classes(kind)]
 
     def _classes(self, kind: type) -> list[tuple[Name, Any]]:
         return [(base.__name__, base) for base in kind.__mro__ if self._is_users(base.__module__)]

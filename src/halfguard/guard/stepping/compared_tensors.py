@@ -27,21 +27,25 @@ NamedTensor = tuple[Name, Tensor, Any, Any]  # with its place: a dict and a key,
 
 
 class ComparedTensors:
-    """Tensors with checksums, and copies of those that are small and not trained."""
+    """Tensors with checksums, and copies of all but those in ``not_copied``, within ``room`` bytes."""
 
-    def __init__(self, tensors: Iterable[NamedTensor]) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[NamedTensor],
+        not_copied: frozenset[int] = frozenset(),
+        room: int | None = _COPIED_BYTES,
+    ) -> None:
         self._tensors = [named for named in tensors if _is_dense(named[1])]
         self._before = [_layout(tensor) for _, tensor, _, _ in self._tensors]
         parts = [_parts(tensor) for _, tensor, _, _ in self._tensors]
         self._owners = [position for position, of in enumerate(parts) for _ in of]
         self._sums = checksums(list(chain.from_iterable(parts))) if parts else None
         self._copies: dict[int, Tensor] = {}
-        room = _COPIED_BYTES
         for position, (_, tensor, _, _) in enumerate(self._tensors):
             size = tensor.numel() * tensor.element_size()
-            if size <= room and not (isinstance(tensor, nn.Parameter) and tensor.requires_grad):
+            if id(tensor) not in not_copied and (room is None or size <= room):
                 self._copies[position] = tensor.detach().clone()
-                room -= size
+                room = None if room is None else room - size
 
     def differing(self) -> list[NamedTensor]:
         """Return the tensors that have changed. This reads the device once."""

@@ -12,7 +12,7 @@ can know what of it belongs to the step: there only tensors that modules hold ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, islice
 from math import isfinite
 from typing import Any
@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim import Optimizer
 
 from halfguard.dist.wrapping import unwrap_model
-from halfguard.guard.step_batches import copied_containers
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.compared_tensors import ComparedTensors, NamedTensor
 from halfguard.numerics.finite import all_finite
 from halfguard.precision.islands import cast_to_fp32
+from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.holders import (
     CellHolder,
@@ -35,6 +36,9 @@ from halfguard.step.holders import (
     Holder,
     ListHolder,
     Name,
+    is_as,
+    restore_changed,
+    save_all,
     text_of_name,
 )
 from halfguard.step.nested import PLAIN, tensors_in
@@ -60,13 +64,20 @@ def _count_module(*_: Any) -> None:
 class StepState:
     """Saves before each step what the step is known to change, and puts it back."""
 
-    def __init__(self, model: nn.Module, buffers: Buffers, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        buffers: Buffers,
+        optimizers: Sequence[Optimizer] = (),
+        *,
+        enabled: bool,
+    ) -> None:
         self._model = model
+        self._optimizers = optimizers  # of the guard: they are not changed before the decision
         self._buffers = buffers
         self._enabled = enabled
         self._function: Callable[..., Any] | None = None  # that computes the loss
         self._is_whole = False  # all that it reaches belongs to the step
-        self._batch: Any = None
         self._schedules: dict[Any, _Schedule] = {}  # by function
         self._modules: list[DictHolder] = []  # attributes and buffers of modules, always kept
         self._module_count = -1
@@ -78,23 +89,22 @@ class StepState:
         self.saved: Saved = ()
         self.generators: list[Any] = []  # of the user's own
         self.unrepeatable: list[str] = []  # names of what changed and cannot be put back
-        self.changes_batch = False
+        self.changes_batch = False  # seen by a look
         if _count_module not in _registration_hooks():
             register_module_module_registration_hook(_count_module)
 
-    def expect(
-        self, function: Callable[..., Any], batch: Any = None, *, whole: bool = True
-    ) -> None:
-        """Announce the function that computes the next loss, and its batch.
+    def expect(self, function: Callable[..., Any], *, whole: bool = True) -> None:
+        """Announce the function that computes the next loss.
 
         If it is ``whole``, nothing else runs in the step, and all that it changes belongs to the step;
         otherwise only its random generators do.
         """
-        self._function, self._batch, self._is_whole = function, batch, whole
+        self._function, self._is_whole = function, whole
 
-    def has_copy_of(self, batch: Any) -> bool:
-        """Return whether a batch is looked at in this step, and can be put back."""
-        return self._look is not None and batch is not None and self._look.batch is batch
+    @property
+    def is_looking(self) -> bool:
+        """True if the present step is looked at as a whole."""
+        return self._look is not None and self._is_whole
 
     def keep(self) -> None:
         """Save what the coming step may change."""
@@ -105,16 +115,15 @@ class StepState:
             self._look = self._begin_look()
             self.saved = self._look.saved
         else:
-            saved = _save(self._modules)
+            saved = save_all(self._modules)
             if self._is_whole:
-                kept = _save(chain.from_iterable(s.holders() for s in self._schedules.values()))
-                saved += [*kept, *_save(self._followed(kept))]
+                kept = save_all(chain.from_iterable(s.holders() for s in self._schedules.values()))
+                saved += [*kept, *save_all(self._followed(kept))]
             self.saved = saved
 
     def conclude(self) -> list[str]:
         """Compare after the backward pass, if the step is looked at; return names that cannot be put back."""
         self._steps += 1
-        self._batch = None
         look = self._look
         if look is None or look.is_done:
             return []
@@ -128,10 +137,13 @@ class StepState:
             self._buffers.track(registry, key)
         if not self._is_whole:
             return []
-        self.changes_batch |= look.changed_batch()
         changed, lost = look.changed()
         schedule.add(changed)
-        new = [name for name in dict.fromkeys(lost) if name not in self.unrepeatable]
+        return self.add_unrepeatable(lost)
+
+    def add_unrepeatable(self, names: Iterable[str]) -> list[str]:
+        """Note names of what changed and cannot be put back; return those that are new."""
+        new = [name for name in dict.fromkeys(names) if name not in self.unrepeatable]
         self.unrepeatable += new
         return new
 
@@ -159,7 +171,7 @@ class StepState:
             for holder in attributes_and_buffers(f"model.{name}" if name else "model", module)
             if _is_worth_keeping(holder, module)
         ]
-        reached = reach(self._roots())
+        reached = reach(self._roots(), closed=self._optimizers)
         known = {id(generator) for generator in self.generators}
         self.generators += [g for g in reached.generators if id(g) not in known]
         if not self._is_whole:
@@ -173,7 +185,14 @@ class StepState:
         schedule = self._schedules.setdefault(self._key, _Schedule())
         schedule.forget({id(holder.target) for holder in reached.holders})
         self._forget_loose({id(tensor) for _, tensor, _, _ in reached.tensors})
-        return _Look(reached, self._batch, self._buffers)
+        return _Look(reached, self._buffers, self._trained())
+
+    def _trained(self) -> frozenset[int]:
+        """Return the identities of the weights that the guard's optimizers update."""
+        if any(isinstance(optimizer, MasterWeights) for optimizer in self._optimizers):
+            return frozenset(map(id, self._model.parameters()))
+        groups = chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers)
+        return frozenset(id(weight) for group in groups for weight in group["params"])
 
     def _forget_loose(self, reached: set[int]) -> None:
         """Stop copying tensors that nobody can reach any more."""
@@ -198,7 +217,7 @@ class StepState:
                 place = id(holder.target), id(key)
                 entry = self._children.get(place)
                 if entry is None or entry[0] is not value:
-                    found = reach([("", value)], _NEW_OBJECTS).holders
+                    found = reach([("", value)], _NEW_OBJECTS, self._optimizers).holders
                     entry = value, [h for h in found if h.restorable]
                 children[place] = entry
                 yield from entry[1]
@@ -211,15 +230,14 @@ class StepState:
         With ``poisoned_only``, the steps since then may be good, and only what is not finite is put back.
         """
         for holder, before in self.saved if saved is None else saved:
-            if not holder.restorable or _is_as(holder, before):
+            if not holder.restorable or is_as(holder, before):
                 continue
             if self._is_whole and not poisoned_only:
-                with suppress(Exception):  # code of its class: a look has named it
-                    holder.restore(before)
+                restore_changed([(holder, before)])
             elif isinstance(holder, DictHolder):
                 _restore_tensors(holder, before, poisoned_only=poisoned_only)
         if self._look is not None and saved is None and not poisoned_only:
-            self._look.restore_tensors_and_batch()
+            self._look.tensors.restore()
 
     @contextmanager
     def in_fp32(self) -> Iterator[None]:
@@ -244,18 +262,15 @@ class StepState:
     @contextmanager
     def preserved(self) -> Iterator[None]:
         """Put back after the block everything that the model and the loss function can reach."""
-        reached = reach(self._roots())
-        saved = _save(holder for holder in reached.holders if holder.restorable)
-        tensors = ComparedTensors(reached.tensors)
+        reached = reach(self._roots(), closed=self._optimizers)
+        saved = save_all(holder for holder in reached.holders if holder.restorable)
+        tensors = ComparedTensors(reached.tensors, self._trained())
         copies = [(t, t.detach().clone()) for t in self._buffers.tensors()]
         try:
             with preserved_generators(reached.generators):
                 yield
         finally:
-            for holder, before in saved:
-                if not _is_as(holder, before):
-                    with suppress(Exception):
-                        holder.restore(before)
+            restore_changed(saved)
             tensors.restore()
             for tensor, copy in copies:
                 tensor.data.copy_(copy)
@@ -308,75 +323,34 @@ class _Schedule:
 class _Look:
     """Everything reached before a step, with copies or checksums, to be compared after it."""
 
-    def __init__(self, reached: Reached, batch: Any, buffers: Buffers) -> None:
+    def __init__(self, reached: Reached, buffers: Buffers, trained: frozenset[int]) -> None:
         self.is_done = False
-        self.batch = batch
-        self.saved = _save(reached.holders)
-        of_batch = reach([("batch", batch)]) if batch is not None else Reached()
-        self._batch_saved = _save(of_batch.holders)
-        self._copied_by_guard = copied_containers(batch)
+        self.saved = save_all(reached.holders)
         tracked = {id(tensor) for tensor in buffers.tensors()}
-        self._tensors = ComparedTensors(t for t in reached.tensors if id(t[1]) not in tracked)
-        self._batch_tensors = ComparedTensors(of_batch.tensors)
+        rest = (named for named in reached.tensors if id(named[1]) not in tracked)
+        self.tensors = ComparedTensors(rest, trained)
 
     def written(self) -> Iterator[tuple[Any, Any]]:
         """Yield registry and key of the tensors that the step has written in place; None and the tensor."""
-        for _, tensor, registry, key in self._tensors.differing():
+        for _, tensor, registry, key in self.tensors.differing():
             is_there = registry is not None and registry.get(key) is tensor
             yield (registry, key) if is_there else (None, tensor)
-
-    def changed_batch(self) -> bool:
-        """Return whether the loss function has changed more of its batch than is copied anyway."""
-        if self._batch_tensors.differing():
-            return True
-        return any(
-            id(holder.target) not in self._copied_by_guard and not _is_as(holder, before)
-            for holder, before in self._batch_saved
-        )
 
     def changed(self) -> tuple[list[tuple[Holder, Any]], list[str]]:
         """Return what the step changed and can be put back, and the names of what cannot."""
         kept, lost = [], list[str]()
         for holder, before in self.saved:
-            if _is_as(holder, before):
+            if is_as(holder, before):
                 continue
             if _can_undo(holder, before):
                 kept.append((holder, before))
             else:
                 lost.append(_name_of_change(holder, before))
-        for holder, before in self._batch_saved:
-            if not holder.restorable and not _is_as(holder, before):
-                lost.append(text_of_name(holder.name))
         return kept, lost
-
-    def restore_tensors_and_batch(self) -> None:
-        """Put back tensors that are copied at looks only, and the batch."""
-        self._tensors.restore()
-        self._batch_tensors.restore()
-        for holder, before in self._batch_saved:
-            if holder.restorable and not _is_as(holder, before):
-                with suppress(Exception):
-                    holder.restore(before)
 
 
 def _registration_hooks() -> Iterable[Any]:
     return torch.nn.modules.module._global_module_registration_hooks.values()
-
-
-def _save(holders: Iterable[Holder]) -> list[tuple[Holder, Any]]:
-    """Save holders; one whose own code raises is left alone."""
-    saved = []
-    for holder in holders:
-        with suppress(Exception):
-            saved.append((holder, holder.save()))
-    return saved
-
-
-def _is_as(holder: Holder, before: Any) -> bool:
-    try:
-        return holder.is_as(before)
-    except Exception:  # noqa: BLE001 - code of its class
-        return True
 
 
 def _can_undo(holder: Holder, before: Any) -> bool:

@@ -66,7 +66,8 @@ class Stepper:
         self.device = self._first_weight.device
         self.scaler = _scaler(config, self.device)
         self.buffers = Buffers(model, config.buffers)
-        self.step_state = StepState(model, self.buffers, enabled=config.buffers != "none")
+        restores = config.buffers != "none"
+        self.step_state = StepState(model, self.buffers, optimizers, enabled=restores)
         self.on_unrepeatable: Callable[[list[str]], object] | None = None
         # A backward pass has begun, or a forward pass after others that held their gradients back.
         self._sync_begun = False
@@ -358,7 +359,7 @@ class Stepper:
     def _repeat(self, micro: MicroBatch, held_back: bool, count: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:
             raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
-        micro.restore_generators()
+        micro.restore()
         self._sync_begun = count > 1 and not held_back
         syncing = self._wrappers.defer_gradient_sync(held_back)
         # The backward pass too: checkpointing computes its parts again there.

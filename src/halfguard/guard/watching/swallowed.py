@@ -6,7 +6,6 @@ the second run changes (gradients, buffers, attributes of modules, generators) i
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -74,5 +73,5 @@ def _loss(model: nn.Module, micro: MicroBatch, precision: PrecisionName, scale: 
     device = next(model.parameters()).device
     with autocast(precision, device.type):
         # A copy: the loss function may write to its batch, and the user's is not to be changed.
-        loss = trainable_loss(micro.loss_fn(model, copy.deepcopy(micro.batch)))
+        loss = trainable_loss(micro.loss_fn(model, micro.copy_of_batch()))
     return loss * scale

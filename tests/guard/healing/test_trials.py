@@ -77,12 +77,12 @@ def test_a_watched_run_is_bitwise_the_run_without_it(loss_fn: Loss) -> None:
 
 
 @pytest.mark.usefixtures("between_looks")
-def test_no_island_is_proven_on_a_batch_that_the_loss_function_changed() -> None:
+def test_an_island_is_proven_on_the_batch_as_it_was_given() -> None:
     guard, batches = train(in_place, {"watch": {"every": 5}, "heal": {}})
     given = loud_batches(6)
     for batch, before in zip(batches, given, strict=True):
         assert torch.equal(batch["x"], before["x"] * 0.5)
-    assert guard._healing.state_dict()["healed"] == []
+    assert len(guard._healing.state_dict()["healed"]) == 1
 
 
 def test_a_step_that_fp32_cannot_run_is_not_called_infinite(

@@ -11,7 +11,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,7 @@ class TrialSteps:
 
         def run(collect: Callable[[], None] = _nothing) -> Tensor:
             losses = []
-            for micro in batches.micro_batches:
+            for micro in _as_given(batches):
                 micro.restore_generators()
                 with self._lines.active():
                     with autocast(config.precision, kind):
@@ -87,7 +87,7 @@ class TrialSteps:
                 stack.enter_context(self._stepper.step_state.in_fp32())
                 stack.enter_context(without_autocast(self._stepper.device.type))
                 losses = []
-                for micro in batches.micro_batches:
+                for micro in _as_given(batches):
                     micro.restore_generators()
                     loss = loss_in_fp32(micro, partial(self._loss, micro))
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -146,6 +146,11 @@ class TrialSteps:
         loss = trainable_loss(micro.loss_fn(self._stepper.model, copy.deepcopy(batch)))
         count = self._stepper.config.accumulate
         return loss if count == 1 else loss / count
+
+
+def _as_given(batches: StepBatches) -> Iterator[MicroBatch]:
+    for micro in batches.micro_batches:
+        yield replace(micro, batch=micro.copy_of_batch(), given=None) if micro.given else micro
 
 
 def _nothing() -> None:

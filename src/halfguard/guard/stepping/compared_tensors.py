@@ -7,7 +7,7 @@ three parts and the version the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -46,6 +46,9 @@ class ComparedTensors:
             if id(tensor) not in not_copied and (room is None or size <= room):
                 self._copies[position] = tensor.detach().clone()
                 room = None if room is None else room - size
+
+    def __iter__(self) -> Iterator[NamedTensor]:
+        return iter(self._tensors)
 
     def differing(self) -> list[NamedTensor]:
         """Return the tensors that have changed. This reads the device once."""

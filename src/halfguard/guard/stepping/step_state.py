@@ -331,10 +331,20 @@ class _Look:
         self.tensors = ComparedTensors(rest, trained)
 
     def written(self) -> Iterator[tuple[Any, Any]]:
-        """Yield registry and key of the tensors that the step has written in place; None and the tensor."""
-        for _, tensor, registry, key in self.tensors.differing():
-            is_there = registry is not None and registry.get(key) is tensor
-            yield (registry, key) if is_there else (None, tensor)
+        """Yield registry and key of the tensors that the step has written in place; None and the tensor.
+
+        Tensors beside them in the same registry come along: a bias whose gradient was 0 will be written, too.
+        """
+        differing = self.tensors.differing()
+        registries = {
+            id(registry) for _, tensor, registry, key in differing if _is_at(registry, key, tensor)
+        }
+        written = {id(tensor) for _, tensor, _, _ in differing}
+        for _, tensor, registry, key in self.tensors:
+            if _is_at(registry, key, tensor) and id(registry) in registries:
+                yield registry, key
+            elif id(tensor) in written:
+                yield None, tensor
 
     def changed(self) -> tuple[list[tuple[Holder, Any]], list[str]]:
         """Return what the step changed and can be put back, and the names of what cannot."""
@@ -347,6 +357,10 @@ class _Look:
             else:
                 lost.append(_name_of_change(holder, before))
         return kept, lost
+
+
+def _is_at(registry: Any, key: Any, tensor: Tensor) -> bool:
+    return registry is not None and registry.get(key) is tensor
 
 
 def _registration_hooks() -> Iterable[Any]:

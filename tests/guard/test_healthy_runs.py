@@ -44,7 +44,7 @@ def _guarded(extra: dict[str, Any]) -> Guard:
     return Guard(model, optimizer, {"scale": {"init": 64.0}} | extra)
 
 
-@pytest.mark.usefixtures("seed")
+@pytest.mark.usefixtures("seed", "between_looks")
 def test_steps_between_samples_have_no_further_operation_and_no_sync() -> None:
     counts = []
     for extra in ({}, HEAL | {"watch": {"every": EVERY}}):
@@ -58,7 +58,7 @@ def test_steps_between_samples_have_no_further_operation_and_no_sync() -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.usefixtures("accelerator")
+@pytest.mark.usefixtures("accelerator", "between_looks")
 def test_steps_between_samples_wait_for_nothing() -> None:
     counts = []
     start = sampled_step(0, EVERY) + 4  # the rows of the sampled step have been read

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halfguard.guard.stepping.compared_tensors import ComparedTensors
+from halfguard.guard.compared_tensors import ComparedTensors
 from halfguard.step.holders import is_as, restore_changed, save_all, text_of_name
 from halfguard.step.reach import reach
 

@@ -21,10 +21,9 @@ from halfguard.guard.batch_checks import BatchFault, find_batch_fault
 from halfguard.guard.desync import Divergence, Replicas
 from halfguard.guard.gradients import Gradients
 from halfguard.guard.step_batches import StepBatches
-from halfguard.guard.stepping.step_state import Saved
 from halfguard.numerics.finite import find_nonfinite
 from halfguard.records import Cause
-from halfguard.step.holders import text_of_name
+from halfguard.step.holders import Saved, text_of_name
 
 _REPORTED = 5  # parameters
 _ENTRIES = 100  # of a container that are checked

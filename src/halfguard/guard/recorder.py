@@ -18,9 +18,9 @@ from halfguard.guard.metrics_log import LastStep, MetricsLog
 from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.outcome import StepOutcome
-from halfguard.guard.stepping.step_state import Saved
 from halfguard.journal import Journal, StepCounter, make_run_info
 from halfguard.records import Action, HealthRow, HealthWarning, NoteRow, StepRow, Summary, WatchRow
+from halfguard.step.holders import Saved
 
 # Warnings about a run that goes on, but not well. Pure: it is fed with decided steps, and reads no
 # device.

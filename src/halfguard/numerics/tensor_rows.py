@@ -139,3 +139,16 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = 
     and from the host, the streams keep the order.
     """
     return tensor.to(device, dtype or tensor.dtype, non_blocking=device.type != "cpu")
+
+
+_PLAIN_BYTES = (torch.bool, torch.uint8, torch.int8)  # torch.where has no float8
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is dense memory of its own, element by element."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    expanded = any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    return not expanded and (tensor.dtype.itemsize > 1 or tensor.dtype in _PLAIN_BYTES)

@@ -10,7 +10,7 @@ import itertools
 import operator
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import CellType, GeneratorType
@@ -82,6 +82,9 @@ class Holder:
     def changed_keys(self, _saved: Any) -> list[Any]:
         """Return the keys whose entries differ from what was saved; none if it has no keys."""
         return []
+
+
+Saved = Sequence[tuple[Holder, Any]]  # with what each of them held
 
 
 class DictHolder(Holder):

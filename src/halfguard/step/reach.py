@@ -109,6 +109,7 @@ class _Search:
         # Holds the objects, so that no other one gets their ids.
         self._seen: dict[int, Any] = {id(value): value for value in closed}
         self._spaces: dict[int, DictHolder] = {}  # globals are shared by many functions
+        self._tensors: dict[int, int] = {}  # their positions among those that were reached
         self._array_bytes = _ARRAY_BYTES
         # The loss function's own package may be installed.
         functions = (getattr(root, "__func__", root) for _, root in roots)
@@ -124,7 +125,10 @@ class _Search:
         end = len(self._seen) + max_objects
         while waiting and len(self._seen) < end:
             name, value, owner, key = waiting.popleft()
-            if type(value) in PLAIN or id(value) in self._seen:
+            if type(value) in PLAIN:
+                continue
+            if id(value) in self._seen:
+                self._note_place(name, value, owner, key)
                 continue
             self._seen[id(value)] = value
             try:
@@ -139,8 +143,15 @@ class _Search:
             except Exception:  # noqa: BLE001, S112 - code of the value's class; a proxy of nothing
                 continue
 
+    def _note_place(self, name: Name, value: Any, owner: Any, key: Any) -> None:
+        """Prefer a place in a dict: a weight may have been reached through an optimizer's list first."""
+        position = self._tensors.get(id(value))
+        if position is not None and owner is not None and self.reached.tensors[position][2] is None:
+            self.reached.tensors[position] = name, value, owner, key
+
     def _take(self, name: Name, value: Any, owner: Any, key: Any) -> Opened:
         if isinstance(value, Tensor):
+            self._tensors[id(value)] = len(self.reached.tensors)
             self.reached.tensors.append((name, value, owner, key))
         elif isinstance(value, _generator_kinds()):
             if not isinstance(value, random.SystemRandom):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from halfguard.numerics.tensor_rows import to_device
+from halfguard.numerics.tensor_rows import is_plain, to_device
 
 Registry = dict[str, Any]  # a module's ``_buffers``, or its ``__dict__``
 
@@ -217,19 +217,6 @@ def _grouped(places: list[_Place], live: list[Tensor]) -> tuple[list[_Group], di
             single[position] = _Copy(buffer)
     groups = [_Group(at, live, is_statistic=checked) for (_, _, checked), at in by_kind.items()]
     return groups, single
-
-
-def is_plain(buffer: Tensor) -> bool:
-    """Return whether a buffer is dense memory of its own, element by element."""
-    if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
-        return False
-    expanded = any(
-        stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True)
-    )
-    return not expanded and (buffer.dtype.itemsize > 1 or buffer.dtype in _PLAIN_BYTES)
-
-
-_PLAIN_BYTES = (torch.bool, torch.uint8, torch.int8)  # torch.where has no float8
 
 
 def _same_kind(one: Tensor | None, other: Tensor) -> bool:

@@ -23,8 +23,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import Optimizer
 
 from halfguard.dist.wrapping import unwrap_model
+from halfguard.guard.compared_tensors import ComparedTensors, NamedTensor
 from halfguard.guard.stepping.buffers import Buffers
-from halfguard.guard.stepping.compared_tensors import ComparedTensors, NamedTensor
 from halfguard.numerics.finite import all_finite
 from halfguard.precision.islands import cast_to_fp32
 from halfguard.precision.master_weights import MasterWeights
@@ -36,6 +36,7 @@ from halfguard.step.holders import (
     Holder,
     ListHolder,
     Name,
+    Saved,
     is_as,
     restore_changed,
     save_all,
@@ -50,8 +51,6 @@ _LARGEST = 100_000  # entries of a container that is saved before every step
 _NEW_OBJECTS = 200  # that are followed from a new entry of something kept
 _WIDEST = 64  # entries of something kept that are followed, half of them the last ones
 _FORGET_AFTER = 3  # looks that did not reach it
-
-Saved = Sequence[tuple[Holder, Any]]
 
 _modules_added = 0  # to any model of this process
 
@@ -333,18 +332,19 @@ class _Look:
     def written(self) -> Iterator[tuple[Any, Any]]:
         """Yield registry and key of the tensors that the step has written in place; None and the tensor.
 
-        Tensors beside them in the same registry come along: a bias whose gradient was 0 will be written, too.
+        Other weights of the same module come along: a bias whose gradient was 0 will be written, too.
         """
         differing = self.tensors.differing()
         registries = {
-            id(registry) for _, tensor, registry, key in differing if _is_at(registry, key, tensor)
+            id(registry)
+            for _, tensor, registry, _ in differing
+            if registry is not None and isinstance(tensor, nn.Parameter)
         }
         written = {id(tensor) for _, tensor, _, _ in differing}
         for _, tensor, registry, key in self.tensors:
-            if _is_at(registry, key, tensor) and id(registry) in registries:
-                yield registry, key
-            elif id(tensor) in written:
-                yield None, tensor
+            if id(tensor) in written or id(registry) in registries:
+                is_there = registry is not None and registry.get(key) is tensor
+                yield (registry, key) if is_there else (None, tensor)
 
     def changed(self) -> tuple[list[tuple[Holder, Any]], list[str]]:
         """Return what the step changed and can be put back, and the names of what cannot."""
@@ -357,10 +357,6 @@ class _Look:
             else:
                 lost.append(_name_of_change(holder, before))
         return kept, lost
-
-
-def _is_at(registry: Any, key: Any, tensor: Tensor) -> bool:
-    return registry is not None and registry.get(key) is tensor
 
 
 def _registration_hooks() -> Iterable[Any]:

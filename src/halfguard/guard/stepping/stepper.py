@@ -39,11 +39,12 @@ from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, 
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
 from halfguard.guard.stepping.scaler import CEILING, GradScaler
-from halfguard.guard.stepping.step_state import Saved, StepState
+from halfguard.guard.stepping.step_state import StepState
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import without_autocast
 from halfguard.precision.upcast import frozen_half_weights_in_fp32
 from halfguard.precision_names import Precision
+from halfguard.step.holders import Saved
 from halfguard.step.parameters import parameters_of
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_dtensor, local_tensor
-from halfguard.guard.stepping.buffers import is_plain
 from halfguard.numerics.checksum import checksums
+from halfguard.numerics.tensor_rows import is_plain
 from halfguard.step.holders import Name
 
 _COPIED_BYTES = 2**26  # of all tensors together

@@ -151,7 +151,8 @@ def test_tensors_written_in_place_are_copied_once_that_was_seen(name: str) -> No
     tensors.restore()
     buffers.restore()
     assert getattr(model, name).tolist() == [3.0] * 3
-    assert len(buffers.tensors()) == 1
+    tracked = list(map(id, buffers.tensors()))
+    assert len(set(tracked)) == len(tracked)
 
 
 def test_nothing_is_restored_if_the_user_says_none() -> None:

@@ -50,6 +50,7 @@ _LONGEST_INTERVAL = 1024  # steps between two looks
 _LARGEST = 100_000  # entries of a container that is saved before every step
 _NEW_OBJECTS = 200  # that are followed from a new entry of something kept
 _WIDEST = 64  # entries of something kept that are followed, half of them the last ones
+_SMALL = 2**20  # bytes
 _FORGET_AFTER = 3  # looks that did not reach it
 
 _modules_added = 0  # to any model of this process
@@ -332,17 +333,15 @@ class _Look:
     def written(self) -> Iterator[tuple[Any, Any]]:
         """Yield registry and key of the tensors that the step has written in place; None and the tensor.
 
-        Other weights of the same module come along: a bias whose gradient was 0 will be written, too.
+        What is beside them comes along, if it is a weight or small: a bias whose gradient was 0, and an
+        optimizer's moments of it, will be written, too.
         """
         differing = self.tensors.differing()
-        registries = {
-            id(registry)
-            for _, tensor, registry, _ in differing
-            if registry is not None and isinstance(tensor, nn.Parameter)
-        }
+        registries = {id(registry) for _, _, registry, _ in differing if registry is not None}
         written = {id(tensor) for _, tensor, _, _ in differing}
         for _, tensor, registry, key in self.tensors:
-            if id(tensor) in written or id(registry) in registries:
+            is_beside = id(registry) in registries and _is_weight_or_small(tensor)
+            if id(tensor) in written or is_beside:
                 is_there = registry is not None and registry.get(key) is tensor
                 yield (registry, key) if is_there else (None, tensor)
 
@@ -357,6 +356,10 @@ class _Look:
             else:
                 lost.append(_name_of_change(holder, before))
         return kept, lost
+
+
+def _is_weight_or_small(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or tensor.numel() * tensor.element_size() <= _SMALL
 
 
 def _registration_hooks() -> Iterable[Any]:

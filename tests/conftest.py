@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marked and metafunc.definition.path.parent.name != "device":
         names = [pytest.param("cpu", id=pytest.HIDDEN_PARAM), standin.NAME]
         metafunc.parametrize("device", names, indirect=True)
+
+
+@pytest.fixture
+def between_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every guarded step be one of those between two looks, which are nearly all of a run."""
+    step_state = import_module("halfguard.guard.stepping.step_state")
+    monkeypatch.setattr(step_state.StepState, "_is_due", lambda state: state._module_count < 0)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def count_waits(step: Callable[[], object]) -> int:
     return counter.host_syncs
 
 
-@pytest.mark.usefixtures("device", "seed")
+@pytest.mark.usefixtures("device", "seed", "between_looks")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_healthy_step_waits_as_often_as_the_bare_loop(optimizer: str) -> None:
     (batch,) = batches(1)

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import Optimizer
 
-from halfguard.dist.wrapping import unwrap_model
+from halfguard.dist.wrapping import local_tensor, unwrap_model
 from halfguard.guard.compared_tensors import ComparedTensors, NamedTensor
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.numerics.finite import all_finite
+from halfguard.numerics.tensor_rows import is_plain
 from halfguard.precision.islands import cast_to_fp32
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import HALF_DTYPES
@@ -265,7 +266,9 @@ class StepState:
         reached = reach(self._roots(), closed=self._optimizers)
         saved = save_all(holder for holder in reached.holders if holder.restorable)
         tensors = ComparedTensors(reached.tensors, self._trained())
-        copies = [(t, t.detach().clone()) for t in self._buffers.tensors()]
+        copies = [
+            (t, t.detach().clone()) for t in self._buffers.tensors() if is_plain(local_tensor(t))
+        ]
         try:
             with preserved_generators(reached.generators):
                 yield
@@ -281,10 +284,8 @@ class _Schedule:
 
     def __init__(self) -> None:
         self.next_look = 0
-        self._interval, self._last = (
-            1,
-            0,
-        )  # they grow as Fibonacci's numbers do: even ones and odd ones
+        # Intervals grow as Fibonacci's numbers do, so that looks fall on even steps and on odd ones.
+        self._interval, self._last = 1, 0
         self._kept: dict[int, tuple[Holder, int]] = {}  # with the looks since it was reached
 
     def looked(self, steps: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,6 +209,84 @@ def test_a_long_history_is_not_copied_before_every_step() -> None:
     assert len(history) == 200_008
     sizes = [len(saved) for _, saved in guard._stepper.step_state.saved if isinstance(saved, list)]
     assert max(sizes, default=0) < 1000
+
+
+def test_loss_functions_may_take_turns_within_a_step() -> None:
+    model, counts = Net(), [0, 0]
+
+    def first(model: nn.Module, batch: Any) -> Tensor:
+        counts[0] += 1
+        return loss_fn(model, batch)
+
+    def second(model: nn.Module, batch: Any) -> Tensor:
+        counts[1] += 1
+        return loss_fn(model, batch)
+
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY | {"accumulate": 2})
+    for _ in range(6):
+        guard.step(first, torch.ones(1, WIDTH))
+        guard.step(second, torch.ones(1, WIDTH))
+    assert counts == [6, 6]
+
+
+def test_what_the_loop_does_between_micro_batches_is_not_the_steps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.data = itertools.cycle(batches())
+            self.seen, self.calls = 0, 0
+
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            self.calls += 1
+            return loss_fn(model, batch)
+
+    model, trainer = Net(), Trainer()
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY | {"accumulate": 2})
+    loss = overflowing(trainer.loss, lambda: guard.step_index in {0, 5})
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        for _ in range(16):
+            guard.step(loss, next(trainer.data))
+            trainer.seen += 1
+    assert (trainer.seen, trainer.calls) == (16, 16)
+    assert "put back" not in caplog.text
+
+
+def test_no_graph_of_an_earlier_step_is_kept_alive() -> None:
+    model, alive = Net(), list[int]()
+
+    graphs: list[Any] = []
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        y = model.linear(batch)
+        model.attention = y.softmax(-1)
+        graphs.append(weakref.ref(model.attention))
+        alive.append(sum(graph() is not None for graph in graphs))
+        return y.float().square().mean()
+
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    for _ in range(11):
+        guard.step(loss, torch.ones(1, WIDTH))
+    assert alive[10] == alive[9] == 1, alive
+
+
+def test_containers_that_are_gone_are_not_kept() -> None:
+    model, holder = Net(), SimpleNamespace(outputs={})
+    made: list[Any] = []
+
+    class Outputs(dict[str, Any]):
+        pass
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        holder.outputs["y"] = batch
+        return loss_fn(model, batch)
+
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    for _ in range(30):
+        holder.outputs = Outputs()
+        made.append(weakref.ref(holder.outputs))
+        guard.step(loss, torch.ones(1, WIDTH))
+    assert sum(ref() is not None for ref in made) <= 3
 
 
 def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from halfguard.guard.compared_tensors import ComparedTensors
 from halfguard.step.holders import is_as, restore_changed, save_all, text_of_name
 from halfguard.step.reach import reach
 
+_COPIED_BYTES = 2**29
+
 
 class BatchCopy:
     """What a batch held before its forward pass."""
@@ -20,7 +22,12 @@ class BatchCopy:
         self._batch = batch
         self._copied_anyway = copied_anyway  # identities of containers
         self._saved = save_all(reached.holders)
-        self._tensors = ComparedTensors(reached.tensors, room=None)
+        self._tensors = ComparedTensors(reached.tensors, room=_COPIED_BYTES)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all of it was copied; a batch may hold a whole data set."""
+        return self._tensors.is_complete
 
     def has_changed(self) -> bool:
         """Return whether more than the containers changed that are copied anyway. This reads the device."""

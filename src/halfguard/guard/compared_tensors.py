@@ -33,7 +33,7 @@ class ComparedTensors:
         self,
         tensors: Iterable[NamedTensor],
         not_copied: frozenset[int] = frozenset(),
-        room: int | None = _COPIED_BYTES,
+        room: int = _COPIED_BYTES,
     ) -> None:
         self._tensors = [named for named in tensors if _is_dense(named[1])]
         self._before = [_layout(tensor) for _, tensor, _, _ in self._tensors]
@@ -43,9 +43,14 @@ class ComparedTensors:
         self._copies: dict[int, Tensor] = {}
         for position, (_, tensor, _, _) in enumerate(self._tensors):
             size = tensor.numel() * tensor.element_size()
-            if id(tensor) not in not_copied and (room is None or size <= room):
+            if id(tensor) not in not_copied and size <= room:
                 self._copies[position] = tensor.detach().clone()
-                room = None if room is None else room - size
+                room -= size
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every tensor was copied."""
+        return len(self._copies) == len(self._tensors)
 
     def __iter__(self) -> Iterator[NamedTensor]:
         return iter(self._tensors)
@@ -74,7 +79,10 @@ class ComparedTensors:
         if not indices or self._sums is None:
             return sorted(moved)
         parts = (_parts(t) for p, (_, t, _, _) in enumerate(self._tensors) if p not in moved)
-        now = checksums(list(chain.from_iterable(parts)))
+        try:
+            now = checksums(list(chain.from_iterable(parts)))
+        except RuntimeError:  # memory that is not there any more: a CUDA graph's output
+            return sorted(moved)
         differs = (now != (self._sums[indices] if moved else self._sums)).tolist()
         return sorted(
             moved | {self._owners[i] for i, bad in zip(indices, differs, strict=True) if bad}
@@ -106,4 +114,4 @@ def _is_dense(tensor: Tensor) -> bool:
     ):
         return False
     part = local_tensor(tensor)
-    return part.numel() > 0 and is_plain(part)
+    return part.numel() > 0 and is_plain(part) and part.untyped_storage().nbytes() > 0

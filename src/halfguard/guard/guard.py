@@ -154,6 +154,8 @@ class Guard:
         """
         self.batch_index += 1
         with self._transaction:
+            if self._batches.micro_batches:
+                self._stepper.step_state.resume()
             self._stepper.step_state.expect(loss_fn)
             self._begin_step()
             micro = self._micro_batch(loss_fn, batch, about)
@@ -165,6 +167,7 @@ class Guard:
                     self._stepper.raise_if_gradients_of_loss_function()
                 self._backward(loss, micro)
             if len(self._batches.micro_batches) < self.config.accumulate:
+                self._stepper.step_state.pause()
                 return StepOutcome(micro_loss=loss.detach())
             return self._update(self.optimizers)
 
@@ -192,7 +195,8 @@ class Guard:
         # The repeat must see the batch that was given.
         if self._copies_batches or state.changes_batch or state.is_looking or sampled:
             given = BatchCopy(batch, copied_containers(batch))
-            return MicroBatch(batch, about, loss_fn, rng, own, given=given)
+            if given.is_complete:
+                return MicroBatch(batch, about, loss_fn, rng, own, given=given)
         # Containers are copied, tensors are watched.
         return MicroBatch(copy_containers(batch), about, loss_fn, rng, own, tensor_versions(batch))
 
@@ -624,6 +628,7 @@ class Guard:
             optimizers, self._batches, check=self._compares_ranks
         )
         self._note_changed_batches()
+        self._batches.unrepeatable |= bool(self._stepper.step_state.unrepeatable)
         with self._watched_update(row):
             return self._conclude(optimizers, limits, row, gradients)
 
@@ -819,6 +824,11 @@ class Guard:
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         """Skip a step whose batch the loss function changed in place; copy batches from now on."""
+        if self.config.skip.strict and not self._stepper.single_rank:  # all ranks are here
+            raise UsageError(
+                f"step {report.step} cannot be repeated: it changes something, on this rank or another, "
+                "that cannot be put back. The log of that rank names it."
+            )
         if report.batches.unrepeatable:  # reported when it was seen
             return self._skip_unrepeated(seen)
         if not self._copies_batches:
@@ -839,7 +849,7 @@ class Guard:
             "Draw from it outside of loss_fn and pass the result in the batch, or keep a position that can "
             "be set back, such as an index."
         )
-        if self.config.skip.strict:
+        if self.config.skip.strict and self._stepper.single_rank:
             raise UsageError(
                 f"A step cannot be repeated: it changes {what}, which cannot be put back.",
                 cure=cure,

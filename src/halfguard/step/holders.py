@@ -16,11 +16,11 @@ from itertools import islice
 from types import CellType, GeneratorType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from halfguard.step.nested import PLAIN, attributes
 
-_MISSING = object()
+_MISSING, _GRAPH = object(), object()
 _LONG = 1_000  # entries
 # What torch keeps in every module; hooks and submodules are not the user's state.
 OWN_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
@@ -47,6 +47,10 @@ def same_value(one: Any, other: Any) -> bool:
     if type(one) is not type(other) or type(one) not in PLAIN:
         return False
     return bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
+
+
+def _has_graph(value: Any) -> bool:
+    return type(value) is Tensor and value.grad_fn is not None
 
 
 def _same_items(one: Iterable[Any], other: Iterable[Any]) -> bool:
@@ -103,6 +107,7 @@ class DictHolder(Holder):
         self.keys, self.style, self._left_out = keys, style, left_out
         self._kind: Any = OrderedDict if isinstance(target, OrderedDict) else dict
         self.is_namespace = style != "{}[{!r}]"  # the order of its entries does not count
+        self.may_hold_graphs = False  # tensors with a graph, which no reference may keep alive
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
         if self.keys is not None:
@@ -113,8 +118,12 @@ class DictHolder(Holder):
     def save(self) -> dict[Any, Any]:
         if self.keys is not None:
             target = self.target
-            return {key: target[key] for key in self.keys if key in target}
-        return dict.copy(self.target)
+            saved = {key: target[key] for key in self.keys if key in target}
+        else:
+            saved = dict.copy(self.target)
+        if self.may_hold_graphs:
+            return {key: _GRAPH if _has_graph(value) else value for key, value in saved.items()}
+        return saved
 
     def is_as(self, saved: dict[Any, Any]) -> bool:
         now = self.save()
@@ -134,7 +143,9 @@ class DictHolder(Holder):
             if key not in saved:
                 kind.__delitem__(target, key)
         for key, value in saved.items():
-            if key not in left_out and dict.get(target, key, _MISSING) is not value:
+            if value is _GRAPH or key in left_out:
+                continue
+            if dict.get(target, key, _MISSING) is not value:
                 kind.__setitem__(target, key, value)
         if not self.is_namespace and not all(map(operator.is_, target, saved)):
             kind.clear(target)
@@ -147,6 +158,7 @@ class DictHolder(Holder):
             key
             for key in keys
             if key not in self._left_out
+            and saved.get(key) is not _GRAPH
             and not same_value(now.get(key, _MISSING), saved.get(key, _MISSING))
         ]
 

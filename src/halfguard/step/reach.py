@@ -270,6 +270,7 @@ class _Search:
 def attributes_and_buffers(name: Name, module: nn.Module) -> list[DictHolder]:
     """Return the holders of a module's own attributes and of its buffers."""
     own = DictHolder(name, vars(module), style=_ATTRIBUTE, left_out=OWN_OF_MODULES)
+    own.may_hold_graphs = True
     buffers: Any = module._buffers
     if not isinstance(buffers, dict):  # scripted
         return []

@@ -53,6 +53,10 @@ class Buffers:
         """Track one more tensor from the next ``keep`` on."""
         self._places.append(_Place(registry, name, is_statistic=False))
 
+    def untrack(self, registry: Registry, name: str) -> None:
+        """Stop tracking a tensor, from the next ``keep`` on."""
+        self._places = [p for p in self._places if p.registry is not registry or p.name != name]
+
     def tensors(self) -> list[Tensor]:
         """Return the tensors that are tracked."""
         return [tensor for tensor in self._live() if tensor is not None]
@@ -152,7 +156,7 @@ class Buffers:
             group.select(group.of(live), to_device(refused, group.kept_flat.device))
 
     def _live(self) -> list[Any]:
-        values = [place.registry.get(place.name) for place in self._places]
+        values = [dict.get(place.registry, place.name) for place in self._places]
         return [value if isinstance(value, Tensor) else None for value in values]
 
     def _changed(self, live: list[Any]) -> bool:

@@ -11,10 +11,12 @@ can know what of it belongs to the step: there only tensors that modules hold ar
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from math import isfinite
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -52,8 +54,10 @@ _LARGEST = 100_000  # entries of a container that is saved before every step
 _NEW_OBJECTS = 200  # that are followed from a new entry of something kept
 _WIDEST = 64  # entries of something kept that are followed, half of them the last ones
 _SMALL = 2**20  # bytes
+_OURS = 2  # references to an object that nobody else has: the holder's, and the one of the question
 _FORGET_AFTER = 3  # looks that did not reach it
 
+_MISSING = object()
 _modules_added = 0  # to any model of this process
 
 
@@ -84,7 +88,9 @@ class StepState:
         self._module_count = -1
         self._modules_added = -1
         self._children: dict[tuple[int, Any], tuple[Any, list[Holder]]] = {}
-        self._loose: list[dict[str, Any]] = []  # of tensors that are in no dict
+        # Tensors that Buffers copies because a look asked for it, with the looks that did not reach them.
+        self._tracked: list[tuple[dict[Any, Any], Any, int]] = []
+        self._paused: Saved = ()
         self._look: _Look | None = None
         self._steps = 0
         self.saved: Saved = ()
@@ -116,6 +122,7 @@ class StepState:
             self._look = self._begin_look()
             self.saved = self._look.saved
         else:
+            self.saved = ()
             saved = save_all(self._modules)
             if self._is_whole:
                 kept = save_all(chain.from_iterable(s.holders() for s in self._schedules.values()))
@@ -129,18 +136,28 @@ class StepState:
         if look is None or look.is_done:
             return []
         look.is_done = True
-        schedule = self._schedules[self._key]
-        schedule.looked(self._steps)
+        look.schedule.looked(self._steps)
         for registry, key in look.written():
-            if registry is None:
-                registry, key = {"value": key}, "value"  # noqa: PLW2901
-                self._loose.append(registry)
-            self._buffers.track(registry, key)
-        if not self._is_whole:
+            place = ({"value": key}, "value") if registry is None else (registry, key)
+            self._tracked.append((*place, 0))
+            self._buffers.track(*place)
+        if not look.is_whole:
             return []
         changed, lost = look.changed()
-        schedule.add(changed)
+        look.schedule.add(changed)
         return self.add_unrepeatable(lost)
+
+    def pause(self) -> None:
+        """Note what there is after a micro-batch: what changes before the next one is the loop's."""
+        self._paused = save_all(holder for holder, _ in self.saved)
+
+    def resume(self) -> None:
+        """Leave out of the step what the loop has changed since ``pause``."""
+        paused = {id(holder): before for holder, before in self._paused}
+        own = (_without_loop(h, before, paused.get(id(h), _MISSING)) for h, before in self.saved)
+        self.saved, self._paused = [entry for entry in own if entry is not None], ()
+        if self._look is not None:
+            self._look.saved = self.saved
 
     def add_unrepeatable(self, names: Iterable[str]) -> list[str]:
         """Note names of what changed and cannot be put back; return those that are new."""
@@ -185,8 +202,8 @@ class StepState:
             reached = Reached(list(self._modules), tensors)
         schedule = self._schedules.setdefault(self._key, _Schedule())
         schedule.forget({id(holder.target) for holder in reached.holders})
-        self._forget_loose({id(tensor) for _, tensor, _, _ in reached.tensors})
-        return _Look(reached, self._buffers, self._trained())
+        self._forget_unreached({id(tensor) for _, tensor, _, _ in reached.tensors})
+        return _Look(reached, self._buffers, self._trained(), schedule, is_whole=self._is_whole)
 
     def _trained(self) -> frozenset[int]:
         """Return the identities of the weights that the guard's optimizers update."""
@@ -195,12 +212,16 @@ class StepState:
         groups = chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers)
         return frozenset(id(weight) for group in groups for weight in group["params"])
 
-    def _forget_loose(self, reached: set[int]) -> None:
-        """Stop copying tensors that nobody can reach any more."""
-        for registry in self._loose:
-            if registry and id(registry["value"]) not in reached:
-                registry.clear()
-        self._loose = [registry for registry in self._loose if registry]
+    def _forget_unreached(self, reached: set[int]) -> None:
+        """Stop copying tensors that several looks in a row have not reached."""
+        kept = []
+        for registry, key, looks in self._tracked:
+            missed = 0 if id(dict.get(registry, key)) in reached else looks + 1
+            if missed < _FORGET_AFTER:
+                kept.append((registry, key, missed))
+            else:
+                self._buffers.untrack(registry, key)
+        self._tracked = kept
 
     def _roots(self) -> list[tuple[str, Any]]:
         model = unwrap_model(self._model)
@@ -295,7 +316,10 @@ class _Schedule:
         self._interval, self._last = max(longer, 2), self._interval
 
     def holders(self) -> Iterator[Holder]:
-        """Yield what to save before each step."""
+        """Yield what to save before each step; what nobody else refers to is gone."""
+        gone = [t for t, (holder, _) in self._kept.items() if getrefcount(holder.target) <= _OURS]
+        for target in gone:
+            del self._kept[target]
         return (holder for holder, _ in self._kept.values())
 
     def forget(self, reached: set[int]) -> None:
@@ -318,15 +342,25 @@ class _Schedule:
                 if known is not None and isinstance(known[0], DictHolder):
                     keys |= known[0].keys or frozenset()
                 kept = DictHolder(holder.name, holder.target, style=holder.style, keys=keys)
+                kept.may_hold_graphs = True
             self._kept[id(holder.target)] = kept, 0
 
 
 class _Look:
     """Everything reached before a step, with copies or checksums, to be compared after it."""
 
-    def __init__(self, reached: Reached, buffers: Buffers, trained: frozenset[int]) -> None:
+    def __init__(
+        self,
+        reached: Reached,
+        buffers: Buffers,
+        trained: frozenset[int],
+        schedule: _Schedule,
+        *,
+        is_whole: bool,
+    ) -> None:
         self.is_done = False
-        self.saved = save_all(reached.holders)
+        self.schedule, self.is_whole = schedule, is_whole
+        self.saved: Saved = save_all(reached.holders)
         tracked = {id(tensor) for tensor in buffers.tensors()}
         rest = (named for named in reached.tensors if id(named[1]) not in tracked)
         self.tensors = ComparedTensors(rest, trained)
@@ -343,7 +377,7 @@ class _Look:
         for _, tensor, registry, key in self.tensors:
             is_beside = id(registry) in registries and _is_weight_or_small(tensor)
             if id(tensor) in written or is_beside:
-                is_there = registry is not None and registry.get(key) is tensor
+                is_there = registry is not None and dict.get(registry, key) is tensor
                 yield (registry, key) if is_there else (None, tensor)
 
     def changed(self) -> tuple[list[tuple[Holder, Any]], list[str]]:
@@ -357,6 +391,17 @@ class _Look:
             else:
                 lost.append(_name_of_change(holder, before))
         return kept, lost
+
+
+def _without_loop(holder: Holder, before: Any, paused: Any) -> tuple[Holder, Any] | None:
+    """Return a saved holder without what has changed since ``paused``; None if nothing is left of it."""
+    if paused is _MISSING or is_as(holder, paused):
+        return holder, before
+    if not (isinstance(holder, DictHolder) and holder.is_namespace):
+        return None
+    keys = frozenset(before) - frozenset(holder.changed_keys(paused))
+    rest = DictHolder(holder.name, holder.target, style=holder.style, keys=keys)
+    return rest, {key: before[key] for key in keys}
 
 
 def _is_weight_or_small(tensor: Tensor) -> bool:
@@ -373,6 +418,8 @@ def _can_undo(holder: Holder, before: Any) -> bool:
         return False
     if isinstance(before, dict | list | set) and len(before) > _LARGEST:
         return HistoryHolder.fits(holder.target, before)
+    if type(holder.target) in {dict, list, deque, set}:
+        return True  # not tried: a thread may be adding to it
     try:
         after = holder.save()
         try:
@@ -393,6 +440,7 @@ def _name_of_change(holder: Holder, before: Any) -> str:
 def _is_worth_keeping(holder: DictHolder, module: nn.Module) -> bool:
     """Return whether a module's attributes or buffers are saved before every step."""
     values = [value for _, value in holder.entries()]
+    holder.may_hold_graphs = holder.target is vars(module) and any(map(_is_tensor, values))
     is_own = is_users(type(module).__module__) and holder.target is vars(module)
     return bool(values) and (is_own or any(map(_holds_tensor, values)))
 

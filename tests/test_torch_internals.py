@@ -92,7 +92,7 @@ def a_meta_tensor_has_a_storage_and_a_sparse_one_has_none() -> None:
     assert not torch._C._has_storage(torch.eye(2).to_sparse())
 
 
-@used_by("diagnosis", "_backward_hooks")
+@used_by("diagnosis step", "_backward_hooks")
 def a_tensor_lists_its_hooks() -> None:
     x = torch.zeros(2, requires_grad=True)
     assert not x._backward_hooks
@@ -304,8 +304,8 @@ def convolutions_have_a_common_class() -> None:
 
 
 @used_by("guard", "_non_persistent_buffers_set")
-@used_by("diagnosis guard precision", "_buffers")
-@used_by("precision", "_parameters")
+@used_by("diagnosis guard precision step", "_buffers")
+@used_by("precision step", "_parameters")
 def parameters_and_buffers_are_listed_and_non_persistent_ones_are_known() -> None:
     module = nn.Module()
     module.register_buffer("kept", torch.zeros(1))
@@ -317,7 +317,7 @@ def parameters_and_buffers_are_listed_and_non_persistent_ones_are_known() -> Non
 
 
 @used_by("dist", "_orig_mod")
-@used_by("diagnosis guard investigation validation", "torch._dynamo")
+@used_by("diagnosis guard investigation step validation", "torch._dynamo")
 @used_by("dist", "torch._dynamo.eval_frame")
 def a_compiled_module_holds_the_original() -> None:
     model = nn.Linear(1, 1)

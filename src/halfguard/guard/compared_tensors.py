@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_dtensor, local_tensor
@@ -107,11 +106,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 def _is_dense(tensor: Tensor) -> bool:
     if type(tensor) not in _KINDS and not is_dtensor(tensor):
         return False
-    if (
-        tensor.is_meta
-        or tensor.is_inference()
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    ):
+    if tensor.is_meta or tensor.is_inference():
         return False
     part = local_tensor(tensor)
     return part.numel() > 0 and is_plain(part) and part.untyped_storage().nbytes() > 0

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from halfguard.dist.collectives import all_gather_numbers, all_gather_object, world_size
 from halfguard.guard.batch_checks import BatchFault, find_batch_fault
+from halfguard.guard.consensus import Gradients
 from halfguard.guard.desync import Divergence, Replicas
-from halfguard.guard.gradients import Gradients
 from halfguard.guard.step_batches import StepBatches
 from halfguard.numerics.finite import find_nonfinite
 from halfguard.records import Cause

@@ -25,15 +25,15 @@ from torch.optim import Optimizer
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard import optional_parts, policy
-from halfguard.guard.batch_copies import BatchCopy
 from halfguard.guard.config import GuardConfig
+from halfguard.guard.consensus import Gradients
 from halfguard.guard.evidence import describe_recovery, explain, halt_error
 from halfguard.guard.fault_report import batches_ok, investigate
-from halfguard.guard.gradients import Gradients
 from halfguard.guard.metrics_log import LastStep, LogFunction, MetricsLog
 from halfguard.guard.recorder import Recorder, StepReport
 from halfguard.guard.scheduler_and_ema import Scheduler, SchedulerAndEma, WeightAverage
 from halfguard.guard.step_batches import (
+    BatchCopy,
     MicroBatch,
     StepBatches,
     copied_containers,
@@ -653,12 +653,13 @@ class Guard:
         """Decide about the measured step, apply or refuse it, and process its row as soon as it is due."""
         batch_ok = partial(batches_ok, self._batches)
         outcome = StepOutcome(row, limits, gradients, batch_ok)
-        turn = frozenset(map(id, optimizers))
+        turn, cause = frozenset(map(id, optimizers)), None
         where = (self.step_index, self.epoch, self.batch_index - 1)
         refused: Tensor | bool
         if self._needs_answer_now:
             values = self._stepper.gate.read(row)
-            refused = policy.find_cause(read_signals(values, limits)) is not None
+            cause = policy.find_cause(read_signals(values, limits))
+            refused = cause is not None
         else:
             values = None
             refused = self._stepper.gate.refused(row, limits)
@@ -667,7 +668,9 @@ class Guard:
         hold_scale = known and self._retries
         held = self._stepper.step_state.saved
         self._batches.unrepeatable |= bool(self._stepper.step_state.unrepeatable)
-        self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale)
+        # Ranks that differ are compared as they are.
+        undo = cause is not Cause.DESYNC
+        self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale, undo=undo)
         report = StepReport(*where, limits, turn, self._batches, outcome, held, hold_scale)
         self._batches, self._begun = StepBatches(), False
         self.step_index += 1
@@ -774,10 +777,8 @@ class Guard:
         self, cause: Cause, seen: policy.Signals, report: StepReport
     ) -> policy.Signals:
         poisoned_only = bool(self._pending.lag)  # the steps since then may be good
-        for given in (micro.given for micro in report.batches.micro_batches):
-            if given is not None and not poisoned_only:
-                given.restore()
-        self._stepper.restore_state(report.state, poisoned_only=poisoned_only)
+        if cause is not Cause.DESYNC:
+            self._put_back(report, poisoned_only=poisoned_only)
         gradients, replicas = report.outcome.gradients, self._stepper.replicas
         model = unwrap_model(self.model)
         # A step that the device decided may have left its own NaN there.
@@ -787,6 +788,13 @@ class Guard:
         return replace(
             seen, weights_ok=found.bad_weight is None, batch_ok=found.batch_fault is None
         )
+
+    def _put_back(self, report: StepReport, *, poisoned_only: bool) -> None:
+        """Put back what a refused step changed, and its batches."""
+        for given in (micro.given for micro in report.batches.micro_batches):
+            if given is not None and not poisoned_only:
+                given.restore()
+        self._stepper.restore_state(report.state, poisoned_only=poisoned_only)
 
     def _retry(
         self, seen: policy.Signals, report: StepReport

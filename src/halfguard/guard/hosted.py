@@ -36,7 +36,7 @@ from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.gradients import Gradients
+from halfguard.guard.consensus import Gradients
 from halfguard.guard.guard import Guard
 from halfguard.guard.metrics_log import LogFunction
 from halfguard.guard.recorder import StepReport

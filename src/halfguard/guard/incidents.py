@@ -10,7 +10,7 @@ from torch import nn
 
 from halfguard.dist.collectives import rank, world_size
 from halfguard.guard.config import GuardConfig, IncidentConfig
-from halfguard.guard.gradients import Gradients
+from halfguard.guard.consensus import Gradients
 from halfguard.guard.step_batches import StepBatches
 from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.journal import collect_environment

@@ -53,7 +53,7 @@ _ARRAY_BYTES = 2**26  # of all NumPy arrays together: the rest is data
 _CLOSED_PACKAGES = frozenset(
     {
         *("halfguard", "torch.utils.data", "torch.distributed", "torch._dynamo"),
-        *("torch.cuda", "torch.fx", "torch._C", "torch.jit", "logging", "threading", "concurrent"),
+        *("torch.cuda", "torch.fx", "torch.jit", "logging", "threading", "concurrent"),
         *("multiprocessing", "asyncio", "subprocess", "weakref", "re", "tqdm", "lightning"),
         *("pytorch_lightning", "accelerate"),
     }
@@ -245,7 +245,7 @@ class _Search:
 
     def _open_module(self, name: Name, module: nn.Module) -> Opened:
         links: list[tuple[Name, Any]] = [
-            ((name, _ATTRIBUTE, child), part) for child, part in module._modules.items()
+            ((name, _ATTRIBUTE, child), part) for child, part in module.named_children()
         ]
         if _is_closed(type(module).__module__):  # a wrapper, or scripted
             links += [

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from halfguard.guard import policy
-from halfguard.guard.gradients import Gradients, measure
+from halfguard.guard.consensus import Gradients, measure
 from halfguard.guard.policy import StepLimits
 from halfguard.guard.stepping.gate import Gate, read_signals
 from tests.support.cases import each

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from halfguard.guard.consensus import Gradients
 from halfguard.guard.desync import Divergence
 from halfguard.guard.fault_report import FaultReport, worst_parameters
-from halfguard.guard.gradients import Gradients
 from halfguard.guard.policy import Decision, Signals, StepLimits, find_cause
 from halfguard.guard.stepping.gate import read_signals
 from halfguard.records import Action, Cause

@@ -11,6 +11,7 @@ can know what of it belongs to the step: there only tensors that modules hold ar
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,11 @@ def _count_module(*_: Any) -> None:
     _modules_added += 1
 
 
+@functools.cache  # once in a process
+def _begin_to_count_modules() -> None:
+    register_module_module_registration_hook(_count_module)
+
+
 class StepState:
     """Saves before each step what the step is known to change, and puts it back."""
 
@@ -97,8 +103,7 @@ class StepState:
         self.generators: list[Any] = []  # of the user's own
         self.unrepeatable: list[str] = []  # names of what changed and cannot be put back
         self.changes_batch = False  # seen by a look
-        if _count_module not in _registration_hooks():
-            register_module_module_registration_hook(_count_module)
+        _begin_to_count_modules()
 
     def expect(self, function: Callable[..., Any], *, whole: bool = True) -> None:
         """Announce the function that computes the next loss.
@@ -406,10 +411,6 @@ def _without_loop(holder: Holder, before: Any, paused: Any) -> tuple[Holder, Any
 
 def _is_weight_or_small(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or tensor.numel() * tensor.element_size() <= _SMALL
-
-
-def _registration_hooks() -> Iterable[Any]:
-    return torch.nn.modules.module._global_module_registration_hooks.values()
 
 
 def _can_undo(holder: Holder, before: Any) -> bool:

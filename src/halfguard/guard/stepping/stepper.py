@@ -32,9 +32,8 @@ from halfguard.dist.wrapping import (
 )
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
-from halfguard.guard.consensus import Consensus
+from halfguard.guard.consensus import Consensus, Gradients, measure
 from halfguard.guard.desync import Replicas
-from halfguard.guard.gradients import Gradients, measure
 from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
@@ -268,8 +267,9 @@ class Stepper:
         refused: Tensor | bool,
         *,
         hold_scale: bool = False,
+        undo: bool = True,
     ) -> None:
-        """Clip and step unless refused; update the scale; restore buffers if refused.
+        """Clip and step unless refused; update the scale; put back what a refused step changed if ``undo``.
 
         ``refused`` is a tensor as long as only the device knows. With ``hold_scale``, the scale waits for
         ``release_scale``: a retry shows whether it is the cause.
@@ -290,7 +290,8 @@ class Stepper:
             if len(self._stepped) == len(self.optimizers) and not hold_scale:
                 self._finish_update()
             if known:
-                self._restore()
+                if undo:
+                    self._restore()
             elif isinstance(refused, Tensor):
                 self.buffers.restore_where(refused)
             elif self._keeps_at_end:

@@ -52,7 +52,13 @@ _WIDEST = 1_000  # entries of one container that are followed
 _ARRAY_BYTES = 2**26  # of all NumPy arrays together: the rest is data
 _CLOSED_PACKAGES = frozenset(
     {
-        *("halfguard", "torch.utils.data", "torch.distributed", "torch._dynamo"),
+        *(
+            "halfguard",
+            "torch.utils.data",
+            "torch.nn.parallel",
+            "torch.distributed",
+            "torch._dynamo",
+        ),
         *("torch.cuda", "torch.fx", "torch.jit", "logging", "threading", "concurrent"),
         *("multiprocessing", "asyncio", "subprocess", "weakref", "re", "tqdm", "lightning"),
         *("pytorch_lightning", "accelerate"),
@@ -268,7 +274,9 @@ class _Search:
 
 
 def attributes_and_buffers(name: Name, module: nn.Module) -> list[DictHolder]:
-    """Return the holders of a module's own attributes and of its buffers."""
+    """Return the holders of a module's own attributes and of its buffers; none for a wrapper."""
+    if _is_closed(type(module).__module__):
+        return []
     own = DictHolder(name, vars(module), style=_ATTRIBUTE, left_out=OWN_OF_MODULES)
     own.may_hold_graphs = True
     buffers: Any = module._buffers

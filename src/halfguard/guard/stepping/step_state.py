@@ -291,7 +291,7 @@ class StepState:
         """Put back after the block everything that the model and the loss function can reach."""
         reached = reach(self._roots(), closed=self._optimizers)
         saved = save_all(holder for holder in reached.holders if holder.restorable)
-        tensors = ComparedTensors(reached.tensors, self._trained())
+        tensors = ComparedTensors(_untracked(reached.tensors, self._buffers), self._trained())
         copies = [
             (t, t.detach().clone()) for t in self._buffers.tensors() if is_plain(local_tensor(t))
         ]
@@ -366,9 +366,7 @@ class _Look:
         self.is_done = False
         self.schedule, self.is_whole = schedule, is_whole
         self.saved: Saved = save_all(reached.holders)
-        tracked = {id(tensor) for tensor in buffers.tensors()}
-        rest = (named for named in reached.tensors if id(named[1]) not in tracked)
-        self.tensors = ComparedTensors(rest, trained)
+        self.tensors = ComparedTensors(_untracked(reached.tensors, buffers), trained)
 
     def written(self) -> Iterator[tuple[Any, Any]]:
         """Yield registry and key of the tensors that the step has written in place; None and the tensor.
@@ -407,6 +405,12 @@ def _without_loop(holder: Holder, before: Any, paused: Any) -> tuple[Holder, Any
     keys = frozenset(before) - frozenset(holder.changed_keys(paused))
     rest = DictHolder(holder.name, holder.target, style=holder.style, keys=keys)
     return rest, {key: before[key] for key in keys}
+
+
+def _untracked(tensors: Iterable[NamedTensor], buffers: Buffers) -> Iterator[NamedTensor]:
+    """Yield the tensors that ``Buffers`` does not copy already."""
+    tracked = {id(tensor) for tensor in buffers.tensors()}
+    return (named for named in tensors if id(named[1]) not in tracked)
 
 
 def _is_weight_or_small(tensor: Tensor) -> bool:

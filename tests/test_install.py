@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tarfile
-import time
 import venv
 import zipfile
 from importlib.metadata import distribution
@@ -73,24 +72,24 @@ def test_torch_is_not_there(fresh: Path) -> None:
     assert run(fresh / "python", "-c", "import torch").returncode == 1
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [(("explain", "1e-8"), "underflow"), (("--help",), "explain"), (("--version",), "halfguard")],
+    ("arguments", "expected", "modules"),
+    [
+        (("explain", "1e-8"), "underflow", 400),
+        (("--help",), "explain", 600),
+        (("--version",), "halfguard", 200),
+    ],
 )
-def test_the_program_answers_within_half_a_second(
-    fresh: Path, arguments: tuple[str, ...], expected: str
+def test_the_program_imports_little_before_it_answers(
+    fresh: Path, arguments: tuple[str, ...], expected: str, modules: int
 ) -> None:
-    seconds = []
-    for _ in range(7):
-        start = time.perf_counter()
-        result = run(fresh / "halfguard", *arguments)
-        seconds.append(time.perf_counter() - start)
-        assert result.returncode == 0, result.stderr
-        assert expected in result.stdout
-    # The best of seven: what the program needs, not what the machine was doing besides.
-    print(f"halfguard {' '.join(arguments)}: {min(seconds):.3f} s", file=sys.stderr)
-    assert min(seconds) < 0.5
+    """Count modules instead of seconds: imports take nearly all of the time, which depends on the machine."""
+    result = run(fresh / "python", "-X", "importtime", fresh / "halfguard", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert expected in result.stdout
+    imported = result.stderr.count("import time:")
+    print(f"halfguard {' '.join(arguments)}: {imported} modules", file=sys.stderr)
+    assert imported < modules
 
 
 def test_a_card_is_answered_for_without_torch(fresh: Path) -> None:

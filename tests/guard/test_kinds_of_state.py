@@ -180,6 +180,32 @@ def test_entries_that_were_replaced_since_the_last_look_are_put_back() -> None:
     assert len(held["epoch"]) == 3
 
 
+class AttributeDict(dict[str, Any]):
+    """A dict whose entries are attributes, so that asking for any other attribute is a KeyError."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def test_a_batch_may_raise_for_an_attribute_that_it_does_not_have() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    seen: list[float] = []
+
+    def loss(model: nn.Module, batch: AttributeDict) -> Tensor:
+        batch["x"] = batch.x * 0.5
+        if not torch.is_autocast_enabled("cpu"):
+            seen.append(batch.x.sum().item())
+        return loss_fn(model, batch.x)
+
+    bad = overflowing(loss, lambda: guard.step_index == 3)
+    for _ in range(4):
+        outcome = guard.step(bad, AttributeDict(x=torch.ones(1, WIDTH)))
+    assert outcome.action == "retry_fp32"
+    assert seen == [0.5 * WIDTH]
+
+
 def test_state_that_was_nan_before_the_step_is_the_cause() -> None:
     model = Net()
     bank = {"keys": torch.zeros(WIDTH)}

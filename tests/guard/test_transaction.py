@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import pickle
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -428,17 +429,28 @@ def test_a_graph_can_be_retained() -> None:
     assert guard.update().applied
 
 
+class Sam(torch.optim.SGD):
+    """Sharpness-aware minimization as people write it: its step asserts a closure that may be left out."""
+
+    def first_step(self) -> None: ...
+
+    def second_step(self) -> None: ...
+
+
 def test_parts_that_cannot_work_are_refused() -> None:
     model, lazy = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(1))
     given = [*model.parameters(), nn.Parameter(torch.ones(2, dtype=torch.cfloat))]
     with pytest.raises(UsageError, match="needs a closure"):
         hg.Guard(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(UsageError, match="needs a closure"):
+        hg.Guard(model, Sam(model.parameters(), lr=0.1))
     with pytest.raises(UsageError, match="complex"):
         hg.Guard(model, torch.optim.SGD(given))
     with pytest.raises(UsageError, match="lazy"):
         hg.Guard(lazy, torch.optim.SGD(lazy[0].parameters(), lr=0.1))
-    with pytest.raises(UsageError, match="cannot be copied"):
-        copy.deepcopy(guarded(model))
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(UsageError, match="neither copied nor pickled"):
+            copied(guarded(model))
 
 
 def main(every: int, *, on_ranks: bool) -> int:

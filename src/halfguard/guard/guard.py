@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -553,10 +553,10 @@ class Guard:
         self._stepper.reconfigure(config)
         self._recorder.config = config
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> str:
         raise UsageError(
-            "A guard cannot be copied: the copy would step the original's optimizer.",
-            cure="Copy model and optimizer, and make a new guard for them.",
+            "A guard can be neither copied nor pickled: the copy would step the original's optimizer.",
+            cure="Copy model and optimizer, and make a new guard for them; save guard.state_dict().",
         )
 
     # -- one step

@@ -30,7 +30,8 @@ def raise_if_unsupported(model: nn.Module, optimizers: Sequence[Optimizer]) -> N
 def _raise_if_closure(optimizer: Optimizer) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     needs_closure = closure is not None and closure.default is inspect.Parameter.empty
-    if needs_closure or isinstance(optimizer, torch.optim.LBFGS):
+    is_sam = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
+    if needs_closure or is_sam or isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
             f"{type(optimizer).__name__}.step() needs a closure that computes the loss several times, and "
             "the guard decides about one loss and its gradients.",

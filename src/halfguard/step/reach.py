@@ -118,7 +118,7 @@ class _Search:
         self._tensors: dict[int, int] = {}  # their positions among those that were reached
         self._array_bytes = _ARRAY_BYTES
         # The loss function's own package may be installed.
-        functions = (getattr(root, "__func__", root) for _, root in roots)
+        functions = (function_of(root) for _, root in roots)
         modules = (
             getattr(f, "__module__", None) for f in functions if not isinstance(f, nn.Module)
         )
@@ -271,6 +271,11 @@ class _Search:
 
     def _classes(self, kind: type) -> list[tuple[Name, Any]]:
         return [(base.__name__, base) for base in kind.__mro__ if self._is_users(base.__module__)]
+
+
+def function_of(value: Any) -> Any:
+    """Return the function of a method; any other object is returned as it is."""
+    return value.__func__ if isinstance(value, MethodType) else value
 
 
 def attributes_and_buffers(name: Name, module: nn.Module) -> list[DictHolder]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from math import isfinite
 from sys import getrefcount
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ from halfguard.step.holders import (
 )
 from halfguard.step.nested import PLAIN, tensors_in
 from halfguard.step.random_state import preserved_generators
-from halfguard.step.reach import Reached, attributes_and_buffers, is_users, reach
+from halfguard.step.reach import Reached, attributes_and_buffers, function_of, is_users, reach
 
 _LONGEST_INTERVAL = 1024  # steps between two looks
 _LARGEST = 100_000  # entries of a container that is saved before every step
@@ -172,8 +173,8 @@ class StepState:
 
     @property
     def _key(self) -> Any:
-        function = getattr(self._function, "__func__", self._function)
-        return getattr(function, "__code__", None) or type(function)
+        function = function_of(self._function)
+        return function.__code__ if isinstance(function, FunctionType) else type(function)
 
     def _is_due(self) -> bool:
         """Return whether to look at the coming step."""
@@ -232,7 +233,9 @@ class StepState:
         model = unwrap_model(self._model)
         if self._function is None:
             return [("model", model)]
-        return [("model", model), (getattr(self._function, "__name__", "loss_fn"), self._function)]
+        function = function_of(self._function)
+        name = function.__name__ if isinstance(function, FunctionType) else "loss_fn"
+        return [("model", model), (name, self._function)]
 
     def _followed(self, kept: Saved) -> Iterator[Holder]:
         """Yield holders of what took the place of an entry since the last look."""

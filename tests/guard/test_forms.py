@@ -396,3 +396,58 @@ def test_a_state_of_torchs_scaler_is_accepted_and_others_are_named() -> None:
     del older["held"]
     with pytest.raises(UsageError, match="it has no held"):
         guard.load_state_dict(older)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_loop_may_unscale_and_edit_gradients_before_the_update(fused: bool) -> None:
+    def make_step(*, guarded: bool) -> tuple[nn.Module, Callable[[Tensor], Any]]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+        guard = hg.Guard(model, optimizer, {"scale": {"init": 512.0}}) if guarded else None
+        scaler = torch.amp.GradScaler("cpu", init_scale=512.0) if guard is None else guard.scaler
+
+        def step(x: Tensor) -> Any:
+            with torch.autocast("cpu", torch.float16):
+                loss = model(x).float().square().mean()
+            if guard is None:
+                scaler.scale(loss).backward()
+            else:
+                guard.backward(loss)
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            assert model.weight.grad is not None
+            model.weight.grad[0] *= -1
+            if guard is not None:
+                return guard.update()
+            scaler.step(optimizer)
+            scaler.update()
+            return optimizer.zero_grad()
+
+        return model, step
+
+    (model, guarded), (expected, bare) = make_step(guarded=True), make_step(guarded=False)
+    for index in range(6):
+        x = torch.randn(8, 4) * (1e5 if index == 3 else 1)
+        outcome = guarded(x)
+        bare(x)
+        assert outcome.applied == (index != 3)
+        assert not outcome.applied or outcome.grad_norm == pytest.approx(0.5, rel=1e-4)
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
+def test_gradients_that_are_unscaled_too_early_are_refused_and_leave_no_trace() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = hg.Guard(model, optimizer, {"scale": {"init": 8.0}})
+    x = torch.randn(8, 4)
+    guard.backward(model(x).square().mean())
+    guard.scaler.unscale_(optimizer)
+    with pytest.raises(UsageError, match="after the last backward"):
+        guard.backward(model(x).square().mean())
+    with pytest.raises(UsageError, match="No gradient reached"):
+        guard.scaler.step(optimizer)  # by mistake: it unscales nothing
+    loss = model(x).square().mean()
+    norm = torch.stack([g.norm() for g in torch.autograd.grad(loss, [*model.parameters()])]).norm()
+    outcome = guard.step(lambda model, x: model(x.float()).float().square().mean(), x)
+    assert outcome.grad_norm == pytest.approx(norm.item(), rel=1e-2)

@@ -247,6 +247,7 @@ class Guard:
         self.batch_index += 1
         with self._transaction:
             self._begin_step(late=True)
+            self._stepper.raise_if_unscaled()
             self._backward(
                 trainable_loss(loss), MicroBatch(batch, about), retain_graph=retain_graph
             )
@@ -254,6 +255,7 @@ class Guard:
     def update(self, optimizer: Optimizer | None = None) -> StepOutcome:
         """Unscale, measure, clip, decide, apply, set the new scale, and clear the gradients.
 
+        To edit gradients before, call ``guard.scaler.unscale_(optimizer)`` after the last ``backward``.
         With several optimizers, ``optimizer`` selects one; the scale is updated after all have stepped.
         """
         if not self._batches.micro_batches:

@@ -197,6 +197,11 @@ class GradScaler(torch.amp.GradScaler):
         finally:
             self._is_repeating = False
 
+    def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether ``unscale_`` was called for an optimizer that has not stepped since."""
+        state = self._per_optimizer_states.get(id(optimizer))
+        return state is not None and state["stage"] is OptState.UNSCALED
+
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale; raise for FP16 parameters, with the cure in the error."""
         collect = getattr(optimizer, "collect_gradients", None)  # hg.MasterWeights

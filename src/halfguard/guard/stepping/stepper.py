@@ -155,6 +155,8 @@ class Stepper:
         Then what was saved at the end of the last step is the state before this one.
         """
         self._keeps_at_end |= late
+        if not self._hosted:
+            self.scaler.forget_unstepped()
         if not late or self.weights_replaced:
             self.keep_state()
 
@@ -235,7 +237,8 @@ class Stepper:
             next_scale = self.scaler.finish_round(open_losses=len(batches.micro_batches))
             self._stepped.clear()
         for optimizer in optimizers:
-            self.scaler.unscale_(optimizer)
+            if self._hosted or not self.scaler.is_unscaled(optimizer):  # by the loop, to edit them
+                self.scaler.unscale_(optimizer)
         scale = self.scaler._get_scale_async()
         if scale is not None and next_scale is not None:
             used, scale = scale, scale.clone()
@@ -464,6 +467,15 @@ class Stepper:
                 "your own, left them in parameters of this guard.",
                 cure="Give all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or "
                 "call optimizer.zero_grad() before the step.",
+            )
+
+    def raise_if_unscaled(self) -> None:
+        """Raise if the loop has unscaled gradients to which another backward pass would add scaled ones."""
+        if any(map(self.scaler.is_unscaled, self.optimizers)):
+            raise UsageError(
+                "backward() was called after unscale_(): its gradients, which are scaled, would be added to "
+                "those that are not.",
+                cure="Call guard.scaler.unscale_(optimizer) after the last backward() of a step.",
             )
 
     def raise_if_gradients_of_loss_function(self) -> None:

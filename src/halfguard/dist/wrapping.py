@@ -10,8 +10,9 @@ imported them, so they are looked up in ``sys.modules`` and never imported here.
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -91,6 +92,17 @@ def unreduced_gradients(model: nn.Module) -> Iterator[None]:
         finally:
             for module, syncs in before:
                 module.require_forward_param_sync = syncs
+
+
+def is_replicated_elsewhere(model: nn.Module, parameters: Set[int]) -> bool:
+    """Return whether DDP holds one of these parameters, given by identity, but is no part of the model.
+
+    Nothing leads from a parameter to its DDP, so all objects of the process are searched.
+    """
+    inside = set(map(id, model.modules()))
+    wrappers = (o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel))
+    outside = (wrapper for wrapper in wrappers if id(wrapper) not in inside)
+    return any(id(p) in parameters for wrapper in outside for p in wrapper.parameters())
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -7,6 +7,7 @@ bitwise the run without the guard.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -25,6 +26,7 @@ from halfguard.dist.wrapping import (
     GradientSync,
     disable_fsdp_mixed_precision,
     is_dtensor,
+    is_replicated_elsewhere,
     local_tensor,
     reduce_partial,
     unreduced_gradients,
@@ -45,6 +47,8 @@ from halfguard.precision.upcast import frozen_half_weights_in_fp32
 from halfguard.precision_names import Precision
 from halfguard.step.holders import Saved
 from halfguard.step.parameters import parameters_of
+
+logger = logging.getLogger("halfguard")
 
 
 class Stepper:
@@ -72,6 +76,7 @@ class Stepper:
         # A backward pass has begun, or a forward pass after others that held their gradients back.
         self._sync_begun = False
         self._backward_checked = False  # for an optimizer that steps inside it
+        self._wrapping_checked = False
         # A loop's forward pass began before the guard knew of it, as a host's second one may.
         self._keeps_at_end = hosted
         self._hosted = hosted  # a framework runs backward, clips, and clears gradients
@@ -154,6 +159,7 @@ class Stepper:
 
         Then what was saved at the end of the last step is the state before this one.
         """
+        self._check_wrapping()
         self._keeps_at_end |= late
         if not self._hosted:
             self.scaler.forget_unstepped()
@@ -467,6 +473,27 @@ class Stepper:
                 "your own, left them in parameters of this guard.",
                 cure="Give all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or "
                 "call optimizer.zero_grad() before the step.",
+            )
+
+    def _check_wrapping(self) -> None:
+        """Raise at the first step if DDP averages gradients outside of the model; warn if nobody does."""
+        if self._wrapping_checked:
+            return
+        alone: set[int] = set() if self.single_rank else self.private
+        if alone and is_replicated_elsewhere(self.model, alone):
+            raise UsageError(
+                "DistributedDataParallel averages gradients of this guard, but is no part of its model: "
+                "norms would count once for every rank, and a repeat could wait forever.",
+                cure="Pass the wrapped model: Guard(ddp, optimizer). Several wrapped networks go into one "
+                "module: Guard(nn.ModuleList([first, second]), optimizers).",
+            )
+        self._wrapping_checked = True
+        outside = alone - set(map(id, self.model.parameters()))
+        if outside and self._wrappers.replicates:
+            logger.warning(
+                "%d of the optimizer's parameters are not in the model that DistributedDataParallel wraps: "
+                "each rank trains its own. Make them parameters of a module of that model.",
+                len(outside),
             )
 
     def raise_if_unscaled(self) -> None:

@@ -129,6 +129,24 @@ def test_a_healthy_run_is_the_run_without_a_guard(kind: str) -> None:
     assert same(guarded(kind, -1, RETRY)[0], plain(kind, -1, repeated=True))
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_an_audit_before_the_first_step_leaves_no_trace(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    job = KINDS[kind].make()
+    guard = Guard(job.model, SGD(job.model.parameters(), lr=0.1), RETRY | {"heal": {}})
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        guard.audit(job.loss_fn, job.batch(batches()[0]))
+        for x in batches():
+            guard.step(job.loss_fn, job.batch(x))
+    if KINDS[kind].outcome == PUT_BACK:
+        assert same(result(job), plain(kind, -1, repeated=True))
+        assert not caplog.messages
+    else:
+        assert [text.startswith("step 0 changes numbers") for text in caplog.messages] == [True]
+
+
 def test_state_that_appears_later_is_found_at_the_next_look() -> None:
     torch.manual_seed(0)
     model, seen = Net(), [0.0]

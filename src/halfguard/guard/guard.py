@@ -287,7 +287,11 @@ class Guard:
                 cure="Set heal: {} in the configuration, or call halfguard.audit(fn, model).",
             )
         micro = self._micro_batch(loss_fn, batch, None)
-        return self._healing.audit(StepBatches(micro_batches=[micro]))
+        with self._stepper.step_state.expecting(loss_fn) as lost:
+            report = self._healing.audit(StepBatches(micro_batches=[micro]))
+        if lost:
+            self._report_unrepeatable(lost)
+        return report
 
     def note(self, text: str) -> None:
         """Write a sentence of your own to journal and log, such as a count that the guard cannot know.

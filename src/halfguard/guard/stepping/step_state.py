@@ -114,6 +114,24 @@ class StepState:
         """
         self._function, self._is_whole = function, whole
 
+    @contextmanager
+    def expecting(self, function: Callable[..., Any]) -> Iterator[list[str]]:
+        """Run the block as if the function were expected, between two steps.
+
+        In the end, the list has the new names of what the block changed and nobody can put back.
+        """
+        before = self._function, self._is_whole
+        self.expect(function)
+        holders = reach(self._roots(), closed=self._optimizers).holders
+        saved = save_all(holder for holder in holders if not holder.restorable)
+        names: list[str] = []
+        try:
+            yield names
+        finally:
+            lost = (_name_of_change(h, was) for h, was in saved if not is_as(h, was))
+            names += self.add_unrepeatable(lost)
+            self._function, self._is_whole = before
+
     @property
     def is_looking(self) -> bool:
         """True if the present step is looked at as a whole."""

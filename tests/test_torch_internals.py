@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.distributed.device_mesh import _mesh_resources, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, _common_utils, fully_shard
@@ -125,6 +126,16 @@ def arithmetic_on_lists() -> None:
     assert [x.tolist() for x in xs] == [[0, 0], [-1, -1, -1]]
     torch._foreach_zero_(xs)
     assert not any(x.any() for x in xs)
+
+
+@used_by("guard", "torch.autograd.grad_mode._unsafe_preserve_version_counter")
+def writes_can_be_hidden_from_a_graph() -> None:
+    norm = nn.BatchNorm1d(2)
+    loss = norm(torch.randn(4, 2)).square().sum()
+    assert norm.running_mean is not None
+    with _unsafe_preserve_version_counter((norm.running_mean,)):
+        norm.running_mean.add_(1)
+    loss.backward()  # it saved the statistics, and does not use them
 
 
 @used_by("guard precision", "torch._foreach_copy_")

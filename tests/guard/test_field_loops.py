@@ -116,6 +116,45 @@ def test_two_forward_passes_before_one_backward_pass_are_one_step() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@each("fused", [False, True])
+@each("context", ["guard", "own"])
+def test_two_heads_of_one_trunk_are_updated_one_after_the_other(fused: bool, context: str) -> None:
+    """The second backward pass uses the first one's graph, which has saved BatchNorm's statistics."""
+
+    def train(*, guarded: bool) -> tuple[dict[str, Tensor], list[bool]]:
+        torch.manual_seed(0)
+        model = nn.ModuleList([network()[:2], nn.Linear(4, 1), nn.Linear(4, 1)])
+        trunk, *heads = model
+        of_heads = [SGD(heads[0].parameters(), lr=0.1, fused=fused)]
+        of_heads += [SGD([*heads[1].parameters(), *trunk.parameters()], lr=0.1, fused=fused)]
+        guard, applied = Guard(model, of_heads, SMALL), []
+        for index in range(6):
+            x = torch.randn(8, 4)
+            if not guarded and index == 3:
+                continue
+            own = torch.autocast("cpu", torch.float16)
+            with guard.autocast() if guarded and context == "guard" else own:
+                hidden = trunk(x)
+                losses = [squared(head(hidden)) for head in heads]
+            losses[0] = losses[0] * (torch.inf if index == 3 else 1)
+            losses[1] = losses[1] * (torch.inf if index == 3 else 1)
+            for loss, optimizer in zip(losses, of_heads, strict=True):
+                if guarded:
+                    guard.backward(loss, retain_graph=loss is losses[0])
+                    applied.append(guard.update(optimizer).applied)
+                else:
+                    (loss * 8).backward(retain_graph=loss is losses[0])  # type: ignore[no-untyped-call]
+                    for p in model.parameters():
+                        p.grad = None if p.grad is None else p.grad / 8
+                    optimizer.step()
+                    model.zero_grad()
+        return model.state_dict(), applied
+
+    found, applied = train(guarded=True)
+    assert applied == [index // 2 != 3 for index in range(12)]
+    torch.testing.assert_close(found, train(guarded=False)[0], rtol=0, atol=0)
+
+
 def test_the_context_is_a_decorator_too() -> None:
     model, guard = make()
 

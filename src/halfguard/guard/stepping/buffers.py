@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.modules.batchnorm import _NormBase
 
 from halfguard.numerics.tensor_rows import is_plain, to_device
@@ -92,11 +93,11 @@ class Buffers:
         changed = self._changed(live)
         for group in self._groups:
             if not changed:
-                torch._foreach_copy_(group.of(live), group.kept)
+                _write(group.of(live), group.kept)
                 continue
             for position, kept in zip(group.positions, group.kept, strict=True):
                 if _same_kind(live[position], kept):
-                    live[position].copy_(kept)
+                    _write([live[position]], [kept])
                 else:  # resized or removed in the forward pass
                     self._replace(position, kept)
 
@@ -136,8 +137,7 @@ class Buffers:
         live = self._live()
         total = None if self._changed(live) else self.sum_of_statistics()
         if total is not None:
-            # .data: a graph that is still to be used must not see a write to what it saved.
-            self._select([tensor.data for tensor in live], ~total.isfinite())
+            self._select(live, ~total.isfinite())
 
     @torch.no_grad()
     def restore_nonfinite(self) -> bool:
@@ -197,7 +197,7 @@ class _Group:
             torch.where(new.isfinite().logical_and_(~refused), new, kept, out=new)
         else:
             torch.where(refused, kept, new, out=new)
-        torch._foreach_copy_(live, self._new)
+        _write(live, self._new)
 
 
 class _Copy:
@@ -221,6 +221,12 @@ def _grouped(places: list[_Place], live: list[Tensor]) -> tuple[list[_Group], di
             single[position] = _Copy(buffer)
     groups = [_Group(at, live, is_statistic=checked) for (_, _, checked), at in by_kind.items()]
     return groups, single
+
+
+def _write(tensors: list[Tensor], values: list[Tensor]) -> None:
+    """Write values without a new version: a graph that saved running statistics may still be needed."""
+    with _unsafe_preserve_version_counter(tuple(tensors)):
+        torch._foreach_copy_(tensors, values)
 
 
 def _same_kind(one: Tensor | None, other: Tensor) -> bool:

@@ -1,0 +1,175 @@
+"""Measure healing on models whose FP16 failures are published: docs/explanation/famous-failures.md.
+
+scripts/bench famous check [NAME...]           whether every model fails as published; no healing, so all rows
+scripts/bench famous run --out FILE [NAME...]  heal the development rows; FILE.md beside it has the table
+scripts/bench famous run --held-out --out FILE the other half, which is measured once
+scripts/bench famous publish FILE...           write the table of results into the page
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.famous import language, vision
+from benchmarks.famous.measuring import check, measure
+from benchmarks.famous.row import Row
+from benchmarks.tables.sections import ROOT, markdown_table, write_section
+
+ROWS = {row.name: row for row in sorted((*language.ROWS, *vision.ROWS), key=lambda row: row.number)}
+PAGE = ROOT / "docs" / "explanation" / "famous-failures.md"
+HEAD = [
+    "model",
+    "published place",
+    "islands",
+    "found",
+    "upstream",
+    "FLOPs in FP32: ours, upstream",
+    "error of gradients: ours, upstream",
+    "repeated",
+    "time: of FP16, of FP32",
+    "memory: of FP16, of FP32",
+    "loss: ours, upstream",
+]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    match options.command:
+        case "check":
+            return print_checks(chosen(options.names, list(ROWS.values())), options.steps)
+        case "run":
+            half = [row for row in ROWS.values() if row.held_out == options.held_out]
+            run(chosen(options.names, half), options)
+        case "publish":
+            rows = [row for file in options.files for row in json.loads(file.read_text("utf-8"))]
+            for held_out, section in ((False, "development"), (True, "held_out")):
+                if part := [row for row in rows if row["held_out"] == held_out]:
+                    write_section((PAGE, section), table(part))
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench famous",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("check", "run"):
+        command = commands.add_parser(name)
+        command.add_argument("names", nargs="*", help="rows; without names, all")
+        command.add_argument("--steps", type=int, default=200)
+        if name == "run":
+            command.add_argument("--out", type=Path, required=True, help="file of results, JSON")
+            command.add_argument("--held-out", action="store_true")
+            command.add_argument("--plan", action="store_true", help="search with `plan` as well")
+            command.add_argument("--rounds", type=int, default=5, help="of times")
+    commands.add_parser("publish").add_argument("files", nargs="+", type=Path)
+    return parser.parse_args(arguments)
+
+
+def quiet() -> None:
+    """Leave out what packages say about configurations, and the guard about every step."""
+    logging.getLogger("halfguard").setLevel(logging.ERROR)
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+
+
+def chosen(names: list[str], rows: list[Row]) -> list[Row]:
+    """Return the rows that are named; a row of the other half is refused."""
+    if unknown := set(names) - {row.name for row in rows}:
+        raise SystemExit(
+            f"{', '.join(sorted(unknown))}: not among {', '.join(r.name for r in rows)}"
+        )
+    return [row for row in rows if not names or row.name in names]
+
+
+def print_checks(rows: list[Row], steps: int) -> int:
+    quiet()
+    failed = 0
+    for row in rows:
+        found = check(row, steps)
+        failed += not found.passed
+        losses = f"FP32 {found.loss_before:.3f} to {found.loss:.3f}"
+        half = "held out" if row.held_out else "development"
+        print(
+            f"{row.name} ({half}): {'as published' if found.passed else 'NOT as published'}; "
+            f"{found.bad} of {found.of} bad, first {found.first}; {losses}",
+            flush=True,
+        )
+    return int(failed > 0)
+
+
+def run(rows: list[Row], options: argparse.Namespace) -> None:
+    """Measure rows and write them after each; rows that the file has already are kept."""
+    quiet()
+    out: Path = options.out
+    results: list[dict[str, Any]] = json.loads(out.read_text("utf-8")) if out.exists() else []
+    for row in rows:
+        if row.name in [result["name"] for result in results]:
+            continue
+        found = measure(row, options.steps, rounds=options.rounds, with_plan=options.plan)
+        results.append(without_nan(asdict(found)))
+        out.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", "utf-8")
+        out.with_suffix(".md").write_text(table(results) + "\n", "utf-8")
+        print(f"{row.name}: {found.verdict}, {found.healed.repeated} repeated", flush=True)
+
+
+def without_nan(value: Any) -> Any:
+    """Return ``value`` with None for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    return markdown_table(HEAD, [cells(result) for result in results])
+
+
+def cells(result: dict[str, Any]) -> list[str]:
+    row, healed = ROWS[result["name"]], result["healed"]
+    islands = [f"`{name or 'the whole model'}`" for name in healed["islands"]]
+    islands += [f"line `{line}`" for line in healed["lines"]]
+
+    def pair(values: dict[str, float | None], form: str = ".1%", base: float | None = None) -> str:
+        return ", ".join(
+            "-"
+            if one not in values
+            else "not finite"
+            if (value := values[one]) is None
+            else format(value if base is None else value / base - 1, form)
+            for one in ("ours", "upstream")
+        )
+
+    def ratios(values: dict[str, float]) -> str:
+        return ", ".join(f"{values['ours'] / values[form]:.2f}" for form in ("bare", "fp32"))
+
+    return [
+        row.name,
+        ", ".join(f"`{place}`" for place in row.places),
+        ", ".join(islands) or "none",
+        result["verdict"],
+        row.fix,
+        pair(result["flops"]),
+        pair(result["error"], ".2%"),
+        str(healed["repeated"]) if not healed["error"] else f"{healed['repeated']}, then ended",
+        ratios(result["time"]),
+        ratios(result["memory"]),
+        pair(result["loss"], "+.1%", base=result["loss"]["fp32"]),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

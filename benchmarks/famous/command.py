@@ -16,6 +16,7 @@ import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from benchmarks.tables.sections import ROOT, markdown_table, write_section
 
 ROWS = {row.name: row for row in sorted((*language.ROWS, *vision.ROWS), key=lambda row: row.number)}
 PAGE = ROOT / "docs" / "explanation" / "famous-failures.md"
+NAMED = ("published", "part", "inside", "line")
 HEAD = [
     "model",
     "published place",
@@ -135,7 +137,22 @@ def without_nan(value: Any) -> Any:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    return markdown_table(HEAD, [cells(result) for result in results])
+    return f"{markdown_table(HEAD, [cells(result) for result in results])}\n\n{summary(results)}"
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    """Count what the rows have in common; where upstream has no fix, FP32 everywhere is the comparison."""
+    flops, loss = [one["flops"] for one in results], [one["loss"] for one in results]
+    counts = {
+        "at the published place or less": [one["verdict"] in NAMED for one in results],
+        "at most upstream's share of FLOPs": [f["ours"] <= f.get("upstream", 1) for f in flops],
+        "at most 5 steps repeated": [one["healed"]["repeated"] <= 5 for one in results],
+        "loss within 1% of FP32's": [
+            one["ours"] is not None and abs(one["ours"] / one["fp32"] - 1) <= 0.01 for one in loss
+        ],
+    }
+    parts = [f"{name}: {sum(held)} of {len(held)}" for name, held in counts.items()]
+    return f"{'; '.join(parts)}; median share of FLOPs: {median(f['ours'] for f in flops):.1%}."
 
 
 def cells(result: dict[str, Any]) -> list[str]:

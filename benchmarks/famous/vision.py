@@ -240,6 +240,7 @@ ROWS = [
         batch=qwen_images,
         loss=own_loss,
         norms=("body.merger.ln_q",),
+        learning_rate=1e-4,
     ),
     Row(
         "conformer",
@@ -252,6 +253,7 @@ ROWS = [
         places=(RELATIVE,),
         batch=sounds,
         note="the old form",
+        learning_rate=1e-4,
     ),
     Row(
         "deit",
@@ -264,6 +266,7 @@ ROWS = [
         places=(DEIT,),
         batch=data.images,
         note="the class of transformers",
+        learning_rate=1e-4,
     ),
     Row(
         "swin",
@@ -276,6 +279,7 @@ ROWS = [
         places=(SWIN,),
         batch=data.images,
         note="the class of transformers",
+        learning_rate=1e-4,
     ),
     Row(
         "sdxl-vae",

@@ -31,7 +31,10 @@ def test_two_rows_fail_as_published_and_are_measured(tmp_path: Path) -> None:
         assert result["error"]["fp32"] == 0
         assert result["time"]["ours"] > 0
         assert result["memory"]["ours"] > 0
-    assert len(out.with_suffix(".md").read_text().splitlines()) == 4
+    table = out.with_suffix(".md").read_text()
+    assert "| phi |" in table
+    assert "| lora |" in table
+    assert "of 2; median share" in table
 
 
 @pytest.mark.slow

@@ -557,7 +557,8 @@ def test_a_repeat_recomputes_checkpointed_parts_in_fp32() -> None:
 def test_statistics_are_repaired_beside_a_buffer_that_cannot_be_written() -> None:
     model = network()
     model.register_buffer("expanded", torch.zeros(1).expand(4))
-    guard = Guard(model, SGD(model.parameters(), lr=0.1), {**SMALL, "buffers": "all"})
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), SMALL)
+    guard._stepper.buffers.track(model._buffers, "expanded")
     x = torch.randn(8, 4)
     x[0] = torch.nan
 
@@ -582,7 +583,8 @@ def test_two_forward_passes_with_a_cache_that_grows() -> None:
             return self.out(self.norm(x))
 
     model = Growing()
-    guard = Guard(model, SGD(model.parameters(), lr=0.1), {**SMALL, "buffers": "all"})
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), SMALL)
+    guard._stepper.buffers.track(model._buffers, "cache")
     for _ in range(3):
         with guard.autocast():
             first = squared(model(torch.randn(8, 4)))

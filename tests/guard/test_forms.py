@@ -351,7 +351,7 @@ def test_reconfigure_refuses_what_was_made_once_and_keeps_the_rest() -> None:
     model = nn.Linear(4, 1)
     config = {"scale": {"init": 8.0}, "skip": {"max_consecutive": 1}, "recovery": {"every": 1}}
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
-    for name, value in {"recovery": None, "buffers": "all", "incidents": None}.items():
+    for name, value in {"recovery": None, "incidents": None}.items():
         with pytest.raises(UsageError, match=f"cannot change {name}"):
             guard.reconfigure(guard.config.model_copy(update={name: value}))
     clipped = hg.GuardConfig.load({**config, "clip": {"max_norm": 0.5}})

@@ -68,10 +68,12 @@ def result(job: Job) -> list[Any]:
     return [copy.deepcopy(job.read()), *(p.detach().clone() for p in job.model.parameters())]
 
 
-def guarded(kind: str, at: int, config: dict[str, Any]) -> tuple[list[Any], list[str]]:
+def guarded(
+    kind: str, at: int, config: dict[str, Any], *, fused: bool = False
+) -> tuple[list[Any], list[str]]:
     torch.manual_seed(0)
     job = KINDS[kind].make()
-    guard = Guard(job.model, SGD(job.model.parameters(), lr=0.1), config)
+    guard = Guard(job.model, SGD(job.model.parameters(), lr=0.1, fused=fused), config)
     loss = overflowing(job.loss_fn, lambda: guard.step_index == at)
     actions = [str(guard.step(loss, job.batch(x)).action) for x in batches()]
     return result(job), actions
@@ -102,12 +104,13 @@ def test_what_can_be_put_back_is_put_back_before_a_repeat(
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.outcome == PUT_BACK])
-def test_what_can_be_put_back_is_put_back_after_a_skip(kind: str) -> None:
+@pytest.mark.parametrize(("at", "fused"), [(5, False), (5, True), (0, True)])
+def test_what_can_be_put_back_is_put_back_after_a_skip(kind: str, at: int, fused: bool) -> None:
     if kind == "generators":
         pytest.skip("a skipped step has drawn its numbers, as in every loop")
-    found, actions = guarded(kind, 5, SKIP)
-    assert actions[5] == "skip"
-    assert same(found, plain(kind, 5, repeated=False))
+    found, actions = guarded(kind, at, SKIP, fused=fused)
+    assert actions[at] == "skip"
+    assert same(found, plain(kind, at, repeated=False))
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.outcome == NAMED])

@@ -99,7 +99,7 @@ class Run(RuleBasedStateMachine):
             **options["recovery"], "ladder": ["fp32", "lower_lr"]
         }  # fmt: skip
         self.config = GuardConfig.load(
-            {"scale": scale, "skip": skip | {"max_grad_norm": 10.0}, "buffers": "all", **options}
+            {"scale": scale, "skip": skip | {"max_grad_norm": 10.0}, **options}
         )
         self.fresh()
         COUNTS["sequences"] += 1

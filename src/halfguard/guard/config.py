@@ -141,9 +141,6 @@ class GuardConfig(_Section):
     watch: WatchConfig | None = None
     heal: HealConfig | None = None
     accumulate: int = Field(default=1, ge=1, description="micro-batches per step")
-    buffers: Literal["batchnorm", "all", "none"] = Field(
-        default="batchnorm", description="buffers that a skipped step restores"
-    )
     plan: str | None = Field(
         default=None, description="file of FP32 islands, written by halfguard plan"
     )

@@ -534,7 +534,7 @@ class Guard:
 
     def reconfigure(self, config: GuardConfig) -> None:
         """Continue with another configuration, between two steps."""
-        made_once = ("recovery", "buffers", "incidents", "plan", "watch", "heal")
+        made_once = ("recovery", "incidents", "plan", "watch", "heal")
         fixed = [name for name in made_once if getattr(config, name) != getattr(self.config, name)]
         if fixed:
             raise UsageError(

@@ -108,8 +108,8 @@ class Holder(nn.Module):
 
 def held(model: nn.Module) -> tuple[StepState, Buffers]:
     """Return the state as a loop with its own forward pass has it."""
-    buffers = Buffers(model, "batchnorm")
-    return StepState(model, buffers, enabled=True), buffers
+    buffers = Buffers(model)
+    return StepState(model, buffers), buffers
 
 
 def test_replaced_tensors_are_put_back() -> None:
@@ -153,13 +153,6 @@ def test_tensors_written_in_place_are_copied_once_that_was_seen(name: str) -> No
     assert getattr(model, name).tolist() == [3.0] * 3
     tracked = list(map(id, buffers.tensors()))
     assert len(set(tracked)) == len(tracked)
-
-
-def test_nothing_is_restored_if_the_user_says_none() -> None:
-    model = Recurrent()
-    guard = Guard(model, SGD(model.parameters(), lr=0.1), {**SMALL, "buffers": "none"})
-    assert not guard.step(loss_fn, BAD).applied
-    assert model.h.isnan().all()
 
 
 class LazyCache(nn.Module):

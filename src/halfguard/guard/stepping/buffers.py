@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,13 @@ class _Place:
 
 
 class Buffers:
-    """Saves the buffers of a model at the start of a step and restores them if it is refused."""
+    """Saves buffers at the start of a step and restores them if it is refused.
 
-    def __init__(self, model: nn.Module, which: Literal["batchnorm", "all", "none"]) -> None:
-        self._places = list(_tracked(model, which))
+    These are statistics of normalization layers, ranges of quantization's observers, and what is tracked.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = list(_tracked(model))
         self._live_at_keep: list[Tensor] = []
         self._shapes: list[torch.Size] = []
         self._groups: list[_Group] = []
@@ -246,12 +249,10 @@ def _room_for(tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return flat, [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def _tracked(model: nn.Module, which: Literal["batchnorm", "all", "none"]) -> Iterator[_Place]:
-    if which == "none":
-        return
+def _tracked(model: nn.Module) -> Iterator[_Place]:
     for module in model.modules():
         is_norm = isinstance(module, _NormBase)
-        if which == "all" or is_norm or _is_observer(module):
+        if is_norm or _is_observer(module):
             for name, _ in module.named_buffers(recurse=False):
                 yield _Place(module._buffers, name, is_statistic=is_norm)
 

@@ -81,13 +81,10 @@ class StepState:
         model: nn.Module,
         buffers: Buffers,
         optimizers: Sequence[Optimizer] = (),
-        *,
-        enabled: bool,
     ) -> None:
         self._model = model
         self._optimizers = optimizers  # of the guard: they are not changed before the decision
         self._buffers = buffers
-        self._enabled = enabled
         self._function: Callable[..., Any] | None = None  # that computes the loss
         self._is_whole = False  # all that it reaches belongs to the step
         self._schedules: dict[Any, _Schedule] = {}  # by function
@@ -133,14 +130,17 @@ class StepState:
             self._function, self._is_whole = before
 
     @property
+    def needs_host(self) -> bool:
+        """True if the step was seen to write tensors that ``Buffers`` has not copied."""
+        return self._look is not None and self._look.has_written
+
+    @property
     def is_looking(self) -> bool:
         """True if the present step is looked at as a whole."""
         return self._look is not None and self._is_whole
 
     def keep(self) -> None:
         """Save what the coming step may change."""
-        if not self._enabled:
-            return
         self._look = None
         if self._is_due():
             self._look = self._begin_look()
@@ -162,6 +162,7 @@ class StepState:
         look.is_done = True
         look.schedule.looked(self._steps)
         for registry, key in look.written():
+            look.has_written = True
             place = ({"value": key}, "value") if registry is None else (registry, key)
             self._tracked.append((*place, 0))
             self._buffers.track(*place)
@@ -384,7 +385,7 @@ class _Look:
         *,
         is_whole: bool,
     ) -> None:
-        self.is_done = False
+        self.is_done = self.has_written = False
         self.schedule, self.is_whole = schedule, is_whole
         self.saved: Saved = save_all(reached.holders)
         self.tensors = ComparedTensors(_untracked(reached.tensors, buffers), trained)

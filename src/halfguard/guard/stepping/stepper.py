@@ -69,9 +69,8 @@ class Stepper:
         self._first_weight = _first_weight(model, optimizers if hosted else ())
         self.device = self._first_weight.device
         self.scaler = _scaler(config, self.device)
-        self.buffers = Buffers(model, config.buffers)
-        restores = config.buffers != "none"
-        self.step_state = StepState(model, self.buffers, optimizers, enabled=restores)
+        self.buffers = Buffers(model)
+        self.step_state = StepState(model, self.buffers, optimizers)
         self.on_unrepeatable: Callable[[list[str]], object] | None = None
         # A backward pass has begun, or a forward pass after others that held their gradients back.
         self._sync_begun = False
@@ -302,6 +301,8 @@ class Stepper:
                 if undo:
                     self._restore()
             elif isinstance(refused, Tensor):
+                if self.step_state.needs_host and refused:
+                    self.step_state.restore()
                 self.buffers.restore_where(refused)
             elif self._keeps_at_end:
                 self.buffers.restore_where(refusal != 0)

@@ -36,7 +36,6 @@ from halfguard.guard.step_batches import (
     BatchCopy,
     MicroBatch,
     StepBatches,
-    copied_containers,
     copy_containers,
     loss_in_fp32,
     tensor_versions,
@@ -193,12 +192,14 @@ class Guard:
         state = self._stepper.step_state
         own = tuple((generator, generator_state(generator)) for generator in state.generators)
         # The repeat must see the batch that was given.
+        containers: dict[int, Any] = {}
+        kept = copy_containers(batch, containers)
         if self._copies_batches or state.changes_batch or state.is_looking or sampled:
-            given = BatchCopy(batch, copied_containers(batch))
+            given = BatchCopy(batch, containers.keys())
             if given.is_complete:
                 return MicroBatch(batch, about, loss_fn, rng, own, given=given)
         # Containers are copied, tensors are watched.
-        return MicroBatch(copy_containers(batch), about, loss_fn, rng, own, tensor_versions(batch))
+        return MicroBatch(kept, about, loss_fn, rng, own, tensor_versions(batch))
 
     # -- the form for a loop that keeps its own forward pass
 
@@ -633,21 +634,8 @@ class Guard:
         row, gradients = self._stepper.examine(
             optimizers, self._batches, check=self._compares_ranks
         )
-        self._note_changed_batches()
-        self._batches.unrepeatable |= bool(self._stepper.step_state.unrepeatable)
         with self._watched_update(row):
             return self._conclude(optimizers, limits, row, gradients)
-
-    def _note_changed_batches(self) -> None:
-        """See at a look whether the loss function changed its batches."""
-        state = self._stepper.step_state
-        if not state.is_looking:
-            return
-        copies = [micro.given for micro in self._batches.micro_batches if micro.given is not None]
-        state.changes_batch |= any(given.has_changed() for given in copies)
-        names = state.add_unrepeatable(name for given in copies for name in given.lost())
-        if names:
-            self._report_unrepeatable(names)
 
     def _conclude(
         self,
@@ -673,7 +661,6 @@ class Guard:
         # A retry tells whether the scale caused the overflow; until then the scale waits.
         hold_scale = known and self._retries
         held = self._stepper.step_state.saved
-        self._batches.unrepeatable |= bool(self._stepper.step_state.unrepeatable)
         # Ranks that differ are compared as they are.
         undo = cause is not Cause.DESYNC
         self._stepper.apply(optimizers, gradients, refused, hold_scale=hold_scale, undo=undo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from halfguard.errors import UsageError
 from halfguard.guard.batch_checks import describe_batch
-from halfguard.guard.compared_tensors import ComparedTensors
+from halfguard.guard.look import ComparedTensors
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.holders import is_as, restore_changed, save_all, text_of_name
 from halfguard.step.loss import LossFunction, scalar_loss
@@ -28,7 +28,7 @@ class BatchCopy:
     The batch itself is put back, not replaced: it may be a view of data that later batches share.
     """
 
-    def __init__(self, batch: Any, copied_anyway: frozenset[int] = frozenset()) -> None:
+    def __init__(self, batch: Any, copied_anyway: Set[int] = frozenset()) -> None:
         reached = reach([("batch", batch)])
         self._batch = batch
         self._copied_anyway = copied_anyway  # identities of containers
@@ -140,28 +140,27 @@ class StepBatches:
         )
 
 
-def copy_containers(batch: Any) -> Any:
-    """Return the batch with its own dicts and lists, so that ``batch.pop(...)`` changes only the other."""
+def copy_containers(batch: Any, copied: dict[int, Any] | None = None) -> Any:
+    """Return the batch with its own dicts and lists, so that ``batch.pop(...)`` changes only the other.
+
+    ``copied`` gets the containers that were copied, by identity.
+    """
+    copied = {} if copied is None else copied
     if isinstance(batch, Mapping) and hasattr(batch, "__setitem__"):
-        copied: Any = copy.copy(batch)
+        copied[id(batch)] = batch
+        own: Any = copy.copy(batch)
         for key, value in batch.items():
-            copied[key] = copy_containers(value)
-        return copied
+            own[key] = copy_containers(value, copied)
+        return own
     if isinstance(batch, tuple):
-        parts = [copy_containers(item) for item in batch]
+        parts = [copy_containers(item, copied) for item in batch]
         if all(part is item for part, item in zip(parts, batch, strict=True)):
             return batch
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
-    return [copy_containers(item) for item in batch] if type(batch) is list else batch
-
-
-def copied_containers(batch: Any) -> frozenset[int]:
-    """Return the identities of the containers that ``copy_containers`` copies."""
-    if isinstance(batch, Mapping) and hasattr(batch, "__setitem__"):
-        return frozenset({id(batch)}).union(*map(copied_containers, batch.values()))
-    if isinstance(batch, tuple) or type(batch) is list:
-        return frozenset({id(batch)}).union(*map(copied_containers, batch))
-    return frozenset()
+    if type(batch) is not list:
+        return batch
+    copied[id(batch)] = batch
+    return [copy_containers(item, copied) for item in batch]
 
 
 def loss_in_fp32(micro: MicroBatch, loss_of: Callable[[Any], Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from halfguard.guard.guard import Guard
+from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.step_state import StepState
 from tests.support.pairs import parametrize_pairs
@@ -144,7 +145,7 @@ def test_tensors_written_in_place_are_copied_once_that_was_seen(name: str) -> No
         tensors.keep()
         buffers.keep()
         getattr(model, name).fill_(value + 1)
-        assert tensors.conclude() == []
+        assert tensors.conclude(StepBatches()) == []
     tensors.keep()
     buffers.keep()
     getattr(model, name).fill_(torch.nan)

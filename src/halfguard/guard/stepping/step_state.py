@@ -12,12 +12,10 @@ can know what of it belongs to the step: there only tensors that modules hold ar
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from math import isfinite
-from sys import getrefcount
 from types import FunctionType
 from typing import Any
 
@@ -27,7 +25,15 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import Optimizer
 
 from halfguard.dist.wrapping import local_tensor, unwrap_model
-from halfguard.guard.compared_tensors import ComparedTensors, NamedTensor
+from halfguard.guard.look import (
+    FORGET_AFTER,
+    ComparedTensors,
+    Look,
+    NamedTensor,
+    Schedule,
+    name_of_change,
+)
+from halfguard.guard.step_batches import BatchCopy, StepBatches
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.numerics.finite import all_finite
 from halfguard.numerics.tensor_rows import is_plain
@@ -37,27 +43,19 @@ from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.holders import (
     CellHolder,
     DictHolder,
-    HistoryHolder,
     Holder,
     ListHolder,
-    Name,
     Saved,
     is_as,
     restore_changed,
     save_all,
-    text_of_name,
 )
 from halfguard.step.nested import PLAIN, tensors_in
 from halfguard.step.random_state import preserved_generators
 from halfguard.step.reach import Reached, attributes_and_buffers, function_of, is_users, reach
 
-_LONGEST_INTERVAL = 1024  # steps between two looks
-_LARGEST = 100_000  # entries of a container that is saved before every step
 _NEW_OBJECTS = 200  # that are followed from a new entry of something kept
 _WIDEST = 64  # entries of something kept that are followed, half of them the last ones
-_SMALL = 2**20  # bytes
-_OURS = 2  # references to an object that nobody else has: the holder's, and the one of the question
-_FORGET_AFTER = 3  # looks that did not reach it
 
 _MISSING = object()
 _modules_added = 0  # to any model of this process
@@ -87,7 +85,7 @@ class StepState:
         self._buffers = buffers
         self._function: Callable[..., Any] | None = None  # that computes the loss
         self._is_whole = False  # all that it reaches belongs to the step
-        self._schedules: dict[Any, _Schedule] = {}  # by function
+        self._schedules: dict[Any, Schedule] = {}  # by function
         self._modules: list[DictHolder] = []  # attributes and buffers of modules, always kept
         self._module_count = -1
         self._modules_added = -1
@@ -95,7 +93,7 @@ class StepState:
         # Tensors that Buffers copies because a look asked for it, with the looks that did not reach them.
         self._tracked: list[tuple[dict[Any, Any], Any, int]] = []
         self._paused: Saved = ()
-        self._look: _Look | None = None
+        self._look: Look | None = None
         self._steps = 0
         self.saved: Saved = ()
         self.generators: list[Any] = []  # of the user's own
@@ -125,7 +123,7 @@ class StepState:
         try:
             yield names
         finally:
-            lost = (_name_of_change(h, was) for h, was in saved if not is_as(h, was))
+            lost = (name_of_change(h, was) for h, was in saved if not is_as(h, was))
             names += self.add_unrepeatable(lost)
             self._function, self._is_whole = before
 
@@ -153,12 +151,17 @@ class StepState:
                 saved += [*kept, *save_all(self._followed(kept))]
             self.saved = saved
 
-    def conclude(self) -> list[str]:
+    def conclude(self, batches: StepBatches) -> list[str]:
         """Compare after the backward pass, if the step is looked at; return names that cannot be put back."""
         self._steps += 1
         look = self._look
-        if look is None or look.is_done:
-            return []
+        names = []
+        if look is not None and not look.is_done:
+            names = self._compare(look, [m.given for m in batches.micro_batches if m.given])
+        batches.unrepeatable = bool(self.unrepeatable)
+        return names
+
+    def _compare(self, look: Look, copies: Sequence[BatchCopy]) -> list[str]:
         look.is_done = True
         look.schedule.looked(self._steps)
         for registry, key in look.written():
@@ -170,7 +173,8 @@ class StepState:
             return []
         changed, lost = look.changed()
         look.schedule.add(changed)
-        return self.add_unrepeatable(lost)
+        self.changes_batch |= any(given.has_changed() for given in copies)
+        return self.add_unrepeatable(chain(lost, *(given.lost() for given in copies)))
 
     def pause(self) -> None:
         """Note what there is after a micro-batch: what changes before the next one is the loop's."""
@@ -205,7 +209,7 @@ class StepState:
         self._modules_added = _modules_added
         return self._module_count != sum(1 for _ in unwrap_model(self._model).modules())
 
-    def _begin_look(self) -> _Look:
+    def _begin_look(self) -> Look:
         modules = dict(unwrap_model(self._model).named_modules())
         self._module_count, self._modules_added = len(modules), _modules_added
         self._modules = [
@@ -225,10 +229,11 @@ class StepState:
                 if _is_tensor(value)
             ]
             reached = Reached(list(self._modules), tensors)
-        schedule = self._schedules.setdefault(self._key, _Schedule())
+        schedule = self._schedules.setdefault(self._key, Schedule())
         schedule.forget({id(holder.target) for holder in reached.holders})
         self._forget_unreached({id(tensor) for _, tensor, _, _ in reached.tensors})
-        return _Look(reached, self._buffers, self._trained(), schedule, is_whole=self._is_whole)
+        untracked = _untracked(reached.tensors, self._buffers)
+        return Look(reached.holders, untracked, self._trained(), schedule, is_whole=self._is_whole)
 
     def _trained(self) -> frozenset[int]:
         """Return the identities of the weights that the guard's optimizers update."""
@@ -242,7 +247,7 @@ class StepState:
         kept = []
         for registry, key, looks in self._tracked:
             missed = 0 if id(dict.get(registry, key)) in reached else looks + 1
-            if missed < _FORGET_AFTER:
+            if missed < FORGET_AFTER:
                 kept.append((registry, key, missed))
             else:
                 self._buffers.untrack(registry, key)
@@ -327,97 +332,6 @@ class StepState:
                 tensor.data.copy_(copy)
 
 
-class _Schedule:
-    """When to look at steps of one loss function, and what they are known to change."""
-
-    def __init__(self) -> None:
-        self.next_look = 0
-        # Intervals grow as Fibonacci's numbers do, so that looks fall on even steps and on odd ones.
-        self._interval, self._last = 1, 0
-        self._kept: dict[int, tuple[Holder, int]] = {}  # with the looks since it was reached
-
-    def looked(self, steps: int) -> None:
-        """Set the next look, counted in steps."""
-        self.next_look = steps - 1 + self._interval
-        longer = min(self._interval + self._last, _LONGEST_INTERVAL)
-        self._interval, self._last = max(longer, 2), self._interval
-
-    def holders(self) -> Iterator[Holder]:
-        """Yield what to save before each step; what nobody else refers to is gone."""
-        gone = [t for t, (holder, _) in self._kept.items() if getrefcount(holder.target) <= _OURS]
-        for target in gone:
-            del self._kept[target]
-        return (holder for holder, _ in self._kept.values())
-
-    def forget(self, reached: set[int]) -> None:
-        """Forget what several looks in a row have not reached."""
-        missed = {
-            target: (holder, 0 if target in reached else looks + 1)
-            for target, (holder, looks) in self._kept.items()
-        }
-        self._kept = {t: known for t, known in missed.items() if known[1] < _FORGET_AFTER}
-
-    def add(self, changed: Iterable[tuple[Holder, Any]]) -> None:
-        """Keep what a step has changed; of an object's attributes only those."""
-        for holder, before in changed:
-            kept = holder
-            if HistoryHolder.fits(holder.target, before):
-                kept = HistoryHolder(holder.name, holder.target)
-            elif isinstance(holder, DictHolder) and holder.is_namespace:
-                known = self._kept.get(id(holder.target))
-                keys = frozenset(holder.changed_keys(before))
-                if known is not None and isinstance(known[0], DictHolder):
-                    keys |= known[0].keys or frozenset()
-                kept = DictHolder(holder.name, holder.target, style=holder.style, keys=keys)
-                kept.may_hold_graphs = True
-            self._kept[id(holder.target)] = kept, 0
-
-
-class _Look:
-    """Everything reached before a step, with copies or checksums, to be compared after it."""
-
-    def __init__(
-        self,
-        reached: Reached,
-        buffers: Buffers,
-        trained: frozenset[int],
-        schedule: _Schedule,
-        *,
-        is_whole: bool,
-    ) -> None:
-        self.is_done = self.has_written = False
-        self.schedule, self.is_whole = schedule, is_whole
-        self.saved: Saved = save_all(reached.holders)
-        self.tensors = ComparedTensors(_untracked(reached.tensors, buffers), trained)
-
-    def written(self) -> Iterator[tuple[Any, Any]]:
-        """Yield registry and key of the tensors that the step has written in place; None and the tensor.
-
-        What is beside them comes along, if it is a weight or small: a bias whose gradient was 0, and an
-        optimizer's moments of it, will be written, too.
-        """
-        differing = self.tensors.differing()
-        registries = {id(registry) for _, _, registry, _ in differing if registry is not None}
-        written = {id(tensor) for _, tensor, _, _ in differing}
-        for _, tensor, registry, key in self.tensors:
-            is_beside = id(registry) in registries and _is_weight_or_small(tensor)
-            if id(tensor) in written or is_beside:
-                is_there = registry is not None and dict.get(registry, key) is tensor
-                yield (registry, key) if is_there else (None, tensor)
-
-    def changed(self) -> tuple[list[tuple[Holder, Any]], list[str]]:
-        """Return what the step changed and can be put back, and the names of what cannot."""
-        kept, lost = [], list[str]()
-        for holder, before in self.saved:
-            if is_as(holder, before):
-                continue
-            if _can_undo(holder, before):
-                kept.append((holder, before))
-            else:
-                lost.append(_name_of_change(holder, before))
-        return kept, lost
-
-
 def _without_loop(holder: Holder, before: Any, paused: Any) -> tuple[Holder, Any] | None:
     """Return a saved holder without what has changed since ``paused``; None if nothing is left of it."""
     if paused is _MISSING or is_as(holder, paused):
@@ -433,35 +347,6 @@ def _untracked(tensors: Iterable[NamedTensor], buffers: Buffers) -> Iterator[Nam
     """Yield the tensors that ``Buffers`` does not copy already."""
     tracked = {id(tensor) for tensor in buffers.tensors()}
     return (named for named in tensors if id(named[1]) not in tracked)
-
-
-def _is_weight_or_small(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) or tensor.numel() * tensor.element_size() <= _SMALL
-
-
-def _can_undo(holder: Holder, before: Any) -> bool:
-    """Put a holder back and forth again, to see whether it can be done."""
-    if not holder.restorable:
-        return False
-    if isinstance(before, dict | list | set) and len(before) > _LARGEST:
-        return HistoryHolder.fits(holder.target, before)
-    if type(holder.target) in {dict, list, deque, set}:
-        return True  # not tried: a thread may be adding to it
-    try:
-        after = holder.save()
-        try:
-            holder.restore(before)
-            return holder.is_as(before)
-        finally:
-            holder.restore(after)
-    except Exception:  # noqa: BLE001 - code of the holder's class
-        return False
-
-
-def _name_of_change(holder: Holder, before: Any) -> str:
-    keys = holder.changed_keys(before)
-    name: Name = (holder.name, holder.style, keys[0]) if keys else holder.name
-    return text_of_name(name)
 
 
 def _is_worth_keeping(holder: DictHolder, module: nn.Module) -> bool:

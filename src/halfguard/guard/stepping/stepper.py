@@ -258,7 +258,7 @@ class Stepper:
         if not self._consensus.has_sum_of(batches.loss):
             self._announce(batches, check=check)
         self._expected = len(batches.micro_batches)
-        names = self.step_state.conclude()
+        names = self.step_state.conclude(batches)
         if names and self.on_unrepeatable is not None:
             self.on_unrepeatable(names)
         seen = self._consensus.agree(batches.loss, gradients, overflow)

@@ -653,6 +653,7 @@ def a_submesh_knows_its_root() -> None:
     "_fsdp_param_groups",
     "_mp_policy",
     "_init_mp_dtypes",
+    "_is_root",
     "_unsharded_param",
 )
 def fsdp_keeps_its_policy_and_its_gathered_parameters_here() -> None:
@@ -663,6 +664,7 @@ def fsdp_keeps_its_policy_and_its_gathered_parameters_here() -> None:
         assert model(torch.ones(1, 2)).dtype is torch.bfloat16
         state = model._get_fsdp_state()
         assert state._mp_policy == half
+        assert state._is_root
         groups = getattr(state, "_fsdp_param_groups", None)
         (group,) = [state._fsdp_param_group] if groups is None else groups
         for parameter in group.fsdp_params:

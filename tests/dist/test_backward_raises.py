@@ -1,8 +1,9 @@
-"""A backward pass that raises on all ranks leaves no trace of its step."""
+"""A forward or backward pass that raises on all ranks leaves no trace of its step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import halfguard as hg
+from halfguard.guard.step_batches import StepBatches
 from tests.dist.jobs import Engine, batch_of, full_state, loss_fn, make, optimizer_of
 from tests.support.failing import out_of_memory
 from tests.support.ranks import Ranks
@@ -35,6 +37,40 @@ def given_up(engine: Engine, accumulate: int, failing: bool) -> tuple[list[float
         if (index + 1) % accumulate == 0:
             norms.append(outcome.grad_norm)
     return norms, full_state(model)
+
+
+def give_up(*_: Any) -> None:
+    raise torch.OutOfMemoryError("no room")
+
+
+def raises_inside(engine: Engine, kind: str) -> tuple[bool, Any]:
+    """Raise in the middle of a forward pass, of the first step or of a trial; then train as ever."""
+    model, net = make(engine)
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), {"heal": {}, "scale": {"init": 8.0}})
+    batch = batch_of(0, dist.get_world_size(), dist.get_rank())
+    assert guard._healing is not None
+    trials = guard._healing._trials
+    run = trials.in_half(StepBatches(micro_batches=[guard._micro_batch(loss_fn, batch, None)]), 8.0)
+    hook = net.layers[1].register_forward_pre_hook(give_up)  # its weights are gathered
+    with nullcontext() if kind == "undisturbed" else pytest.raises(torch.OutOfMemoryError):
+        if kind == "step":
+            guard.step(loss_fn, batch)
+        elif kind == "trial":
+            trials.gradients(run)
+    hook.remove()
+    finite = trials.gradients(run).finite
+    for index in range(2):
+        guard.step(loss_fn, batch_of(index, dist.get_world_size(), dist.get_rank()))
+    return finite, full_state(model)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_a_forward_pass_that_raises_half_way(ranks: Callable[[int], Ranks], engine: Engine) -> None:
+    _, expected = ranks(2).run(raises_inside, engine, "undisturbed")[0]
+    for kind in ("step", "trial"):
+        for finite, weights in ranks(2).run(raises_inside, engine, kind):
+            assert finite
+            assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

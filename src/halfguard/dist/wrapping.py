@@ -79,7 +79,8 @@ def is_compiled(model: nn.Module) -> bool:
 def unreduced_gradients(model: nn.Module) -> Iterator[None]:
     """Run the block with DDP's gradients left on each rank, as if it had not run; FSDP2 reduces as ever.
 
-    DDP does not send buffers either: a rank may raise in the block before others wait for it.
+    DDP does not send buffers either: a rank may raise in the block before others wait for it. If it raises,
+    FSDP2 is reset.
     """
     replicated = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
     before = [(module, module.require_forward_param_sync) for module in replicated]
@@ -89,9 +90,21 @@ def unreduced_gradients(model: nn.Module) -> Iterator[None]:
             module.require_forward_param_sync = False
         try:
             yield
+        except BaseException:
+            reset_sharding(sharded_modules(model))
+            raise
         finally:
             for module, syncs in before:
                 module.require_forward_param_sync = syncs
+
+
+def reset_sharding(modules: Iterable[FSDPModule]) -> None:
+    """Let FSDP2 begin anew after a pass that raised, with every parameter sharded."""
+    for module in modules:
+        if not hasattr(module, "reset_iter_state"):  # an older torch
+            module.reshard()
+        elif module._get_fsdp_state()._is_root:
+            module.reset_iter_state()
 
 
 def is_replicated_elsewhere(model: nn.Module, parameters: Set[int]) -> bool:
@@ -185,6 +198,7 @@ class GradientSync:
 
     def drop_gradients(self) -> None:
         """Drop the gradients of an abandoned step that FSDP2 keeps where no optimizer sees them."""
+        reset_sharding(self._sharded)
         groups = (group for sharded in self._sharded for group in _fsdp_groups(sharded))
         for parameter in (p for group in groups for p in group.fsdp_params):
             if "unsharded_accumulated_grad" in vars(parameter):  # since torch 2.15 a property

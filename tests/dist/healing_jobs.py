@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import halfguard as hg
 from halfguard.dist.wrapping import local_tensor, unwrap_model
 from halfguard.errors import HalfguardError
-from halfguard.guard.healing.applied_islands import AppliedIslands
-from halfguard.guard.healing.line_islands import LineIslands
+from halfguard.trials.applied_islands import AppliedIslands
+from halfguard.trials.line_islands import LineIslands
 from halfguard.precision.islands import is_island
 from halfguard.records.plan import Island, PrecisionPlan
 from tests.dist.jobs import everything

@@ -60,11 +60,11 @@ from halfguard.step.random_state import (
 
 if TYPE_CHECKING:
     from halfguard.guard.healing.healing import Healing
-    from halfguard.guard.healing.line_islands import LineIslands
     from halfguard.guard.incidents import Incidents
     from halfguard.guard.recovery.recovery import Recovery
     from halfguard.guard.watching.watching import Watching
     from halfguard.records.audit import AuditReport
+    from halfguard.trials.line_islands import LineIslands
 
 logger = logging.getLogger("halfguard")
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from halfguard.guard.healing.healing import Healing
-    from halfguard.guard.healing.line_islands import LineIslands
     from halfguard.guard.incidents import Incidents
     from halfguard.guard.recovery.recovery import Recovery
     from halfguard.guard.watching.watching import Watching
     from halfguard.records.plan import PrecisionPlan
+    from halfguard.trials.line_islands import LineIslands
 
 
 def healing_class() -> type[Healing]:
@@ -30,7 +30,7 @@ def healing_class() -> type[Healing]:
 
 def line_islands_class() -> type[LineIslands]:
     """Return the class that runs single lines in FP32."""
-    from halfguard.guard.healing.line_islands import LineIslands
+    from halfguard.trials.line_islands import LineIslands
 
     return LineIslands
 

@@ -16,7 +16,7 @@ import difflib
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
 from halfguard.precision.modes import HALF_DTYPES, full_precision
-from halfguard.records.plan import LineIsland, PrecisionPlan
+from halfguard.precision.rescaled import can_be_rescaled, run_rescaled
+from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import without_wrappers
 
@@ -66,9 +67,12 @@ def apply_plan(
 
 def make_islands(model: nn.Module, plan: PrecisionPlan) -> list[str]:
     """Make the modules of ``plan`` islands, and return their paths; lines are the caller's business."""
-    found = _find_modules(model, plan.modules)
-    for module in found.values():
-        fp32_island(module)
+    found = _find_modules(model, plan.islands)
+    for module, island in found.values():
+        if island.kind == "rescaled":
+            make_rescaled(module)
+        else:
+            fp32_island(module)
     return list(found)
 
 
@@ -78,12 +82,18 @@ def _describe_lines(lines: tuple[LineIsland, ...]) -> str:
     return f"{'the line' if len(lines) == 1 else f'{len(lines)} lines'} {named}{more}"
 
 
-def _find_modules(model: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Module]:
+def _find_modules(
+    model: nn.Module, islands: Sequence[Island]
+) -> dict[str, tuple[nn.Module, Island]]:
     # remove_duplicate=False: a shared module has several paths, and all of them are valid.
     modules = dict(model.named_modules(remove_duplicate=False))
     bare = {without_wrappers(path): path for path in reversed(modules)}
-    paths = {name: name if name in modules else bare.get(name) for name in names}
-    unknown = [name for name, path in paths.items() if path is None]
+    found: dict[str, tuple[nn.Module, Island]] = {}
+    unknown = []
+    for island in islands:
+        names = island.members(modules) or [bare[name] for name in island.members(bare)]
+        found |= {name: (modules[name], island) for name in names}
+        unknown += [] if names else [island.module]
     if unknown:
         raise UsageError(
             f"The plan names {_with_hints(unknown, modules)}; {type(model).__name__} has no such "
@@ -91,7 +101,13 @@ def _find_modules(model: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Modu
             cure="If the plan is for another model, or a module was renamed, make a new one with: "
             "halfguard plan ENTRY -o plan.yaml",
         )
-    return {path: modules[path] for path in paths.values() if path is not None}
+    for module, island in found.values():
+        if island.kind == "rescaled" and not can_be_rescaled(module):
+            raise UsageError(
+                f"The plan rescales {island.module}, a {type(module).__name__}. Nothing was changed.",
+                cure="Only a torch.nn.Linear can be rescaled; remove 'kind: rescaled' for FP32.",
+            )
+    return found
 
 
 def _with_hints(unknown: list[str], modules: dict[str, nn.Module]) -> str:
@@ -130,8 +146,17 @@ def make_island(module: Module, *, in_half_model: bool) -> Module:
     return module
 
 
+def make_rescaled(module: nn.Module) -> nn.Module:
+    """Make a linear layer multiply in half and return FP32 (``rescaled``); its weights do not change."""
+    if not is_island(module):
+        module.forward = functools.partial(
+            run_rescaled, _accelerator_type(), module, module.forward
+        )
+    return module
+
+
 def remove_island(module: Module) -> Module:
-    """Undo ``fp32_island``, except for the dtype of parameters, and return the module."""
+    """Undo ``fp32_island`` or ``make_rescaled``, except for the dtype of parameters; return the module."""
     wrapper = vars(module).get("forward")
     if is_island(module) and isinstance(wrapper, functools.partial):
         del module.forward
@@ -142,14 +167,20 @@ def remove_island(module: Module) -> Module:
 
 
 def is_island(module: nn.Module) -> bool:
-    """Return whether ``fp32_island`` was called on this module itself."""
+    """Return whether this module itself is an island, of either kind."""
     wrapper = vars(module).get("forward")
     return isinstance(wrapper, functools.partial) and wrapper.func in _RUNS
 
 
+def is_fp32_island(module: nn.Module) -> bool:
+    """Return whether this module itself runs in FP32."""
+    wrapper = vars(module).get("forward")
+    return isinstance(wrapper, functools.partial) and wrapper.func in _RUNS_IN_FP32
+
+
 def _is_half_by_itself(module: nn.Module) -> bool:
     """Return whether all weights are half, or were so before a module inside became an island."""
-    inner = [m for m in module.modules() if m is not module and is_island(m)]
+    inner = [m for m in module.modules() if m is not module and is_fp32_island(m)]
     widened = {id(p) for m in inner for p in m.parameters()}
     own = [p for p in module.parameters() if id(p) not in widened]
     return all(p.dtype in HALF_DTYPES for p in own) and all(_in_half_model(m) for m in inner)
@@ -196,7 +227,8 @@ def _run_gathered_in_fp32(
             owner._parameters[name] = weight
 
 
-_RUNS = (_run_in_fp32, _run_gathered_in_fp32)
+_RUNS_IN_FP32 = (_run_in_fp32, _run_gathered_in_fp32)
+_RUNS = (*_RUNS_IN_FP32, run_rescaled)
 
 
 def cast_to_fp32(value: Any) -> Any:

@@ -7,8 +7,9 @@ guard applies it. Every island has a reason, so that a reader can check later wh
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, model_validator
@@ -17,23 +18,51 @@ from halfguard.errors import RecordError
 from halfguard.records.atomic_write import write_atomically
 from halfguard.records.base import Record, RecordPart
 
+IslandKind = Literal["fp32", "rescaled"]
+
 
 class Island(RecordPart):
-    """A module that runs in FP32."""
+    """A module that runs in FP32, or the same module of every block of a list.
+
+    In ``model.layers.*.mlp``, the star is the index of the block.
+    """
 
     module: str = Field(description="path as in named_modules(); empty for the whole model")
+    kind: IslandKind = Field(
+        default="fp32",
+        description="rescaled: a linear layer multiplies in half, with its input scaled by powers of two, "
+        "and returns FP32",
+    )
     reason: str = ""
+
+    def members(self, paths: Iterable[str]) -> list[str]:
+        """Return those of ``paths`` that the island names."""
+        if "*" not in self.module:
+            return [path for path in paths if path == self.module]
+        wanted = self.module.split(".")
+        return [path for path in paths if _matches(path.split("."), wanted)]
+
+
+def _matches(parts: list[str], wanted: list[str]) -> bool:
+    return len(parts) == len(wanted) and all(
+        part.isdecimal() if star == "*" else part == star
+        for part, star in zip(parts, wanted, strict=True)
+    )
 
 
 class LineIsland(RecordPart):
     """A line of source code that runs in FP32: for a fault outside every module, in the loss for example.
 
-    Only ``guard.step`` can apply it, in a model that is not compiled.
+    Modules with weights that the line calls are not part of it. Only ``guard.step`` can apply it, in a model
+    that is not compiled.
     """
 
     file: str
     line: int = Field(ge=1)
     code: str = Field(description="the text of the line, to find it if it has moved")
+    kind: IslandKind = Field(
+        default="fp32", description="rescaled: matrix products of the line stay in half"
+    )
     reason: str = ""
 
 
@@ -90,6 +119,9 @@ class PrecisionPlan(Record):
         body = self.model_dump(mode="json", exclude_none=True)
         if not self.lines:
             del body["lines"]
+        for island in (*body["islands"], *body.get("lines", ())):
+            if island["kind"] == "fp32":
+                del island["kind"]
         text: str = yaml.safe_dump(head | body, sort_keys=False, allow_unicode=True, width=100)
         return text
 

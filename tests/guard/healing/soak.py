@@ -30,6 +30,7 @@ class Run:
 
     bad: tuple[tuple[int, Cause], ...]
     islands: tuple[str, ...]
+    modules: tuple[str, ...]  # of the operations that failed
     healed: int  # the step after which the last island was made; -1 if none was
     loss: float
 
@@ -58,8 +59,9 @@ def train(job: Callable[[int], hg.Workload], seed: int, config: dict[str, Any], 
                 bad.append((index, outcome.cause))
         memory = (guard.state_dict()["healing"] or {}).get("healed", [])
     names = tuple(str(one["island"].get("module", one["island"].get("line"))) for one in memory)
+    modules = tuple(one["producer"].split(" ")[0] for one in memory)
     healed = max((one["since"] for one in memory), default=-1)
-    return Run(tuple(bad), names, healed, mean(losses[-LAST:]))
+    return Run(tuple(bad), names, modules, healed, mean(losses[-LAST:]))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from tests.guard.healing.soak import RETRY, train
 @pytest.mark.parametrize("planted", PERIODIC, ids=lambda planted: planted.name)
 def test_the_module_at_fault_is_healed(planted: Periodic) -> None:
     run = train(planted.job, 0, RETRY | {"heal": {}}, 4 * planted.every + 2)
-    assert run.islands == (planted.module,)
+    assert run.modules == (planted.module,)
+    assert len(run.islands) == 1
     assert run.failed_forward == 3
     assert run.failed_after == 0

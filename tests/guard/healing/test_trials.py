@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import halfguard as hg
-from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.step_batches import StepBatches
 from halfguard.precision.islands import is_island
 from halfguard.records.plan import Island, LineIsland, PrecisionPlan
+from halfguard.trials.line_islands import LineIslands
 
 pytestmark = pytest.mark.usefixtures("seed")
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -113,8 +113,8 @@ def test_the_gradients_of_fp32_are_not_rounded_to_half(factor: float) -> None:
         return (model(batch).float().square() * factor).mean()
 
     batches = StepBatches(micro_batches=[guard._micro_batch(loss_fn, torch.randn(4, 8), None)])
-    trials = guard._healing._trials
-    found = trials.gradients(trials.in_fp32(batches))
+    runner = guard._healing._bad_step(batches)._runner
+    found = runner.gradients(runner.in_fp32())
     assert found.finite
     assert all(value is not None and (value != 0).any() for value in found.values)
 
@@ -147,7 +147,7 @@ def test_a_line_of_a_plan_is_found_in_another_checkout(monkeypatch: pytest.Monke
     monkeypatch.chdir(here.parents[3])
     elsewhere = Path("/home/somebody/checkout", *here.parts[-4:])
     line = LineIsland(file=str(elsewhere), line=first + 2, code=source[2].strip())
-    assert LineIslands([line])._places == {(str(here), first + 2)}
+    assert LineIslands([line])._places == {(str(here), first + 2): "fp32"}
 
 
 @dataclass

@@ -11,8 +11,6 @@ So every product is weighted by its FLOPs, which follow from the shapes of its o
 from __future__ import annotations
 
 import inspect
-import math
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,25 +24,13 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.loss import find_loss
 from halfguard.step.nested import tensors_in
 from halfguard.tracing.operation_places import ModuleStack
+from halfguard.tracing.products import product_flops
 from halfguard.workload.user_error import is_out_of_memory, user_frame
-
-# Operations that are matrix products on any device; these gain from 16 bits.
-_PRODUCT = re.compile(
-    r"(add|b|addb|baddb|_grouped_|_scaled_)?mm|_addmm_activation|(add)?mv|.*convolution.*|.*_rnn.*"
-    r"|.*attention.*"
-)
-# torch counts FLOPs of attention on accelerators only; the CPU kernel has the same arguments and FLOPs.
-_SAME_FLOPS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
-        torch.ops.aten._scaled_dot_product_flash_attention
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -75,18 +61,11 @@ def as_product(
     func: Any, args: Any, kwargs: Any, result: Any, context: CallContext
 ) -> Product | None:
     """Return a call in the dispatcher as a product, or None if it is not one."""
-    packet = func.overloadpacket
-    if not _PRODUCT.fullmatch(packet.__name__):
+    flops = product_flops(func, args, kwargs, result)
+    if flops is None:
         return None
     operands = list(tensors_in(args))
     floating = [tensor for tensor in operands if tensor.is_floating_point()]
-    if not floating:
-        return None
-    formula = flop_registry.get(_SAME_FLOPS.get(packet, packet))
-    if formula is None or any(tensor.is_nested for tensor in operands):
-        flops = _estimate_flops(floating, result)
-    else:
-        flops = float(formula(*args, **kwargs, out_val=result))
     if torch.is_grad_enabled():
         passes = any(tensor.requires_grad for tensor in operands)
     else:
@@ -95,13 +74,6 @@ def as_product(
     if dtype is torch.float32 and context.attention_dtype is not None:
         dtype = context.attention_dtype
     return Product(dtype, context, flops, passes)
-
-
-def _estimate_flops(operands: list[Tensor], result: Any) -> float:
-    """Estimate 2mkn from the sizes mk, kn and mn: exact for one product, close for a few in one call."""
-    outputs = [tensor.numel() for tensor in tensors_in(result)]
-    sizes = sorted((tensor.numel() for tensor in operands), reverse=True)
-    return 2 * math.sqrt(math.prod([*sizes[:2], *outputs[:1]]))
 
 
 def _inside_autograd_function() -> bool:

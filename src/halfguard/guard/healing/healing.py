@@ -1,9 +1,9 @@
 """Healing: find the operation that keeps failing in half, prove an FP32 island for it, make it, and go on.
 
 A bad step is repeated under ``find_first_nonfinite``, which names its producer. Once a producer has failed
-``after`` times, or an audit raised an alarm, islands are tried on that very batch, smallest first
-(``candidates``), and the first that is proven (``proof``) is made. Ranks exchange what they found and decide
-by the same facts, so that all make the same island before the same step.
+``after`` times, or an audit raised an alarm, islands are tried on that very batch, cheapest first
+(``trials.search``), and the first that are proven (``trials.proof``) are made. Ranks exchange what they
+found and decide by the same facts, so that all make the same island before the same step.
 
 Islands change between two steps only. One that is made between forward and backward would let checkpointing
 compute other dtypes than were saved. If a producer fails again although it has its island, that island is
@@ -29,14 +29,10 @@ from halfguard.dist.collectives import all_gather_object, rank
 from halfguard.dist.wrapping import is_compiled, is_sharded, unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard.config import HealConfig
-from halfguard.guard.healing.applied_islands import AppliedIslands
+from halfguard.guard.healing.bench import GuardBench, agree_on_producer
 from halfguard.guard.healing.healing_log import HealingLog, describe_failure
-from halfguard.guard.healing.island_search import Found, IslandSearch, agree_on_producer
-from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.healing.memory import HealedFault, HealingMemory
 from halfguard.guard.healing.plan_file import PlanFile
-from halfguard.guard.healing.producer import AnyIsland, Producer, name_of
-from halfguard.guard.healing.proof import BadStep, Proof
 from halfguard.guard.healing.trial_steps import TrialSteps
 from halfguard.guard.policy import Decision, Signals, can_fall
 from halfguard.guard.recorder import StepReport
@@ -45,9 +41,15 @@ from halfguard.guard.stepping.stepper import Stepper
 from halfguard.guard.watching.swallowed import Alarm
 from halfguard.journal import Journal
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause
 from halfguard.records.audit import AuditFinding, AuditReport
 from halfguard.records.plan import Island, PrecisionPlan
+from halfguard.trials.applied_islands import AppliedIslands
+from halfguard.trials.line_islands import LineIslands
+from halfguard.trials.producer import AnyIsland, Producer, name_of
+from halfguard.trials.proof import BadStep
+from halfguard.trials.search import Found, IslandSearch
 
 
 def raise_if_unhealable(model: nn.Module) -> None:
@@ -90,8 +92,7 @@ class Healing:
     ) -> None:
         raise_if_unhealable(stepper.model)
         self._rules, self._stepper, self._device = rules, stepper, stepper.device
-        self._trials = TrialSteps(stepper, lines, around)
-        self._hosted = hosted
+        self._lines, self._around, self._hosted = lines, around, hosted
         self._applied = AppliedIslands(unwrap_model(stepper.model), copies, lines)
         self._applied.keep_lines(given.lines)
         self._memory = HealingMemory()
@@ -109,7 +110,7 @@ class Healing:
         """Look at a bad step that was refused, before it is retried. Every rank must call this."""
         if self._memory.stopped or not self._concerns(decision, seen, report):
             return
-        step = BadStep(self._trials, report.batches, seen.scale, self._device)
+        step = self._bad_step(report.batches, seen.scale)
         producer = self._agree_on_producer(step, report.step)
         if producer is None or (producer.phase == "backward" and self._scale_can_fall(seen)):
             return
@@ -123,7 +124,7 @@ class Healing:
 
     def audit(self, batches: StepBatches) -> AuditReport:
         """Audit batches as a step would run them, and heal what is found. Every rank must call this."""
-        step = BadStep(self._trials, batches, self._stepper.scaler.get_scale(), self._device)
+        step = self._bad_step(batches)
         report = step.audit()
         if report.findings:
             self.alarm(report.findings, batches)
@@ -165,9 +166,12 @@ class Healing:
                 return  # it is not in force yet
             self._take_back(fault, producer, index)
         self._memory.count(producer.key)
-        scale = self._stepper.scaler.get_scale()
-        step = BadStep(self._trials, batches, scale, self._device)
-        self._heal(step, producer, index)
+        self._heal(self._bad_step(batches), producer, index)
+
+    def _bad_step(self, batches: StepBatches, scale: float | None = None) -> BadStep:
+        runner = TrialSteps(self._stepper, batches, self._lines, self._around)
+        now = self._stepper.scaler.get_scale() if scale is None else scale
+        return BadStep(runner, now, self._device)
 
     def apply_due(self, next_step: int) -> None:
         """Make the islands that were decided; call it between two steps only."""
@@ -235,27 +239,35 @@ class Healing:
             return
         finite, found = step.is_finite_in_fp32(), Found()
         if finite:
-            eager = not self._hosted and not is_compiled(self._stepper.model)
-            search = IslandSearch(self._applied, self._trials, self._device, eager=eager)
-            if self._due and search.is_cured(step, producer, memory.islands):
+            bench = GuardBench(
+                step,
+                self._applied,
+                unwrap_model(self._stepper.model),
+                self._device,
+                lines=not self._hosted and not is_compiled(self._stepper.model),
+                rescaling=not Precision(self._stepper.config.precision).needs_master_weights,
+            )
+            if self._due and bench.prove(memory.islands, producer).holds:
                 return  # by an island that is decided, and not in force yet
-            tried = memory.tried.setdefault(producer.key, [])
-            found = search.run(step, producer, memory.islands, tried, left)
+            tried = memory.tried.get(producer.key, [])
+            found = IslandSearch(bench, memory.islands, tried).run(producer, left)
         if not found.islands:
             memory.given_up.append(producer.key)
-            self._log.not_found(index, producer, finite_in_fp32=finite, error=step.error)
+            self._log.not_found(
+                index, producer, finite_in_fp32=finite, error=step.error, found=found
+            )
             return
         for island, cause in found.islands:
-            self._decide(island, cause, index, found.proof)
+            self._decide(island, cause, index, found)
         self._plan.write(memory.islands)
 
-    def _decide(self, island: AnyIsland, producer: Producer, index: int, proof: Proof) -> None:
+    def _decide(self, island: AnyIsland, producer: Producer, index: int, found: Found) -> None:
         failure = describe_failure(producer, self._memory.counts.get(producer.key, 1))
         island = island.model_copy(update={"reason": f"{failure} Healed at step {index}."})
         self._memory.healed.append(HealedFault(island, producer.key))
         self._memory.in_vain = 0
         self._due = True
-        self._log.applied(index, producer, name_of(island), failure, proof)
+        self._log.applied(index, producer, island, failure, found)
 
     def _take_back(self, fault: HealedFault, producer: Producer, index: int) -> None:
         self._memory.take_back(fault)
@@ -271,12 +283,13 @@ class Healing:
         """Make the islands that an earlier run in this folder ended with."""
         if not islands:
             return
-        modules = [island.module for island in islands if isinstance(island, Island)]
-        unknown = [name for name in modules if not self._applied.has_module(name)]
+        modules = [island for island in islands if isinstance(island, Island)]
+        unknown = [one.module for one in modules if not self._applied.has_modules(one)]
         if unknown:
+            model = type(unwrap_model(self._stepper.model)).__name__
             raise UsageError(
-                f"The plan {self._plan} of an earlier run names {', '.join(unknown)}; "
-                f"{type(self._trials.model).__name__} has no such module. Nothing was changed.",
+                f"The plan {self._plan} of an earlier run names {', '.join(unknown)}; {model} has no such "
+                "module. Nothing was changed.",
                 cure="Use another run_dir for another model, or remove the file.",
             )
         self._memory.healed = [HealedFault(island) for island in islands]

@@ -8,10 +8,10 @@ from typing import Literal
 
 from halfguard.dist.collectives import rank
 from halfguard.guard.healing.plan_file import PlanFile
-from halfguard.guard.healing.producer import Producer
-from halfguard.guard.healing.proof import Proof
 from halfguard.journal import Journal
 from halfguard.records import HealingRow
+from halfguard.trials.producer import AnyIsland, Producer, describe_change, name_of
+from halfguard.trials.search import Found
 
 logger = logging.getLogger("halfguard")
 
@@ -23,19 +23,21 @@ class HealingLog:
         self._journal, self._plan = journal, plan
 
     def applied(
-        self, step: int, producer: Producer, island: str, failure: str, proof: Proof
+        self, step: int, producer: Producer, island: AnyIsland, failure: str, found: Found
     ) -> None:
         """Say that an island was proven, and is made before the next step."""
+        proof = found.proof
+        others = len(found.islands) - 1
+        with_it = "With this island" if not others else f"With this and {others} more"
         text = (
-            f"{island} runs in FP32 from the next step on. {failure} With this island the same step is "
-            f"finite, and its gradients are within {proof.error:.2%} of FP32's"
+            f"{describe_change(island)} from the next step on. {failure} {with_it} the same step is finite, "
+            f"and its gradients are within {proof.error:.2%} of FP32's; {found.cost.flops:.1%} of the step's "
+            "matrix-product FLOPs leave half"
         )
         if proof.sensitivity:
             text += f" (a sensitive step: weights rounded to half alone move them by {proof.sensitivity:.2%})"
         text += f". Plan: {self._plan}."
-        if island == "the whole model":
-            text += " Nothing smaller helps: the rest of this run is an FP32 run."
-        self._add(step, "applied", text, producer, island)
+        self._add(step, "applied", text, producer, name_of(island))
 
     def taken_back(self, step: int, producer: Producer, island: str) -> None:
         """Say that an island did not hold."""
@@ -45,10 +47,22 @@ class HealingLog:
         self._add(step, "taken back", text, producer, island)
 
     def not_found(
-        self, step: int, producer: Producer, *, finite_in_fp32: bool, error: str = ""
+        self,
+        step: int,
+        producer: Producer,
+        *,
+        finite_in_fp32: bool,
+        error: str = "",
+        found: Found,
     ) -> None:
         """Say that no island helps; once for each producer."""
-        if finite_in_fp32:
+        if found.needed is not None:
+            why = (
+                f"no part of the model that was tried is enough, and {name_of(found.needed)}, which is, has "
+                f"{found.cost.flops:.0%} of the step's matrix-product FLOPs, so it stays in half. To run it "
+                "in FP32 all the same, make it an island in the plan"
+            )
+        elif finite_in_fp32:
             why = "no island that was tried makes the step finite and like FP32's"
         elif error:
             why = f"the step cannot be run in FP32 to compare with ({error})"

@@ -11,7 +11,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from halfguard.dist.wrapping import (
     unreduced_gradients,
     unwrap_model,
 )
-from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import (
@@ -34,14 +33,8 @@ from halfguard.precision.modes import (
     without_autocast,
 )
 from halfguard.step.random_state import preserved_random_state
-
-
-@dataclass(frozen=True)
-class TrialGradients:
-    """The gradients of a trial on this rank, unscaled, in the order of parameters."""
-
-    finite: bool
-    values: tuple[Tensor | None, ...]
+from halfguard.trials.line_islands import LineIslands
+from halfguard.trials.proof import TrialGradients
 
 
 class TrialSteps:
@@ -50,13 +43,15 @@ class TrialSteps:
     def __init__(
         self,
         stepper: Stepper,
+        batches: StepBatches,
         lines: LineIslands,
         around: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        self._stepper, self._lines, self._around = stepper, lines, around
+        self._stepper, self._batches = stepper, batches
+        self._lines, self._around = lines, around
         self.model = unwrap_model(stepper.model)
 
-    def in_half(self, batches: StepBatches, scale: float) -> Callable[..., Tensor]:
+    def in_half(self, scale: float) -> Callable[..., Tensor]:
         """Return a function that runs forward and scaled backward passes in half; it returns the loss.
 
         It calls ``collect`` while gradients have the dtype in which they were computed.
@@ -65,7 +60,7 @@ class TrialSteps:
 
         def run(collect: Callable[[], None] = _nothing) -> Tensor:
             losses = []
-            for micro in _as_given(batches):
+            for micro in _as_given(self._batches):
                 micro.restore_generators()
                 with self._lines.active():
                     with autocast(config.precision, kind):
@@ -77,7 +72,7 @@ class TrialSteps:
 
         return run
 
-    def in_fp32(self, batches: StepBatches) -> Callable[..., Tensor]:
+    def in_fp32(self) -> Callable[..., Tensor]:
         """Return the same function for FP32, without a loss scale."""
 
         def run(collect: Callable[[], None] = _nothing) -> Tensor:
@@ -87,7 +82,7 @@ class TrialSteps:
                 stack.enter_context(self._stepper.step_state.in_fp32())
                 stack.enter_context(without_autocast(self._stepper.device.type))
                 losses = []
-                for micro in _as_given(batches):
+                for micro in _as_given(self._batches):
                     micro.restore_generators()
                     loss = loss_in_fp32(micro, partial(self._loss, micro))
                     loss.backward()  # type: ignore[no-untyped-call]

@@ -3,6 +3,8 @@
 A fault in a loss function, or in the forward of a large module, has no small module to make an island of. A
 function mode sees every call of torch with the line that made it. For the chosen lines, half arguments are
 cast to FP32 and autocast is off; results stay FP32, and autocast lowers them for the next matrix product.
+Modules with weights that a line calls run as ever: in ``self.up(x) * self.gate(x)``, only the last product is
+the line's own. In a rescaled line, matrix products stay in half (``precision.rescaled``).
 
 The mode must be active in the backward pass as well, where checkpointing computes forward passes again. Code
 that torch.compile has compiled calls no torch function, so lines need eager mode.
@@ -12,37 +14,50 @@ from __future__ import annotations
 
 import linecache
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from halfguard.precision.islands import cast_to_fp32
 from halfguard.precision.modes import HALF_DTYPES, full_precision
-from halfguard.records.plan import LineIsland
+from halfguard.precision.rescaled import lowered_dtype, rescaled_product
+from halfguard.records.plan import IslandKind, LineIsland
 from halfguard.tracing.source import user_frame
 
 logger = logging.getLogger("halfguard")
 
 _TO_HALF = (torch.Tensor.half, torch.Tensor.bfloat16)
+_PRODUCTS = (
+    torch.matmul,
+    torch.bmm,
+    torch.mm,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    Tensor.bmm,
+    Tensor.mm,
+)
+_CALLING_A_MODULE = nn.Module._call_impl.__code__
 
 
 class LineIslands:
     """The lines that run in FP32 at present."""
 
     def __init__(self, islands: Iterable[LineIsland] = ()) -> None:
-        self._places: frozenset[tuple[str, int]] = frozenset()
+        self._places: dict[tuple[str, int], IslandKind] = {}
         self.set(islands)
 
     def set(self, islands: Iterable[LineIsland]) -> None:
         """Let exactly these lines run in FP32."""
-        files = ((_in_this_checkout(island.file), island) for island in islands)
-        found = [(file, _find_line(file, island)) for file, island in files]
-        self._places = frozenset((file, line) for file, line in found if line)
+        files = [(_in_this_checkout(island.file), island) for island in islands]
+        found = {(file, _find_line(file, island)): island.kind for file, island in files}
+        self._places = {place: kind for place, kind in found.items() if place[1]}
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -53,7 +68,7 @@ class LineIslands:
 
 
 class _LineMode(TorchFunctionMode):
-    def __init__(self, places: frozenset[tuple[str, int]]) -> None:
+    def __init__(self, places: dict[tuple[str, int], IslandKind]) -> None:
         super().__init__()
         self._places = places
         device = torch.accelerator.current_accelerator()
@@ -69,8 +84,13 @@ class _LineMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.backward:
             return self._run_backward(*args, **kwargs)
-        if not self._is_chosen() or not _may_cast(func, kwargs):
+        kind = self._kind_here()
+        if kind is None or not _may_cast(func, kwargs):
             return func(*args, **kwargs)
+        if kind == "rescaled" and func in _PRODUCTS and len(args) == 2 and not kwargs:
+            dtype = lowered_dtype(args[0].device.type, self._accelerator)
+            if dtype is not None and min(args[0].dim(), args[1].dim()) > 1:
+                return rescaled_product(*args, dtype)
         func = torch.Tensor.float if func in _TO_HALF else func
         with full_precision("cpu"), full_precision(self._accelerator):
             return func(*map(_widen, args), **{name: _widen(v) for name, v in kwargs.items()})
@@ -84,9 +104,22 @@ class _LineMode(TorchFunctionMode):
         with self:
             torch.autograd.backward(edge, gradient, **options)
 
-    def _is_chosen(self) -> bool:
-        frame = user_frame(LineIslands.active.__code__)
-        return frame is not None and (frame.f_code.co_filename, frame.f_lineno) in self._places
+    def _kind_here(self) -> IslandKind | None:
+        place = line_of_call(LineIslands.active.__code__)
+        return None if place is None else self._places.get(place)
+
+
+def line_of_call(outermost: CodeType | None = None) -> tuple[str, int] | None:
+    """Return the user's line that calls torch; None if it does so through a module with weights."""
+    user = user_frame(outermost)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not user:
+        if frame.f_code is _CALLING_A_MODULE and any(
+            True for _ in frame.f_locals["self"].parameters()
+        ):
+            return None
+        frame = frame.f_back
+    return None if user is None else (user.f_code.co_filename, user.f_lineno)
 
 
 def _widen(value: Any) -> Any:

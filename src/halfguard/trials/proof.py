@@ -13,19 +13,25 @@ Three questions, each answered over all ranks together:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor, nn
 
-from halfguard.dist.collectives import all_agree, all_gather_numbers, run_on_all
-from halfguard.guard.healing.producer import Producer
-from halfguard.guard.healing.trial_steps import TrialGradients, TrialSteps
-from halfguard.guard.step_batches import StepBatches
+from halfguard.dist.collectives import (
+    all_agree,
+    all_gather_numbers,
+    broadcast_object,
+    run_on_all,
+)
 from halfguard.records.audit import AuditReport
 from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
+from halfguard.trials.cost import StepCosts, counted_costs
+from halfguard.trials.producer import Producer
 
 TOLERANCE = 0.1  # relative; half alone gives a few percent where gradients are tiny
 _MARGIN = 2.0  # half rounds inputs and results as well, not only weights
@@ -45,14 +51,42 @@ class Proof:
     )
 
 
+@dataclass(frozen=True)
+class TrialGradients:
+    """The gradients of a trial on this rank, unscaled, in the order of parameters."""
+
+    finite: bool
+    values: tuple[Tensor | None, ...]
+
+
+class Runner(Protocol):
+    """A step that can be run any number of times, on a model that is not changed by it."""
+
+    model: nn.Module
+
+    def in_half(self, scale: float) -> Callable[..., Tensor]:
+        """Return a function that runs forward and scaled backward passes; it returns the loss."""
+
+    def in_fp32(self) -> Callable[..., Tensor]:
+        """Return the same function for FP32, without a loss scale."""
+
+    def gradients(self, run: Callable[..., Tensor], scale: float = 1.0) -> TrialGradients:
+        """Run the step; return its gradients, divided by ``scale``."""
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """Restore after the block what a step changes."""
+
+    def rounded_weights(self) -> AbstractContextManager[None]:
+        """Run the block with the weights rounded to half."""
+
+
 class BadStep:
     """One step that failed in half, with what FP32 makes of it."""
 
-    def __init__(
-        self, trials: TrialSteps, batches: StepBatches, scale: float, device: torch.device
-    ) -> None:
-        self._trials, self._batches, self._device = trials, batches, device
+    def __init__(self, runner: Runner, scale: float, device: torch.device) -> None:
+        self._runner, self._device = runner, device
         self._scale = scale
+        self.costs = StepCosts()  # of the first rank
         self._reference: TrialGradients | None = None
         self.error = ""  # that FP32 raised
         self._sensitivity: float | None = (
@@ -62,14 +96,16 @@ class BadStep:
 
     def find_producer(self) -> Producer | None:
         """Return the operation to blame on this rank; None if there is none."""
-        run = self._trials.in_half(self._batches, self._scale)
-        with self._trials.unchanged():
-            return Producer.of(find_first_nonfinite(run, self._trials.model))
+        run = self._runner.in_half(self._scale)
+        with self._runner.unchanged():
+            return Producer.of(find_first_nonfinite(run, self._runner.model))
 
     def is_finite_in_fp32(self) -> bool:
         """Return whether FP32 is finite on all ranks, and keep its gradients. Every rank must call this."""
-        run = self._trials.in_fp32(self._batches)
-        self._reference, errors = self._run_on_all(lambda: self._trials.gradients(run))
+        run = self._runner.in_fp32()
+        with counted_costs(self._runner.model) as costs:
+            self._reference, errors = self._run_on_all(lambda: self._runner.gradients(run))
+        self.costs = StepCosts(broadcast_object(0, costs.places, self._device))
         self.error = errors[0] if errors else ""
         found = self._reference is not None and self._reference.finite
         if not all_agree(found, self._device):
@@ -81,8 +117,8 @@ class BadStep:
         """Try the step as the model is at present. Every rank must call this."""
         scale = self._scale
         while True:
-            run = self._trials.in_half(self._batches, scale)
-            tried = self._on_all(lambda run=run, scale=scale: self._trials.gradients(run, scale))  # type: ignore[misc]
+            run = self._runner.in_half(scale)
+            tried = self._on_all(lambda run=run, scale=scale: self._runner.gradients(run, scale))  # type: ignore[misc]
             if all_agree(tried is not None and tried.finite, self._device):
                 break
             if scale <= 1.0 or not all_agree(tried is not None, self._device):
@@ -102,11 +138,11 @@ class BadStep:
     def _own_sensitivity(self, reference: TrialGradients) -> float:
         """Return how far the gradients move in FP32 if the weights are rounded to half."""
         if self._sensitivity is None:
-            run = self._trials.in_fp32(self._batches)
+            run = self._runner.in_fp32()
 
             def rounded() -> TrialGradients:
-                with self._trials.rounded_weights():
-                    return self._trials.gradients(run)
+                with self._runner.rounded_weights():
+                    return self._runner.gradients(run)
 
             tried = self._on_all(rounded)
             finite = all_agree(tried is not None and tried.finite, self._device)
@@ -116,24 +152,16 @@ class BadStep:
 
     def audit(self) -> AuditReport:
         """Audit the step on this rank, as the model is at present."""
-        run = self._trials.in_half(self._batches, self._scale)
-        with self._trials.unchanged():
-            return audit(run, self._trials.model)
+        run = self._runner.in_half(self._scale)
+        with self._runner.unchanged():
+            return audit(run, self._runner.model)
 
     def _findings(self) -> frozenset[str]:
         return frozenset(finding.place for finding in self.audit().findings)
 
     def _error(self, tried: TrialGradients, reference: TrialGradients) -> float:
-        squares, sizes = [], []
-        for value, right in zip(tried.values, reference.values, strict=True):
-            if right is not None:
-                wide = right.double()
-                sizes.append(wide.square().sum().cpu())
-                apart = wide if value is None else value.double() - wide
-                squares.append(apart.square().sum().cpu())
-        sums = [sum(map(float, squares)), sum(map(float, sizes))]
-        wrong, size = map(sum, zip(*all_gather_numbers(sums, self._device), strict=True))
-        return math.sqrt(wrong / size) if size else (0.0 if not wrong else math.inf)
+        sums = squared_difference(tried.values, reference.values)
+        return relative(*map(sum, zip(*all_gather_numbers(sums, self._device), strict=True)))
 
     def _on_all(self, work: Callable[[], T]) -> T | None:
         """Return the result of ``work``; None if it raised on any rank."""
@@ -142,3 +170,22 @@ class BadStep:
     def _run_on_all(self, work: Callable[[], T]) -> tuple[T | None, list[str]]:
         result, errors = run_on_all(work, self._device)
         return (None if errors else result), errors
+
+
+def squared_difference(
+    values: Sequence[Tensor | None], reference: Sequence[Tensor | None]
+) -> list[float]:
+    """Return the sums of squares of the difference, and of the reference; a missing gradient is 0."""
+    apart, size = [], []
+    for value, right in zip(values, reference, strict=True):
+        if right is not None:
+            wide = right.double()
+            size.append(float(wide.square().sum()))
+            difference = wide if value is None else value.double() - wide
+            apart.append(float(difference.square().sum()))
+    return [sum(apart), sum(size)]
+
+
+def relative(apart: float, size: float) -> float:
+    """Return the relative error of two sums of squares."""
+    return math.sqrt(apart / size) if size else (0.0 if not apart else math.inf)

@@ -9,11 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.dist.wrapping import disable_fsdp_mixed_precision
-from halfguard.guard.healing.line_islands import LineIslands
-from halfguard.guard.healing.producer import AnyIsland, modules_by_name
-from halfguard.precision.islands import is_island, make_island, remove_island
+from halfguard.precision.islands import (
+    is_fp32_island,
+    is_island,
+    make_island,
+    make_rescaled,
+    remove_island,
+)
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.plan import Island, LineIsland
+from halfguard.trials.line_islands import LineIslands
+from halfguard.trials.producer import AnyIsland, modules_by_name
 
 # The islands of one model, changed between two steps.
 #
@@ -29,23 +35,37 @@ class ModelIslands:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._made: dict[str, tuple[nn.Module, Callable[[], None]]] = {}
+        self._made: dict[str, tuple[str, nn.Module, Callable[[], None]]] = {}
         # Tensors that were half before an island held them, with their dtypes.
         self._half_weights: dict[int, tuple[nn.Parameter, torch.dtype]] = {}
         self._half_buffers: dict[tuple[int, str], tuple[nn.Module, str, torch.dtype]] = {}
 
-    def set(self, paths: Sequence[str]) -> None:
+    def set(self, islands: Sequence[Island]) -> None:
         """Make exactly these modules islands, or the modules that contain them."""
-        wanted = _outermost(paths)
-        for path in [path for path in self._made if path not in wanted]:
-            module, gather_as_before = self._made.pop(path)
+        modules = modules_by_name(self._model)
+        wide = [
+            path for island in islands if island.kind == "fp32" for path in island.members(modules)
+        ]
+        rescaled = [
+            path for island in islands if island.kind != "fp32" for path in island.members(modules)
+        ]
+        wanted = dict.fromkeys(_outermost(wide), "fp32")
+        wanted |= {
+            path: "rescaled"
+            for path in rescaled
+            if path not in wanted and not any(_contains(outer, path) for outer in wanted)
+        }
+        for path in [path for path, (kind, _, _) in self._made.items() if wanted.get(path) != kind]:
+            _, module, gather_as_before = self._made.pop(path)
             remove_island(module)
             gather_as_before()
-        modules = modules_by_name(self._model)
-        for path in wanted:
-            found = modules.get(path)
-            if found is not None and path not in self._made and not is_island(found):
-                self._make(path, found)
+        for path, kind in wanted.items():
+            if path in self._made or is_island(modules[path]):
+                continue
+            if kind == "fp32":
+                self._make(path, modules[path])
+            else:
+                self._made[path] = kind, make_rescaled(modules[path]), _do_nothing
         self._cast_weights()
 
     @contextmanager
@@ -67,10 +87,10 @@ class ModelIslands:
         self._note_half_tensors(module)
         # FSDP2 gathers weights, and casts inputs, as its own policy says.
         gather_as_before = disable_fsdp_mixed_precision(module)
-        by_user = _held_by(inner for inner in module.modules() if is_island(inner))
+        by_user = _held_by(inner for inner in module.modules() if is_fp32_island(inner))
         own = [p for p in module.parameters() if id(p) not in by_user]
         make_island(module, in_half_model=all(id(p) in self._half_weights for p in own))
-        self._made[path] = module, gather_as_before
+        self._made[path] = "fp32", module, gather_as_before
 
     def _note_half_tensors(self, module: nn.Module) -> None:
         for parameter in module.parameters():
@@ -84,7 +104,7 @@ class ModelIslands:
     @torch.no_grad()
     def _cast_weights(self) -> None:
         """Cast what was half: to FP32 inside islands, and back to its dtype outside."""
-        islands = [module for module, _ in self._made.values()]
+        islands = [module for kind, module, _ in self._made.values() if kind == "fp32"]
         inside, modules = _held_by(islands), {id(m) for one in islands for m in one.modules()}
         for key, (parameter, dtype) in list(self._half_weights.items()):
             _cast_parameter(parameter, torch.float32 if key in inside else dtype)
@@ -96,6 +116,10 @@ class ModelIslands:
                 owner._buffers[name] = buffer.to(torch.float32 if place[0] in modules else dtype)
             if place[0] not in modules:
                 del self._half_buffers[place]
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
@@ -138,7 +162,7 @@ class AppliedIslands:
         """Make exactly these islands; call it between two steps only."""
         self._made = tuple(islands)
         for model in self._models:
-            model.set([island.module for island in islands if isinstance(island, Island)])
+            model.set([island for island in islands if isinstance(island, Island)])
         self._set_lines()
 
     @contextmanager
@@ -152,15 +176,15 @@ class AppliedIslands:
             self.set(islands)
             yield
 
-    def has_module(self, name: str) -> bool:
-        """Return whether the model has a module of this name."""
-        return name in modules_by_name(self._model)
+    def has_modules(self, island: Island) -> bool:
+        """Return whether the model has a module that the island names."""
+        return bool(island.members(modules_by_name(self._model)))
 
     def covers(self, name: str) -> bool:
-        """Return whether a module, or one that contains it, is an island already."""
+        """Return whether a module, or one that contains it, is an FP32 island already."""
         modules = modules_by_name(self._model)
         paths = [name, *(name[:end] for end, char in enumerate(name) if char == "."), ""]
-        return any(path in modules and is_island(modules[path]) for path in paths)
+        return any(path in modules and is_fp32_island(modules[path]) for path in paths)
 
     def _set_lines(self) -> None:
         own = [island for island in self._made if isinstance(island, LineIsland)]

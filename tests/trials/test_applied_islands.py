@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import halfguard as hg
-from halfguard.guard.healing.applied_islands import AppliedIslands
-from halfguard.guard.healing.line_islands import LineIslands
 from halfguard.precision.islands import is_island
 from halfguard.records.plan import Island
+from halfguard.trials.applied_islands import AppliedIslands
+from halfguard.trials.line_islands import LineIslands
 from tests.support.cases import each
 
 pytestmark = pytest.mark.usefixtures("seed")

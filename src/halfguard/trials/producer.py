@@ -7,42 +7,64 @@ from typing import Any, Self
 
 from torch import nn
 
+from halfguard.precision.rescaled import can_be_rescaled
 from halfguard.records import Culprit
 from halfguard.records.plan import Island, LineIsland
 from halfguard.step.parameters import without_wrappers
 
-# The islands that may cure a fault, smallest first: the module, its parents, the line, the whole
-# model.
-#
-# The whole model comes after the line: it would give up half precision altogether. A fault outside
-# every module, in the loss function for example, has its line only.
-
-
 AnyIsland = Island | LineIsland
+_PRODUCTS = ("mm", "bmm")  # that a rescaled line keeps in half
 
 
-def find_candidates(producer: Producer, model: nn.Module, *, eager: bool) -> list[AnyIsland]:
-    """Return the islands to try, in this order; lines only in ``eager`` mode."""
+def find_candidates(
+    producer: Producer, model: nn.Module, *, lines: bool, rescaling: bool
+) -> list[AnyIsland]:
+    """Return the islands that may fix a fault, innermost first.
+
+    They are the module of the operation (rescaled first, where it is a linear layer), its parents, the whole
+    model, and the line. A fault outside every module, in the loss function for example, has its line only.
+    """
     found: list[AnyIsland] = []
     modules = modules_by_name(model)
     path = None if producer.module is None else without_wrappers(producer.module)
+    if rescaling and path in modules and can_be_rescaled(modules[path]):
+        found.append(Island(module=path, kind="rescaled"))
     while path:
         # A list of modules is never called itself.
         if path in modules and not isinstance(modules[path], nn.ModuleList | nn.ModuleDict):
             found.append(Island(module=path))
         path = path.rpartition(".")[0]
-    if eager and not producer.compiled and producer.file and producer.code:
-        found.append(LineIsland(file=producer.file, line=producer.line, code=producer.code))
     if path is not None:
         found.append(Island(module=""))
+    if lines and not producer.compiled and producer.file and producer.code:
+        line = LineIsland(file=producer.file, line=producer.line, code=producer.code)
+        if rescaling and producer.op in _PRODUCTS:
+            found.append(line.model_copy(update={"kind": "rescaled"}))
+        found.append(line)
     return found
 
 
 def name_of(island: AnyIsland) -> str:
     """Return the name of an island, for people and as a key."""
     if isinstance(island, LineIsland):
-        return f"line {island.file}:{island.line}"
-    return f"module {island.module}" if island.module else "the whole model"
+        name = f"line {island.file}:{island.line}"
+    elif not island.module:
+        return "the whole model"
+    else:
+        name = f"{'modules' if '*' in island.module else 'module'} {island.module}"
+    return f"{name} (rescaled)" if island.kind == "rescaled" else name
+
+
+def describe_change(island: AnyIsland) -> str:
+    """Return what an island changes, as the beginning of a sentence."""
+    name = name_of(island).removesuffix(" (rescaled)")
+    several = name.startswith("modules ")
+    if island.kind == "rescaled":
+        of_it = "their" if several else "its"
+        return (
+            f"{name} {'are' if several else 'is'} rescaled ({of_it} matrix products stay in half)"
+        )
+    return f"{name} {'run' if several else 'runs'} in FP32"
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:

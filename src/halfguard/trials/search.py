@@ -1,0 +1,245 @@
+"""Search the cheapest islands that fix a bad step: ``guard``, ``replay`` and ``plan`` use this search.
+
+The operation that makes the first bad number gets the cheapest island that covers it. If the step is bad
+still, the operation that is first then gets one too, and so on. Islands at the same place of two blocks of a
+list become one pattern, which holds for every block: real models repeat a block, and its fault with it.
+Where an island of its own does not help an operation, the next in order of cost is tried.
+
+The cost is what leaves half (``cost``). A module around the operation that has most of the FLOPs is never an
+island: it is tried last, and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from halfguard.records.plan import Island, LineIsland
+from halfguard.trials.cost import NOTHING, Cost, StepCosts
+from halfguard.trials.producer import AnyIsland, Producer, name_of
+from halfguard.trials.proof import Proof
+
+MOST = 0.5  # share of FLOPs above which a parent is no island
+_CHEAP = 0.01  # shares of FLOPs up to this are equal
+_TRIALS = 24  # of one search at most
+_SPARE = 0.02  # share of FLOPs from which a pattern is worth shrinking
+_LISTED = 3  # modules that are named one by one instead of as a pattern
+
+
+class Bench(Protocol):
+    """A bad step that can be run with any islands; all ranks get the same answers."""
+
+    costs: StepCosts
+    paths: list[str]  # of the modules
+
+    def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
+        """Run the step with exactly these islands."""
+
+    def find_producer(self, islands: Sequence[AnyIsland]) -> Producer | None:
+        """Return the operation that makes the first bad number with these islands."""
+
+    def candidates(self, producer: Producer) -> list[AnyIsland]:
+        """Return the islands that cover an operation and can be made here."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Islands that together fix a step, each with its operation; none if nothing was proven.
+
+    ``needed`` is what would fix it, if that is a module with most of the FLOPs.
+    """
+
+    islands: tuple[tuple[AnyIsland, Producer], ...] = ()
+    proof: Proof = field(default_factory=partial(Proof, holds=False))
+    cost: Cost = NOTHING
+    needed: AnyIsland | None = None
+
+
+@dataclass(frozen=True)
+class _Choice:
+    island: AnyIsland
+    producer: Producer
+    left: tuple[AnyIsland, ...]  # the next candidates
+    members: tuple[Island, ...] = ()  # of a pattern, those that failed
+
+
+class IslandSearch:
+    """One search; ``present`` are islands that are decided already, ``tried`` names that did not hold."""
+
+    def __init__(
+        self, bench: Bench, present: Sequence[AnyIsland] = (), tried: Sequence[str] = ()
+    ) -> None:
+        self._bench, self._present, self._tried = bench, tuple(present), frozenset(tried)
+        self._dear: list[AnyIsland] = []
+        self._trials = 0
+
+    def run(self, producer: Producer, limit: int) -> Found:
+        """Return at most ``limit`` islands that fix the step, whose first bad operation is ``producer``."""
+        chosen: list[_Choice] = []
+        following: Producer | None = producer
+        while self._trials < _TRIALS:
+            options = () if following is None else self._options(following, chosen)
+            if following is not None and options and len(chosen) <= limit:
+                _add(chosen, _Choice(options[0], following, options[1:]), self._bench.paths)
+            elif not _move_on(chosen):
+                break
+            if len(chosen) > limit:
+                following = None
+                continue
+            found = self._prove(chosen)
+            if found.islands:
+                return self._shrink(chosen, found)
+            following = self._bench.find_producer(self._with(chosen))
+        return self._what_is_needed(producer)
+
+    def _options(self, producer: Producer, chosen: Sequence[_Choice]) -> tuple[AnyIsland, ...]:
+        """Return the candidates of an operation that are no part of the islands yet, cheapest first."""
+        options = [
+            island
+            for island in self._bench.candidates(producer)
+            if not self._is_made(island, chosen)
+        ]
+        own = producer.module or ""
+        dear = [
+            island
+            for island in options
+            if isinstance(island, Island)
+            and (not island.module or (island.module != own or self._has_parts(own)))
+            and self._bench.costs.of([island]).flops > MOST
+        ]
+        self._dear += [island for island in dear if island not in self._dear]
+        return tuple(sorted((i for i in options if i not in dear), key=self._key))
+
+    def _has_parts(self, path: str) -> bool:
+        return any(other.startswith(f"{path}.") for other in self._bench.paths)
+
+    def _is_made(self, island: AnyIsland, chosen: Sequence[_Choice]) -> bool:
+        made = self._with(chosen)
+        if isinstance(island, LineIsland):
+            return any(
+                isinstance(one, LineIsland)
+                and (one.file, one.line) == (island.file, island.line)
+                and one.kind in ("fp32", island.kind)
+                for one in made
+            )
+        kinds = ("fp32", island.kind)
+        wider = [one for one in made if isinstance(one, Island) and one.kind in kinds]
+        return contains(wider, island, self._bench.paths)
+
+    def _key(self, island: AnyIsland) -> tuple[float, bool, float]:
+        cost = self._bench.costs.of([island])
+        # Lines come after modules that cost as little: a mode that looks at every call is not free.
+        flops = cost.flops if cost.flops > _CHEAP else 0.0
+        return flops, isinstance(island, LineIsland), cost.bytes
+
+    def _with(self, chosen: Sequence[_Choice]) -> list[AnyIsland]:
+        return [*self._present, *(choice.island for choice in chosen)]
+
+    def _prove(self, chosen: Sequence[_Choice]) -> Found:
+        if len(chosen) == 1 and name_of(chosen[0].island) in self._tried:
+            return Found()
+        self._trials += 1
+        islands = self._with(chosen)
+        proof = self._bench.prove(islands, chosen[0].producer)
+        if not proof.holds:
+            return Found()
+        pairs = tuple((choice.island, choice.producer) for choice in chosen)
+        return Found(pairs, proof, self._bench.costs.of(island for island, _ in pairs))
+
+    def _shrink(self, chosen: list[_Choice], found: Found) -> Found:
+        """Drop islands that are not needed with the others; a dear pattern keeps the members that are."""
+        for choice in list(chosen):
+            island = choice.island
+            dear = self._bench.costs.of([island]).flops > _SPARE
+            if isinstance(island, Island) and "*" in island.module and dear:
+                found = self._narrow(choice, island, chosen) or found
+        for choice in list(chosen):
+            found = self._try([one for one in chosen if one is not choice], chosen) or found
+        return found
+
+    def _narrow(self, choice: _Choice, island: Island, chosen: list[_Choice]) -> Found | None:
+        """Replace a pattern by the few members that fail in this step; None if there are more."""
+        others = [one for one in chosen if one is not choice]
+        members = list(choice.members)
+        while len(members) <= _LISTED:
+            fewer = [*others, *(replace(choice, island=member) for member in members)]
+            found = self._try(fewer, chosen)
+            if found is not None:
+                return found
+            following = self._bench.find_producer(self._with(fewer))
+            path = "" if following is None else following.module or ""
+            member = Island(module=path, kind=island.kind)
+            if member in members or not contains([island], member, self._bench.paths):
+                break
+            members.append(member)
+        return None
+
+    def _try(self, fewer: list[_Choice], chosen: list[_Choice]) -> Found | None:
+        """Prove fewer islands; if they are enough, they are the choice."""
+        found = self._prove(fewer) if fewer and self._trials < _TRIALS else Found()
+        if not found.islands:
+            return None
+        chosen[:] = fewer
+        return found
+
+    def _what_is_needed(self, producer: Producer) -> Found:
+        for island in sorted(self._dear, key=self._key):
+            if self._bench.prove([*self._present, island], producer).holds:
+                return Found(needed=island, cost=self._bench.costs.of([island]))
+        return Found()
+
+
+def contains(islands: Sequence[Island], inner: Island, paths: Sequence[str]) -> bool:
+    """Return whether every module that ``inner`` names is one of the islands, or inside one."""
+    made = {path for island in islands for path in island.members(paths)}
+    members = inner.members(paths)
+    return bool(members) and all(_is_inside(path, made) for path in members)
+
+
+def _is_inside(path: str, made: Collection[str]) -> bool:
+    parts = path.split(".") if path else []
+    return any(".".join(parts[:end]) in made for end in range(len(parts) + 1))
+
+
+def _add(chosen: list[_Choice], new: _Choice, paths: Sequence[str]) -> None:
+    """Add a choice; with one at the same place of another block it becomes a pattern."""
+    for old in chosen:
+        pattern = _pattern(old.island, new.island)
+        if pattern is not None:
+            failed = [one for one in (old.island, new.island) if isinstance(one, Island)]
+            new = replace(old, island=pattern, members=(*old.members, *failed))
+            break
+    island = new.island
+    if isinstance(island, Island):
+        # Islands inside the new one are part of it.
+        chosen[:] = [
+            one
+            for one in chosen
+            if not (isinstance(one.island, Island) and contains([island], one.island, paths))
+        ]
+    chosen.append(new)
+
+
+def _pattern(old: AnyIsland, new: AnyIsland) -> Island | None:
+    """Return an island for both, if they differ in indices of lists only."""
+    if not isinstance(old, Island) or not isinstance(new, Island) or old.kind != new.kind:
+        return None
+    pairs = list(zip(old.module.split("."), new.module.split("."), strict=False))
+    if old.module.count(".") != new.module.count("."):
+        return None
+    if all(a == b or (b.isdecimal() and (a.isdecimal() or a == "*")) for a, b in pairs):
+        parts = [a if a == b else "*" for a, b in pairs]
+        return Island(module=".".join(parts), kind=old.kind)
+    return None
+
+
+def _move_on(chosen: list[_Choice]) -> bool:
+    """Replace the last choice that has a further candidate by that, and drop those after it."""
+    while chosen:
+        last = chosen.pop()
+        if last.left:
+            chosen.append(_Choice(last.left[0], last.producer, last.left[1:]))
+            return True
+    return False

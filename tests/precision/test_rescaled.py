@@ -1,0 +1,95 @@
+"""Products that stay in half although their results leave its range, against float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import halfguard as hg
+from halfguard.errors import UsageError
+from halfguard.precision.islands import make_rescaled, remove_island
+from halfguard.precision.rescaled import rescaled_product
+from halfguard.records.plan import Island, PrecisionPlan
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+
+@given(
+    st.sampled_from(
+        [
+            ((5, 7), (7, 3)),
+            ((2, 5, 7), (7, 3)),
+            ((2, 4, 5, 7), (2, 4, 7, 3)),
+            ((2, 5, 7), (1, 7, 3)),
+        ]
+    ),
+    st.sampled_from([torch.float16, torch.bfloat16]),
+    st.floats(1e-3, 6e4),
+    st.floats(1e-3, 6e4),
+)
+def test_the_product_is_that_of_float64_to_half_precision(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, left: float, right: float
+) -> None:
+    a, b = (torch.randn(shape).to(dtype) for shape in shapes)
+    a, b = ((t / t.abs().max() * size).to(dtype) for t, size in ((a, left), (b, right)))
+    got, want = rescaled_product(a, b, dtype), a.double() @ b.double()
+    assert got.dtype is torch.float32
+    # Entries that cancel are small beside their terms, whose rounding is what counts.
+    terms = a.double().abs() @ b.double().abs()
+    assert ((got - want).abs() <= 4 * torch.finfo(dtype).eps * terms).all()
+
+
+def test_its_gradients_are_those_of_the_layer_in_half() -> None:
+    x = torch.randn(2, 6, 16)
+    plain = nn.Linear(16, 8)
+    rescaled = make_rescaled(copy.deepcopy(plain))
+    grads = []
+    for layer in (plain, rescaled):
+        given = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.float16):
+            out = layer(given)
+        out.float().square().sum().backward()
+        grads.append((given.grad, layer.weight.grad, layer.bias.grad))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=5e-3, atol=2e-3)
+
+
+def test_a_layer_that_overflows_is_finite() -> None:
+    layer = nn.Linear(64, 8)
+    x = torch.full((4, 64), 400.0)
+    nn.init.constant_(layer.weight, 30.0)
+    with torch.autocast("cpu", torch.float16):
+        assert layer(x).isinf().all()
+        make_rescaled(layer)
+        out = layer(x)
+    torch.testing.assert_close(out, x @ layer.weight.T + layer.bias, rtol=1e-3, atol=0)
+    remove_island(layer)
+    assert "forward" not in vars(layer)
+
+
+def test_without_autocast_it_is_the_layer_bit_for_bit() -> None:
+    layer, x = nn.Linear(8, 4), torch.randn(3, 8)
+    before = layer(x)
+    assert torch.equal(make_rescaled(layer)(x), before)
+
+
+def test_a_plan_with_a_pattern_rescales_every_block() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)))
+    plan = PrecisionPlan(islands=(Island(module="*.0", kind="rescaled"),))
+    again = PrecisionPlan.from_yaml(plan.to_yaml())
+    assert again == plan
+    assert hg.apply_plan(model, again) == ["0.0", "1.0", "2.0"]
+    with torch.autocast("cpu", torch.float16):
+        out: Tensor = model.get_submodule("0.0")(torch.randn(2, 8))
+    assert out.dtype is torch.float32
+
+
+def test_only_linear_layers_can_be_rescaled() -> None:
+    plan = PrecisionPlan(islands=(Island(module="0", kind="rescaled"),))
+    with pytest.raises(UsageError, match="rescales 0, a LayerNorm"):
+        hg.apply_plan(nn.Sequential(nn.LayerNorm(4)), plan)

@@ -1,0 +1,178 @@
+"""The search of islands, on benches whose faults are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfguard.records.plan import Island, LineIsland
+from halfguard.trials.cost import StepCosts
+from halfguard.trials.producer import AnyIsland, Producer
+from halfguard.trials.proof import Proof
+from halfguard.trials.search import Found, IslandSearch, contains
+
+BLOCKS = 6
+PARTS = ("norm", "attention", "mlp.up", "mlp.down")
+PATHS = [
+    "",
+    "model",
+    "model.head",
+    *(f"model.layers.{i}" for i in range(BLOCKS)),
+    *(f"model.layers.{i}.mlp" for i in range(BLOCKS)),
+    *(f"model.layers.{i}.{part}" for i in range(BLOCKS) for part in PARTS),
+]
+FLOPS = {"norm": 0.0, "attention": 40.0, "mlp.up": 30.0, "mlp.down": 30.0}
+COSTS = StepCosts(
+    {
+        (f"model.layers.{i}.{part}", "net.py", line): (FLOPS[part], 10)
+        for i in range(BLOCKS)
+        for line, part in enumerate(PARTS, 1)
+    }
+)
+
+
+def culprit(module: str, *, line: int = 0, op: str = "mul") -> Producer:
+    return Producer(module, "net.py", line or 99, "y = x", op, "forward", "float16")
+
+
+@dataclass
+class Faulty:
+    """A step with operations that fail, in order; an operation is fixed by an island that covers it.
+
+    An operation in ``needs`` is fixed only by an island of that module.
+    """
+
+    failing: Sequence[str]
+    needs: dict[str, str] = field(default_factory=dict)
+    lines: bool = False
+    costs: StepCosts = field(default_factory=lambda: COSTS)
+    paths: list[str] = field(default_factory=lambda: PATHS)
+    trials: list[tuple[AnyIsland, ...]] = field(default_factory=list)
+
+    def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
+        self.trials.append(tuple(islands))
+        return Proof(holds=self.find_producer(islands) is None, error=0.0)
+
+    def find_producer(self, islands: Sequence[AnyIsland]) -> Producer | None:
+        modules = [one for one in islands if isinstance(one, Island)]
+        lines = {one.line for one in islands if isinstance(one, LineIsland)}
+        for path in self.failing:
+            line = next((n for n, part in enumerate(PARTS, 1) if path.endswith(part)), 99)
+            needed = Island(module=self.needs.get(path, path))
+            if not contains(modules, needed, PATHS) and line not in lines:
+                return culprit(path, line=line)
+        return None
+
+    def candidates(self, producer: Producer) -> list[AnyIsland]:
+        found: list[AnyIsland] = []
+        path = producer.module or ""
+        while path:
+            if path in PATHS:
+                found.append(Island(module=path))
+            path = path.rpartition(".")[0]
+        found.append(Island(module=""))
+        if self.lines:
+            found.append(LineIsland(file="net.py", line=producer.line, code="y = x"))
+        return found
+
+
+def search(bench: Faulty, limit: int = 8) -> Found:
+    first = bench.find_producer([])
+    assert first is not None
+    return IslandSearch(bench).run(first, limit)
+
+
+def names(found: Found) -> list[str]:
+    return [island.module for island, _ in found.islands if isinstance(island, Island)]
+
+
+def test_one_module_is_one_island() -> None:
+    assert names(search(Faulty(["model.layers.2.norm"]))) == ["model.layers.2.norm"]
+
+
+def test_the_same_fault_in_every_block_is_one_pattern_after_two_trials() -> None:
+    bench = Faulty([f"model.layers.{i}.norm" for i in range(BLOCKS)])
+    assert names(search(bench, limit=1)) == ["model.layers.*.norm"]
+    assert len(bench.trials) == 2
+
+
+def test_two_faults_in_every_block_are_two_patterns() -> None:
+    failing = [f"model.layers.{i}.{part}" for i in range(BLOCKS) for part in ("norm", "mlp.up")]
+    assert sorted(names(search(Faulty(failing)))) == [
+        "model.layers.*.mlp.up",
+        "model.layers.*.norm",
+    ]
+
+
+def test_a_dear_pattern_keeps_the_members_that_are_needed() -> None:
+    failing = ["model.layers.1.mlp.up", "model.layers.4.mlp.up"]
+    bench = Faulty(["model.layers.0.norm", *failing])
+    assert names(search(bench)) == ["model.layers.0.norm", *failing]
+
+
+def test_a_pattern_without_products_stays_whole() -> None:
+    assert names(search(Faulty(["model.layers.1.norm", "model.layers.4.norm"]))) == [
+        "model.layers.*.norm"
+    ]
+
+
+def test_a_cheaper_line_comes_before_the_module() -> None:
+    lines = {(f"model.layers.{i}.attention", "net.py", 2): (1.0, 10) for i in range(BLOCKS)}
+    layers = {(f"model.layers.{i}.attention", "", 0): (39.0, 10) for i in range(BLOCKS)}
+    costs = StepCosts(COSTS.places | lines | layers)
+    found = search(Faulty(["model.layers.0.attention"], lines=True, costs=costs))
+    assert [type(island) for island, _ in found.islands] == [LineIsland]
+
+
+def test_where_its_own_module_does_not_help_the_next_in_cost_is_tried() -> None:
+    path = "model.layers.3.mlp.down"
+    assert names(search(Faulty([path], {path: "model.layers.3.mlp"}))) == ["model.layers.3.mlp"]
+
+
+def test_a_parent_with_most_of_the_flops_is_reported_and_not_made() -> None:
+    failing = [f"model.layers.{i}" for i in range(BLOCKS)]
+    found = search(Faulty(failing, dict.fromkeys(failing, "model")))
+    assert not found.islands
+    assert found.needed == Island(module="model")
+    assert found.cost.flops == 1.0
+
+
+def test_more_places_than_the_limit_are_not_healed() -> None:
+    failing = ["model.layers.0.norm", "model.layers.0.attention", "model.layers.0.mlp.up"]
+    assert (
+        not search(Faulty(failing), limit=2).islands or len(search(Faulty(failing), 2).islands) <= 2
+    )
+
+
+@given(st.lists(st.sampled_from(PATHS[3:]), min_size=1, max_size=6, unique=True), st.booleans())
+def test_what_is_found_is_proven_and_cheap(failing: list[str], lines: bool) -> None:
+    bench = Faulty(failing, lines=lines)
+    found = search(bench)
+    islands = [island for island, _ in found.islands]
+    if islands:
+        assert bench.find_producer(islands) is None
+        assert tuple(islands) in bench.trials
+        for island in islands:
+            rest = [one for one in islands if one is not island]
+            is_pattern = isinstance(island, Island) and "*" in island.module
+            assert is_pattern or bench.find_producer(rest) is not None, (
+                "an island that is not needed"
+            )
+    assert len(bench.trials) <= 30
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("model.layers.*.norm", [f"model.layers.{i}.norm" for i in range(BLOCKS)]),
+        ("model.layers.2.norm", ["model.layers.2.norm"]),
+        ("model.*.norm", []),
+        ("", [""]),
+    ],
+)
+def test_a_star_is_the_index_of_a_block(pattern: str, paths: list[str]) -> None:
+    assert Island(module=pattern).members(PATHS) == paths

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import inspect
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -315,7 +316,7 @@ def convolutions_have_a_common_class() -> None:
 
 
 @used_by("guard", "_non_persistent_buffers_set")
-@used_by("diagnosis guard precision step", "_buffers")
+@used_by("diagnosis guard precision step trials", "_buffers")
 @used_by("precision step", "_parameters")
 def parameters_and_buffers_are_listed_and_non_persistent_ones_are_known() -> None:
     module = nn.Module()
@@ -338,6 +339,21 @@ def a_compiled_module_holds_the_original() -> None:
     assert "_orig_mod.weight" in dict(compiled.named_parameters())
     assert type(compiled).__module__.startswith("torch._dynamo.")
     assert Path(inspect.getfile(type(compiled))).parts[-2:] == ("_dynamo", "eval_frame.py")
+
+
+@used_by("trials", "torch.nn.Module._call_impl")
+def a_call_of_a_module_has_a_frame() -> None:
+    codes: list[Any] = []
+
+    class Looking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            frame: Any = sys._getframe(1)
+            codes.append((frame.f_code, frame.f_locals["self"]))
+            return x
+
+    model = Looking()
+    model(torch.ones(1))
+    assert codes == [(nn.Module._call_impl.__code__, model)]
 
 
 @used_by("diagnosis dist", "_compiled_call_impl")
@@ -379,7 +395,7 @@ def a_cast_is_dispatched_as_to_copy() -> None:
 
 
 @used_by(
-    "diagnosis",
+    "tracing",
     "torch.ops.aten._scaled_dot_product_flash_attention",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
 )
@@ -397,7 +413,9 @@ def attention_on_a_cpu_has_the_arguments_of_the_one_that_torch_counts() -> None:
         assert names[:3] == ["query", "key", "value"]
 
 
-@used_by("diagnosis guard tracing workload", "torch.utils._python_dispatch.TorchDispatchMode")
+@used_by(
+    "diagnosis guard tracing trials workload", "torch.utils._python_dispatch.TorchDispatchMode"
+)
 def a_mode_sees_operations_below_autocast() -> None:
     with Calls() as seen, torch.autocast("cpu", torch.bfloat16):
         torch.ones(2, 2) @ torch.ones(2, 2)

@@ -14,6 +14,7 @@ from halfguard.probing.plan_search import plan
 from halfguard.probing.probe import probe
 from halfguard.probing.training import audited_steps
 from halfguard.records.finding import Finding
+from halfguard.records.plan import PrecisionPlan
 from halfguard.workload import Workload, load
 from tests.probing import faulty_jobs
 
@@ -113,7 +114,6 @@ def test_audited_steps_are_spread_over_the_run() -> None:
     [
         ("probe", "recommender", "outside every module"),
         ("plan", "recommender", "no island covers it"),
-        ("plan", "whole_model", "that is FP32 training, not a plan"),
     ],
 )
 def test_the_commands_exit_with_1(
@@ -130,6 +130,23 @@ def test_the_commands_exit_with_1(
     printed = capsys.readouterr()
     assert ended.value.code == 1, printed
     assert says in " ".join((printed.out + printed.err).split())
+
+
+def test_a_fault_in_the_models_own_forward_has_its_line_as_island(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    file = tmp_path / "plan.yaml"
+    arguments = ["plan", f"{FILE}:whole_model", "--steps", "8", "-o", str(file)]
+    monkeypatch.setattr("sys.argv", ["halfguard", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "1 island; 2 trials" in printed
+    assert "which also runs lines in FP32" in printed
+    (line,) = PrecisionPlan.load(file).lines
+    assert line.code.startswith("return hidden / torch.sqrt(")
 
 
 def test_a_job_that_raises_in_half_says_so() -> None:

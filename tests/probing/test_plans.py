@@ -13,25 +13,32 @@ from halfguard.errors import NoPlanError, UsageError
 from halfguard.precision_names import Precision
 from halfguard.probing.island_trials import IslandTrial, IslandTrials
 from halfguard.probing.plan_search import plan
-from halfguard.records.plan import PrecisionPlan
+from halfguard.records.plan import Island, PrecisionPlan
+from halfguard.trials.producer import AnyIsland
 from halfguard.workload import Workload, load
 from tests.support.devices import place
 
 pytestmark = pytest.mark.usefixtures("device")
 
 STEPS = 24
-EXPECTED = {
-    "t5": {"blocks.1.wo"},
-    "attention": {"blocks.1"},
+ATTENTION = "mixed = torch.softmax(q @ k.transpose(-2, -1), -1) @ v"
+EXPECTED = {  # modules, with a star if they are rescaled, and lines
+    "t5": {"*blocks.1.wo"},
+    "attention": {ATTENTION},
     "rms_norm": {"1"},
-    "logits": {"head"},
-    "graph": {"layers.1.message"},
-    "detector": {"4.linear"},
-    "deep_residual": {"layers.8", "layers.9", "layers.10", "layers.11"},
-    "router": {"blocks.1.router.scores"},
+    "logits": {"*head"},
+    "graph": {"return total.index_add(1, self.target, message) / self.degree"},
+    "detector": {"return torch.exp(size).to(size.dtype)"},
+    "deep_residual": {"*layers.8", "layers.9", "layers.10", "layers.11"},
+    "router": {"square = score * score + self.floor"},
     "vae": {"8"},
-    "transformer": {"blocks.0", "blocks.3.wo", "blocks.6"},
+    "transformer": {"*blocks.3.wo", f"*{ATTENTION}"},
 }
+
+
+def named(island: AnyIsland) -> str:
+    name = island.module if isinstance(island, Island) else island.code
+    return f"*{name}" if island.kind == "rescaled" else name
 
 
 def loaded(name: str) -> Workload:
@@ -52,14 +59,15 @@ def test_the_plan_is_minimal_follows_fp32_and_is_found_in_few_trials(name: str) 
     found = plan(workload, steps=STEPS, watch=seen.append)
     evidence = found.evidence
     assert evidence is not None
-    assert set(found.modules) == EXPECTED[name]
+    islands: list[AnyIsland] = [*found.islands, *found.lines]
+    assert set(map(named, islands)) == EXPECTED[name]
     assert evidence.deviation <= 0.01
-    assert evidence.trials == len(seen) <= 3 * math.log2(evidence.modules) * len(found.islands)
-    verdicts = {frozenset(trial.islands): trial.passed for trial in seen}
-    everything = frozenset(found.modules)
+    assert evidence.trials == len(seen) <= 3 * math.log2(evidence.modules) * len(islands)
+    verdicts = {frozenset(map(named, trial.islands)): trial.passed for trial in seen}
+    everything = frozenset(map(named, islands))
     assert verdicts[everything]
     assert not any(verdicts[everything - {island}] for island in everything)
-    assert all(island.reason.startswith("Without it ") for island in found.islands)
+    assert all(island.reason.startswith("Without it ") for island in islands)
     after = workload.model.parameters()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -70,7 +78,7 @@ def test_a_plan_that_another_process_applies_gives_the_same_run() -> None:
     read = PrecisionPlan.from_yaml(found.to_yaml())
     assert read == found
     again = IslandTrials(workload, Precision.FP16_MIXED, steps=8, tolerance=0.01)
-    assert again.of(read.modules).run.final_loss() == found.evidence.loss
+    assert again.of(read.islands).run.final_loss() == found.evidence.loss
 
 
 def healthy(seed: int) -> Workload:

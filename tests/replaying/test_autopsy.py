@@ -31,7 +31,10 @@ def test_an_overflow_is_cured_by_its_module_in_fp32(tmp_path: Path) -> None:
     assert autopsy.reproduced == "bitwise"
     assert (autopsy.culprit.op, autopsy.culprit.module) == ("mul", "1")
     assert autopsy.way == ("1", "2", "the model")
-    assert (autopsy.cure.what, autopsy.cure.trial) == ("island", "'1' and '2' in FP32")
+    assert (autopsy.cure.what, autopsy.cure.trial) == (
+        "island",
+        "module 1 in FP32 and module 2 in FP32",
+    )
     assert doing[:2] == ["the original step", "the first bad number"]
     assert Autopsy.from_json(autopsy.to_json()) == autopsy
 

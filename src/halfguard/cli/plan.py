@@ -11,7 +11,7 @@ from halfguard.cli.pages import check_folders
 
 if TYPE_CHECKING:
     from halfguard.probing.island_trials import IslandTrial
-    from halfguard.records.plan import PrecisionPlan
+    from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 
 app = typer.Typer(add_completion=False)
 
@@ -81,10 +81,12 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
+    from halfguard.trials.producer import name_of  # noqa: PLC0415
+
     console = Console(highlight=False, markup=False)
     evidence = found.evidence
     assert evidence is not None  # noqa: S101 - a search always gives it
-    count = len(found.islands)
+    count = len(found.islands) + len(found.lines)
     title = "No island is needed" if not count else f"{count} island{'s' * (count > 1)}"
     if found.modules == ("",):
         title = "Only the whole model in FP32 works: that is FP32 training, not a plan"
@@ -92,8 +94,9 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
         f"{title}; {_trials(evidence.trials)} over {evidence.modules} modules, {evidence.steps} steps each."
     )
     grid = Table.grid(padding=(0, 2))
-    for island in found.islands:
-        grid.add_row(island.module or "the whole model", island.reason)
+    islands: list[Island | LineIsland] = [*found.islands, *found.lines]
+    for island in islands:
+        grid.add_row(name_of(island), island.reason)
     if count:
         console.print(grid)
     console.print(
@@ -104,5 +107,8 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
         console.print(f"Loss scale: {scale.low:g} to {scale.high:g}, best {scale.best:g}.")
     if found.modules == ("",):
         console.print("Mend the line above instead: call .float() on its inputs.")
-    if output is not None:
+    if output is not None and found.lines:
+        use = f"halfguard.Guard(model, optimizer, {{'plan': '{output}'}}), which also runs lines in FP32"
+        console.print(f"Written to {output}. Use it: {use}")
+    elif output is not None:
         console.print(f"Written to {output}. Use it: halfguard.apply_plan(model, '{output}')")

@@ -26,14 +26,19 @@ from halfguard.probing.training import (
     train,
 )
 from halfguard.records.autopsy import Culprit
-from halfguard.workload import Workload
+from halfguard.records.plan import Island, LineIsland
+from halfguard.step.random_state import seeded
+from halfguard.trials.cost import StepCosts, counted_costs
+from halfguard.trials.producer import AnyIsland, Producer, find_candidates, modules_by_name
+from halfguard.trials.proof import Proof
+from halfguard.workload import TrainingStep, Workload
 
 
 @dataclass(frozen=True)
 class IslandTrial:
     """One 16-bit run with its verdict; ``reason`` is empty if it passed."""
 
-    islands: tuple[str, ...]
+    islands: tuple[AnyIsland, ...]
     run: TrainingRun
     reason: str
 
@@ -73,7 +78,7 @@ class IslandTrials:
             _raise_no_reference(workload, self.reference.failure)
         self.totals = total_by_module(self.reference.trace, self.reference.scales)
         self._scale = 2.0 ** find_scale_window(self.totals, 0.01).best
-        self._known: dict[frozenset[str], IslandTrial] = {}
+        self._known: dict[frozenset[AnyIsland], IslandTrial] = {}
         self._audited = audited_steps(
             steps
         )  # of the first trial; later, the steps that had a fault
@@ -83,16 +88,15 @@ class IslandTrials:
         """The number of 16-bit runs; the FP32 run is not counted."""
         return len(self._known)
 
-    def passes(self, islands: Sequence[str]) -> bool:
-        """Return whether the model with these islands follows FP32."""
-        return self.of(islands).passed
+    def passes(self, paths: Sequence[str]) -> bool:
+        """Return whether the model with these modules in FP32 follows FP32."""
+        return self.of([Island(module=path) for path in outermost(paths)]).passed
 
-    def of(self, islands: Sequence[str]) -> IslandTrial:
+    def of(self, islands: Sequence[AnyIsland]) -> IslandTrial:
         """Return the trial of a set of islands; run it if it is new."""
-        paths = outermost(islands)
-        key = frozenset(paths)
+        key = frozenset(islands)
         if key not in self._known:
-            setting = RunSetting(self.precision, paths, self._scale)
+            setting = RunSetting(self.precision, tuple(islands), self._scale)
             fresh = self.workload.fresh()
             run = train(
                 fresh,
@@ -104,7 +108,7 @@ class IslandTrials:
             )
             if not self._known:
                 self._audited = frozenset(fault.step for fault in run.faults if not fault.raised)
-            self._known[key] = IslandTrial(paths, run, self._find_reason(run))
+            self._known[key] = IslandTrial(tuple(islands), run, self._find_reason(run))
             if self._watch is not None:
                 self._watch(self._known[key])
         return self._known[key]
@@ -128,6 +132,40 @@ class IslandTrials:
         if not share <= self.tolerance:
             return f"the loss differs from FP32's by {share:.1%} on average"
         return ""
+
+
+class PlanBench:
+    """A training run as the bench of a search: islands are proven by a run that follows FP32."""
+
+    def __init__(self, trials: IslandTrials) -> None:
+        self._trials = trials
+        fresh = trials.workload.fresh()
+        self._model = fresh.model
+        self.paths = list(modules_by_name(fresh.model))
+        self.costs = _count_costs(fresh, trials.precision)
+
+    def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:  # noqa: ARG002
+        """Train with exactly these islands."""
+        return Proof(holds=self._trials.of(islands).passed)
+
+    def find_producer(self, islands: Sequence[AnyIsland]) -> Producer | None:
+        """Return the operation that makes the first bad number of a run with these islands."""
+        return Producer.of(self._trials.of(islands).culprit)
+
+    def candidates(self, producer: Producer) -> list[AnyIsland]:
+        """Return the islands that cover an operation of the model."""
+        found = find_candidates(producer, self._model, lines=True, rescaling=True)
+        if producer.module is None:  # a line of the loss: only the guard could keep it in FP32
+            return []
+        known = self._trials.totals
+        return [i for i in found if isinstance(i, LineIsland) or not i.module or i.module in known]
+
+
+def _count_costs(workload: Workload, precision: Precision) -> StepCosts:
+    step = TrainingStep(workload, precision)
+    with seeded(workload.seed), counted_costs(workload.model) as costs:
+        step.loss_of(next(iter(workload.take(1))))
+    return costs
 
 
 def _describe_failure(failure: Failure) -> str:

@@ -2,10 +2,11 @@
 
 Four stages, each with a few training runs:
 
-1. *Grow.* While the run fails, make an island of the module that made the first bad number. If no module is
-   found that way, take the modules with the least headroom in the FP32 run: one, two, four ... at a time.
-2. *Shrink.* Drop the islands that are not needed (``shrink``).
-3. *Narrow.* Replace a module by some of its children if that is enough.
+1. *Search.* While the run fails, the operation that made the first bad number gets the cheapest island
+   (``trials.search``, as in the guard; a run is the step). That is all, unless no operation is to blame.
+2. *Grow.* Take the modules with the least headroom in the FP32 run: one, two, four ... at a time.
+3. *Shrink.* Drop the islands that are not needed (``shrink``). Replace a module by some of its children if
+   that is enough.
 4. *Prove.* Leave every island out once; an island that is not needed is dropped.
 
 "Smallest" means that no island can be dropped or moved further in. It does not mean the fewest islands: the
@@ -18,16 +19,20 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from halfguard.errors import NoPlanError, UsageError
+from halfguard.formats import FP16
 from halfguard.precision_names import Precision
 from halfguard.probing.findings import cure_of_line
-from halfguard.probing.island_trials import IslandTrial, IslandTrials
+from halfguard.probing.island_trials import IslandTrial, IslandTrials, PlanBench
 from halfguard.probing.ranges import find_scale_window, to_scale_range
 from halfguard.probing.shrink import drop_unneeded, is_inside, outermost, shrink
 from halfguard.probing.training import Advance
-from halfguard.records.plan import Island, PlanEvidence, PrecisionPlan
+from halfguard.records.plan import Island, LineIsland, PlanEvidence, PrecisionPlan
 from halfguard.records.ranges import headroom
+from halfguard.trials.producer import AnyIsland, Producer, name_of
+from halfguard.trials.search import IslandSearch
 from halfguard.workload import Workload
 
+_ISLANDS = 16  # of a plan at most, a pattern counts once
 TIGHT_HEADROOM = 4.0  # bits; a leaf module with less is tried before any container
 
 
@@ -67,18 +72,28 @@ class _Search:
         self.candidates = list(trials.totals)
 
     def run(self) -> PrecisionPlan:
+        first = self.trials.of([])
+        producer = Producer.of(first.culprit)
+        if first.passed:
+            return self._plan([])
+        if producer is not None:
+            _raise_if_outside(first)
+            found = IslandSearch(PlanBench(self.trials)).run(producer, _ISLANDS)
+            if found.islands:
+                return self._plan([island for island, _ in found.islands])
         passes = self.trials.passes
-        islands = shrink(self._grow(), passes)
-        islands = drop_unneeded(self._narrow(islands), passes)
+        paths = shrink(self._grow(), passes)
+        paths = drop_unneeded(self._narrow(paths), passes)
         order = {path: index for index, path in enumerate(self.candidates)}
-        return self._plan(sorted(islands, key=lambda path: order.get(path, -1)))
+        paths.sort(key=lambda path: order.get(path, -1))
+        return self._plan([Island(module=path) for path in paths])
 
     # -- grow
 
     def _grow(self) -> list[str]:
         islands: list[str] = []
         size = 1
-        while not (trial := self.trials.of(islands)).passed:
+        while not (trial := self.trials.of([Island(module=path) for path in islands])).passed:
             left = [path for path in self._ranked if not _is_covered(path, islands)]
             _raise_if_outside(trial)
             culprit = None if trial.culprit is None else trial.culprit.module
@@ -140,16 +155,25 @@ class _Search:
 
     # -- result
 
-    def _plan(self, islands: Sequence[str]) -> PrecisionPlan:
+    def _plan(self, islands: Sequence[AnyIsland]) -> PrecisionPlan:
         reference, final = self.trials.reference, self.trials.of(islands).run
+        paths = [
+            path
+            for island in islands
+            if isinstance(island, Island)
+            for path in island.members(self.candidates)
+        ]
         lowered = {
-            path: one for path, one in self.trials.totals.items() if not _is_covered(path, islands)
+            path: one for path, one in self.trials.totals.items() if not _is_covered(path, paths)
         }
+        kept = [
+            island.model_copy(update={"reason": self._reason(island, islands)})
+            for island in islands
+        ]
         return PrecisionPlan(
             precision=self.trials.precision,
-            islands=tuple(
-                Island(module=path, reason=self._reason(path, islands)) for path in islands
-            ),
+            islands=tuple(island for island in kept if isinstance(island, Island)),
+            lines=tuple(island for island in kept if isinstance(island, LineIsland)),
             loss_scale=to_scale_range(find_scale_window(lowered, 0.01)),
             evidence=PlanEvidence(
                 steps=self.trials.steps,
@@ -160,11 +184,13 @@ class _Search:
             ),
         )
 
-    def _reason(self, path: str, islands: Sequence[str]) -> str:
-        reason = f"Without it {self.trials.of([i for i in islands if i != path]).reason}."
-        room = self._headroom(path) if path in self.trials.totals else 0.0
-        if room < 0:
-            top = max(self.trials.totals[path].forward)
+    def _reason(self, island: AnyIsland, islands: Sequence[AnyIsland]) -> str:
+        reason = f"Without it {self.trials.of([i for i in islands if i != island]).reason}."
+        paths = island.members(self.candidates) if isinstance(island, Island) else []
+        top = max(
+            (max(self.trials.totals[path].forward, default=0.0) for path in paths), default=0.0
+        )
+        if top > FP16.largest:
             reason += f" In FP32 its outputs reach {top:.3g}; FP16's largest value is 65504."
         return reason
 
@@ -174,7 +200,7 @@ def _raise_if_outside(trial: IslandTrial) -> None:
     culprit = trial.culprit
     if culprit is None or culprit.kind != "op" or culprit.module is not None:
         return
-    so_far = f" With {', '.join(trial.islands)} in FP32," if trial.islands else ""
+    so_far = f" With {', '.join(map(name_of, trial.islands))}," if trial.islands else ""
     raise NoPlanError(
         f"No set of islands helps:{so_far} {trial.reason}. This line is outside every module, in the loss "
         "function for example, so no island covers it.",

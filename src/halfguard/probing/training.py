@@ -20,15 +20,17 @@ from typing import Any, Literal
 import torch
 
 from halfguard.errors import HalfguardError, UsageError
-from halfguard.precision.islands import apply_plan
+from halfguard.precision.islands import make_islands
 from halfguard.precision_names import Precision
 from halfguard.probing.ranges import MAX_EXPONENT, MIN_EXPONENT
 from halfguard.records.autopsy import Culprit
-from halfguard.records.plan import Island, PrecisionPlan
+from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 from halfguard.records.ranges import TraceStep
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.tracing.tracer import Detail, Tracer
+from halfguard.trials.line_islands import LineIslands
+from halfguard.trials.producer import AnyIsland
 from halfguard.workload import TrainingStep, Workload, final_loss
 from halfguard.workload.user_error import describe_error
 
@@ -91,7 +93,7 @@ class RunSetting:
     """The precision of a run, its FP32 islands, and its first loss scale."""
 
     precision: Precision = Precision.FP32
-    islands: tuple[str, ...] = ()
+    islands: tuple[AnyIsland, ...] = ()
     scale: float = 65536.0
 
 
@@ -139,13 +141,14 @@ def train(
     the steps in ``audited`` are also run in 16 bits, to find operations that leave its range.
     """
     # A plan without a precision: only the islands are applied, and their names checked.
-    islands = tuple(Island(module=name) for name in setting.islands)
-    apply_plan(workload.model, PrecisionPlan(islands=islands))
+    modules = tuple(island for island in setting.islands if isinstance(island, Island))
+    make_islands(workload.model, PrecisionPlan(islands=modules))
+    lines = LineIslands(island for island in setting.islands if isinstance(island, LineIsland))
     workload.model.train()
     run, step = TrainingRun(), TrainingStep(workload, setting.precision, init_scale=setting.scale)
     tracing = Tracer(workload.model, detail=detail, keep=1_000_000) if detail else nullcontext()
     audit = HalfAudit(workload, setting.precision, setting.scale)
-    with tracing as tracer, seeded(workload.seed):
+    with tracing as tracer, seeded(workload.seed), lines.active():
         for index, batch in enumerate(workload.take(steps)):
             if index in audited:
                 with nullcontext() if tracer is None else tracer.paused():

@@ -15,7 +15,7 @@ from enum import IntEnum
 from halfguard.precision_names import Precision
 from halfguard.records import Cause
 from halfguard.records.autopsy import Culprit, Cure, CureKind, ReplayTrial
-from halfguard.records.plan import Island, PrecisionPlan
+from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 from halfguard.replaying.function_modes import Place
 from halfguard.replaying.judgement import Judge, error_class
 from halfguard.replaying.replayed_step import ReplayedStep
@@ -182,15 +182,18 @@ def _island(step: ReplayedStep, trials: Trials, culprit: Culprit) -> Iterator[Ca
     found = trials.islands(culprit)
     if found is None:
         return
-    trial, paths = found
+    trial, islands = found
     reason = f"{culprit.op} at {culprit.place} leaves the range of {culprit.dtype or 'half'}"
+    kept = [island.model_copy(update={"reason": reason}) for island in islands]
     plan = PrecisionPlan(
         precision=step.record.precision,
-        islands=tuple(Island(module=path, reason=reason) for path in paths),
+        islands=tuple(island for island in kept if isinstance(island, Island)),
+        lines=tuple(island for island in kept if isinstance(island, LineIsland)),
     )
+    by = "by this plan" if plan.lines else "by halfguard.apply_plan with this plan"
     yield Candidate(
         what="island",
-        sentence=f"Keep {' and '.join(map(repr, paths))} in FP32, by halfguard.fp32_island or by this plan.",
+        sentence=f"Run {trial.name}, {by}.",
         trial=trial,
         cost=2,
         patch=plan.to_yaml().rstrip("\n"),

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -25,13 +26,17 @@ from halfguard.errors import HalfguardError, RecordError, UsageError
 from halfguard.guard.step_batches import trainable_loss
 from halfguard.incident import Incident
 from halfguard.precision.emulation import autocast_like_cuda
-from halfguard.precision.islands import fp32_island
+from halfguard.precision.islands import make_islands
 from halfguard.precision.modes import HALF_DTYPES, autocast
 from halfguard.precision_names import Precision
 from halfguard.records import Cause, HealthyStepsRow, IncidentRecord, parse_journal_row
+from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 from halfguard.replaying.restore import load_batches, load_model, restore_generators
 from halfguard.replaying.samples import map_tensors, select
 from halfguard.step.parameters import without_wrappers
+from halfguard.trials.line_islands import LineIslands
+from halfguard.trials.producer import AnyIsland
+from halfguard.trials.proof import squared_difference
 from halfguard.workload import Workload
 from halfguard.workload.user_error import describe_error
 
@@ -78,11 +83,18 @@ class Variation:
 
     precision: Precision | None = None
     scale: float | None = None
-    islands: tuple[str, ...] = ()
+    islands: tuple[AnyIsland, ...] = ()
     zeroed: tuple[str, ...] = ()  # tensors of the model whose non-finite numbers are set to 0
     micro_batches: tuple[int, ...] | None = None  # which of them take part
     samples: tuple[int, ...] | None = None  # which samples of each take part
     context: AbstractContextManager[Any] = field(default_factory=nullcontext)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Run the block with the context and the lines of the variation."""
+        lines = LineIslands(one for one in self.islands if isinstance(one, LineIsland))
+        with self.context, lines.active():
+            yield
 
 
 UNCHANGED = Variation()
@@ -161,7 +173,7 @@ class ReplayedStep:
         scale = self.scale if variation.scale is None else variation.scale
         grads: dict[str, Tensor] = {}
         total: Tensor | None = None
-        with variation.context:
+        with variation.active():
             for index in variation.micro_batches or range(len(self.batches)):
                 part = self.part(model, index, self.batch(index, variation), variation)
                 scale_loss(part, scale).backward()  # type: ignore[no-untyped-call]
@@ -178,8 +190,8 @@ class ReplayedStep:
         model = copy.deepcopy(self.model)
         if variation.precision is not None and not variation.precision.needs_master_weights:
             model = model.float()
-        for name in variation.islands:
-            fp32_island(model.get_submodule(name))
+        modules = tuple(one for one in variation.islands if isinstance(one, Island))
+        make_islands(model, PrecisionPlan(islands=modules))
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name in variation.zeroed:
             state[name].data.nan_to_num_(0.0, 0.0, 0.0)
@@ -230,11 +242,10 @@ class ReplayedStep:
 
 def relative_error(result: Result, reference: Result) -> float:
     """Return the relative error of all gradients together, as a norm."""
-    pairs = [
-        (result.grads[name], grad) for name, grad in reference.grads.items() if name in result.grads
-    ]
-    apart = sum((a.double() - b.double()).square().sum().item() for a, b in pairs)
-    size = sum(b.double().square().sum().item() for _, b in pairs)
+    names = [name for name in reference.grads if name in result.grads]
+    apart, size = squared_difference(
+        [result.grads[name] for name in names], [reference.grads[name] for name in names]
+    )
     return math.sqrt(apart / size) if size else math.inf
 
 

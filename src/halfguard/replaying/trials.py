@@ -5,7 +5,7 @@ This also finds the operation that made the first bad number of a step, unchange
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import Culprit, ReplayTrial
+from halfguard.replaying.bench import ReplayBench
 from halfguard.replaying.composition_patch import patch_line
 from halfguard.replaying.composition_rewrite import CompositionRewrite, Found
 from halfguard.replaying.fp32_lines import (
@@ -29,9 +30,11 @@ from halfguard.replaying.samples import batch_size, find_bad_samples
 from halfguard.replaying.source_edits import SourceFile
 from halfguard.replaying.substitution import StableForm, StableSubstitution
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
+from halfguard.trials.producer import AnyIsland, Producer, short_change
+from halfguard.trials.search import IslandSearch
 
 _DOUBLINGS = 24  # range of the search for a lower loss scale
-_CHANGES = 4  # largest number of lines or modules changed together
+_CHANGES = 4  # largest number of lines, modules or patterns changed together
 
 
 @dataclass(frozen=True)
@@ -183,27 +186,21 @@ class Trials:
         self.done.append(trial)
         return trial
 
-    def islands(self, culprit: Culprit) -> tuple[ReplayTrial, tuple[str, ...]] | None:
-        """Try the culprit's module in FP32, with those that fail next; else the modules around it."""
-        paths: tuple[str, ...] = ()
-        following: Culprit | None = culprit
-        while following is not None and following.module and len(paths) < _CHANGES:
-            if following.module in paths:
-                break
-            paths = (*paths, following.module)
-            trial = self._in_fp32(paths)
-            if trial.good:
-                return trial, paths
-            following = self._next(Variation(islands=paths))
-        for path in _enclosing_modules(culprit.module or ""):
-            trial = self._in_fp32((path,))
-            if trial.good:
-                return trial, (path,)
-        return None
-
-    def _in_fp32(self, paths: tuple[str, ...]) -> ReplayTrial:
-        name = f"{' and '.join(map(repr, paths))} in FP32"
-        return self.judged(name, lambda: Variation(islands=paths))
+    def islands(self, culprit: Culprit) -> tuple[ReplayTrial, tuple[AnyIsland, ...]] | None:
+        """Try the islands that the guard would make (``trials.search``)."""
+        producer = Producer.of(culprit)
+        if producer is None:
+            return None
+        self._watch("islands")
+        bench = ReplayBench(self.step)
+        if not bench.is_finite_in_fp32:
+            return None
+        found = IslandSearch(bench).run(producer, _CHANGES)
+        islands = tuple(island for island, _ in found.islands)
+        if not islands:
+            return None
+        name = " and ".join(map(short_change, islands))
+        return self.judged(name, lambda: Variation(islands=islands)), islands
 
     def _next(self, variation: Variation) -> Culprit | None:
         """Find the next culprit after a change, at the loss scale that a dynamic one would reach."""
@@ -290,12 +287,6 @@ def has_own_line(step: ReplayedStep, culprit: Culprit) -> bool:
     return not type(module).__module__.startswith("torch.")
 
 
-def _enclosing_modules(path: str) -> Iterator[str]:
-    """Yield the modules around a module, innermost first, without the whole model."""
-    while path := path.rpartition(".")[0]:
-        yield path
-
-
 def describe_samples(samples: tuple[int, ...]) -> str:
     """Return ``sample 3``, or ``samples 3 and 7``."""
     if len(samples) == 1:
@@ -305,7 +296,7 @@ def describe_samples(samples: tuple[int, ...]) -> str:
 
 def find_first_bad_number(step: ReplayedStep, variation: Variation = UNCHANGED) -> Culprit | None:
     """Find the operation that made it, one micro-batch after the other; None if all are finite."""
-    with variation.context:
+    with variation.active():
         for index in range(len(step.batches)):
             found = _in_micro_batch(step, index, variation)
             if found is not None:

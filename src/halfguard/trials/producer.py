@@ -55,6 +55,14 @@ def name_of(island: AnyIsland) -> str:
     return f"{name} (rescaled)" if island.kind == "rescaled" else name
 
 
+def short_change(island: AnyIsland) -> str:
+    """Return what an island changes, as a name."""
+    name = name_of(island)
+    return (
+        name.removesuffix(")").replace("(", "") if island.kind == "rescaled" else f"{name} in FP32"
+    )
+
+
 def describe_change(island: AnyIsland) -> str:
     """Return what an island changes, as the beginning of a sentence."""
     name = name_of(island).removesuffix(" (rescaled)")

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from halfguard.dist.collectives import (
     all_agree,
@@ -32,6 +31,7 @@ from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.trials.cost import StepCosts, counted_costs
 from halfguard.trials.producer import Producer
+from halfguard.trials.runner import Runner, TrialGradients
 
 TOLERANCE = 0.1  # relative; half alone gives a few percent where gradients are tiny
 _MARGIN = 2.0  # half rounds inputs and results as well, not only weights
@@ -49,35 +49,6 @@ class Proof:
     sensitivity: float = (
         0.0  # the same in FP32 with weights rounded to half; 0 if it was not needed
     )
-
-
-@dataclass(frozen=True)
-class TrialGradients:
-    """The gradients of a trial on this rank, unscaled, in the order of parameters."""
-
-    finite: bool
-    values: tuple[Tensor | None, ...]
-
-
-class Runner(Protocol):
-    """A step that can be run any number of times, on a model that is not changed by it."""
-
-    model: nn.Module
-
-    def in_half(self, scale: float) -> Callable[..., Tensor]:
-        """Return a function that runs forward and scaled backward passes; it returns the loss."""
-
-    def in_fp32(self) -> Callable[..., Tensor]:
-        """Return the same function for FP32, without a loss scale."""
-
-    def gradients(self, run: Callable[..., Tensor], scale: float = 1.0) -> TrialGradients:
-        """Run the step; return its gradients, divided by ``scale``."""
-
-    def unchanged(self) -> AbstractContextManager[None]:
-        """Restore after the block what a step changes."""
-
-    def rounded_weights(self) -> AbstractContextManager[None]:
-        """Run the block with the weights rounded to half."""
 
 
 class BadStep:

@@ -25,7 +25,6 @@ MOST = 0.5  # share of FLOPs above which a parent is no island
 _CHEAP = 0.01  # shares of FLOPs up to this are equal
 _TRIALS = 24  # of one search at most
 _SPARE = 0.02  # share of FLOPs from which a pattern is worth shrinking
-_LISTED = 3  # modules that are named one by one instead of as a pattern
 
 
 class Bench(Protocol):
@@ -82,7 +81,7 @@ class IslandSearch:
         while self._trials < _TRIALS:
             options = () if following is None else self._options(following, chosen)
             if following is not None and options and len(chosen) <= limit:
-                _add(chosen, _Choice(options[0], following, options[1:]), self._bench.paths)
+                self._add(chosen, _Choice(options[0], following, options[1:]))
             elif not _move_on(chosen):
                 break
             if len(chosen) > limit:
@@ -93,6 +92,24 @@ class IslandSearch:
                 return self._shrink(chosen, found)
             following = self._bench.find_producer(self._with(chosen))
         return self._what_is_needed(producer)
+
+    def _add(self, chosen: list[_Choice], new: _Choice) -> None:
+        """Add a choice; with one at the same place of another block it becomes a pattern."""
+        for old in chosen:
+            pattern = _pattern(old.island, new.island)
+            if pattern is not None and self._bench.costs.of([pattern]).flops <= MOST:
+                failed = [one for one in (old.island, new.island) if isinstance(one, Island)]
+                new = replace(old, island=pattern, members=(*old.members, *failed))
+                break
+        island, paths = new.island, self._bench.paths
+        if isinstance(island, Island):
+            # Islands inside the new one are part of it.
+            chosen[:] = [
+                one
+                for one in chosen
+                if not (isinstance(one.island, Island) and contains([island], one.island, paths))
+            ]
+        chosen.append(new)
 
     def _options(self, producer: Producer, chosen: Sequence[_Choice]) -> tuple[AnyIsland, ...]:
         """Return the candidates of an operation that are no part of the islands yet, cheapest first."""
@@ -152,19 +169,31 @@ class IslandSearch:
         """Drop islands that are not needed with the others; a dear pattern keeps the members that are."""
         for choice in list(chosen):
             island = choice.island
-            dear = self._bench.costs.of([island]).flops > _SPARE
-            if isinstance(island, Island) and "*" in island.module and dear:
+            if (
+                isinstance(island, Island)
+                and "*" in island.module
+                and self._is_wide(island, chosen)
+            ):
                 found = self._narrow(choice, island, chosen) or found
         for choice in list(chosen):
             found = self._try([one for one in chosen if one is not choice], chosen) or found
         return found
 
+    def _is_wide(self, pattern: Island, chosen: Sequence[_Choice]) -> bool:
+        """Return whether a pattern is dear, or has members that needed another island."""
+        others = [one.island for one in chosen if isinstance(one.island, Island)]
+        return self._bench.costs.of([pattern]).flops > _SPARE or any(
+            contains([pattern], other, self._bench.paths) for other in others if other != pattern
+        )
+
     def _narrow(self, choice: _Choice, island: Island, chosen: list[_Choice]) -> Found | None:
-        """Replace a pattern by the few members that fail in this step; None if there are more."""
+        """Replace a pattern by the members that fail in this step; None if they are more than half of it."""
         others = [one for one in chosen if one is not choice]
         members = list(choice.members)
-        while len(members) <= _LISTED:
-            fewer = [*others, *(replace(choice, island=member) for member in members)]
+        while 2 * len(members) <= len(island.members(self._bench.paths)):
+            wide = [one.island for one in others if isinstance(one.island, Island)]
+            own = [one for one in members if not contains(wide, one, self._bench.paths)]
+            fewer = [*others, *(replace(choice, island=member) for member in own)]
             found = self._try(fewer, chosen)
             if found is not None:
                 return found
@@ -201,25 +230,6 @@ def contains(islands: Sequence[Island], inner: Island, paths: Sequence[str]) -> 
 def _is_inside(path: str, made: Collection[str]) -> bool:
     parts = path.split(".") if path else []
     return any(".".join(parts[:end]) in made for end in range(len(parts) + 1))
-
-
-def _add(chosen: list[_Choice], new: _Choice, paths: Sequence[str]) -> None:
-    """Add a choice; with one at the same place of another block it becomes a pattern."""
-    for old in chosen:
-        pattern = _pattern(old.island, new.island)
-        if pattern is not None:
-            failed = [one for one in (old.island, new.island) if isinstance(one, Island)]
-            new = replace(old, island=pattern, members=(*old.members, *failed))
-            break
-    island = new.island
-    if isinstance(island, Island):
-        # Islands inside the new one are part of it.
-        chosen[:] = [
-            one
-            for one in chosen
-            if not (isinstance(one.island, Island) and contains([island], one.island, paths))
-        ]
-    chosen.append(new)
 
 
 def _pattern(old: AnyIsland, new: AnyIsland) -> Island | None:

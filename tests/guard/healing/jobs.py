@@ -106,6 +106,18 @@ class Variance(nn.Module):
         return x * (squares / (squares + 1.0))
 
 
+class Cubes(nn.Module):
+    """Cubes that overflow, with a weight for each feature and no matrix product."""
+
+    def __init__(self, width: int = FEATURES) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        cubes = x * x * x * self.weight
+        return cubes / (1 + cubes.abs())
+
+
 class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from halfguard.guard.step_batches import StepBatches
 from halfguard.journal import read_rows
 from halfguard.records import Action, HealingRow, StepRow
 from halfguard.records.plan import PrecisionPlan
-from tests.guard.healing.jobs import BY_NAME, JOBS, Batch, CubicGate, Job, Residual, loss_fn
+from tests.guard.healing.jobs import BY_NAME, JOBS, Batch, Cubes, Job, Residual, Variance, loss_fn
 from tests.guard.helper import frozen, islands, same
 from tests.support.devices import place
 
@@ -111,8 +111,29 @@ def test_a_fault_outside_every_module_is_healed_by_its_line(tmp_path: Path) -> N
 
 
 def test_several_operations_of_one_step_are_healed_together() -> None:
-    guard, _ = train(BY_NAME["gate"], HEAL, 24)
-    assert islands(guard.model) == ["blocks.0", "blocks.1"]
+    class Two(nn.Module):
+        """Two faults in the same batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inp, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.squares, self.cubes = Variance(), Cubes()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.inp(x)
+            return self.head(self.squares(h) + self.cubes(h))
+
+    guard, actions = train(Job("two", Two, 4, 300.0, loss_fn), HEAL, 24)
+    assert islands(guard.model) == ["squares", "cubes"]
+    assert actions[:12].count(Action.RETRY) == 3
+
+
+def test_the_line_of_all_blocks_is_cheaper_than_the_blocks(tmp_path: Path) -> None:
+    guard, actions = train(BY_NAME["gate"], HEAL, 24, run_dir=tmp_path)
+    assert not islands(guard.model)
+    (line,) = PrecisionPlan.load(tmp_path / "plan.yaml").lines
+    assert line.code.startswith("return self.down(h * h * h / ")
+    assert actions.count(Action.RETRY) == 3
 
 
 def test_an_island_that_does_not_hold_is_taken_back(tmp_path: Path) -> None:
@@ -159,10 +180,11 @@ def test_past_the_limit_the_guard_goes_on_and_says_so_once(
 
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two = CubicGate(8), CubicGate(8)
-            self.head = nn.Linear(8, 4)
+            self.one, self.two = Variance(), Cubes()
+            self.inp, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
 
         def forward(self, x: Tensor) -> Tensor:
+            x = self.inp(x)
             small = x / x.abs().amax(-1, keepdim=True).clamp(min=1.0)
             first = x[0, 0] > 0
             loud, quiet = (self.one, self.two) if first else (self.two, self.one)

@@ -20,24 +20,22 @@ from torch import Tensor, nn
 
 from halfguard.dist.wrapping import (
     disable_fsdp_mixed_precision,
-    local_tensor,
     unreduced_gradients,
     unwrap_model,
 )
 from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import (
-    HALF_DTYPES,
     autocast,
     autocast_dtype,
     without_autocast,
 )
 from halfguard.step.random_state import preserved_random_state
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.proof import TrialGradients
+from halfguard.trials.runner import Runner, do_nothing, half_tensors_in_fp32
 
 
-class TrialSteps:
+class TrialSteps(Runner):
     """Repeats the batches of a step in half or in FP32; ``around`` is entered for each repetition."""
 
     def __init__(
@@ -50,15 +48,13 @@ class TrialSteps:
         self._stepper, self._batches = stepper, batches
         self._lines, self._around = lines, around
         self.model = unwrap_model(stepper.model)
+        self.half = autocast_dtype(stepper.config.precision) or torch.float16
 
     def in_half(self, scale: float) -> Callable[..., Tensor]:
-        """Return a function that runs forward and scaled backward passes in half; it returns the loss.
-
-        It calls ``collect`` while gradients have the dtype in which they were computed.
-        """
+        """Return a function that runs forward and scaled backward passes in half; it returns the loss."""
         config, kind = self._stepper.config, self._stepper.device.type
 
-        def run(collect: Callable[[], None] = _nothing) -> Tensor:
+        def run(collect: Callable[[], None] = do_nothing) -> Tensor:
             losses = []
             for micro in _as_given(self._batches):
                 micro.restore_generators()
@@ -75,10 +71,10 @@ class TrialSteps:
     def in_fp32(self) -> Callable[..., Tensor]:
         """Return the same function for FP32, without a loss scale."""
 
-        def run(collect: Callable[[], None] = _nothing) -> Tensor:
+        def run(collect: Callable[[], None] = do_nothing) -> Tensor:
             with ExitStack() as stack:
                 stack.callback(disable_fsdp_mixed_precision(self._stepper.model))
-                stack.enter_context(_half_tensors_in_fp32(self.model))
+                stack.enter_context(half_tensors_in_fp32(self.model))
                 stack.enter_context(self._stepper.step_state.in_fp32())
                 stack.enter_context(without_autocast(self._stepper.device.type))
                 losses = []
@@ -92,22 +88,6 @@ class TrialSteps:
 
         return run
 
-    def gradients(self, run: Callable[..., Tensor], scale: float = 1.0) -> TrialGradients:
-        """Run a step; return its gradients, divided by ``scale``. This reads the device."""
-        found: list[Tensor | None] = []
-
-        def collect() -> None:
-            found.extend(
-                None if p.grad is None else local_tensor(p.grad).detach().float() / scale
-                for p in self.model.parameters()
-            )
-
-        with self.unchanged():
-            loss = run(collect)
-        checked = [loss.detach().isfinite().all()]
-        checked += [grad.isfinite().all().to(loss.device) for grad in found if grad is not None]
-        return TrialGradients(bool(torch.stack(checked).all()), tuple(found))
-
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restore after the block what a step changes: gradients, random states, and all that it reaches."""
@@ -119,21 +99,6 @@ class TrialSteps:
             stack.enter_context(_eagerly())
             stack.enter_context(self._around())
             yield
-
-    @contextmanager
-    def rounded_weights(self) -> Iterator[None]:
-        """Run the block with the model's weights rounded to half; then they are exactly as before."""
-        half = autocast_dtype(self._stepper.config.precision) or torch.float16
-        # Through data: the version counters that others watch do not change.
-        weights = [local_tensor(p).data for p in self.model.parameters() if p.is_floating_point()]
-        copies = [weight.clone() for weight in weights]
-        try:
-            for weight in weights:
-                weight.copy_(weight.to(half))
-            yield
-        finally:
-            for weight, copy in zip(weights, copies, strict=True):
-                weight.copy_(copy)
 
     def _loss(self, micro: MicroBatch, batch: Any) -> Tensor:
         assert micro.loss_fn is not None  # noqa: S101 - only repeatable steps are tried
@@ -148,10 +113,6 @@ def _as_given(batches: StepBatches) -> Iterator[MicroBatch]:
         yield replace(micro, batch=micro.copy_of_batch(), given=None) if micro.given else micro
 
 
-def _nothing() -> None:
-    pass
-
-
 @contextmanager
 def _restored_gradients(model: nn.Module) -> Iterator[None]:
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -162,23 +123,6 @@ def _restored_gradients(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, grad in grads:
             parameter.grad = grad
-
-
-@contextmanager
-def _half_tensors_in_fp32(model: nn.Module) -> Iterator[None]:
-    """Run the block with all 16-bit weights and buffers in FP32; gradients are then FP32 as well."""
-    half = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in HALF_DTYPES]
-    kept = [(tensor, tensor.data) for tensor in half]
-    try:
-        for tensor, data in kept:
-            tensor.data = data.float()
-        yield
-    finally:
-        for tensor, data in kept:
-            grad, tensor.grad = tensor.grad, None
-            tensor.data = data
-            if grad is not None:
-                tensor.grad = grad.to(data.dtype)
 
 
 @contextmanager

@@ -1,0 +1,95 @@
+"""A step that can be run any number of times: in half, with what is changed, and in FP32, to compare with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from halfguard.dist.wrapping import local_tensor
+from halfguard.precision.modes import HALF_DTYPES
+
+
+@dataclass(frozen=True)
+class TrialGradients:
+    """The gradients of a trial on this rank, unscaled, in the order of parameters."""
+
+    finite: bool
+    values: tuple[Tensor | None, ...]
+
+
+def do_nothing() -> None:
+    """Take no gradients."""
+
+
+class Runner(ABC):
+    """Runs a step on ``model``; nothing of it changes. ``half`` is the dtype of its products."""
+
+    model: nn.Module
+    half: torch.dtype
+
+    @abstractmethod
+    def in_half(self, scale: float) -> Callable[..., Tensor]:
+        """Return a function that runs forward and scaled backward passes; it returns the loss.
+
+        It calls its argument ``collect`` while gradients have the dtype in which they were computed.
+        """
+
+    @abstractmethod
+    def in_fp32(self) -> Callable[..., Tensor]:
+        """Return the same function for FP32, without a loss scale."""
+
+    @abstractmethod
+    def unchanged(self) -> AbstractContextManager[None]:
+        """Restore after the block what a step changes."""
+
+    def gradients(self, run: Callable[..., Tensor], scale: float = 1.0) -> TrialGradients:
+        """Run a step; return its gradients, divided by ``scale``. This reads the device."""
+        found: list[Tensor | None] = []
+
+        def collect() -> None:
+            found.extend(
+                None if p.grad is None else local_tensor(p.grad).detach().float() / scale
+                for p in self.model.parameters()
+            )
+
+        with self.unchanged():
+            loss = run(collect)
+        checked = [loss.detach().isfinite().all()]
+        checked += [grad.isfinite().all().to(loss.device) for grad in found if grad is not None]
+        return TrialGradients(bool(torch.stack(checked).all()), tuple(found))
+
+    @contextmanager
+    def rounded_weights(self) -> Iterator[None]:
+        """Run the block with the model's weights rounded to half; then they are exactly as before."""
+        # Through data: the version counters that others watch do not change.
+        weights = [local_tensor(p).data for p in self.model.parameters() if p.is_floating_point()]
+        copies = [weight.clone() for weight in weights]
+        try:
+            for weight in weights:
+                weight.copy_(weight.to(self.half))
+            yield
+        finally:
+            for weight, copy in zip(weights, copies, strict=True):
+                weight.copy_(copy)
+
+
+@contextmanager
+def half_tensors_in_fp32(model: nn.Module) -> Iterator[None]:
+    """Run the block with all 16-bit weights and buffers in FP32; gradients are then FP32 as well."""
+    half = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in HALF_DTYPES]
+    kept = [(tensor, tensor.data) for tensor in half]
+    try:
+        for tensor, data in kept:
+            tensor.data = data.float()
+        yield
+    finally:
+        for tensor, data in kept:
+            grad, tensor.grad = tensor.grad, None
+            tensor.data = data
+            if grad is not None:
+                tensor.grad = grad.to(data.dtype)

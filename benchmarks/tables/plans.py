@@ -22,13 +22,16 @@ def search(name: str) -> PrecisionPlan:
 
 def allowed(found: PrecisionPlan) -> int:
     assert found.evidence is not None
-    return math.floor(3 * math.log2(found.evidence.modules) * len(found.islands))
+    return math.floor(3 * math.log2(found.evidence.modules) * (len(found.islands) + len(found.lines)))
 
 
 def cells(name: str, found: PrecisionPlan) -> list[str]:
     evidence = found.evidence
     assert evidence is not None
-    islands = ", ".join(f"`{module}`" for module in found.modules)
+    rescaled = {"rescaled": " (rescaled)", "fp32": ""}
+    names = [f"`{one.module}`{rescaled[one.kind]}" for one in found.islands]
+    names += [f"line `{one.code}`{rescaled[one.kind]}" for one in found.lines]
+    islands = ", ".join(names)
     counts = [str(evidence.modules), islands, str(evidence.trials), str(allowed(found))]
     losses = [f"{evidence.loss_fp32:.4f}", f"{evidence.loss:.4f}", f"{evidence.deviation:.2%}"]
     return [f"`{name}`", *counts, *losses]

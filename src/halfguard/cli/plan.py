@@ -77,6 +77,12 @@ def _trials(count: int) -> str:
     return f"{count} trial{'' if count == 1 else 's'}"
 
 
+def _short(island: Island | LineIsland) -> Island | LineIsland:
+    """Return a line with the name of its file instead of the path."""
+    file = getattr(island, "file", "")
+    return island.model_copy(update={"file": Path(file).name}) if file else island
+
+
 def _print(found: PrecisionPlan, output: Path | None) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -96,7 +102,7 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
     grid = Table.grid(padding=(0, 2))
     islands: list[Island | LineIsland] = [*found.islands, *found.lines]
     for island in islands:
-        grid.add_row(name_of(island), island.reason)
+        grid.add_row(name_of(_short(island)), island.reason)
     if count:
         console.print(grid)
     console.print(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from halfguard.guard.stepping.outcome import StepOutcome
     from halfguard.guard.stepping.scaler import GradScaler
     from halfguard.precision.emulation import emulate_autocast
-    from halfguard.precision.islands import apply_plan, fp32_island
+    from halfguard.precision.islands import fp32_island
     from halfguard.precision.master_weights import MasterWeights
     from halfguard.precision.upcast import half_state_dict, upcast_trainable
     from halfguard.probing.plan_search import plan
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from halfguard.tracing.audit import audit
     from halfguard.tracing.first_nonfinite import find_first_nonfinite
     from halfguard.tracing.tracer import trace
+    from halfguard.trials.plans import apply_plan
     from halfguard.validation.validate import validate
     from halfguard.workload import Workload
 
@@ -47,7 +48,7 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "PrecisionPlan": ("halfguard.records.plan", "PrecisionPlan", None),
     "StepOutcome": ("halfguard.guard.stepping.outcome", "StepOutcome", "torch"),
     "Workload": ("halfguard.workload", "Workload", "torch"),
-    "apply_plan": ("halfguard.precision.islands", "apply_plan", "torch"),
+    "apply_plan": ("halfguard.trials.plans", "apply_plan", "torch"),
     "audit": ("halfguard.tracing.audit", "audit", "torch"),
     "doctor": ("halfguard.diagnosis.doctor", "doctor", "torch"),
     "emulate_autocast": ("halfguard.precision.emulation", "emulate_autocast", "torch"),

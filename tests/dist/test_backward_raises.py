@@ -49,8 +49,9 @@ def raises_inside(engine: Engine, kind: str) -> tuple[bool, Any]:
     guard = hg.Guard(model, optimizer_of(model, "sgd"), {"heal": {}, "scale": {"init": 8.0}})
     batch = batch_of(0, dist.get_world_size(), dist.get_rank())
     assert guard._healing is not None
-    trials = guard._healing._trials
-    run = trials.in_half(StepBatches(micro_batches=[guard._micro_batch(loss_fn, batch, None)]), 8.0)
+    batches = StepBatches(micro_batches=[guard._micro_batch(loss_fn, batch, None)])
+    trials = guard._healing._bad_step(batches)._runner
+    run = trials.in_half(8.0)
     hook = net.layers[1].register_forward_pre_hook(give_up)  # its weights are gathered
     with nullcontext() if kind == "undisturbed" else pytest.raises(torch.OutOfMemoryError):
         if kind == "step":

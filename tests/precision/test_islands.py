@@ -19,13 +19,13 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.islands import (
-    apply_plan,
     cast_to_fp32,
     fp32_island,
     is_island,
     remove_island,
 )
 from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
+from halfguard.trials.plans import apply_plan
 from tests.support.cases import each
 from tests.support.devices import chosen_device
 from tests.support.pairs import parametrize_pairs

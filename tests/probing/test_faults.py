@@ -144,7 +144,7 @@ def test_a_fault_in_the_models_own_forward_has_its_line_as_island(
     printed = capsys.readouterr().out
     assert ended.value.code == 0
     assert "1 island; 2 trials" in printed
-    assert "which also runs lines in FP32" in printed
+    assert "halfguard.apply_plan(model" in printed
     (line,) = PrecisionPlan.load(file).lines
     assert line.code.startswith("return hidden / torch.sqrt(")
 

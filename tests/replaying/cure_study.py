@@ -39,7 +39,6 @@ from halfguard.guard.guard import Guard
 from halfguard.incident import Incident, open_incident
 from halfguard.incident.capture import BadStep, IncidentWriter
 from halfguard.precision.emulation import autocast_like_cuda
-from halfguard.precision.islands import apply_plan
 from halfguard.precision.modes import full_precision
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import Autopsy, Cure
@@ -49,6 +48,7 @@ from halfguard.replaying import replay
 from halfguard.replaying.composition_rewrite import CompositionRewrite
 from halfguard.step.random_state import capture_random_state, portable_random_state, seeded
 from halfguard.tracing.audit import audit
+from halfguard.trials.plans import apply_plan
 from halfguard.workload import Workload
 from halfguard.workload.training import TrainingStep
 from tests.replaying.helper import edited

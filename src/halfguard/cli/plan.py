@@ -113,8 +113,5 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
         console.print(f"Loss scale: {scale.low:g} to {scale.high:g}, best {scale.best:g}.")
     if found.modules == ("",):
         console.print("Mend the line above instead: call .float() on its inputs.")
-    if output is not None and found.lines:
-        use = f"halfguard.Guard(model, optimizer, {{'plan': '{output}'}}), which also runs lines in FP32"
-        console.print(f"Written to {output}. Use it: {use}")
-    elif output is not None:
+    if output is not None:
         console.print(f"Written to {output}. Use it: halfguard.apply_plan(model, '{output}')")

@@ -129,7 +129,7 @@ class Guard:
         self._in_forward = False  # a forward pass was begun, and no backward pass since
         self._settled = True  # the scheduler has followed the last decision
         self._told_statistics = False
-        self._told_lines = False
+        self._attached_lines = False
         self._told_failed_repeat = False
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
@@ -142,7 +142,7 @@ class Guard:
         self._recovery = self._make_recovery(run_dir)
         self.watching = self._make_watching()
         if self._hosted:
-            self._warn_about_lines()
+            self._attach_lines()
 
     # -- the form with a loss function
 
@@ -208,17 +208,15 @@ class Guard:
 
         Entering it begins a step, unless the model is in eval mode.
         """
-        self._warn_about_lines()
+        self._attach_lines()
         return ForwardPass(self._begin_forward, self._abandon)
 
-    def _warn_about_lines(self) -> None:
-        """Say once that lines of the plan need ``step``: nobody else runs the loss function."""
-        if self._lines and not self._told_lines:
-            self._told_lines = True
-            logger.warning(
-                "The plan keeps single lines in FP32, which only guard.step(loss_fn, batch) does: here they "
-                "stay in half. Keep their modules in FP32 instead, or cast with .float() in the code."
-            )
+    def _attach_lines(self) -> None:
+        """Apply lines of the plan inside modules: here the guard does not run the loss function."""
+        if self._lines is not None and not self._attached_lines:
+            self._attached_lines = True
+            self._lines.attach(unwrap_model(self.model))
+            optional_parts.line_warning()(self._lines.unattached)
 
     def _begin_forward(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any]

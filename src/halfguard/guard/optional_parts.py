@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from halfguard.guard.incidents import Incidents
     from halfguard.guard.recovery.recovery import Recovery
     from halfguard.guard.watching.watching import Watching
-    from halfguard.records.plan import PrecisionPlan
+    from halfguard.records.plan import LineIsland, PrecisionPlan
     from halfguard.trials.line_islands import LineIslands
 
 
@@ -33,6 +33,13 @@ def line_islands_class() -> type[LineIslands]:
     from halfguard.trials.line_islands import LineIslands
 
     return LineIslands
+
+
+def line_warning() -> Callable[[tuple[LineIsland, ...]], None]:
+    """Return the function that names lines which stay in half."""
+    from halfguard.trials.plans import warn_about_lines
+
+    return warn_about_lines
 
 
 def module_islands_maker() -> Callable[[nn.Module, PrecisionPlan], object]:

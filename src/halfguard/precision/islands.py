@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -27,42 +25,9 @@ from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 from halfguard.precision.rescaled import can_be_rescaled, run_rescaled
-from halfguard.records.plan import Island, LineIsland, PrecisionPlan
+from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import without_wrappers
-
-# ``apply_plan``: make the modules that a plan names FP32 islands.
-#
-# A plan may also have single lines of source code. A line has no module that could be changed: it
-# needs somebody who runs the loss function, which only the guard does. ``apply_plan`` says so.
-
-
-logger = logging.getLogger("halfguard")
-
-_LISTED = 3  # lines that a warning names
-
-
-def apply_plan(
-    model: nn.Module, plan: PrecisionPlan | dict[str, Any] | str | os.PathLike[str]
-) -> list[str]:
-    """Make every island of ``plan``, a plan or a file's path; return the paths of the modules.
-
-    All names are looked up before the first module is changed. Call this before ``torch.compile``. In a
-    model wrapped by DDP, FSDP or torch.compile, names work without the wrapper's prefix.
-
-    Lines of the plan are not applied, and a warning names them: give such a plan to the guard.
-    """
-    plan = PrecisionPlan.load(plan)
-    made = make_islands(model, plan)
-    if plan.lines:
-        logger.warning(
-            "The plan also keeps %s in FP32. apply_plan() changes modules only, so %s in half. Give the plan "
-            "to the guard, Guard(model, optimizer, {'plan': 'plan.yaml'}), whose step(loss_fn, batch) runs "
-            "such lines in FP32; or write .float() there, and remove the entry from the plan.",
-            _describe_lines(plan.lines),
-            "it stays" if len(plan.lines) == 1 else "they stay",
-        )
-    return made
 
 
 def make_islands(model: nn.Module, plan: PrecisionPlan) -> list[str]:
@@ -74,12 +39,6 @@ def make_islands(model: nn.Module, plan: PrecisionPlan) -> list[str]:
         else:
             fp32_island(module)
     return list(found)
-
-
-def _describe_lines(lines: tuple[LineIsland, ...]) -> str:
-    named = ", ".join(f"{line.file}:{line.line} ({line.code})" for line in lines[:_LISTED])
-    more = f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
-    return f"{'the line' if len(lines) == 1 else f'{len(lines)} lines'} {named}{more}"
 
 
 def _find_modules(

@@ -154,9 +154,8 @@ class PlanBench:
 
     def candidates(self, producer: Producer) -> list[AnyIsland]:
         """Return the islands that cover an operation of the model."""
-        found = find_candidates(producer, self._model, lines=True, rescaling=True)
-        if producer.module is None:  # a line of the loss: only the guard could keep it in FP32
-            return []
+        # A line of the loss is none: only the guard could keep it in FP32.
+        found = find_candidates(producer, self._model, lines="of modules", rescaling=True)
         known = self._trials.totals
         return [i for i in found if isinstance(i, LineIsland) or not i.module or i.module in known]
 

@@ -53,8 +53,7 @@ def _matches(parts: list[str], wanted: list[str]) -> bool:
 class LineIsland(RecordPart):
     """A line of source code that runs in FP32: for a fault outside every module, in the loss for example.
 
-    Modules with weights that the line calls are not part of it. Only ``guard.step`` can apply it, in a model
-    that is not compiled.
+    Modules with weights that the line calls are not part of it. In a model that is compiled it stays in half.
     """
 
     file: str
@@ -62,6 +61,11 @@ class LineIsland(RecordPart):
     code: str = Field(description="the text of the line, to find it if it has moved")
     kind: IslandKind = Field(
         default="fp32", description="rescaled: matrix products of the line stay in half"
+    )
+    within: str = Field(
+        default="",
+        description="class of the modules in whose forward the line runs; without it, only guard.step "
+        "can apply the line",
     )
     reason: str = ""
 

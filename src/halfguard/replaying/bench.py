@@ -82,5 +82,5 @@ class ReplayBench:
 
     def candidates(self, producer: Producer) -> list[AnyIsland]:
         """Return the islands that cover an operation, lines too."""
-        found = find_candidates(producer, self._model, lines=True, rescaling=self._rescaling)
+        found = find_candidates(producer, self._model, lines="all", rescaling=self._rescaling)
         return [i for i in found if isinstance(i, LineIsland) or not self._applied.covers(i.module)]

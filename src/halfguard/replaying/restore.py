@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from halfguard.errors import HalfguardError, RecordError, UsageError
 from halfguard.incident import Incident, decode
-from halfguard.precision.islands import apply_plan
 from halfguard.replaying.samples import map_tensors
 from halfguard.step.parameters import without_wrappers
 from halfguard.step.random_state import restore_random_state
+from halfguard.trials.plans import apply_plan
 from halfguard.workload import Workload
 
 _MAX_PLAN_BYTES = 2**20

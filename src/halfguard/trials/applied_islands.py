@@ -161,6 +161,7 @@ class AppliedIslands:
     def set(self, islands: Sequence[AnyIsland]) -> None:
         """Make exactly these islands; call it between two steps only."""
         self._made = tuple(islands)
+        self._lines.set(())  # they may wrap a module that becomes an island
         for model in self._models:
             model.set([island for island in islands if isinstance(island, Island)])
         self._set_lines()

@@ -6,12 +6,16 @@ cast to FP32 and autocast is off; results stay FP32, and autocast lowers them fo
 Modules with weights that a line calls run as ever: in ``self.up(x) * self.gate(x)``, only the last product is
 the line's own. In a rescaled line, matrix products stay in half (``precision.rescaled``).
 
+Who runs the loss function activates the mode around it. In a loop of somebody else the mode is active in the
+forward of the modules that a line belongs to (``attach``), also when checkpointing calls them again.
+
 The mode must be active in the backward pass as well, where checkpointing computes forward passes again. Code
 that torch.compile has compiled calls no torch function, so lines need eager mode.
 """
 
 from __future__ import annotations
 
+import functools
 import linecache
 import logging
 import sys
@@ -25,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from halfguard.precision.islands import cast_to_fp32
+from halfguard.precision.islands import cast_to_fp32, is_fp32_island
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 from halfguard.precision.rescaled import lowered_dtype, rescaled_product
 from halfguard.records.plan import IslandKind, LineIsland
@@ -51,20 +55,68 @@ class LineIslands:
 
     def __init__(self, islands: Iterable[LineIsland] = ()) -> None:
         self._places: dict[tuple[str, int], IslandKind] = {}
+        self._islands: tuple[LineIsland, ...] = ()
+        self._model: nn.Module | None = None
+        self._wrapped: list[nn.Module] = []
         self.set(islands)
 
     def set(self, islands: Iterable[LineIsland]) -> None:
         """Let exactly these lines run in FP32."""
-        files = [(_in_this_checkout(island.file), island) for island in islands]
+        self._islands = tuple(islands)
+        files = [(_in_this_checkout(island.file), island) for island in self._islands]
         found = {(file, _find_line(file, island)): island.kind for file, island in files}
         self._places = {place: kind for place, kind in found.items() if place[1]}
+        self._wrap_modules()
 
-    def __bool__(self) -> bool:
-        return bool(self._places)
+    def attach(self, model: nn.Module) -> None:
+        """Apply the lines in the modules of ``model`` that they belong to, from now on."""
+        self._model = model
+        self._wrap_modules()
+
+    @property
+    def unattached(self) -> tuple[LineIsland, ...]:
+        """The lines that no module of the attached model has: those of a loss function."""
+        classes = {name for module in self._wrapped for name in _class_names(module)}
+        return tuple(island for island in self._islands if island.within not in classes)
 
     def active(self) -> AbstractContextManager[Any]:
         """Return the context in which the lines run in FP32."""
-        return _LineMode(self._places) if self._places else nullcontext()
+        return _LineMode(self._places) if self._places and self._model is None else nullcontext()
+
+    def _wrap_modules(self) -> None:
+        for module in self._wrapped:
+            original = vars(module).pop("forward").args[-1]
+            if getattr(original, "__func__", None) is not type(module).forward:
+                module.forward = original
+        self._wrapped.clear()
+        if self._model is None:
+            return
+        within = {island.within for island in self._islands if island.within}
+        for module in self._model.modules() if within else ():
+            if within & _class_names(module) and not is_fp32_island(module):
+                module.forward = functools.partial(_run_with_lines, self._places, module.forward)
+                self._wrapped.append(module)
+
+
+def class_of(module: nn.Module) -> str:
+    """Return the name of a module's class, as before FSDP2 wrapped it."""
+    names = (cls.__name__ for cls in type(module).__mro__)
+    return next(name for name in names if not name.startswith("FSDP"))
+
+
+def _class_names(module: nn.Module) -> set[str]:
+    return {cls.__name__ for cls in type(module).__mro__}
+
+
+def _run_with_lines(
+    places: dict[tuple[str, int], IslandKind],
+    forward: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with _LineMode(places):
+        return forward(*args, **kwargs)
 
 
 class _LineMode(TorchFunctionMode):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import nn
 
@@ -11,13 +11,15 @@ from halfguard.precision.rescaled import can_be_rescaled
 from halfguard.records import Culprit
 from halfguard.records.plan import Island, LineIsland
 from halfguard.step.parameters import without_wrappers
+from halfguard.trials.line_islands import class_of
 
 AnyIsland = Island | LineIsland
+Lines = Literal["all", "of modules", "none"]  # that can be islands
 _PRODUCTS = ("mm", "bmm")  # that a rescaled line keeps in half
 
 
 def find_candidates(
-    producer: Producer, model: nn.Module, *, lines: bool, rescaling: bool
+    producer: Producer, model: nn.Module, *, lines: Lines, rescaling: bool
 ) -> list[AnyIsland]:
     """Return the islands that may fix a fault, innermost first.
 
@@ -36,8 +38,15 @@ def find_candidates(
         path = path.rpartition(".")[0]
     if path is not None:
         found.append(Island(module=""))
-    if lines and not producer.compiled and producer.file and producer.code:
-        line = LineIsland(file=producer.file, line=producer.line, code=producer.code)
+    own = None if producer.module is None else modules.get(without_wrappers(producer.module))
+    can_be_line = lines == "all" or (lines == "of modules" and own is not None)
+    if can_be_line and not producer.compiled and producer.file and producer.code:
+        line = LineIsland(
+            file=producer.file,
+            line=producer.line,
+            code=producer.code,
+            within="" if own is None else class_of(own),
+        )
         if rescaling and producer.op in _PRODUCTS:
             found.append(line.model_copy(update={"kind": "rescaled"}))
         found.append(line)

@@ -137,7 +137,7 @@ class IslandSearch:
         if isinstance(island, LineIsland):
             return any(
                 isinstance(one, LineIsland)
-                and (one.file, one.line) == (island.file, island.line)
+                and (one.file, one.line, one.within) == (island.file, island.line, island.within)
                 and one.kind in ("fp32", island.kind)
                 for one in made
             )

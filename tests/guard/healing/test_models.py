@@ -179,7 +179,22 @@ def test_a_hosted_guard_says_what_it_does_not_do(
     assert not islands(work.model)
 
 
-def test_a_hosted_guard_chooses_no_line() -> None:
+def test_a_hosted_guard_heals_a_line_of_a_module() -> None:
+    work = BY_NAME["attention"].job(0)
+    guard = HostedGuard(work.model, work.optimizer, HEAL)
+    actions = []
+    for batch in work.take(24):
+        with guard.autocast():
+            loss = guard.forward(work.loss, batch)
+        guard.scale(loss).backward()
+        actions.append(guard.apply(work.optimizer).action)
+        work.optimizer.zero_grad()
+    (fault,) = guard._healing._memory.healed
+    assert fault.island.within == "Attention"
+    assert Action.RETRY not in actions[fault.since :]
+
+
+def test_a_hosted_guard_chooses_no_line_of_a_loss() -> None:
     work = Job("loss", Plain, 5, 400.0, energy_loss).job(0)
     guard = HostedGuard(work.model, work.optimizer, HEAL)
     for batch in work.take(25):

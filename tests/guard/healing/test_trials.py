@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 import halfguard as hg
 from halfguard.guard.step_batches import StepBatches
@@ -124,21 +125,58 @@ def squares(model: nn.Module, batch: Tensor) -> Tensor:
     return (out * out).sum().float()
 
 
-def test_lines_of_a_plan_are_not_ignored_in_silence(
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * x).sum(-1, keepdim=True) / 256.0
+
+
+def squaring() -> nn.Sequential:
+    first = nn.Linear(4, 4)
+    nn.init.constant_(first.weight, 80.0)
+    return nn.Sequential(first, Squares())
+
+
+def line_of(function: Any, text: str, **more: Any) -> LineIsland:
+    source, first = inspect.getsourcelines(function)
+    index = next(number for number, code in enumerate(source) if text in code)
+    return LineIsland(file=__file__, line=first + index, code=source[index].strip(), **more)
+
+
+def test_lines_of_a_plan_are_applied_in_their_modules_and_others_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source, first = inspect.getsourcelines(squares)
-    line = LineIsland(file=__file__, line=first + 2, code=source[2].strip())
-    PrecisionPlan(precision="fp16-mixed", lines=(line,)).save(tmp_path / "plan.yaml")
-    model = nn.Linear(4, 4)
+    lines = (line_of(Squares.forward, "x * x", within="Squares"), line_of(squares, "out * out"))
+    PrecisionPlan(precision="fp16-mixed", lines=lines).save(tmp_path / "plan.yaml")
+    model = squaring()
     config = {"plan": str(tmp_path / "plan.yaml")}
     guard = hg.Guard(model, torch.optim.SGD(model.parameters()), config)
+    x = torch.ones(2, 4)
     with caplog.at_level(logging.WARNING, "halfguard"):
-        with guard.autocast():
-            loss = squares(model, torch.ones(2, 4))
-        guard.backward(loss)
-        guard.update()
-    assert caplog.text.count("only guard.step(loss_fn, batch) does") == 1
+        for _ in range(2):
+            with guard.autocast():
+                out = model(x)
+                loss = out.mean()
+            guard.backward(loss)
+            guard.update()
+    assert out.dtype is torch.float32
+    assert out.isfinite().all()
+    assert caplog.text.count("outside of every module of this model") == 1
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_apply_plan_runs_a_line_in_its_module_and_again_when_it_is_recomputed(
+    checkpointed: bool,
+) -> None:
+    model = squaring()
+    plan = PrecisionPlan(lines=(line_of(Squares.forward, "x * x", within="Squares"),))
+    hg.apply_plan(model, plan)
+    x = torch.ones(2, 4)
+    with torch.autocast("cpu", torch.float16):
+        out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+    assert out.isfinite().all()
+    out.sum().backward()
+    torch.testing.assert_close(out.detach(), nn.Sequential(*model)(x).detach(), rtol=1e-3, atol=0)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_a_line_of_a_plan_is_found_in_another_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +229,7 @@ def test_a_plan_with_lines_says_what_apply_plan_leaves_out(
     for part in (
         "5 lines train.py:1 (x = y / z)",
         "and 2 more",
-        "they stay in half",
+        "so they stay in half",
         "'plan'",
         "step(",
     ):

@@ -10,7 +10,13 @@ from torch import nn
 from halfguard.dist.collectives import all_agree, all_gather_object, run_on_all
 from halfguard.records.plan import Island
 from halfguard.trials.applied_islands import AppliedIslands
-from halfguard.trials.producer import AnyIsland, Producer, find_candidates, modules_by_name
+from halfguard.trials.producer import (
+    AnyIsland,
+    Lines,
+    Producer,
+    find_candidates,
+    modules_by_name,
+)
 from halfguard.trials.proof import BadStep, Proof
 
 
@@ -24,7 +30,7 @@ class GuardBench:
         model: nn.Module,
         device: torch.device,
         *,
-        lines: bool,
+        lines: Lines,
         rescaling: bool,
     ) -> None:
         self._step, self._applied, self._model, self._device = step, applied, model, device

@@ -47,7 +47,7 @@ from halfguard.records.audit import AuditFinding, AuditReport
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.trials.applied_islands import AppliedIslands
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.producer import AnyIsland, Producer, name_of
+from halfguard.trials.producer import AnyIsland, Lines, Producer, name_of
 from halfguard.trials.proof import BadStep
 from halfguard.trials.search import Found, IslandSearch
 
@@ -244,7 +244,7 @@ class Healing:
                 self._applied,
                 unwrap_model(self._stepper.model),
                 self._device,
-                lines=not self._hosted and not is_compiled(self._stepper.model),
+                lines=self._possible_lines,
                 rescaling=not Precision(self._stepper.config.precision).needs_master_weights,
             )
             if self._due and bench.prove(memory.islands, producer).holds:
@@ -260,6 +260,12 @@ class Healing:
         for island, cause in found.islands:
             self._decide(island, cause, index, found)
         self._plan.write(memory.islands)
+
+    @property
+    def _possible_lines(self) -> Lines:
+        if is_compiled(self._stepper.model):
+            return "none"
+        return "of modules" if self._hosted else "all"
 
     def _decide(self, island: AnyIsland, producer: Producer, index: int, found: Found) -> None:
         failure = describe_failure(producer, self._memory.counts.get(producer.key, 1))

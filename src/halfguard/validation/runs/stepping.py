@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import autocast_like_cuda, hold_like_cuda
-from halfguard.precision.islands import apply_plan
 from halfguard.precision_names import Precision
 from halfguard.records import Action
 from halfguard.records.cost import Spread
 from halfguard.records.study import RunResult, Speed
 from halfguard.step.random_state import seeded
+from halfguard.trials.plans import apply_plan
 from halfguard.validation.runs.task import Setting, Task
 from halfguard.workload import TrainingStep, Workload, load
 from halfguard.workload.timing import time_interleaved

@@ -259,6 +259,14 @@ def test_a_weight_that_fp32_can_do_without_is_not_the_cause() -> None:
     assert "FP32 was finite" in row.evidence
 
 
+def test_a_batch_without_samples_is_the_cause_of_its_nan() -> None:
+    model = nn.Linear(4, 1)
+    config = {"skip": {"on_nonfinite": "raise"}}
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    with pytest.raises(TrainingHaltedError, match=r"bad_batch: .* one of its tensors is empty"):
+        guard.step(lambda model, x: model(x).float().mean(), torch.zeros(0, 4))
+
+
 def bad_weight(model: nn.Module) -> BadWeight | None:
     return find_bad_weight(model, frozenset(dict(model.named_parameters())))
 

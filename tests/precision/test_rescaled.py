@@ -72,6 +72,29 @@ def test_a_layer_that_overflows_is_finite() -> None:
     assert "forward" not in vars(layer)
 
 
+@pytest.mark.parametrize("shape", [(16,), (0, 16), (2, 0, 16), (1, 16)])
+def test_results_have_the_shape_of_the_layer(shape: tuple[int, ...]) -> None:
+    layer, x = nn.Linear(16, 8), torch.randn(shape, requires_grad=True)
+    with torch.autocast("cpu", torch.float16):
+        want, got = layer(x), make_rescaled(layer)(x)
+    assert got.shape == want.shape
+    torch.testing.assert_close(got, want.float(), rtol=2e-3, atol=2e-3)
+    got.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_layer_whose_forward_was_replaced_is_not_rescaled() -> None:
+    layer = nn.Linear(4, 4)
+    plan = PrecisionPlan(islands=(Island(module="0", kind="rescaled"),))
+    hg.apply_plan(nn.Sequential(layer), plan)
+    hg.apply_plan(nn.Sequential(layer), plan)  # a second time changes nothing
+    remove_island(layer)
+    plain = layer.forward
+    layer.forward = lambda x: 2 * plain(x)  # type: ignore[method-assign, assignment]
+    with pytest.raises(UsageError, match="rescales 0, a Linear"):
+        hg.apply_plan(nn.Sequential(layer), plan)
+
+
 def test_without_autocast_it_is_the_layer_bit_for_bit() -> None:
     layer, x = nn.Linear(8, 4), torch.randn(3, 8)
     before = layer(x)

@@ -191,14 +191,15 @@ def noisy_images() -> Batch:
         "timestep": torch.rand(data.ROWS),
         "img_ids": nn.functional.pad(grid, (1, 0)).float(),
         "txt_ids": torch.zeros(4, 3),
+        "noise": torch.randn(data.ROWS, 16, 12),
     }
 
 
 def denoising(model: nn.Module, batch: Batch) -> Tensor:
-    clean, noise = batch["hidden_states"], torch.randn_like(batch["hidden_states"])
-    part = batch["timestep"][:, None, None]
-    output = model(**batch | {"hidden_states": clean + part * (noise - clean)}).sample
-    return mse_loss(output.float(), noise - clean)
+    inputs = dict(batch)
+    clean, noise = inputs["hidden_states"], inputs.pop("noise")
+    inputs["hidden_states"] = torch.lerp(clean, noise, inputs["timestep"][:, None, None])
+    return mse_loss(model(**inputs).sample.float(), noise - clean)
 
 
 POOLER = "body.pooler"

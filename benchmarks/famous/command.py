@@ -108,7 +108,8 @@ def print_checks(rows: list[Row], steps: int) -> int:
         half = "held out" if row.held_out else "development"
         print(
             f"{row.name} ({half}): {'as published' if found.passed else 'NOT as published'}; "
-            f"{found.bad} of {found.of} bad, first {found.first}; {losses}",
+            f"{found.bad} of {found.of} bad, first {found.first}; {losses}; "
+            f"largest weight {found.largest_weight:.0f}",
             flush=True,
         )
     return int(failed > 0)

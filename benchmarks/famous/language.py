@@ -92,7 +92,7 @@ def deberta() -> nn.Module:
 
 def lora() -> nn.Module:
     """Return adapters over a Qwen2 of two layers."""
-    base: Any = feed_channel(build("Qwen2ForCausalLM", DECODER, num_hidden_layers=2))
+    base: Any = feed_channel(build("Qwen2ForCausalLM", DECODER, num_hidden_layers=2), gain=8)
     targets = ["q_proj", "v_proj"]
     return get_peft_model(
         base, LoraConfig(r=4, target_modules=targets, modules_to_save=["lm_head"])
@@ -105,7 +105,7 @@ ROWS = [
         1,
         "transformers#5651, #9487, #20683",
         partial(build, "T5ForConditionalGeneration", T5),
-        Stretch(WO),
+        Stretch(WO, ("wi",)),
         keep_fp32(WO),
         "`wo` in FP32",
     ),
@@ -114,7 +114,7 @@ ROWS = [
         1,
         "transformers#21281",
         partial(build, "MT5ForConditionalGeneration", T5, feed_forward_proj="gated-gelu"),
-        Stretch(WO),
+        Stretch(WO, ("wi_0", "wi_1")),
         keep_fp32(WO),
         "`wo` in FP32",
     ),
@@ -123,7 +123,7 @@ ROWS = [
         2,
         "transformers#19229",
         partial(build, "LongT5ForConditionalGeneration", T5, "eager", local_radius=7),
-        Stretch(WO),
+        Stretch(WO, ("wi",)),
         clamp(WO),
         CLAMP,
     ),
@@ -132,7 +132,7 @@ ROWS = [
         3,
         "transformers#12225, #9343",
         partial(build, "PegasusForConditionalGeneration", BART),
-        Stretch(FC2),
+        Stretch(FC2, ("fc1",)),
         clamp(FC2),
         CLAMP,
         note="the published sum of 1.3e5 is half only with half weights; here the product overflows",
@@ -142,7 +142,7 @@ ROWS = [
         3,
         "transformers#9343",
         partial(build, "BartForConditionalGeneration", BART),
-        Stretch(FC2),
+        Stretch(FC2, ("fc1",)),
         clamp(FC2),
         CLAMP,
     ),
@@ -160,7 +160,7 @@ ROWS = [
             hidden_size_per_layer_input=16,
             vocab_size_per_layer_input=data.VOCABULARY,
         ),
-        Stretch(DOWN_0),
+        Stretch(DOWN_0, ("gate_proj", "up_proj")),
         keep_fp32(DOWN_0),
         "`down_proj` in FP32 by hand",
     ),
@@ -168,8 +168,8 @@ ROWS = [
         "qwen3-moe",
         7,
         "unsloth",
-        lambda: feed_channel(build("Qwen3MoeForCausalLM", EXPERTS)),
-        Stretch(EXPERTS_0, "down_proj", (slice(None), 0)),
+        lambda: feed_channel(build("Qwen3MoeForCausalLM", EXPERTS), gain=8),
+        Stretch(EXPERTS_0, parameter="down_proj", index=(slice(None), 0)),
         keep_fp32(EXPERTS_0),
         "experts in FP32 by hand",
         norms=NORMS,

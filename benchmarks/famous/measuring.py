@@ -39,7 +39,7 @@ class Healed:
     islands: list[str] = field(default_factory=list)  # modules and patterns, as in the plan
     lines: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
-    repeated: int = 0  # steps
+    repeated: int = 0  # steps in FP32; with half weights, skipped ones
     last_repeated: int = -1
     loss: float = math.nan
     seconds: float = 0.0
@@ -54,13 +54,15 @@ class Check:
     at_place: bool
     bad: int  # of as many steps as there are batches
     of: int
+    largest_weight: float  # fits half
     loss_before: float
     loss: float  # in FP32, after the steps
 
     @property
     def passed(self) -> bool:
         """Whether the row is what it says."""
-        return self.at_place and 2 * self.bad > self.of and self.loss < self.loss_before
+        fails = self.at_place and 2 * self.bad > self.of
+        return fails and self.largest_weight < 65504 and self.loss < self.loss_before
 
 
 @dataclass
@@ -86,6 +88,7 @@ class Result:
 def check(row: Row, steps: int) -> Check:
     """Train in FP32, and look at every batch in bare FP16."""
     work = row.workload()
+    largest = max(p.abs().max().item() for p in work.model.parameters())
     losses = train(plain(work, Precision.FP32), work, steps)
     work = row.lowered()
     step = plain(work, row.precision)
@@ -98,6 +101,7 @@ def check(row: Row, steps: int) -> Check:
         module is not None and any(matches(module, pattern) for pattern in row.places),
         bad,
         BATCHES,
+        largest,
         losses[0],
         final_loss(losses),
     )
@@ -112,18 +116,22 @@ def train(step: TrainingStep, work: Workload, steps: int) -> list[float]:
     return [step(one).item() for one in work.take(steps)]
 
 
+def when_bad(row: Row) -> str:
+    """Return what the guard does with bad steps: half weights have no FP32 to repeat them with."""
+    return "skip" if row.precision.needs_master_weights else "retry_fp32"
+
+
 def heal(row: Row, steps: int, folder: Path) -> Healed:
     """Train with a guard that heals; the plan is in ``folder`` afterwards."""
     work, healed, start = row.lowered(), Healed(), time.process_time()
-    skip = {"on_nonfinite": "retry_fp32"}
-    config = {"precision": row.precision.value, "skip": skip, "heal": {}}
+    config = {"precision": row.precision.value, "skip": {"on_nonfinite": when_bad(row)}, "heal": {}}
     guard = hg.Guard(work.model, work.optimizer, config, run_dir=folder)
     losses = []
     try:
         for index, batch in enumerate(work.take(steps)):
             outcome = guard.step(work.loss, batch)
             losses.append(outcome.loss)
-            if outcome.action == "retry_fp32":
+            if outcome.action != "apply":
                 healed.repeated, healed.last_repeated = healed.repeated + 1, index
     except HalfguardError as error:
         healed.error = str(error)
@@ -215,7 +223,7 @@ def forms_of(row: Row, plan: Path, *, repeat: bool) -> dict[str, tuple[Step, Wor
         fixed = row.lowered()
         row.upstream(fixed.model)
         forms["upstream"] = plain(fixed, row.precision), fixed
-    bad = {"on_nonfinite": "retry_fp32" if repeat else "skip", "max_consecutive": 1000}
+    bad = {"on_nonfinite": when_bad(row) if repeat else "skip", "max_consecutive": 1000}
     config: dict[str, Any] = {"precision": row.precision.value, "skip": bad}
     config |= {"plan": str(plan)} if plan.exists() else {}
     guard = hg.Guard(ours.model, ours.optimizer, config)

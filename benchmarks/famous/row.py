@@ -35,16 +35,24 @@ def loss_of_output(model: nn.Module, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class Stretch:
-    """One channel of every module at ``place``, enlarged until the module's output reaches ``reach``."""
+    """One channel of every module at ``place``, enlarged until the module's output reaches ``reach``.
+
+    ``sources`` beside it are enlarged first, to 16: with small inputs, its weights would not fit half.
+    """
 
     place: str
+    sources: tuple[str, ...] = ()
     parameter: str = "weight"
     index: Any = 0
     reach: float = 1.2e5
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch) -> None:
         """Enlarge them module by module: each one changes what the next ones read."""
-        for _, module in matching(model, self.place):
+        for name, module in matching(model, self.place):
+            for source in self.sources:
+                before = model.get_submodule(f"{name.rpartition('.')[0]}.{source}")
+                factor = 16 / output_of(model, before, loss, batch).abs().max()
+                before.get_parameter("weight").mul_(factor)
             for _ in range(4):  # not linear in every model
                 peak = output_of(model, module, loss, batch).abs().max()
                 module.get_parameter(self.parameter)[self.index] *= self.reach / peak

@@ -45,7 +45,7 @@ def set_channel(pattern: str, name: str, index: Any, value: float) -> Change:
     return change
 
 
-def feed_channel(model: Any) -> nn.Module:
+def feed_channel(model: Any, gain: float = 1.0) -> nn.Module:
     """Give all tokens the same number in channel 0, and each MLP a unit that reads and writes only this one.
 
     Stretched, it is a large number in every token, and the model can still learn from the other channels.
@@ -59,11 +59,11 @@ def feed_channel(model: Any) -> nn.Module:
             names = dict(module.named_parameters())
             if "gate_up_proj" in names:  # experts
                 width = names["gate_up_proj"].shape
-                names["gate_up_proj"][:, [0, width[1] // 2]] = torch.eye(1, width[2])
+                names["gate_up_proj"][:, [0, width[1] // 2]] = gain * torch.eye(1, width[2])
                 _write_one(names["down_proj"])
             elif "gate_proj.weight" in names:
                 for name in ("gate_proj.weight", "up_proj.weight"):
-                    names[name][0] = torch.eye(1, names[name].shape[1])[0]
+                    names[name][0] = gain * torch.eye(1, names[name].shape[1])[0]
                 _write_one(names["down_proj.weight"])
     return model  # type: ignore[no-any-return]
 

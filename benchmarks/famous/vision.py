@@ -311,7 +311,7 @@ ROWS = [
         20,
         "transformers#19166",
         partial(build, "WhisperForConditionalGeneration", BART | SPECTRA),
-        Stretch(FC2),
+        Stretch(FC2, ("fc1",)),
         clamp(FC2),
         CLAMP,
         batch=mel,

@@ -41,7 +41,7 @@ from benchmarks.tables.sections import ROOT, update_sections
 
 DATA = Path(__file__).parent
 LISTS = (DATA / "repositories.txt", DATA / "repositories-2.txt", DATA / "repositories-3.txt")
-SUFFIXES = (".py", ".pyi", ".yaml", ".yml", ".ipynb", ".toml", "setup.cfg")
+SUFFIXES = (".py", ".pyi", ".yaml", ".yml", ".toml", "setup.cfg")
 HALVES = ("working", "held-out")
 WHOLE = {"held-out-2": LISTS[1], "held-out-3": LISTS[2]}  # the other lists are held out as a whole
 SETS = (*HALVES, *WHOLE)
@@ -250,7 +250,7 @@ def _ruff(data: bytes) -> Counter[str]:
 
 def _judged_row(root: Path, row: dict[str, Any]) -> dict[str, Any]:
     """Return what a judge sees: place, message and code, and empty fields for the judgement."""
-    lines = _lines_of(root / row["path"], row.get("cell"))
+    lines = (root / row["path"]).read_text("utf-8", "replace").splitlines()
     first = max(0, row["line"] - 26)
     code = [
         f"{n + 1}: {text[:160]}" for n, text in enumerate(lines[first : row["line"] + 14], first)
@@ -263,14 +263,6 @@ def _judged_row(root: Path, row: dict[str, Any]) -> dict[str, Any]:
         "verdict": "",
         "reason": "",
     }
-
-
-def _lines_of(file: Path, cell: int | None) -> list[str]:
-    """Return the lines of a file, or of one cell of a notebook."""
-    text = file.read_text("utf-8", "replace")
-    if cell is not None:
-        text = "".join(json.loads(text)["cells"][cell - 1]["source"])
-    return text.splitlines()
 
 
 @functools.cache

@@ -89,5 +89,15 @@ def test_a_rule_prints_its_page(halfguard: Run) -> None:
     assert done.out.startswith("# HG101: mask-constant\n")
     assert "## Why is this bad?" in done.out
     assert halfguard("rule", "mask-constant").out == done.out
-    assert "HG203" in halfguard("rule").out
+    assert "HG201" in halfguard("rule").out
     assert json.loads(halfguard("rule", "HG101", "--json").out)["fix"] == "safe"
+
+
+def test_a_removed_rule_is_answered_in_one_line(halfguard: Run) -> None:
+    done = halfguard("rule", "hg407")
+    said = "HG407 was removed: doctor's HD115 reads the live arguments."
+    assert (done.exit_code, done.out) == (0, f"{said}\n")
+    assert json.loads(halfguard("rule", "HG407", "--json").out) == {
+        "code": "HG407",
+        "removed": said,
+    }

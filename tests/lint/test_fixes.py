@@ -69,8 +69,6 @@ SCALED, STEP, UPDATE = "scaler.scale(loss).backward()", "scaler.step(optimizer)"
 CLIPPED = "torch.nn.utils.clip_grad_norm_([weight], 1.0)  # at most 1"
 LOOPS: dict[str, tuple[list[str], int, float]] = {  # after the loss; steps; the right weight
     "HG201": ([SCALED, CLIPPED, STEP, UPDATE], 1, 0.9),  # no movement before, 0.1 after
-    "HG203": ([SCALED, f"{STEP}  # skips when it must"], 2, -1.0),  # refuses the second step
-    "HG204": ([SCALED, STEP, UPDATE, UPDATE], 2, -1.0),  # refuses the second update
     "HG205": ([SCALED, "optimizer.step()", UPDATE], 1, 0.0),  # a thousand times too far before
     "HG206": (["loss.backward()", STEP, UPDATE], 2, -1.0),  # a thousandth of the step before
 }

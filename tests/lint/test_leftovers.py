@@ -69,34 +69,6 @@ def test_fallbacks_for_old_versions_stay(text: str) -> None:
     assert fix(text, "safe").applied == 0
 
 
-UNSAFE = """\
-import torch
-
-def train(model, opt_a, opt_b, scaler, loader):
-    for x in loader:
-        scaler.scale(model(x)).backward()
-        scaler.step(opt_a)
-        scaler.update({first})
-        if x.sum() > 0:
-            scaler.step(opt_b)
-            scaler.update({second})
-"""
-
-
-@pytest.mark.parametrize(("first", "second"), [("", ""), ("64.0", ""), ("", "64.0")])
-def test_the_only_certain_update_stays(first: str, second: str) -> None:
-    text = UNSAFE.format(first=first, second=second)
-    assert fix(text, "safe").data.decode() == text
-
-
-def test_an_update_with_a_new_scale_stays() -> None:
-    text = UNSAFE.replace("        if x.sum() > 0:\n", "").replace("            ", "        ")
-    given = text.format(first="64.0", second="")
-    assert fix(given, "safe").data.decode() == given
-    plain = text.format(first="", second="")
-    assert fix(plain, "safe").data.decode().count("scaler.update()") == 1
-
-
 def test_finfo_only_for_floats() -> None:
     unknown = "import torch\ndef f(x, m):\n    return x.masked_fill(m, -1e9)\n"
     assert fix(unknown, "safe").applied == 0

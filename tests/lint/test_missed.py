@@ -73,23 +73,6 @@ def gan(*lines: str) -> str:
     return GAN.format("\n        ".join(lines))
 
 
-LOSS_OF_MAIN = """
-def train(model, loader, criterion):
-    for x, y in loader:
-        out = F.softmax(model(x), dim=1)
-        criterion(out, y).backward()
-def main(model):
-    criterion = nn.CrossEntropyLoss()
-    train(model, [], criterion)
-"""
-LOSS_OF_SUBCLASS = """
-class Trainer:
-    def step(self, x, y):
-        return self.criterion(torch.softmax(self.model(x), 1), y)
-class Mine(Trainer):
-    def __init__(self):
-        self.criterion = nn.CrossEntropyLoss()
-"""
 MASK_OF_BASE = """
 class Base(nn.Module):
     def __init__(self):
@@ -118,8 +101,6 @@ def generated(a):
 
 MISSED = {
     # two definitions of one file
-    "loss made in one function and used in another": (LOSS_OF_MAIN, "HG106"),
-    "loss made in a subclass": (LOSS_OF_SUBCLASS, "HG106"),
     "mask constant in a base class": (MASK_OF_BASE, "HG101"),
     "sigmoid in a base class": (SIGMOID_OF_BASE, "HG104"),
     "a function in a string": (FUNCTION_IN_STRING, "HG104"),
@@ -137,11 +118,6 @@ MISSED = {
         loop(f"{STEPS}", scaler="pass").replace("for x, y", f"{NEW}\n        for x, y"), "HG210"),
     "new scaler every epoch, in a function": (PER_EPOCH, "HG210"),
     # constants
-    "one minus a mask": (
-        ("def f(q, k, mask):\n    scores = (q @ k.mT).half()\n"
-         "    mask = mask.to(scores.dtype)\n    return scores + (1 - mask) * -1e9\n"), "HG102"),
-    "one minus a mask, in float16 by method": (
-        "def f(scores, mask):\n    return scores + (1.0 - mask.half()) * -1e9\n", "HG102"),
     "log as a method": ("def loss(p):\n    return -(p + 1e-8).log().mean()\n", "HG103"),
     "eps as a default": ("def loss(p, eps=1e-8):\n    return -torch.log(p + eps).mean()\n", "HG103"),
     "eps as an attribute": (
@@ -156,8 +132,6 @@ MISSED = {
         "def loss(x):\n    p = torch.sigmoid(x)\n    return -torch.log(p).mean()\n", "HG104"),
     "sigmoid, then log of one minus it": (
         "def loss(x):\n    p = x.sigmoid()\n    return -torch.log(1 - p).mean()\n", "HG104"),
-    "softmax, then log": (
-        "def loss(x, y):\n    p = F.softmax(x, 1)\n    return -(y * torch.log(p)).sum()\n", "HG105"),
     "square as a product": (
         ("class Norm(nn.Module):\n    def forward(self, x):\n"
          "        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)\n"), "HG108"),
@@ -185,15 +159,9 @@ MISSED = {
              "else:;     print('skipped')"), "HG301"),
     "continue in an else": (
         loop(f"if torch.isfinite(loss):;     pass; else:;     continue; {STEPS}"), "HG301"),
-    "isnan of many values": (
-        "def f(loss):\n    torch.autocast\n    if torch.isnan(loss).any():\n        raise ValueError\n",
-        "HG310"),
     "norm read while scaled": (
         loop("scaler.scale(loss).backward(); n = nn.utils.get_total_norm(model.parameters()); "
              "scaler.step(optimizer); scaler.update()"), "HG211"),
-    "half under autocast off": (
-        ("def f(x, w):\n    with torch.autocast('cuda', dtype=torch.float16):\n        s = x @ w\n"
-         "    with torch.autocast('cuda', enabled=False):\n        return torch.exp(s)\n"), "HG114"),
     # scaler and optimizers
     "unscaled, with the scaler as a parameter": (
         ("def step(model, optimizer, scaler, x):\n    loss = model(x).mean()\n    loss.backward()\n"
@@ -201,10 +169,6 @@ MISSED = {
     "one of two losses unscaled": (
         gan("scaler.scale(gen(x)).backward()", "scaler.step(opt_g)", "disc(x).backward()",
             "scaler.step(opt_d)", "scaler.update()"), "HG206"),
-    "update between two steps": (
-        gan("scaler.scale(gen(x)).backward()", "scaler.scale(disc(x)).backward()",
-            "scaler.step(opt_g)", "scaler.update()", "scaler.step(opt_d)", "scaler.update()"),
-        "HG204"),
     # float16 weights
     "a new module in half": (
         ("def train(x):\n    model = nn.Linear(4, 4).cuda().half()\n"
@@ -244,9 +208,6 @@ MISSED = {
          "def train(model, optimizer, loader):\n    for x in loader:\n"
          "        loss = loss_of(model, x, amp=True)\n        loss.backward()\n"
          "        optimizer.step()\n"), "HG207"),
-    "a mask in a dtype that is a parameter": (
-        ("def bias(mask, dtype):\n    assert dtype in [torch.float32, torch.float16]\n"
-         "    mask = mask.to(dtype)\n    return (1.0 - mask) * -1e10\n"), "HG102"),
     "a criterion where autocast is off": (
         loop().replace("loss = F.cross_entropy(model(x), y)", "out = model(x)").replace(
             "            scaler.scale", "            with torch.autocast('cuda', enabled=False):\n"

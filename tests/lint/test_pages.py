@@ -22,10 +22,9 @@ def test_examples_are_found_and_their_cures_are_not(rule: Rule) -> None:
     assert found[:4] == HEADINGS
     assert set(found[4:]) <= {"Fix safety", "References"}
     assert ("Fix safety" in found) == bool(rule.meta.fix)
-    (language, example), (_, instead) = re.findall(r"```(py|yaml)\n(.*?)```", rule.page, re.DOTALL)
-    path = "code.py" if language == "py" else "config.yaml"
-    assert set(codes(example, path)) == {rule.code}
-    assert codes(instead, path) == []
+    example, instead = re.findall(r"```py\n(.*?)```", rule.page, re.DOTALL)
+    assert set(codes(example)) == {rule.code}
+    assert codes(instead) == []
 
 
 def test_codes_and_names_are_unique() -> None:

@@ -1,4 +1,4 @@
-"""``halfguard lint``: find and fix code and settings that fail in float16 training."""
+"""``halfguard lint``: find and fix code that fails in float16 training."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lint(
         bool, typer.Option("--diff", help="Show what --fix would change, without changing it.")
     ] = False,
     select: Annotated[
-        str, typer.Option(help="Run only these codes or prefixes: HG1,HG203.", metavar="CODES")
+        str, typer.Option(help="Run only these codes or prefixes: HG1,HG201.", metavar="CODES")
     ] = "",
     ignore: Annotated[
         str, typer.Option(help="Skip these codes or prefixes.", metavar="CODES")
@@ -54,7 +54,7 @@ def lint(
     output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
-    """Find code and settings that fail in float16 training, and fix them.
+    """Find code that fails in float16 training, and fix it.
 
     Exit code 0: nothing found; 1: findings, or changes that --diff shows; 2: wrong arguments or settings.
     """

@@ -38,9 +38,19 @@ def rule(
 
 
 def page_of(code: str) -> str:
-    """Return the page of a code or name as Markdown; raise a usage error if there is none."""
-    from halfguard.lint.registry import find_rule, rule_page  # noqa: PLC0415
+    """Return the page of a code or name as Markdown, or one line about a removed rule.
 
+    Raise a usage error if there is none.
+    """
+    from halfguard.lint.registry import (  # noqa: PLC0415
+        find_rule,
+        removal_of,
+        removed_rules,
+        rule_page,
+    )
+
+    if code.upper() in removed_rules():
+        return f"{removal_of(code)}\n"
     found = _find_finding(code)
     if found is None:
         return rule_page(find_rule(code))
@@ -77,8 +87,10 @@ def _sentence(text: str) -> str:
 
 
 def _row(code: str) -> dict[str, Any]:
-    from halfguard.lint.registry import find_rule  # noqa: PLC0415
+    from halfguard.lint.registry import find_rule, removal_of, removed_rules  # noqa: PLC0415
 
+    if code.upper() in removed_rules():
+        return {"code": code.upper(), "removed": removal_of(code)}
     return _find_finding(code) or _rule_row(find_rule(code))
 
 
@@ -89,7 +101,6 @@ def _rule_row(rule: Rule) -> dict[str, Any]:
         "severity": rule.meta.severity,
         "fix": rule.meta.fix,
         "preview": rule.meta.preview,
-        "language": rule.meta.language,
         "page": rule.page,
     }
 

@@ -16,17 +16,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 from halfguard.lint.match import Diagnostic, Match, Meta, Span
-from halfguard.lint.notebook import read_notebook
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import ByteSearch, Rule
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
-from halfguard.lint.yaml_file import InvalidYamlError, YamlFile
 
 UNREADABLE = "HG001"
 # The number of punctuation marks is a measure of parsing time. The largest file of torch and transformers,
@@ -42,20 +38,13 @@ def lint_bytes(
     data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], project: Project = UNKNOWN
 ) -> list[Diagnostic]:
     """Return the findings of one file, sorted by position."""
-    if path.endswith(".ipynb"):
-        return _lint_notebook(data, path, settings, rules, project)
-    language = "yaml" if Path(path).suffix in {".yaml", ".yml"} else "python"
     if len(data) > _MAX_BYTES:
-        relevant = language == "python" and ByteSearch(data[:200_000]).contains_any(_LIBRARIES)
+        relevant = ByteSearch(data[:200_000]).contains_any(_LIBRARIES)
         return _unreadable(Source(""), path, "it is larger than 4 MB", 1, rules) if relevant else []
     search = ByteSearch(data)
-    if language == "python" and not search.contains_any(_LIBRARIES):
+    if not search.contains_any(_LIBRARIES):
         return []
-    active = [
-        r
-        for r in rules
-        if r.meta.language == language and r.applies_to(project) and r.could_match(search)
-    ]
+    active = [r for r in rules if r.applies_to(project) and r.could_match(search)]
     if not active:
         return []
     ignored = settings.ignored_in(path)
@@ -64,16 +53,11 @@ def lint_bytes(
         return _unreadable(Source(""), path, "it is a table of data rather than code", 1, rules)
     try:
         source = Source.decode(data)
-        if language == "python":
-            found = _run_python(source, active, path, project)
-        else:
-            found = _run_yaml(source, active, project)
+        found = _run(source, active, path, project)
     except UnreadableError as error:
         return _unreadable(Source(""), path, str(error), 1, rules)
     except SyntaxError as error:
         return _not_parsed(source, path, error, rules)
-    except InvalidYamlError:
-        return []  # a template or another dialect of YAML
     except (RecursionError, MemoryError):
         return _unreadable(source, path, "it is nested too deeply", 1, rules)
     except ValueError as error:  # for example a null byte
@@ -84,19 +68,6 @@ def lint_bytes(
         if not is_ignored(source, rule.code, match)
     }
     return sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.code))
-
-
-def _lint_notebook(
-    data: bytes, path: str, settings: Settings, rules: tuple[Rule, ...], project: Project
-) -> list[Diagnostic]:
-    """Return the findings in the code cells of a notebook, with the lines of their cells."""
-    if not ByteSearch(data).contains_any(_LIBRARIES):
-        return []
-    notebook = read_notebook(data)
-    if notebook is None:
-        return []
-    found = lint_bytes(notebook.text.encode(), f"{path}.py", settings, rules, project)
-    return [notebook.locate(replace(d, path=path)) for d in found if d.code != UNREADABLE]
 
 
 @contextmanager
@@ -118,20 +89,15 @@ def parse(source: Source) -> ast.Module:
         return ast.parse(source.text)
 
 
-def _run_python(
+def _run(
     source: Source, rules: list[Rule], path: str, project: Project
 ) -> list[tuple[Rule, Match]]:
     with _no_garbage_collection():
         file = PythonFile(source, parse(source), path, project)
         try:
-            return [(r, match) for r in rules if r.check_python for match in r.check_python(file)]
+            return [(rule, match) for rule in rules for match in rule.check(file)]
         finally:
             file.release()
-
-
-def _run_yaml(source: Source, rules: list[Rule], project: Project) -> list[tuple[Rule, Match]]:
-    file = YamlFile(source, project)
-    return [(r, match) for r in rules if r.check_yaml for match in r.check_yaml(file)]
 
 
 def _diagnostic(source: Source, path: str, meta: Meta, match: Match) -> Diagnostic:

@@ -10,7 +10,8 @@ from pathlib import Path
 from halfguard.errors import UsageError
 from halfguard.lint.settings import DEFAULT_EXCLUDE, Settings
 
-SUFFIXES = (".py", ".pyi", ".yaml", ".yml", ".ipynb")
+SUFFIXES = (".py", ".pyi")
+_NOT_READ = (".ipynb", ".yaml", ".yml")
 
 
 def find_files(paths: Iterable[Path], settings: Settings) -> list[Path]:
@@ -26,6 +27,8 @@ def find_files(paths: Iterable[Path], settings: Settings) -> list[Path]:
                 # The file itself is reported rather than a link to it.
                 if real not in found or os.path.islink(found[real]):  # noqa: PTH114
                     found[real] = file
+        elif path.suffix in _NOT_READ:
+            raise UsageError(f"{path} is not a Python file: lint reads .py and .pyi files.")
         elif path.exists():
             found.setdefault(os.path.realpath(path), path)
         else:

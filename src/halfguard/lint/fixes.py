@@ -52,12 +52,6 @@ def fix_bytes(
     return FixResult(data, applied, found)
 
 
-def whole_edit(text: str, fix: Fix) -> str | None:
-    """Return a text after one fix, with imports added and leftovers removed; None if it does not parse."""
-    data = _apply(text.encode("utf-8", "surrogatepass"), [fix])
-    return None if data is None else data.decode("utf-8", "surrogatepass")
-
-
 def _without_overlaps(fixes: Iterable[Fix | None]) -> list[Fix]:
     """Return the fixes for one pass: no two of their edits touch."""
     chosen: list[Fix] = []

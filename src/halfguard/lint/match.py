@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from halfguard.records import Finding
 
 FixKind = Literal["safe", "unsafe"]
-Language = Literal["python", "yaml"]
 Severity = Literal["error", "warning", "note"]  # as in ``records.finding``; a test compares them
 
 
@@ -39,7 +38,6 @@ class Meta:
     preview: bool = False
     # The rule is about the range of float16, and is not run if the project never uses float16.
     needs_half: bool = False
-    language: Language = "python"
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,6 @@ class Diagnostic:
     span: Span
     snippet: str
     fix: Fix | None
-    cell: int | None = None  # of a notebook, from 1; lines are then those of the cell
 
     @property
     def line(self) -> int:
@@ -124,9 +121,8 @@ class Diagnostic:
 
     @property
     def place(self) -> str:
-        """The location as ``path:line:column``, or ``path:cell 3:line:column`` in a notebook."""
-        cell = "" if self.cell is None else f"cell {self.cell}:"
-        return f"{self.path}:{cell}{self.line}:{self.column}"
+        """The location as ``path:line:column``."""
+        return f"{self.path}:{self.line}:{self.column}"
 
     @property
     def fix_text(self) -> str | None:

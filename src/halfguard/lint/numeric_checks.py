@@ -111,12 +111,6 @@ def origin_of(file: PythonFile, node: ast.expr) -> ast.expr:
     return node
 
 
-def origin_is_view(file: PythonFile, log: Logarithm) -> bool:
-    """Return whether a view or a selection lies between a logarithm's operand and its origin."""
-    value = file.assigned_value(log.operand)
-    return value is not log.origin
-
-
 def can_be_repeated(file: PythonFile, node: ast.expr, place: ast.Call) -> bool:
     """Return whether an expression has the same value when it is written again at a later place.
 
@@ -148,12 +142,6 @@ def module_class(file: PythonFile, call: ast.Call) -> str:
     return called_name(made) if isinstance(made, ast.Call) and made is not call else ""
 
 
-def clamp_arguments(file: PythonFile, call: ast.Call) -> tuple[ast.expr | None, ...]:
-    """Return the tensor, the lower bound and the upper bound of a clamp."""
-    offset = int(file.is_torch_call(call))
-    return file.tensor_of(call), argument(call, offset, "min"), argument(call, offset + 1, "max")
-
-
 def is_tensor(file: PythonFile, node: ast.AST, depth: int = 0) -> bool:
     """Return whether an expression is certainly a tensor: a torch call, or a tensor method."""
     if depth > 6:
@@ -177,11 +165,6 @@ def is_tensor(file: PythonFile, node: ast.AST, depth: int = 0) -> bool:
         assigned = file.last_assignment(node)
         return bool(assigned and assigned.value and is_tensor(file, assigned.value, depth + 1))
     return False
-
-
-def is_half(file: PythonFile, node: ast.AST) -> bool:
-    """Return whether a value is proven to be float16 in a training step."""
-    return file.precision(node) is Precision.HALF and not file.is_inference(node)
 
 
 def may_be_half(file: PythonFile, node: ast.AST) -> bool:

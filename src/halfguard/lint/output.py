@@ -68,18 +68,12 @@ def to_json(results: Sequence[FileResult]) -> str:
 
 
 def _row(diagnostic: Diagnostic) -> dict[str, object]:
-    """Return the fields of a ``Finding`` record, with the end, the kind of the fix and a notebook's cell."""
+    """Return the fields of a ``Finding`` record, with the end and the kind of the fix."""
     names = ("code", "message", "severity", "path", "line", "column", "subject")
     fields: dict[str, object] = {name: getattr(diagnostic, name) for name in names}
     kind = diagnostic.fix.kind if diagnostic.fix else None
     rest = {"why": "", "cure": diagnostic.cure, "fix": diagnostic.fix_text}
-    return {
-        **fields,
-        **rest,
-        "end_line": diagnostic.span.end_line,
-        "fix_kind": kind,
-        "cell": diagnostic.cell,
-    }
+    return {**fields, **rest, "end_line": diagnostic.span.end_line, "fix_kind": kind}
 
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -54,13 +54,6 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
         (b"Accelerator", b""),
         (b"deepspeed", b""),
     ),
-    # Proof in a training loop, and not only in the settings of some model.
-    "scales_losses": (
-        (b"GradScaler(", b""),
-        (b".scale_loss(", b""),
-        (b"16-mixed", rb"16-mixed[\"'](?<=[\"']16-mixed.)"),
-        (b"precision", rb"precision\s*[=:]\s*16\b"),
-    ),
     "half_weights": (
         (b"convert_", rb"convert_(?:module_|weights_)?to_(?:f(?:p)?16|lp)"),
         (b"network_to_half", b""),
@@ -89,12 +82,6 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
         ),
     ),
     "needs_ampere": ((b"import flash_attn", b""), (b"from flash_attn", b"")),
-    "transformers": (
-        (b"TrainingArguments", b""),
-        (b"HfArgumentParser", b""),
-        (b"SFTConfig", b""),
-        (b"DPOConfig", b""),
-    ),
     "pins_old_torch": tuple(
         (b"torch" + sign, b"torch" + sign + rb"=*\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))")
         for sign in (b"==", b" ==", b"~=", b" ~=", b"<", b" <")
@@ -102,13 +89,6 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
     "allows_old_torch": tuple(
         (b"torch" + sign, b"torch" + sign + rb"=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))")
         for sign in (b">", b" >")
-    ),
-    "lightning": tuple(
-        (text, b"")
-        for text in (
-            b"import lightning", b"import pytorch_lightning", b"from lightning",
-            b"from pytorch_lightning", b"LightningCLI",
-        )
     ),
 }  # fmt: skip
 
@@ -119,7 +99,6 @@ class Project:
 
     known: bool = False  # a training loop was seen
     mixed: bool = False  # float16 autocast
-    scales_losses: bool = False  # a loss scale, of torch, apex or Lightning
     half_option: bool = False  # an option for float16
     can_lower: bool = False  # code that casts, or a framework that does
     half_weights: bool = False
@@ -127,8 +106,6 @@ class Project:
     resumes: bool = False  # the state of an optimizer is loaded
     casting_losses: bool = False  # loss functions cast their inputs themselves
     needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
-    transformers: bool = False  # settings are read as transformers' TrainingArguments
-    lightning: bool = False  # settings are read as arguments of Lightning's Trainer
     pins_old_torch: bool = False  # requirements name a version without torch.amp.GradScaler
     allows_old_torch: bool = False  # requirements allow such a version
 

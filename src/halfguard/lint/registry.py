@@ -1,4 +1,7 @@
-"""Load the rules and write their pages: every file ``rules/hgNNN_*.py`` is one rule, and no list is kept."""
+"""Load the rules and write their pages: every file ``rules/hgNNN_*.py`` is one rule, and no list is kept.
+
+Codes of rules that were removed are never used again; ``removed.txt`` says what answers for them now.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+from importlib import resources
 
 from halfguard.errors import UsageError
 from halfguard.lint import rules as rules_package
@@ -24,12 +28,10 @@ def _load(name: str) -> Rule:
     meta = module.META
     if not name.startswith(meta.code.lower()):
         raise AssertionError(f"rules/{name}.py contains the rule {meta.code}")
-    is_yaml = meta.language == "yaml"
     return Rule(
         meta=meta,
         page=inspect.cleandoc(module.__doc__ or ""),
-        check_python=None if is_yaml else module.check,
-        check_yaml=module.check if is_yaml else None,
+        check=module.check,
         contains=tuple(text.encode() for text in meta.contains),
         also_contains=tuple(text.encode() for text in meta.also_contains),
         pattern=meta.pattern.encode(),
@@ -41,11 +43,26 @@ def find_rule(code: str) -> Rule:
     for rule in all_rules():
         if code.upper() == rule.code or code.lower() == rule.meta.name:
             return rule
+    if code.upper() in removed_rules():
+        raise UsageError(removal_of(code))
     raise UsageError(
         f"There is no rule {code}.",
         cure=f"The codes run from {all_rules()[0].code} to {all_rules()[-1].code}; "
         "'halfguard rule' lists them.",
     )
+
+
+@functools.cache
+def removed_rules() -> dict[str, str]:
+    """Return what answers for the codes of removed rules now."""
+    lines = (resources.files("halfguard.lint") / "removed.txt").read_text("utf-8").splitlines()
+    rows = (line.partition(": ") for line in lines)
+    return {code: text for codes, _, text in rows for code in codes.split()}
+
+
+def removal_of(code: str) -> str:
+    """Return the one line about a removed rule."""
+    return f"{code.upper()} was removed: {removed_rules()[code.upper()]}"
 
 
 def select_rules(
@@ -57,7 +74,8 @@ def select_rules(
     prefix both match, the longer one wins: ``select=["HG1"], ignore=["HG103"]`` is HG1 without HG103.
     """
     for prefix in (*chosen, *ignored):
-        _check_prefix(prefix)
+        if prefix not in ignored or not any(code.startswith(prefix) for code in removed_rules()):
+            _check_prefix(prefix)
     return tuple(rule for rule in all_rules() if _is_on(rule, chosen, ignored, preview=preview))
 
 
@@ -85,7 +103,6 @@ GROUPS = {
     "HG2": "Scaler and order of the step",
     "HG3": "Skips and NaN",
     "HG4": "Model, dtype and arguments",
-    "HG5": "YAML configuration",
 }
 
 

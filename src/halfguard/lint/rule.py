@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from halfguard.lint.match import Match, Meta
 from halfguard.lint.project import Project
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.yaml_file import YamlFile
 
 
 class ByteSearch:
@@ -37,8 +36,7 @@ class ByteSearch:
         return False
 
 
-PythonCheck = Callable[[PythonFile], Iterator[Match]]
-YamlCheck = Callable[[YamlFile], Iterator[Match]]
+Check = Callable[[PythonFile], Iterator[Match]]
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ class Rule:
 
     meta: Meta
     page: str
-    check_python: PythonCheck | None = None
-    check_yaml: YamlCheck | None = None
+    check: Check
     contains: tuple[bytes, ...] = ()
     also_contains: tuple[bytes, ...] = ()
     pattern: bytes = b""

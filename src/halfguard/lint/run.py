@@ -69,7 +69,7 @@ class Linter:
     def check_bytes(self, data: bytes, path: str) -> FileResult:
         """Check a file that is already in memory."""
         rules = _rules(self.settings)
-        if not self.kinds or path.endswith(".ipynb"):
+        if not self.kinds:
             found = lint_bytes(data, path, self.settings, rules, self.project)
             return FileResult(path, found, before=data, after=data)
         fixed = fix_bytes(data, path, self.settings, rules, self.kinds, self.project)

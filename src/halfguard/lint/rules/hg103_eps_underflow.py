@@ -2,7 +2,7 @@
 
 ## What it does
 Finds constants of at most 2.98e-8 that are added before `log`, `sqrt`, `rsqrt` or a division, if the tensor
-may be float16. HG119 reports the tensors that certainly are, HG113 lower bounds of `clamp`.
+may be float16. HG119 reports the tensors that certainly are.
 
 ## Why is this bad?
 The smallest positive float16 value is about 6e-8. A constant of at most half of that rounds to zero, so

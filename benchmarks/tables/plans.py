@@ -22,7 +22,9 @@ def search(name: str) -> PrecisionPlan:
 
 def allowed(found: PrecisionPlan) -> int:
     assert found.evidence is not None
-    return math.floor(3 * math.log2(found.evidence.modules) * (len(found.islands) + len(found.lines)))
+    return math.floor(
+        3 * math.log2(found.evidence.modules) * (len(found.islands) + len(found.lines))
+    )
 
 
 def cells(name: str, found: PrecisionPlan) -> list[str]:

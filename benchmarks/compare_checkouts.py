@@ -6,8 +6,8 @@ scripts/bench compare_checkouts OLD NEW --runs 'gpt/default/*' --steps 40 --out 
 
 The same training program (tests/support/checkout_runs.py) runs on a CPU with the src folder of each checkout:
 small models, healthy and with faults, in several configurations. Compared are the outcome of every step, with
-its loss; the bits of weights, buffers, optimizer, scheduler, average and guard state at the end; and every file
-of the run: run.json, steps.jsonl, incidents, snapshots. Values that differ between two runs of the same
+its loss; the bits of weights, buffers, optimizer, scheduler, average and guard state at the end; and every
+file of the run: run.json, steps.jsonl, incidents, snapshots. Values that differ between two runs of the same
 code are left out: see LEFT_OUT. Log messages and the text of exceptions are not compared.
 """
 

@@ -49,8 +49,20 @@ def test_plan_writes_a_file_and_says_why(tmp_path: Path, halfguard: Run) -> None
     assert done.exit_code == 0, done.err
     assert done.out.startswith("1 island; ")
     plan = PrecisionPlan.load(file)
-    assert plan.modules == ("layers.1.message",)
-    assert plan.islands[0].reason in " ".join(done.out.split())
+    (line,) = plan.lines
+    assert line.code.startswith("return total.index_add(")
+    assert line.reason in " ".join(done.out.split())
+    assert "0.0% of the matrix-product FLOPs leave half" in " ".join(done.out.split())
+
+
+def test_plan_prints_the_lines_for_transformers(tmp_path: Path, halfguard: Run) -> None:
+    file = tmp_path / "plan.yaml"
+    arguments = ["examples/overflowing.py:rms_norm", "--steps", "4", "-o", str(file)]
+    done = halfguard("plan", *arguments, "--for", "transformers")
+    assert done.exit_code == 0, done.err
+    assert f"halfguard.apply_plan(model, '{file}')" in done.out
+    assert "_keep_in_fp32_modules = ['1']" in done.out
+    assert halfguard("plan", *arguments, "--for", "jax").exit_code == 2
 
 
 def test_plan_as_json(halfguard: Run) -> None:

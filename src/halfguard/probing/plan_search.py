@@ -78,7 +78,7 @@ class _Search:
             return self._plan([])
         if producer is not None:
             _raise_if_outside(first)
-            found = IslandSearch(PlanBench(self.trials)).run(producer, _ISLANDS)
+            found = IslandSearch(self._bench).run(producer, _ISLANDS)
             if found.islands:
                 return self._plan([island for island, _ in found.islands])
         passes = self.trials.passes
@@ -87,6 +87,10 @@ class _Search:
         order = {path: index for index, path in enumerate(self.candidates)}
         paths.sort(key=lambda path: order.get(path, -1))
         return self._plan([Island(module=path) for path in paths])
+
+    @cached_property
+    def _bench(self) -> PlanBench:
+        return PlanBench(self.trials)
 
     # -- grow
 
@@ -181,6 +185,7 @@ class _Search:
                 modules=len(self.candidates),
                 loss_fp32=reference.final_loss(),
                 loss=final.final_loss(),
+                flops=self._bench.costs.of(islands).flops if islands else 0.0,
             ),
         )
 

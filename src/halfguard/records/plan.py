@@ -86,6 +86,7 @@ class PlanEvidence(RecordPart):
     modules: int = Field(ge=1, description="modules that ran; each is a possible island")
     loss_fp32: float = Field(description="mean over the last fifth of the steps")
     loss: float = Field(description="the same with the plan")
+    flops: float = Field(default=0.0, description="share of matrix-product FLOPs that leave half")
 
     @property
     def deviation(self) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from halfguard.records.plan import Island, LineIsland
 from halfguard.trials.cost import StepCosts
@@ -25,6 +26,7 @@ PATHS = [
     *(f"model.layers.{i}.mlp" for i in range(BLOCKS)),
     *(f"model.layers.{i}.{part}" for i in range(BLOCKS) for part in PARTS),
 ]
+MODULES: dict[str, nn.Module] = dict.fromkeys(PATHS, nn.Identity())
 FLOPS = {"norm": 0.0, "attention": 40.0, "mlp.up": 30.0, "mlp.down": 30.0}
 COSTS = StepCosts(
     {
@@ -50,7 +52,7 @@ class Faulty:
     needs: dict[str, str] = field(default_factory=dict)
     lines: bool = False
     costs: StepCosts = field(default_factory=lambda: COSTS)
-    paths: list[str] = field(default_factory=lambda: PATHS)
+    modules: dict[str, nn.Module] = field(default_factory=lambda: MODULES)
     trials: list[tuple[AnyIsland, ...]] = field(default_factory=list)
 
     def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
@@ -112,6 +114,34 @@ def test_a_dear_pattern_keeps_the_members_that_are_needed() -> None:
     failing = ["model.layers.1.mlp.up", "model.layers.4.mlp.up"]
     bench = Faulty(["model.layers.0.norm", *failing])
     assert names(search(bench)) == ["model.layers.0.norm", *failing]
+
+
+def test_members_of_a_pattern_count_as_islands_of_their_own() -> None:
+    failing = ["model.layers.1.mlp.up", "model.layers.4.mlp.up"]
+    assert names(search(Faulty(failing), limit=1)) == ["model.layers.*.mlp.up"]
+    found = search(Faulty(failing), limit=2)
+    assert names(found) == failing
+    assert [producer.module for _, producer in found.islands] == failing
+
+
+class Rescaling(Faulty):
+    """A list of layers and activations; layers are rescaled before they run in FP32."""
+
+    def candidates(self, producer: Producer) -> list[AnyIsland]:
+        own = Island(module=producer.module or "", kind="rescaled")
+        return [own, *super().candidates(producer)]
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("between", [nn.ReLU(), nn.LayerNorm(4)])
+def test_a_rescaled_pattern_has_linear_layers_only(between: nn.Module) -> None:
+    failing = [f"model.layers.{i}" for i in (0, 2)]
+    layers = {f"model.layers.{i}": between if i % 2 else nn.Linear(4, 4) for i in range(BLOCKS)}
+    bench = Rescaling(failing, modules=MODULES | layers)
+    assert names(search(bench)) == failing
+    assert all(island.kind == "rescaled" for trial in bench.trials for island in trial)
+    linear: dict[str, nn.Module] = {path: nn.Linear(4, 4) for path in layers}
+    assert names(search(Rescaling(failing, modules=MODULES | linear))) == ["model.layers.*"]
 
 
 def test_a_pattern_without_products_stays_whole() -> None:

@@ -141,7 +141,7 @@ class PlanBench:
         self._trials = trials
         fresh = trials.workload.fresh()
         self._model = fresh.model
-        self.paths = list(modules_by_name(fresh.model))
+        self.modules = modules_by_name(fresh.model)
         self.costs = _count_costs(fresh, trials.precision)
 
     def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:  # noqa: ARG002

@@ -68,7 +68,7 @@ class ReplayBench:
         self._applied = AppliedIslands(runner.model, (), lines)
         self._step = BadStep(runner, step.scale, step.device)
         self.is_finite_in_fp32 = self._step.is_finite_in_fp32()
-        self.costs, self.paths = self._step.costs, list(modules_by_name(runner.model))
+        self.costs, self.modules = self._step.costs, modules_by_name(runner.model)
 
     def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
         """Run the step with exactly these islands."""

@@ -11,12 +11,16 @@ island: it is tried last, and reported.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from torch import nn
+
+from halfguard.precision.rescaled import can_be_rescaled
 from halfguard.records.plan import Island, LineIsland
+from halfguard.step.parameters import without_wrappers
 from halfguard.trials.cost import NOTHING, Cost, StepCosts
 from halfguard.trials.producer import AnyIsland, Producer, name_of
 from halfguard.trials.proof import Proof
@@ -31,7 +35,7 @@ class Bench(Protocol):
     """A bad step that can be run with any islands; all ranks get the same answers."""
 
     costs: StepCosts
-    paths: list[str]  # of the modules
+    modules: dict[str, nn.Module]  # by their paths
 
     def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
         """Run the step with exactly these islands."""
@@ -61,7 +65,7 @@ class _Choice:
     island: AnyIsland
     producer: Producer
     left: tuple[AnyIsland, ...]  # the next candidates
-    members: tuple[Island, ...] = ()  # of a pattern, those that failed
+    members: tuple[_Choice, ...] = ()  # of a pattern, those that failed
 
 
 class IslandSearch:
@@ -72,11 +76,12 @@ class IslandSearch:
     ) -> None:
         self._bench, self._present, self._tried = bench, tuple(present), frozenset(tried)
         self._dear: list[AnyIsland] = []
-        self._trials = 0
+        self._trials = self._limit = 0
 
     def run(self, producer: Producer, limit: int) -> Found:
         """Return at most ``limit`` islands that fix the step, whose first bad operation is ``producer``."""
         chosen: list[_Choice] = []
+        self._limit = limit
         following: Producer | None = producer
         while self._trials < _TRIALS:
             options = () if following is None else self._options(following, chosen)
@@ -97,19 +102,27 @@ class IslandSearch:
         """Add a choice; with one at the same place of another block it becomes a pattern."""
         for old in chosen:
             pattern = _pattern(old.island, new.island)
-            if pattern is not None and self._bench.costs.of([pattern]).flops <= MOST:
-                failed = [one for one in (old.island, new.island) if isinstance(one, Island)]
-                new = replace(old, island=pattern, members=(*old.members, *failed))
+            if pattern is not None and self._can_be_made(pattern):
+                new = replace(old, island=pattern, members=(*(old.members or (old,)), new))
                 break
-        island, paths = new.island, self._bench.paths
+        island, modules = new.island, self._bench.modules
         if isinstance(island, Island):
             # Islands inside the new one are part of it.
             chosen[:] = [
                 one
                 for one in chosen
-                if not (isinstance(one.island, Island) and contains([island], one.island, paths))
+                if island.kind not in ("fp32", one.island.kind)
+                or not _is_part(one.island, [island], modules)
             ]
         chosen.append(new)
+
+    def _can_be_made(self, pattern: Island) -> bool:
+        """Return whether a pattern is cheap enough, and its kind is one for all of its members."""
+        modules = self._bench.modules
+        fits = pattern.kind == "fp32" or all(
+            can_be_rescaled(modules[path]) for path in pattern.members(modules)
+        )
+        return fits and self._bench.costs.of([pattern]).flops <= MOST
 
     def _options(self, producer: Producer, chosen: Sequence[_Choice]) -> tuple[AnyIsland, ...]:
         """Return the candidates of an operation that are no part of the islands yet, cheapest first."""
@@ -118,7 +131,7 @@ class IslandSearch:
             for island in self._bench.candidates(producer)
             if not self._is_made(island, chosen)
         ]
-        own = producer.module or ""
+        own = without_wrappers(producer.module or "")
         dear = [
             island
             for island in options
@@ -130,7 +143,7 @@ class IslandSearch:
         return tuple(sorted((i for i in options if i not in dear), key=self._key))
 
     def _has_parts(self, path: str) -> bool:
-        return any(other.startswith(f"{path}.") for other in self._bench.paths)
+        return any(other.startswith(f"{path}.") for other in self._bench.modules)
 
     def _is_made(self, island: AnyIsland, chosen: Sequence[_Choice]) -> bool:
         made = self._with(chosen)
@@ -143,7 +156,7 @@ class IslandSearch:
             )
         kinds = ("fp32", island.kind)
         wider = [one for one in made if isinstance(one, Island) and one.kind in kinds]
-        return contains(wider, island, self._bench.paths)
+        return contains(wider, island, self._bench.modules)
 
     def _key(self, island: AnyIsland) -> tuple[float, bool, float]:
         cost = self._bench.costs.of([island])
@@ -183,26 +196,30 @@ class IslandSearch:
         """Return whether a pattern is dear, or has members that needed another island."""
         others = [one.island for one in chosen if isinstance(one.island, Island)]
         return self._bench.costs.of([pattern]).flops > _SPARE or any(
-            contains([pattern], other, self._bench.paths) for other in others if other != pattern
+            contains([pattern], other, self._bench.modules) for other in others if other != pattern
         )
 
     def _narrow(self, choice: _Choice, island: Island, chosen: list[_Choice]) -> Found | None:
         """Replace a pattern by the members that fail in this step; None if they are more than half of it."""
         others = [one for one in chosen if one is not choice]
-        members = list(choice.members)
-        while 2 * len(members) <= len(island.members(self._bench.paths)):
+        members, modules = list(choice.members), self._bench.modules
+        while 2 * len(members) <= len(island.members(modules)):
             wide = [one.island for one in others if isinstance(one.island, Island)]
-            own = [one for one in members if not contains(wide, one, self._bench.paths)]
-            fewer = [*others, *(replace(choice, island=member) for member in own)]
+            own = [one for one in members if not _is_part(one.island, wide, modules)]
+            fewer = [*others, *own]
+            if len(fewer) > self._limit:
+                break
             found = self._try(fewer, chosen)
             if found is not None:
                 return found
             following = self._bench.find_producer(self._with(fewer))
-            path = "" if following is None else following.module or ""
-            member = Island(module=path, kind=island.kind)
-            if member in members or not contains([island], member, self._bench.paths):
+            if following is None:
                 break
-            members.append(member)
+            member = Island(module=without_wrappers(following.module or ""), kind=island.kind)
+            known = any(one.island == member for one in members)
+            if known or not contains([island], member, modules):
+                break
+            members.append(_Choice(member, following, ()))
         return None
 
     def _try(self, fewer: list[_Choice], chosen: list[_Choice]) -> Found | None:
@@ -220,7 +237,11 @@ class IslandSearch:
         return Found()
 
 
-def contains(islands: Sequence[Island], inner: Island, paths: Sequence[str]) -> bool:
+def _is_part(island: AnyIsland, wide: Sequence[Island], paths: Iterable[str]) -> bool:
+    return isinstance(island, Island) and contains(wide, island, paths)
+
+
+def contains(islands: Sequence[Island], inner: Island, paths: Iterable[str]) -> bool:
     """Return whether every module that ``inner`` names is one of the islands, or inside one."""
     made = {path for island in islands for path in island.members(paths)}
     members = inner.members(paths)

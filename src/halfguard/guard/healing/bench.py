@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from halfguard.dist.collectives import all_agree, all_gather_object, run_on_all
+from halfguard.dist.collectives import all_gather_object, run_on_all
 from halfguard.records.plan import Island
 from halfguard.trials.applied_islands import AppliedIslands
 from halfguard.trials.producer import (
@@ -16,6 +16,7 @@ from halfguard.trials.producer import (
     Producer,
     find_candidates,
     modules_by_name,
+    name_of,
 )
 from halfguard.trials.proof import BadStep, Proof
 
@@ -35,7 +36,7 @@ class GuardBench:
     ) -> None:
         self._step, self._applied, self._model, self._device = step, applied, model, device
         self._lines, self._rescaling = lines, rescaling
-        self.costs, self.paths = step.costs, list(modules_by_name(model))
+        self.costs, self.modules = step.costs, modules_by_name(model)
 
     def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
         """Run the step with exactly these islands."""
@@ -50,12 +51,13 @@ class GuardBench:
     def candidates(self, producer: Producer) -> list[AnyIsland]:
         """Return the islands that cover an operation, in modules that all ranks have."""
         found = find_candidates(producer, self._model, lines=self._lines, rescaling=self._rescaling)
-        return [island for island in found if all_agree(self._is_new(island), self._device)]
+        new = {name_of(island): island for island in found if self._is_new(island)}
+        # One exchange: ranks whose modules differ have other candidates, and another number of them.
+        everywhere = set.intersection(*map(set, all_gather_object(list(new))))
+        return [island for name, island in new.items() if name in everywhere]
 
     def _is_new(self, island: AnyIsland) -> bool:
-        if not isinstance(island, Island):
-            return True
-        return island.module in self.paths and not self._applied.covers(island.module)
+        return not isinstance(island, Island) or not self._applied.covers(island.module)
 
 
 def agree_on_producer(step: BadStep, device: torch.device) -> tuple[Producer | None, list[str]]:

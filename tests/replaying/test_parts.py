@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from halfguard.errors import HalfguardError, UsageError
 from halfguard.replaying import replay
@@ -17,7 +18,7 @@ from halfguard.replaying.rewrite import make_patch
 from halfguard.replaying.samples import MAX_BAD_SAMPLES, batch_size, find_bad_samples, select
 from halfguard.report import autopsy_page, to_html, to_markdown
 from tests.incident.hostile import hostile_folders
-from tests.replaying.helper import broken, job, overflowing
+from tests.replaying.helper import Square, broken, job, overflowing
 from tests.support.cases import each
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -46,6 +47,28 @@ def test_nobody_is_blamed_for_a_fault_of_the_whole() -> None:
 def test_nobody_is_blamed_where_small_batches_break_by_themselves() -> None:
     """Variance over one sample: the search must not end at a batch of one."""
     assert find_bad_samples(8, lambda samples: len(samples) > 1 and 5 not in samples) == (5,)
+
+
+class Scattered(nn.Module):
+    """Writes what a module returns into a half tensor: torch raises if the module runs in FP32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.square, self.last = nn.Linear(4, 4), Square(), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        rows = torch.zeros_like(h)
+        rows[torch.arange(len(h))] = self.square(h)
+        out: Tensor = self.last(rows)
+        return out
+
+
+def test_an_island_with_which_the_model_raises_is_no_cure_and_no_error(tmp_path: Path) -> None:
+    incident = broken(tmp_path, [torch.randn(6, 4) * 1000], job(Scattered()))
+    found = replay(incident, job(Scattered()))
+    assert found.cure is not None
+    assert found.cure.what != "island"
 
 
 def test_samples_are_taken_from_any_structure() -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from halfguard.dist.collectives import run_on_all
 from halfguard.precision.modes import autocast_dtype
 from halfguard.precision_names import Precision
 from halfguard.records.plan import LineIsland
@@ -66,7 +67,7 @@ class ReplayBench:
         runner = ReplayRunner(step, lines)
         self._model, self._rescaling = runner.model, not step.precision.needs_master_weights
         self._applied = AppliedIslands(runner.model, (), lines)
-        self._step = BadStep(runner, step.scale, step.device)
+        self._step, self._device = BadStep(runner, step.scale, step.device), step.device
         self.is_finite_in_fp32 = self._step.is_finite_in_fp32()
         self.costs, self.modules = self._step.costs, modules_by_name(runner.model)
 
@@ -76,9 +77,10 @@ class ReplayBench:
             return self._step.prove(producer)
 
     def find_producer(self, islands: Sequence[AnyIsland]) -> Producer | None:
-        """Return the operation that makes the first bad number with these islands."""
+        """Return the operation that makes the first bad number; None if the user's code raises."""
         with self._applied.trial(islands):
-            return self._step.find_producer()
+            found: Producer | None = run_on_all(self._step.find_producer, self._device)[0]
+        return found
 
     def candidates(self, producer: Producer) -> list[AnyIsland]:
         """Return the islands that cover an operation, lines too."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import halfguard as hg
-from halfguard.precision.islands import is_island
+from halfguard.precision.islands import is_fp32_island, is_island, make_rescaled
 from halfguard.records.plan import Island
 from halfguard.trials.applied_islands import AppliedIslands
 from halfguard.trials.line_islands import LineIslands
@@ -155,6 +155,18 @@ def test_an_island_of_the_user_inside_is_left_alone() -> None:
     made.set([])
     assert is_island(net.block.norm)
     assert_same(net, fresh, x)
+
+
+def test_a_layer_that_the_user_rescaled_can_run_in_fp32_and_is_rescaled_again() -> None:
+    net = Net()
+    make_rescaled(net.first)
+    made = applied(net)
+    with made.trial(islands_of(["first"])):
+        assert is_fp32_island(net.first)
+    made.set([Island(module="first", kind="rescaled")])
+    made.set([])
+    assert is_island(net.first)
+    assert not is_fp32_island(net.first)
 
 
 def test_healing_and_taking_back_keeps_masters_and_optimizer_state() -> None:

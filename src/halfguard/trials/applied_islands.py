@@ -31,7 +31,7 @@ from halfguard.trials.producer import AnyIsland, modules_by_name
 
 
 class ModelIslands:
-    """Makes and removes islands in a model; those that the user made are left alone."""
+    """Makes and removes islands in a model; those that the user made are there again afterwards."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -56,15 +56,15 @@ class ModelIslands:
             if path not in wanted and not any(_contains(outer, path) for outer in wanted)
         }
         for path in [path for path, (kind, _, _) in self._made.items() if wanted.get(path) != kind]:
-            _, module, gather_as_before = self._made.pop(path)
+            _, module, as_before = self._made.pop(path)
             remove_island(module)
-            gather_as_before()
+            as_before()
         for path, kind in wanted.items():
-            if path in self._made or is_island(modules[path]):
+            if path in self._made or is_fp32_island(modules[path]):
                 continue
             if kind == "fp32":
                 self._make(path, modules[path])
-            else:
+            elif not is_island(modules[path]):
                 self._made[path] = kind, make_rescaled(modules[path]), _do_nothing
         self._cast_weights()
 
@@ -85,12 +85,20 @@ class ModelIslands:
 
     def _make(self, path: str, module: nn.Module) -> None:
         self._note_half_tensors(module)
+        rescaled_by_user = is_island(module)
+        remove_island(module)
         # FSDP2 gathers weights, and casts inputs, as its own policy says.
         gather_as_before = disable_fsdp_mixed_precision(module)
         by_user = _held_by(inner for inner in module.modules() if is_fp32_island(inner))
         own = [p for p in module.parameters() if id(p) not in by_user]
         make_island(module, in_half_model=all(id(p) in self._half_weights for p in own))
-        self._made[path] = "fp32", module, gather_as_before
+
+        def as_before() -> None:
+            gather_as_before()
+            if rescaled_by_user:
+                make_rescaled(module)
+
+        self._made[path] = "fp32", module, as_before
 
     def _note_half_tensors(self, module: nn.Module) -> None:
         for parameter in module.parameters():

@@ -17,8 +17,9 @@ from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.guard.step_batches import StepBatches
 from halfguard.journal import read_rows
+from halfguard.precision.islands import is_fp32_island
 from halfguard.records import Action, HealingRow, StepRow
-from halfguard.records.plan import PrecisionPlan
+from halfguard.records.plan import Island, PrecisionPlan
 from tests.guard.healing.jobs import BY_NAME, JOBS, Batch, Cubes, Job, Residual, Variance, loss_fn
 from tests.guard.helper import frozen, islands, same
 from tests.support.devices import place
@@ -170,6 +171,45 @@ def test_an_island_that_does_not_hold_is_taken_back(tmp_path: Path) -> None:
     assert [row.action for row in rows] == ["applied", "taken back", "applied"]
     assert not islands(work.model)
     assert PrecisionPlan.load(tmp_path / "plan.yaml").lines[0].code.startswith("total = ")
+
+
+@pytest.mark.parametrize("by_user", [True, False])
+def test_a_rescaled_layer_that_fails_again_runs_in_fp32_also_in_the_next_run(
+    by_user: bool, tmp_path: Path
+) -> None:
+    class Net(nn.Module):
+        """A layer with large results, called twice; later, inputs of the second call leave half as well."""
+
+        factor = 0.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+            nn.init.uniform_(self.first.weight, -4e4, 4e4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            small = self.norm(self.first(x))
+            large = self.norm(self.first(x * self.factor))
+            return self.last(small + large)
+
+    job = Job("input", Net, 1, 1.0, loss_fn)
+    given = tmp_path / "given.yaml"
+    PrecisionPlan(islands=(Island(module="first", kind="rescaled"),)).save(given)
+    config = HEAL | ({"plan": str(given)} if by_user else {})
+
+    def guarded() -> Guard:
+        work = job.job(0)
+        return Guard(work.model, work.optimizer, config, run_dir=tmp_path)
+
+    guard, batches = guarded(), list(job.job(0).take(8))
+    for factor in (0.0, 1e6):
+        Net.factor = factor
+        for batch in batches:
+            guard.step(loss_fn, batch)
+    guard.close()
+    (island,) = PrecisionPlan.load(tmp_path / "plan.yaml").islands
+    assert (island.module, island.kind) == ("first", "fp32")
+    assert is_fp32_island(guarded().model.get_submodule("first"))
 
 
 def test_past_the_limit_the_guard_goes_on_and_says_so_once(

@@ -37,9 +37,10 @@ class PlanFile:
         if text is None:
             return []
         plan = PrecisionPlan.from_yaml(text)
-        known = {*self._given.modules, *((line.file, line.line) for line in self._given.lines)}
-        modules = [island for island in plan.islands if island.module not in known]
-        lines = [line for line in plan.lines if (line.file, line.line) not in known]
+        given = {(one.module, one.kind) for one in self._given.islands}
+        given_lines = {(one.file, one.line, one.kind) for one in self._given.lines}
+        modules = [one for one in plan.islands if (one.module, one.kind) not in given]
+        lines = [one for one in plan.lines if (one.file, one.line, one.kind) not in given_lines]
         return [*modules, *lines]
 
     def _load(self) -> PrecisionPlan | None:
@@ -51,11 +52,13 @@ class PlanFile:
         """Write the file atomically. A disk that fails does not end the run."""
         if self.path is None or rank() != 0:
             return
-        modules = [island for island in healed if isinstance(island, Island)]
+        modules = [one for one in (*self._given.islands, *healed) if isinstance(one, Island)]
+        wide = {one.module for one in modules if one.kind == "fp32"}
         lines = [island for island in healed if isinstance(island, LineIsland)]
         plan = self._given.model_copy(
             update={
-                "islands": (*self._given.islands, *modules),
+                # A layer that was rescaled first, and runs in FP32 now, has one entry.
+                "islands": tuple(i for i in modules if i.kind == "fp32" or i.module not in wide),
                 "lines": (*self._given.lines, *lines),
             }
         )

@@ -14,6 +14,7 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.records import Action, Cause, Summary
+from halfguard.workload.memory import measure_step_memory
 from tests.support.devices import chosen_device
 from tests.support.models import OPTIMIZERS, Batch, bare_step, batches, differences, loss_fn, make
 
@@ -270,3 +271,39 @@ def test_micro_batches_of_a_repeated_step_count_as_in_any_other() -> None:
         return model.weight.detach() - before
 
     torch.testing.assert_close(moved(2), moved(1))
+
+
+def test_a_repeated_step_needs_the_memory_of_a_step_in_fp32_at_a_look_too() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+            self.register_buffer("table", torch.ones(2**18))  # read, never written
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.repeat(1024, 1) + self.get_buffer("table")[:64]
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x * (torch.inf if x.dtype is torch.float16 else 1.0)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).float().square().mean()
+
+    def peak(*, guarded: bool) -> int:
+        model, x = Deep(), torch.randn(4, 64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        config = {"skip": {"on_nonfinite": "retry_fp32"}}
+        guard = hg.Guard(model, optimizer, config) if guarded else None
+
+        def step() -> None:
+            if guard is not None:
+                assert guard.step(loss, x).action is Action.RETRY
+            else:
+                loss(model, x).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+
+        device = torch.device("cpu")
+        return measure_step_memory(step, model=model, optimizer=optimizer, device=device).peak
+
+    assert peak(guarded=True) <= 1.03 * peak(guarded=False)

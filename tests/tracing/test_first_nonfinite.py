@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from benchmarks.models.zoo import HEALTHY, PLANTED_FAILURES, Job, PlantedFailure, line_of
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.errors import UsageError
 from halfguard.records.autopsy import Culprit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
+from halfguard.tracing.origins import measure_range
 from tests.support.cases import each, each_case
 from tests.support.devices import place
 
@@ -300,3 +303,26 @@ def test_the_report_reads_like_a_sentence() -> None:
     assert "test_first_nonfinite.py:" in text
     assert "self 3x4 float32: 12500 to 12500" in text
     assert "12 +inf" in text
+
+
+def test_ranges_are_measured_in_parts() -> None:
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.untyped_storage().data_ptr() != own:
+                self.elements = max(self.elements, result.numel())
+            return result
+
+    tensor = torch.arange(3 * 2**18 + 5, dtype=torch.float32)
+    own = tensor.untyped_storage().data_ptr()
+    tensor[[7, 2**18, 2**19]] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    with Largest() as seen:
+        found = measure_range("x", tensor)
+    assert (found.low, found.high) == (0, tensor[-1].item())
+    assert (found.nan, found.posinf, found.neginf) == (1, 1, 1)
+    assert seen.elements <= 2**18
+    assert math.isnan(measure_range("x", tensor[7:8]).low)

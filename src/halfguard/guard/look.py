@@ -74,6 +74,13 @@ class ComparedTensors:
         """Return the tensors that have changed. This reads the device once."""
         return [self._tensors[position] for position in self._positions()]
 
+    def drop_unneeded(self, needed: Iterable[NamedTensor]) -> None:
+        """Drop the copies of all others, before a step is repeated."""
+        tensors = {id(tensor) for _, tensor, _, _ in needed}
+        self._copies = {
+            p: copy for p, copy in self._copies.items() if id(self._tensors[p][1]) in tensors
+        }
+
     def restore(self) -> None:
         """Put back those that have changed and were copied."""
         for position in self._positions() if self._copies else ():
@@ -174,6 +181,7 @@ class Look:
         optimizer's moments of it, will be written, too.
         """
         differing = self.tensors.differing()
+        self.tensors.drop_unneeded(differing)
         registries = {id(registry) for _, _, registry, _ in differing if registry is not None}
         written = {id(tensor) for _, tensor, _, _ in differing}
         for _, tensor, registry, key in self.tensors:

@@ -7,6 +7,7 @@ reused.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -31,6 +32,7 @@ MOVES = frozenset({
     "max_pool2d_with_indices", "amax", "amin", "topk", "sort", "clamp", "clamp_min", "clamp_max",
     "neg", "abs",
 })  # fmt: skip
+_PART = 2**18  # elements of a tensor that are measured at a time, to save memory
 # Uninitialized memory may hold any number.
 UNWRITTEN = frozenset(
     {
@@ -122,16 +124,24 @@ def has_nan(tensor: Tensor) -> bool:
 
 def measure_range(name: str, tensor: Tensor) -> TensorRange:
     """Read a tensor's range on the host; magnitudes if it is complex."""
-    values = (tensor.abs() if tensor.is_complex() else tensor).detach().float()
-    finite = values[torch.isfinite(values)]
-    low, high = torch.aminmax(finite) if finite.numel() else (torch.tensor(torch.nan),) * 2
+    low, high, counts = math.inf, -math.inf, [0, 0, 0]
+    for part in tensor.detach().reshape(-1).split(_PART):  # type: ignore[no-untyped-call]
+        values = (part.abs() if part.is_complex() else part).float()
+        finite = values[torch.isfinite(values)]
+        if finite.numel():
+            ends = [end.item() for end in torch.aminmax(finite)]
+            low, high = min(low, ends[0]), max(high, ends[1])
+        bad = (values.isnan(), values.isposinf(), values.isneginf())
+        counts = [count + int(flags.sum()) for count, flags in zip(counts, bad, strict=True)]
+    if low > high:  # nothing is finite
+        low = high = math.nan
     return TensorRange(
         name=name,
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
-        low=low.item(),
-        high=high.item(),
-        nan=int(values.isnan().sum()),
-        posinf=int(values.isposinf().sum()),
-        neginf=int(values.isneginf().sum()),
+        low=low,
+        high=high,
+        nan=counts[0],
+        posinf=counts[1],
+        neginf=counts[2],
     )

@@ -2,8 +2,8 @@
 
 ## What it does
 Finds a backward pass in a function that uses float16 autocast, or calls one that does, in a file without a
-gradient scaler. A loss that is multiplied by hand, and whose gradients are divided by the same factor (above
-1), has a scale.
+gradient scaler. Files that change gradients by hand are left out, because the loss may be scaled by hand.
+`hg.doctor` measures which gradients are lost (HD112).
 
 ## Why is this bad?
 Gradients below 2.98e-8 are zero in float16. Without a loss scale they are lost without an error: the loss
@@ -44,6 +44,7 @@ Open-Rig3R#35.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -51,7 +52,6 @@ from halfguard.lint.autocast import Autocast
 from halfguard.lint.expressions import argument, boolean, name_of, receiver
 from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.scaled_by_hand import scales_by_hand
 from halfguard.lint.steps import Step
 from halfguard.lint.syntax_tree import Function, parameter_default, parameter_names
 
@@ -63,6 +63,9 @@ META = Meta(
     also_contains=("backward",),
     severity="error",
 )
+_CHANGED_GRADIENTS = re.compile(
+    r"\.grad\b[^\n]*(?:[/*]=|\bdiv|\bmul)|\.grad\s*=[^=]|_foreach_|loss_scale"
+)
 _MESSAGE = "float16 autocast without a loss scale: small gradients become zero."
 
 
@@ -70,14 +73,14 @@ def check(file: PythonFile) -> Iterator[Match]:
     """Find float16 training without a scaler."""
     if file.roles.has_scaler or file.roles.uses_scaling_framework or "caler" in file.source.text:
         return
+    if _CHANGED_GRADIENTS.search(file.source.text):
+        return
     regions: dict[Function | None, list[tuple[ast.AST, Autocast]]] = defaultdict(list)
     for node, region in file.autocast.by_node.items():
         if region.is_half and not file.is_inference(region.call):
             regions[file.function_of(node)].append((node, region))
     for step in file.steps:
         if not step.has("optimizer_step") or not step.has("backward"):
-            continue
-        if scales_by_hand(file, step):
             continue
         for function in {file.function_of(event.node) for event in step.events}:
             for node, region in regions.get(function, ()):

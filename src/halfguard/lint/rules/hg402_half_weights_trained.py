@@ -5,11 +5,9 @@ Finds a model that is cast to float16, in a file that trains it with a plain bac
 or with a `Trainer` whose `fp16` is off. In a project that converts weights to float16, also finds a scaler
 that exists only for `precision == "amp"`: with `"fp16"` the weights are trained without one.
 
-Nothing is reported if the file shows that updates are kept: by float32 copies, by parameters that are cast
-back to float32 (all trained ones of the optimizer's model, once), by an optimizer of its own that computes in
-float32 or adds up what rounding cuts off, by the name or a keyword of an imported one ("master weights",
-"Kahan", "stochastic rounding"), or by the learning rate (SGD from 0.01; Adam and its like from 0.002, with an
-eps that is not 0 in float16). `hg.doctor` measures the updates themselves.
+Nothing is reported if updates may be kept: if the file mentions float32 copies ("master"), a cast back, Kahan
+sums or stochastic rounding, has an optimizer of its own, or a high learning rate (SGD from 0.01, Adam from
+0.002 with an eps that is not 0 in float16). `hg.doctor` measures the updates themselves (HD104).
 
 ## Why is this bad?
 In float16, 1 - 1e-4 is 1: every update below 2**-11 of its weight is lost, without an error. The loss stops
@@ -51,7 +49,7 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.lint.expressions import name_of, string
-from halfguard.lint.half_weights import find_trained_half_models, keep_full, keeps_updates
+from halfguard.lint.half_weights import find_trained_half_models, keep_full, may_keep_updates
 from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
@@ -68,15 +66,12 @@ META = Meta(
 
 def check(file: PythonFile) -> Iterator[Match]:
     """Find float16 models that are trained without a scaler."""
-    if "MasterWeights" in file.source.text:
-        return
     if file.roles.has_scaler:
         yield from _check_choice(file)
         return
-    calls = list(find_trained_half_models(file, "optimizer_step", "backward", fp16=False))
-    if calls and keeps_updates(file):
+    if may_keep_updates(file):
         return
-    for call in calls:
+    for call in find_trained_half_models(file, "optimizer_step", "backward", fp16=False):
         message = "float16 weights lose small updates: 1 - 1e-4 is 1 in float16."
         yield match_at(call, message, _fix(file, call))
 

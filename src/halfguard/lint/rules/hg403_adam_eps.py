@@ -2,7 +2,8 @@
 
 ## What it does
 Finds Adam and its variants on the parameters of a float16 model, with an eps of at most 2.98e-8 (the default
-is 1e-8), and without `fused=True`. Parameters that were cast back to float32 are left out.
+is 1e-8), and without `fused=True`. Files that mention float32 copies or a cast back are left out; `hg.doctor`
+measures the live optimizer (HD105).
 
 ## Why is this bad?
 The second moment of a small gradient is 0 in float16, and so is eps: the first step divides 0 by 0, and the
@@ -34,10 +35,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.lint.cast_back import CastBack
 from halfguard.lint.conditions import exclude_each_other
 from halfguard.lint.expressions import argument, boolean, has_keyword, name_of, receiver
-from halfguard.lint.half_weights import find_half_models
+from halfguard.lint.half_weights import find_half_models, mentions_copies
 from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.numeric_checks import underflows_half
 from halfguard.lint.python_file import PythonFile
@@ -55,10 +55,9 @@ META = Meta(
 def check(file: PythonFile) -> Iterator[Match]:
     """Find Adam on float16 models."""
     # A scaler refuses float16 parameters (HG401); adapters are trained in float32.
-    if file.roles.has_scaler or file.imports("peft"):
+    if file.roles.has_scaler or file.imports("peft") or mentions_copies(file):
         return
     half_models = [(name, call) for call in find_half_models(file) for name in _names(file, call)]
-    cast = CastBack(file)
     for call in file.calls("Adam", "AdamW", "NAdam", "RAdam", "Adamax"):
         if not file.full_name(call.func).startswith("torch.optim") or not call.args:
             continue
@@ -67,7 +66,7 @@ def check(file: PythonFile) -> Iterator[Match]:
         fused = boolean(argument(call, -1, "fused")) is True
         model = _model_of(call.args[0])
         made_half = [half for name, half in half_models if name and name == model]
-        if not is_zero or fused or cast.covers(call):
+        if not is_zero or fused:
             continue
         if not all(exclude_each_other(file, h, call) for h in made_half):
             yield match_at(call, "The eps of this Adam is 0 in float16: its first step is NaN.")

@@ -70,10 +70,17 @@ class ModelIslands:
 
     @contextmanager
     def keeping_weights(self) -> Iterator[None]:
-        """Put the FP32 tensors of the present islands back after the block, which ends with these islands."""
-        weights = [(parameter, parameter.data) for parameter, _ in self._half_weights.values()]
+        """Put back after the block, which ends with these islands, each tensor that an island casts."""
+        weights = [
+            (parameter, parameter.data)
+            for parameter in self._model.parameters()
+            if parameter.dtype in HALF_DTYPES or id(parameter) in self._half_weights
+        ]
         buffers = [
-            (owner, name, owner._buffers[name]) for owner, name, _ in self._half_buffers.values()
+            (owner, name, buffer)
+            for owner in self._model.modules()
+            for name, buffer in owner.named_buffers(recurse=False)
+            if buffer.dtype in HALF_DTYPES or (id(owner), name) in self._half_buffers
         ]
         try:
             yield

@@ -81,7 +81,7 @@ def a_version_counts_changes_in_place() -> None:
     assert x._version == before + 2
 
 
-@used_by("investigation tracing workload", "_cdata")
+@used_by("guard investigation tracing workload", "_cdata")
 def a_storage_has_an_identity() -> None:
     x = torch.zeros(2)
     assert x[1:].untyped_storage()._cdata == x.untyped_storage()._cdata

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import halfguard as hg
 from tests.support.ranks import Ranks
@@ -113,6 +116,51 @@ def check(group: Ranks, count: int) -> None:
     answers = group.run(raise_at_random_places, count)
     assert all(actions == ["skip", "apply"] * count for actions, _ in answers)
     assert all(weights == answers[0][1] for _, weights in answers)
+
+
+def run_out_of_memory(wrapped: str, memory: str, folder: Path) -> tuple[list[str], list[float]]:
+    """Repeat two steps in FP32; the first pass of the first runs out of memory, with DDP on rank 1 only."""
+    torch.manual_seed(0)
+    model: nn.Module = Layers()
+    if wrapped == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    else:
+        fully_shard(model)
+    skip = {"on_nonfinite": "retry_fp32", "retry_memory": memory}
+    config = {"scale": {"init": 8.0}, "skip": skip, "accumulate": 2}
+    guard = hg.Guard(model, torch.optim.AdamW(model.parameters()), config)
+    rank, passes = dist.get_rank(), folder / f"{wrapped} {memory} {dist.get_rank()}"
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, bool]) -> Tensor:
+        x, overflows = batch
+        half = torch.is_autocast_enabled("cpu")
+        loss: Tensor = model(x, None).float().square().mean()
+        if not half:
+            with passes.open("ab") as file:  # which no repeat puts back
+                first = file.write(b"x") == file.tell()
+            if first and memory == "full" and (rank == 1 or wrapped == "fsdp2"):
+                raise torch.OutOfMemoryError("no room")
+        return loss * (torch.inf if half and overflows else 1.0)
+
+    torch.manual_seed(rank)
+    data = [(torch.randn(8, 4), step in (1, 2)) for step in range(4) for _ in range(2)]
+    actions = [str(guard.step(loss_fn, batch).action) for batch in data]
+    weights = [guard.scaler.get_scale()]
+    for value in model.state_dict().values():
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        weights.append(full.double().sum().item())
+    return actions[1::2], weights
+
+
+@pytest.mark.parametrize("wrapped", ["ddp", "fsdp2"])
+def test_ranks_that_run_out_of_memory_repeat_together(
+    wrapped: str, ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    group = ranks(2)
+    undisturbed = group.run(run_out_of_memory, wrapped, "half", tmp_path)
+    answers = group.run(run_out_of_memory, wrapped, "full", tmp_path)
+    assert [actions for actions, _ in answers] == [["apply", *["retry_fp32"] * 2, "apply"]] * 2
+    assert answers == undisturbed
 
 
 if __name__ == "__main__":  # scripts/soak repeats

@@ -53,6 +53,9 @@ class SkipConfig(_Section):
     """The handling of a step that must not be applied."""
 
     on_nonfinite: Literal["skip", "retry_fp32", "raise"] = "skip"
+    retry_memory: Literal["full", "half"] = Field(
+        default="full", description="half: repeats save tensors in host memory"
+    )
     max_grad_norm: float | None = Field(default=None, gt=0, description="skip above it")
     max_consecutive: int = Field(
         default=10, ge=1, description="bad steps in a row before a rollback or halt"

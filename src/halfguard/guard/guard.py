@@ -795,7 +795,9 @@ class Guard:
             return self._skip_unrepeatable(seen, report)
         applied = False
         try:
-            repeated, errors = self._stepper.repeat(report.batches)
+            repeated, errors = self._stepper.repeat(
+                report.batches, partial(optional_parts.save_on_host, self.model)
+            )
             if repeated is None:
                 skipped = self._skip_failed(errors, seen, report)
                 self._stepper.discard()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -68,3 +69,10 @@ def incidents_class() -> type[Incidents]:
     from halfguard.guard.incidents import Incidents
 
     return Incidents
+
+
+def save_on_host(model: nn.Module) -> AbstractContextManager[object]:
+    """Return a context in which autograd saves tensors in host memory."""
+    from halfguard.guard.stepping.saved_on_host import SavedOnHost
+
+    return SavedOnHost(model)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
-from halfguard.dist.collectives import run_on_all
+from halfguard.dist.collectives import all_agree, run_on_all
 from halfguard.dist.layout import find_layout
 from halfguard.dist.wrapping import (
     GradientSync,
@@ -50,6 +50,8 @@ from halfguard.step.parameters import parameters_of
 
 logger = logging.getLogger("halfguard")
 
+Saving = Callable[[], AbstractContextManager[object]]  # how autograd saves tensors
+
 
 class Stepper:
     """Owns everything that an update changes: parameters by name, optimizers, scaler, buffers."""
@@ -74,6 +76,8 @@ class Stepper:
         self.on_unrepeatable: Callable[[list[str]], object] | None = None
         # A backward pass has begun, or a forward pass after others that held their gradients back.
         self._sync_begun = False
+        self._ran_out = False  # of memory, in the last repeat
+        self._saves_on_host = False  # in repeats, because one ran out of memory
         self._backward_checked = False  # for an optimizer that steps inside it
         self._wrapping_checked = False
         # A loop's forward pass began before the guard knew of it, as a host's second one may.
@@ -319,19 +323,27 @@ class Stepper:
             self._answers[device, refused] = answer
         return self._answers[device, refused]
 
-    def repeat(self, batches: StepBatches) -> tuple[tuple[Tensor, Gradients] | None, list[str]]:
+    def repeat(
+        self, batches: StepBatches, save_on_host: Saving
+    ) -> tuple[tuple[Tensor, Gradients] | None, list[str]]:
         """Run the whole step again in FP32: same batches, random state and buffers, no loss scale.
 
-        Return its row and gradients, or None and the errors of all ranks if it raised on any of them. Ranks
-        whose gradients DDP averages run it apart first: one that raised alone would leave the others waiting.
+        Return its row and gradients, or None and the errors of all ranks if it raised on any of them. If one
+        ran out of memory, all repeat it once more inside ``save_on_host``.
         """
-        errors: list[str] = []
-        if self._wrappers.replicates and not self.single_rank:
-            _, errors = run_on_all(partial(self._rehearse, batches), self.device)
-        parts = None
-        if not errors:
-            parts, errors = run_on_all(partial(self._repeat_all, batches), self.device)
-            self._sync_begun |= bool(errors)  # on all ranks alike: they begin anew together
+        on_host = self._saves_on_host or self.config.skip.retry_memory == "half"
+        parts, errors = self._repeat_on_all(batches, save_on_host if on_host else nullcontext)
+        if errors and not on_host and not all_agree(not self._ran_out, self.device):
+            self._undo_passes()
+            self.clear()
+            parts, errors = self._repeat_on_all(batches, save_on_host)
+            if not errors:
+                self._saves_on_host = True
+                logger.warning(
+                    "A step ran out of memory when it was repeated in FP32. It was repeated once more, with "
+                    "the tensors that autograd saves in host memory, as all repeats are from now on; this is "
+                    "reported once. skip: {retry_memory: half} does so from the beginning."
+                )
         if parts is None or errors:
             return None, errors
         self._reduce_partial(self.optimizers)
@@ -342,29 +354,50 @@ class Stepper:
         row = self.gate.row(seen.loss, seen.norm, seen.overflow, scale, statistics)
         return (row, Gradients(gradients.names, gradients.norms, seen.norm)), []
 
-    def _rehearse(self, batches: StepBatches) -> None:
+    def _repeat_on_all(
+        self, batches: StepBatches, saving: Saving
+    ) -> tuple[list[Tensor] | None, list[str]]:
+        """Run the passes of a repeat; return the parts of the loss, and the errors of all ranks.
+
+        Ranks whose gradients DDP averages run it apart first: one that raised alone would leave the others
+        waiting.
+        """
+        self._ran_out = False
+        if self._wrappers.replicates and not self.single_rank:
+            _, errors = run_on_all(partial(self._rehearse, batches, saving), self.device)
+            if errors:
+                return None, errors
+        parts, errors = run_on_all(partial(self._repeat_all, batches, saving), self.device)
+        self._sync_begun |= bool(errors)  # on all ranks alike: they begin anew together
+        return parts, errors
+
+    def _rehearse(self, batches: StepBatches, saving: Saving) -> None:
         """Run the passes of a repeat on this rank alone, and leave no trace of them."""
         try:
             with unreduced_gradients(self.model):
-                self._repeat_all(batches)
+                self._repeat_all(batches, saving)
         finally:
             self._restore()
             self.clear()
             self._sync_begun = False
 
-    def _repeat_all(self, batches: StepBatches) -> list[Tensor]:
+    def _repeat_all(self, batches: StepBatches, saving: Saving) -> list[Tensor]:
         narrow_again = disable_fsdp_mixed_precision(self.model)
         try:
             with (
                 frozen_half_weights_in_fp32(self.model),
                 self.step_state.in_fp32(),
                 self.scaler.repeating(),
+                saving(),
             ):
                 count = len(batches.micro_batches)
                 return [
                     self._repeat(micro, self._holds_back(index, count), count)
                     for index, micro in enumerate(batches.micro_batches)
                 ]
+        except torch.OutOfMemoryError:
+            self._ran_out = True
+            raise
         finally:
             narrow_again()
 
@@ -433,15 +466,19 @@ class Stepper:
     def discard(self) -> None:
         """Remove every trace of a step that is abandoned."""
         self._consensus.discard()
+        self.scaler.abandon_step()
+        self._stepped.clear()
+        self._undo_passes()
+        if not self._hosted:
+            self.clear()
+
+    def _undo_passes(self) -> None:
+        """Remove what forward and backward passes left, except for gradients in parameters."""
         if self._sync_begun:
             self._wrappers.reset()
             self._sync_begun = False
         self._wrappers.drop_gradients()
-        self.scaler.abandon_step()
-        self._stepped.clear()
         self._restore()
-        if not self._hosted:
-            self.clear()
 
     def _restore(self) -> None:
         """Put back what forward passes changed since ``keep_state``."""

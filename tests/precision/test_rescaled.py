@@ -95,6 +95,18 @@ def test_a_layer_whose_forward_was_replaced_is_not_rescaled() -> None:
         hg.apply_plan(nn.Sequential(layer), plan)
 
 
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e7])
+def test_inputs_and_weights_in_fp32_may_be_beyond_half(size: float) -> None:
+    left, right = (torch.randn(shape, requires_grad=True) for shape in ((6, 32), (32, 4)))
+    out = rescaled_product(left * size, right * size, torch.float16)
+    wide = (left.double() * size) @ (right.double() * size)
+    grad = torch.randn(6, 4)
+    got = torch.autograd.grad(out, (left, right), grad)
+    want = torch.autograd.grad(wide, (left, right), grad.double())
+    for one, other in ((out, wide), *zip(got, want, strict=True)):
+        assert (one - other).norm() <= 2e-3 * other.norm()
+
+
 def test_without_autocast_it_is_the_layer_bit_for_bit() -> None:
     layer, x = nn.Linear(8, 4), torch.randn(3, 8)
     before = layer(x)

@@ -5,7 +5,7 @@ digit, so that no number is larger than 1. The product is computed in half, wide
 the powers. So it stays in 16 bits, and cannot overflow below 65504 terms. Its consumer must take FP32, as a
 norm or a residual connection does under autocast: what is cast to half again overflows there.
 
-The gradients are those of the product in half.
+The gradients are computed in half in the same way. A factor in FP32 may itself be beyond half.
 """
 
 from __future__ import annotations
@@ -59,33 +59,43 @@ def rescaled_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _divide(factor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return a factor divided by powers of two, and their exponents."""
-    wide = factor.float()
-    exponents = torch.frexp(wide.abs().amax(dim, keepdim=True)).exponent
-    return torch.ldexp(wide, -exponents).to(factor.dtype), exponents
-
-
 class _RescaledProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-        low, other = left.to(dtype), right.to(dtype)
-        ctx.save_for_backward(low, other)
-        ctx.dtypes = left.dtype, right.dtype
-        rows, by_row = _divide(low, -1)
-        columns, by_column = _divide(other, -2)
+        rows, by_row = _divide(left, -1, dtype)
+        columns, by_column = _divide(right, -2, dtype)
+        ctx.save_for_backward(rows, by_row, columns, by_column)
+        ctx.like = left.dtype, left.shape, right.dtype, right.shape
         return torch.ldexp(torch.ldexp((rows @ columns).float(), by_row), by_column)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        left, right = ctx.saved_tensors
-        low = grad.to(left.dtype)
+        rows, by_row, columns, by_column = ctx.saved_tensors
         needs_left, needs_right, _ = ctx.needs_input_grad
-        of_left = (low @ right.mT).sum_to_size(left.shape).to(ctx.dtypes[0]) if needs_left else None
-        if right.dim() == 2:  # one product over all rows, as of a linear layer
-            left, low = left.reshape(-1, left.shape[-1]), low.reshape(-1, low.shape[-1])
-        of_right = (
-            (left.mT @ low).sum_to_size(right.shape).to(ctx.dtypes[1]) if needs_right else None
-        )
+        left_dtype, left_shape, right_dtype, right_shape = ctx.like
+        of_left = of_right = None
+        if needs_left:
+            low, power = _multiply(grad, by_column, rows.dtype)
+            of_left = torch.ldexp((low @ columns.mT).float(), power)
+            of_left = of_left.sum_to_size(left_shape).to(left_dtype)
+        if needs_right:
+            low, power = _multiply(grad, by_row, rows.dtype)
+            if columns.dim() == 2:  # one product over all rows, as of a linear layer
+                rows, low = rows.reshape(-1, rows.shape[-1]), low.reshape(-1, low.shape[-1])
+            of_right = torch.ldexp((rows.mT @ low).float(), power)
+            of_right = of_right.sum_to_size(right_shape).to(right_dtype)
         return of_left, of_right, None
+
+
+def _divide(factor: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a factor in half, divided by powers of two, and their exponents."""
+    wide = factor.float()
+    exponents = torch.frexp(wide.abs().amax(dim, keepdim=True)).exponent
+    return torch.ldexp(wide, -exponents).to(dtype), exponents
+
+
+def _multiply(grad: Tensor, exponents: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a gradient in half, multiplied by powers of two but for the largest one, and that exponent."""
+    largest = exponents.amax() if exponents.numel() else exponents.new_zeros(())
+    return torch.ldexp(grad.float(), exponents - largest).to(dtype), largest

@@ -75,7 +75,7 @@ def test_presets_are_text_and_need_no_torch(arguments: tuple[str, ...], halfguar
     ("arguments", "heavy"),
     [
         (("explain", "1e-8"), "torch numpy"),
-        (("lint", "train.py"), "torch numpy libcst yaml"),
+        (("lint", "train.py"), "torch numpy yaml"),
         (COMPARE, "torch tensorboard wandb mlflow pandas lightning transformers"),
     ],
 )

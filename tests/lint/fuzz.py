@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import libcst.codemod.visitors  # noqa: F401  imported here, so that no source pays for it
-
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import fix_bytes
 from halfguard.lint.registry import all_rules

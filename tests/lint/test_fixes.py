@@ -107,6 +107,29 @@ def test_a_missing_import_is_added_after_the_docstring() -> None:
 
 
 @each(
+    ("head", "wanted"),
+    [
+        ("", "import torch\n"),
+        ("# c\n\n@wrap\n", "# c\n\nimport torch\n@wrap\n"),
+        ('"""Doc."""\n', '"""Doc."""\nimport torch\n'),
+        (
+            "import os\nfrom a import (\n    b,\n)\n\n",
+            "import os\nfrom a import (\n    b,\n)\nimport torch\n\n",
+        ),
+        (
+            "from __future__ import annotations\r\n",
+            "from __future__ import annotations\r\nimport torch\r\n",
+        ),
+    ],
+)
+def test_a_missing_import_is_added_below_the_others(head: str, wanted: str) -> None:
+    end = "\r\n" if "\r" in head else "\n"
+    text = f"def f(x, m):{end}    return torch.masked_fill(x, m, -1e9).softmax(-1){end}"
+    fixed = fix(f"{head}{text}").data.decode()
+    assert fixed == wanted + text.replace("-1e9", "torch.finfo(x.dtype).min")
+
+
+@each(
     "text",
     [
         "import torch\ndef f(x, m): x.masked_fill_(m, -1e9); return x\n",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from halfguard.lint.settings import Settings
 
 app = typer.Typer(add_completion=False)
-_MIN_FILES_FOR_BAR = 2000
+_MIN_FILES_FOR_BAR = 1000
 
 
 class Format(StrEnum):
@@ -99,20 +98,15 @@ def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> 
 
 
 def _run(linter: Linter, paths: list[Path]) -> list[FileResult]:
-    from halfguard.cli.bars import Bar, progress  # noqa: PLC0415
+    from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.lint.files import find_files  # noqa: PLC0415
     from halfguard.lint.run import run_files  # noqa: PLC0415
 
     files = find_files(paths, linter.settings)
     linter = linter.with_project_of(paths[0])
-    # It forks, and reports often: no thread. A bar is for many files.
-    many = len(files) >= _MIN_FILES_FOR_BAR
-    shown = (
-        progress("lint, files", len(files), alive=False)
-        if many
-        else nullcontext(Bar("lint, files", len(files)))
-    )
-    with shown as bar:
+    if len(files) < _MIN_FILES_FOR_BAR:
+        return list(run_files(linter, files))
+    with progress("lint, files", len(files), alive=False) as bar:
         return list(run_files(linter, files, bar.advance))
 
 

@@ -1,7 +1,7 @@
 """Check one file and return its findings, without those that a comment ignores.
 
-Most files are skipped early, for speed. A file without any text that a rule needs is not decoded, only the
-rules whose texts it contains run, and only ``fixes`` imports libcst.
+Most files are skipped early, for speed. A file without any text that a rule needs is not decoded, and only
+the rules whose texts it contains run.
 
 ``# halfguard: ignore[HG101]`` and ``# noqa: HG101`` ignore these codes on their line; ``# halfguard: ignore``
 and ``# noqa`` ignore all of them.

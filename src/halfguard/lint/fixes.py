@@ -1,7 +1,6 @@
 """Apply fixes in passes of edits that do not touch each other, until no fix is left.
 
 A result that does not parse is never written. Edits change no other byte, so comments and formatting stay.
-libcst, which only this file imports, adds missing imports in the right place.
 
 A fix also removes what it leaves without a use: names that were used before it and are not used after it.
 """
@@ -105,21 +104,12 @@ def _is_imported(body: list[ast.stmt], name: str) -> bool:
 
 
 def _with_imports(text: str, body: list[ast.stmt], names: list[str]) -> str:
-    """Add imports; libcst is slow, so it gets only the lines up to the last import at the top."""
-    import libcst  # noqa: PLC0415
-    from libcst.codemod import CodemodContext  # noqa: PLC0415
-    from libcst.codemod.visitors import AddImportsVisitor  # noqa: PLC0415
-
-    context = CodemodContext()
-    for name in names:
-        AddImportsVisitor.add_needed_import(context, name)
-    source = Source(text)
-    split = _end_of_imports(body)
-    head, rest = (b"".join(part).decode() for part in (source.lines[:split], source.lines[split:]))
-    try:
-        return AddImportsVisitor(context).transform_module(libcst.parse_module(head)).code + rest
-    except libcst.ParserSyntaxError as error:
-        raise ValueError(str(error)) from error
+    """Add imports below those at the top of a file."""
+    source, last = Source(text), _end_of_imports(body)
+    if last and not source.lines[last - 1].endswith((b"\n", b"\r")):
+        raise ValueError("the last line is not ended")
+    added = "".join(f"import {name}{source.newline}" for name in names)
+    return source.apply_edits([Edit(Span(last + 1, 0, last + 1, 0), added)])
 
 
 def _end_of_imports(body: list[ast.stmt]) -> int:

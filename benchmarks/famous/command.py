@@ -182,7 +182,9 @@ def cells(result: dict[str, Any]) -> list[str]:
         row.fix,
         pair(result["flops"]),
         pair(result["error"], ".2%"),
-        str(healed["repeated"]) if not healed["error"] else f"{healed['repeated']}, then ended",
+        str(healed["repeated"])
+        + (f" and {healed['scale_fell']}" if healed["scale_fell"] else "")
+        + (", then ended" if healed["error"] else ""),
         ratios(result["time"]),
         ratios(result["memory"]),
         pair(result["loss"], "+.1%", base=result["loss"]["fp32"]),

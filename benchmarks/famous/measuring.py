@@ -39,7 +39,10 @@ class Healed:
     islands: list[str] = field(default_factory=list)  # modules and patterns, as in the plan
     lines: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
-    repeated: int = 0  # steps in FP32; with half weights, skipped ones
+    repeated: int = 0  # bad steps until the last healing, and forward passes that overflow after it
+    scale_fell: int = (
+        0  # steps after it whose gradients overflow while the loss scale finds its level
+    )
     last_repeated: int = -1
     loss: float = math.nan
     seconds: float = 0.0
@@ -126,15 +129,20 @@ def heal(row: Row, steps: int, folder: Path) -> Healed:
     work, healed, start = row.lowered(), Healed(), time.process_time()
     config = {"precision": row.precision.value, "skip": {"on_nonfinite": when_bad(row)}, "heal": {}}
     guard = hg.Guard(work.model, work.optimizer, config, run_dir=folder)
-    losses = []
+    losses, bad = [], {}
     try:
         for index, batch in enumerate(work.take(steps)):
             outcome = guard.step(work.loss, batch)
             losses.append(outcome.loss)
             if outcome.action != "apply":
-                healed.repeated, healed.last_repeated = healed.repeated + 1, index
+                bad[index] = outcome.cause
     except HalfguardError as error:
         healed.error = str(error)
+    made = [fault["since"] for fault in guard.state_dict()["healing"]["healed"]]
+    last = max(made, default=steps)
+    fell = [i for i, cause in bad.items() if i >= last and cause == "gradient_overflow"]
+    healed.scale_fell, healed.repeated = len(fell), len(bad) - len(fell)
+    healed.last_repeated = max((i for i in bad if i not in fell), default=-1)
     guard.close()
     healed.loss, healed.seconds = final_loss(losses), time.process_time() - start
     if (folder / "plan.yaml").exists():

@@ -10,7 +10,7 @@ from halfguard.errors import ConfigError, UsageError
 from halfguard.lint.files import find_files
 from halfguard.lint.run import Linter, run_files
 from halfguard.lint.settings import Settings, load_settings
-from tests.lint.helper import codes, lint
+from tests.lint.helper import codes, fix, lint
 from tests.support.cases import each
 
 BAD = "import torch\nx = y.masked_fill(m, -1e9){}\n"
@@ -58,6 +58,28 @@ def test_preview_rules_wait() -> None:
     assert lint(text, settings=Settings()) == []
     assert len(lint(text, settings=Settings(preview=True))) == 1
     assert len(lint(text, settings=Settings(select=("HG103",)))) == 1
+
+
+OLD = "import torch\na = torch.cuda.amp.GradScaler(){}\nb = torch.cuda.amp.autocast(a.is_enabled())\n"
+
+
+def test_deprecated_names_are_reported_once_per_file() -> None:
+    (found,) = lint(OLD.format(""))
+    assert (found.code, found.line) == ("HG405", 2)
+    assert found.message.endswith('use torch.amp.GradScaler("cuda"). 1 more in this file.')
+    fixed = fix(OLD.format(""), "safe")
+    assert (fixed.applied, fixed.data.count(b"torch.amp."), fixed.remaining) == (1, 2, [])
+
+
+def test_a_comment_silences_one_deprecated_name_only() -> None:
+    (found,) = lint(OLD.format("  # noqa: HG405"))
+    assert (found.line, "more" in found.message) == (3, False)
+
+
+def test_a_deprecated_name_inside_another_is_fixed_in_the_next_pass() -> None:
+    text = "import torch\ntorch.cuda.amp.autocast(torch.cuda.amp.GradScaler().is_enabled())\n"
+    wanted = 'torch.amp.autocast("cuda", enabled=torch.amp.GradScaler("cuda").is_enabled())\n'
+    assert fix(text, "safe").data.decode() == f"import torch\n{wanted}"
 
 
 def test_settings_are_found_above(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from halfguard.lint.match import Diagnostic, Match, Meta, Span
+from halfguard.lint.match import Diagnostic, Fix, Match, Meta, Span
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import ByteSearch, Rule
@@ -67,7 +68,33 @@ def lint_bytes(
         for rule, match in found
         if not is_ignored(source, rule.code, match)
     }
-    return sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.code))
+    diagnostics = sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.code))
+    return list(_merge_repeated(diagnostics, {rule.code for rule in active if rule.meta.once}))
+
+
+def _merge_repeated(found: list[Diagnostic], once: set[str]) -> Iterator[Diagnostic]:
+    """Yield only the first finding of each of these codes, with the number and the fixes of all."""
+    seen: set[str] = set()
+    for diagnostic in found:
+        if diagnostic.code in once:
+            if diagnostic.code not in seen:
+                seen.add(diagnostic.code)
+                yield _merged([d for d in found if d.code == diagnostic.code])
+        else:
+            yield diagnostic
+
+
+def _merged(found: list[Diagnostic]) -> Diagnostic:
+    first, more = found[0], len(found) - 1
+    fixes: list[Fix] = []
+    for fix in (d.fix for d in found if d.fix):
+        # One inside another is left to the next pass of --fix.
+        if not fixes or fix.edits[0].span.begin >= fixes[-1].edits[-1].span.end:
+            fixes.append(fix)
+    edits = tuple(edit for fix in fixes for edit in fix.edits)
+    whole = Fix(fixes[0].kind, edits, fixes[0].imports) if fixes else None
+    message = f"{first.message} {more} more in this file." if more else first.message
+    return replace(first, message=message, fix=whole)
 
 
 @contextmanager

@@ -58,9 +58,7 @@ def _without_overlaps(fixes: Iterable[Fix | None]) -> list[Fix]:
     for fix in fixes:
         if fix is None:
             continue
-        ranges = [
-            ((e.span.line, e.span.column), (e.span.end_line, e.span.end_column)) for e in fix.edits
-        ]
+        ranges = [(edit.span.begin, edit.span.end) for edit in fix.edits]
         if all(_is_free(taken, edited) for edited in ranges):
             chosen.append(fix)
             for edited in ranges:

@@ -36,6 +36,8 @@ class Meta:
     severity: Severity = "warning"
     fix: FixKind | None = None
     preview: bool = False
+    # The rule is reported once per file, with the number and the fixes of all its matches.
+    once: bool = False
     # The rule is about the range of float16, and is not run if the project never uses float16.
     needs_half: bool = False
 
@@ -48,6 +50,14 @@ class Span:
     column: int
     end_line: int
     end_column: int
+
+    @property
+    def begin(self) -> tuple[int, int]:
+        return self.line, self.column
+
+    @property
+    def end(self) -> tuple[int, int]:
+        return self.end_line, self.end_column
 
     @classmethod
     def of(cls, node: ast.expr | ast.stmt | ast.excepthandler | ast.keyword) -> Span:

@@ -1,7 +1,8 @@
 """`torch.cuda.amp` is deprecated.
 
 ## What it does
-Finds calls of `torch.cuda.amp.GradScaler`, `torch.cuda.amp.autocast` and their CPU versions.
+Finds calls of `torch.cuda.amp.GradScaler`, `torch.cuda.amp.autocast` and their CPU versions, and reports the
+first of each file, with the number of the others. The fix changes all.
 
 ## Why is this bad?
 Each call gives a warning and will be removed. The device is part of the name, so the same script is of no use
@@ -50,6 +51,7 @@ META = Meta(
     cure='Use torch.amp.GradScaler("cuda") and torch.amp.autocast("cuda").',
     contains=("cuda.amp", "cpu.amp", "cuda import amp"),
     fix="safe",
+    once=True,
 )
 _VERSION = re.compile(r"version|GREATER|hasattr|is_torch|TORCH_|torch_\d", re.IGNORECASE)
 _NAMES = {

@@ -40,6 +40,7 @@ META = Meta(
     name="apex-amp",
     cure="Use torch.amp.autocast and torch.amp.GradScaler.",
     contains=("apex",),
+    once=True,
 )
 
 

@@ -60,7 +60,9 @@ def test_preview_rules_wait() -> None:
     assert len(lint(text, settings=Settings(select=("HG103",)))) == 1
 
 
-OLD = "import torch\na = torch.cuda.amp.GradScaler(){}\nb = torch.cuda.amp.autocast(a.is_enabled())\n"
+OLD = (
+    "import torch\na = torch.cuda.amp.GradScaler(){}\nb = torch.cuda.amp.autocast(a.is_enabled())\n"
+)
 
 
 def test_deprecated_names_are_reported_once_per_file() -> None:

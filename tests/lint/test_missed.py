@@ -132,6 +132,8 @@ MISSED = {
         "def loss(x):\n    p = torch.sigmoid(x)\n    return -torch.log(p).mean()\n", "HG104"),
     "sigmoid, then log of one minus it": (
         "def loss(x):\n    p = x.sigmoid()\n    return -torch.log(1 - p).mean()\n", "HG104"),
+    "softmax, then log": (
+        "def loss(x, y):\n    p = F.softmax(x, 1)\n    return -(y * torch.log(p)).sum()\n", "HG105"),
     "square as a product": (
         ("class Norm(nn.Module):\n    def forward(self, x):\n"
          "        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)\n"), "HG108"),

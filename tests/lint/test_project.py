@@ -45,7 +45,7 @@ def codes(text: str, project: Project, path: str = "models/loss.py") -> list[str
         (ATTENTION, HALF, ["HG101"]),
         (ATTENTION, FULL, []),
         (ENTROPY, MIXED, []),  # autocast runs softmax in float32
-        (ENTROPY, HALF, ["HG103"]),
+        (ENTROPY, HALF, ["HG105", "HG103"]),
         (ENTROPY, FULL, []),
         (LINEAR, MIXED, ["HG103"]),  # autocast runs the layer in float16
         (LINEAR, FULL, []),

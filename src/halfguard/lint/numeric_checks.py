@@ -111,6 +111,12 @@ def origin_of(file: PythonFile, node: ast.expr) -> ast.expr:
     return node
 
 
+def origin_is_view(file: PythonFile, log: Logarithm) -> bool:
+    """Return whether a view or a selection lies between a logarithm's operand and its origin."""
+    value = file.assigned_value(log.operand)
+    return value is not log.origin
+
+
 def can_be_repeated(file: PythonFile, node: ast.expr, place: ast.Call) -> bool:
     """Return whether an expression has the same value when it is written again at a later place.
 

@@ -59,6 +59,21 @@ def test_its_gradients_are_those_of_the_layer_in_half() -> None:
         torch.testing.assert_close(one, other, rtol=5e-3, atol=2e-3)
 
 
+def test_a_matrix_that_is_small_beside_others_of_the_batch_keeps_its_gradient() -> None:
+    size = torch.tensor([1.0, 1e-4])[:, None, None]
+    left, right = torch.randn(2, 16, 8) * 30 * size, torch.randn(2, 8, 16) * size
+    grad, grads = torch.randn(2, 16, 16) * 1e-3, []
+    for dtype in (torch.float32, torch.float64):
+        a, b = (t.to(dtype, copy=True).requires_grad_() for t in (left, right))
+        out = a @ b if a.dtype is torch.float64 else rescaled_product(a, b, torch.float16)
+        out.backward(grad.to(out.dtype))
+        grads.append((a.grad, b.grad))
+    for got, want in zip(*grads, strict=True):
+        assert got is not None
+        assert want is not None
+        assert ((got - want)[1].norm() / want[1].norm()).item() < 5e-3
+
+
 def test_a_layer_that_overflows_is_finite() -> None:
     layer = nn.Linear(64, 8)
     x = torch.full((4, 64), 400.0)

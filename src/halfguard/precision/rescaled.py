@@ -76,13 +76,13 @@ class _RescaledProduct(torch.autograd.Function):
         left_dtype, left_shape, right_dtype, right_shape = ctx.like
         of_left = of_right = None
         if needs_left:
-            low, power = _multiply(grad, by_column, rows.dtype)
+            low, power = _multiply(grad, by_column, -1, rows.dtype)
             of_left = torch.ldexp((low @ columns.mT).float(), power)
             of_left = of_left.sum_to_size(left_shape).to(left_dtype)
         if needs_right:
-            low, power = _multiply(grad, by_row, rows.dtype)
             if columns.dim() == 2:  # one product over all rows, as of a linear layer
-                rows, low = rows.reshape(-1, rows.shape[-1]), low.reshape(-1, low.shape[-1])
+                rows, by_row, grad = (t.reshape(-1, t.shape[-1]) for t in (rows, by_row, grad))
+            low, power = _multiply(grad, by_row, -2, rows.dtype)
             of_right = torch.ldexp((rows.mT @ low).float(), power)
             of_right = of_right.sum_to_size(right_shape).to(right_dtype)
         return of_left, of_right, None
@@ -95,7 +95,13 @@ def _divide(factor: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return torch.ldexp(wide, -exponents).to(dtype), exponents
 
 
-def _multiply(grad: Tensor, exponents: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a gradient in half, multiplied by powers of two but for the largest one, and that exponent."""
-    largest = exponents.amax() if exponents.numel() else exponents.new_zeros(())
+def _multiply(
+    grad: Tensor, exponents: Tensor, dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return a gradient in half, multiplied by powers of two but for the largest one, and that exponent.
+
+    Each matrix of a batch has its own: a head of attention that is small beside another one keeps its digits.
+    """
+    empty = not exponents.numel()
+    largest = exponents.new_zeros(()) if empty else exponents.amax(dim, keepdim=True)
     return torch.ldexp(grad.float(), exponents - largest).to(dtype), largest

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
+from halfguard.guard.healing.plan_file import PlanFile
 from halfguard.guard.step_batches import StepBatches
 from halfguard.journal import read_rows
 from halfguard.precision.islands import is_fp32_island
@@ -174,42 +175,19 @@ def test_an_island_that_does_not_hold_is_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_user", [True, False])
-def test_a_rescaled_layer_that_fails_again_runs_in_fp32_also_in_the_next_run(
+def test_a_layer_that_was_rescaled_before_it_ran_in_fp32_does_so_in_the_next_run(
     by_user: bool, tmp_path: Path
 ) -> None:
-    class Net(nn.Module):
-        """A layer with large results, called twice; later, inputs of the second call leave half as well."""
-
-        factor = 0.0
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
-            nn.init.uniform_(self.first.weight, -4e4, 4e4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            small = self.norm(self.first(x))
-            large = self.norm(self.first(x * self.factor))
-            return self.last(small + large)
-
-    job = Job("input", Net, 1, 1.0, loss_fn)
-    given = tmp_path / "given.yaml"
-    PrecisionPlan(islands=(Island(module="first", kind="rescaled"),)).save(given)
-    config = HEAL | ({"plan": str(given)} if by_user else {})
-
-    def guarded() -> Guard:
-        work = job.job(0)
-        return Guard(work.model, work.optimizer, config, run_dir=tmp_path)
-
-    guard, batches = guarded(), list(job.job(0).take(8))
-    for factor in (0.0, 1e6):
-        Net.factor = factor
-        for batch in batches:
-            guard.step(loss_fn, batch)
-    guard.close()
-    (island,) = PrecisionPlan.load(tmp_path / "plan.yaml").islands
-    assert (island.module, island.kind) == ("first", "fp32")
-    assert is_fp32_island(guarded().model.get_submodule("first"))
+    rescaled, wide = Island(module="0", kind="rescaled"), Island(module="0")
+    given = PrecisionPlan(islands=(rescaled,) if by_user else ())
+    given.save(tmp_path / "given.yaml")
+    healed = [wide] if by_user else [rescaled, wide]
+    PlanFile(tmp_path, given, "fp16-mixed", torch.device("cpu")).write(healed)
+    assert PrecisionPlan.load(tmp_path / "plan.yaml").islands == (wide,)
+    model = place(nn.Sequential(nn.Linear(8, 4)))
+    config = HEAL | {"plan": str(tmp_path / "given.yaml")}
+    Guard(model, torch.optim.SGD(model.parameters(), 0.1), config, run_dir=tmp_path).close()
+    assert is_fp32_island(model.get_submodule("0"))
 
 
 def test_past_the_limit_the_guard_goes_on_and_says_so_once(

@@ -37,8 +37,7 @@ def _take(sources: Sequence[tuple[Path, int]], lines: int) -> dict[Path, int]:
 
 def _is_parsed(path: Path) -> bool:
     search = ByteSearch(path.read_bytes())
-    python = (rule for rule in Settings().rules() if rule.meta.language == "python")
-    return any(rule.could_match(search) for rule in python)
+    return any(rule.could_match(search) for rule in Settings().rules())
 
 
 def _row(sources: Sequence[tuple[Path, int]], lines: int) -> Row:

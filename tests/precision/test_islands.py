@@ -19,11 +19,11 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.islands import (
-    cast_to_fp32,
     fp32_island,
     is_island,
     remove_island,
 )
+from halfguard.precision.upcast import cast_to_fp32
 from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
 from halfguard.trials.plans import apply_plan
 from tests.support.cases import each

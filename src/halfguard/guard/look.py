@@ -142,11 +142,16 @@ class Schedule:
         self._kept = {t: known for t, known in missed.items() if known[1] < FORGET_AFTER}
 
     def add(self, changed: Iterable[tuple[Holder, Any]]) -> None:
-        """Keep what a step has changed; of an object's attributes only those."""
+        """Keep what a step has changed: all attributes of an object, since others may change at a later step.
+
+        Of the globals of a module, only those that changed.
+        """
         for holder, before in changed:
             kept = holder
             if HistoryHolder.fits(holder.target, before):
                 kept = HistoryHolder(holder.name, holder.target)
+            elif isinstance(holder, DictHolder) and holder.is_namespace and holder.keys is None:
+                holder.may_hold_graphs = True
             elif isinstance(holder, DictHolder) and holder.is_namespace:
                 known = self._kept.get(id(holder.target))
                 keys = frozenset(holder.changed_keys(before))
@@ -243,9 +248,8 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    # Small tensors are compared by their bits alone: a write of the same values changes nothing.
-    version = tensor._version if tensor.numel() > _LARGE else 0
-    return tensor.shape, tensor.stride(), tensor.dtype, version
+    # A write of the same values counts: at another step they may be others.
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor._version
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 from halfguard.precision.rescaled import can_be_rescaled, run_rescaled
+from halfguard.precision.upcast import cast_floats, cast_to_fp32
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import without_wrappers
@@ -164,7 +164,7 @@ def _run_in_fp32(
     # Two plain contexts, not a loop over devices: torch.compile traces them without a graph break.
     with full_precision("cpu"), full_precision(accelerator):
         out = forward(*[cast_to_fp32(value) for value in args], **cast_to_fp32(kwargs))
-    return out if given is None else _cast(out, _FP32, given)
+    return out if given is None else cast_floats(out, _FP32, given)
 
 
 def _run_gathered_in_fp32(
@@ -190,49 +190,9 @@ _RUNS_IN_FP32 = (_run_in_fp32, _run_gathered_in_fp32)
 _RUNS = (*_RUNS_IN_FP32, run_rescaled)
 
 
-def cast_to_fp32(value: Any) -> Any:
-    """Return ``value`` with its 16-bit tensors in float32; the same object if there are none."""
-    return _cast(value, HALF_DTYPES, torch.float32)
-
-
 def _half_dtype(value: Any) -> torch.dtype | None:
     """Return the dtype of the first 16-bit tensor in a nested structure."""
     return next((t.dtype for t in tensors_in(value) if t.dtype in HALF_DTYPES), None)
-
-
-def _cast(value: Any, dtypes: tuple[torch.dtype, ...], to: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(to) if value.dtype in dtypes else value
-    if isinstance(value, Mapping):
-        return _cast_mapping(value, dtypes, to)
-    if isinstance(value, tuple | list):
-        items = [_cast(item, dtypes, to) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        make: Any = type(value)
-        return make(*items) if hasattr(value, "_fields") else make(items)
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value) if field.init]
-        changes = _changed_items({name: getattr(value, name) for name in names}, dtypes, to)
-        return replace(value, **changes) if changes else value
-    return value
-
-
-def _cast_mapping(value: Any, dtypes: tuple[torch.dtype, ...], to: torch.dtype) -> Any:
-    changes = _changed_items(value, dtypes, to)
-    if not changes:
-        return value
-    make: Any = type(value)
-    changed = {**value, **changes}
-    # ModelOutput is a mapping that is constructed from its fields.
-    return make(**changed) if is_dataclass(value) else make(changed)
-
-
-def _changed_items(
-    values: Mapping[Any, Any], dtypes: tuple[torch.dtype, ...], to: torch.dtype
-) -> dict[Any, Any]:
-    new = {key: _cast(value, dtypes, to) for key, value in values.items()}
-    return {key: value for key, value in new.items() if value is not values[key]}
 
 
 @torch.no_grad()

@@ -8,8 +8,9 @@ keeping those in FP32 is the simplest solution, and also removes the error of to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -85,3 +86,47 @@ def _raise_if_nonfinite(tensors: dict[str, Tensor]) -> None:
             cure="NaN or infinity: use an earlier checkpoint. Beyond 65504: save FP32 with "
             "model.state_dict(). Intended -inf, as in a mask: register it with persistent=False.",
         )
+
+
+# Half tensors of a nested value in FP32, for an island or a step that is repeated.
+
+
+def cast_to_fp32(value: Any) -> Any:
+    """Return ``value`` with its 16-bit tensors in float32; the same object if there are none."""
+    return cast_floats(value, HALF_DTYPES, torch.float32)
+
+
+def cast_floats(value: Any, dtypes: tuple[torch.dtype, ...], to: torch.dtype) -> Any:
+    """Return a nested value with its tensors of ``dtypes`` in another one; the same object if it has none."""
+    if isinstance(value, Tensor):
+        return value.to(to) if value.dtype in dtypes else value
+    if isinstance(value, Mapping):
+        return _cast_mapping(value, dtypes, to)
+    if isinstance(value, tuple | list):
+        items = [cast_floats(item, dtypes, to) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        make: Any = type(value)
+        return make(*items) if hasattr(value, "_fields") else make(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if field.init]
+        changes = _changed_items({name: getattr(value, name) for name in names}, dtypes, to)
+        return replace(value, **changes) if changes else value
+    return value
+
+
+def _cast_mapping(value: Any, dtypes: tuple[torch.dtype, ...], to: torch.dtype) -> Any:
+    changes = _changed_items(value, dtypes, to)
+    if not changes:
+        return value
+    make: Any = type(value)
+    changed = {**value, **changes}
+    # ModelOutput is a mapping that is constructed from its fields.
+    return make(**changed) if is_dataclass(value) else make(changed)
+
+
+def _changed_items(
+    values: Mapping[Any, Any], dtypes: tuple[torch.dtype, ...], to: torch.dtype
+) -> dict[Any, Any]:
+    new = {key: cast_floats(value, dtypes, to) for key, value in values.items()}
+    return {key: value for key, value in new.items() if value is not values[key]}

@@ -350,6 +350,39 @@ class VariableHolder(Holder):
         self.target.set(saved)
 
 
+class WeakDictHolder(Holder):
+    """A dict with weak keys or weak values."""
+
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self.save())
+
+    def save(self) -> list[tuple[Any, Any]]:
+        return list(self.target.items())
+
+    def is_as(self, saved: list[tuple[Any, Any]]) -> bool:
+        now = self.save()
+        return len(now) == len(saved) and all(
+            key is other and same_value(value, before)
+            for (key, value), (other, before) in zip(now, saved, strict=True)
+        )
+
+    def restore(self, saved: list[tuple[Any, Any]]) -> None:
+        self.target.clear()
+        self.target.update(saved)
+
+
+class ConnectionHolder(Holder):
+    """A connection to a database: it counts what it has changed, but nobody can take that back."""
+
+    restorable = False
+
+    def save(self) -> int:
+        return int(self.target.total_changes)
+
+    def is_as(self, saved: int) -> bool:
+        return self.save() == saved
+
+
 class IteratorHolder(Holder):
     """An iterator: it can be seen to have advanced, but nobody can set it back."""
 

@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import socket
+import sqlite3
 import sys
 import sysconfig
 import threading
@@ -24,8 +25,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +45,7 @@ from halfguard.step.holders import (
     BytesHolder,
     CellHolder,
     ClassHolder,
+    ConnectionHolder,
     DictHolder,
     Holder,
     IteratorHolder,
@@ -44,6 +54,7 @@ from halfguard.step.holders import (
     SetHolder,
     SlotsHolder,
     VariableHolder,
+    WeakDictHolder,
 )
 from halfguard.step.nested import PLAIN, slots_of
 
@@ -76,7 +87,6 @@ _CLOSED = (
     *_HANDLES,
     threading.Thread,
     Enum,
-    BuiltinFunctionType,
     memoryview,
 )
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -188,6 +198,9 @@ class _Search:
             return _open_function(value) if self._is_users(value.__module__) else ([], [])
         if isinstance(value, MethodType):
             return [], [("self", value.__self__), (name, value.__func__)]
+        if isinstance(value, BuiltinFunctionType | MethodWrapperType):  # ``numbers.append``
+            owner = value.__self__
+            return [], [] if isinstance(owner, ModuleType | type) else [(name, owner)]
         if isinstance(value, functools.partial):
             arguments = [(name, item) for item in value.args]
             return [DictHolder(name, value.keywords)], [(name, value.func), *arguments]
@@ -202,7 +215,8 @@ class _Search:
         if isinstance(value, _CLOSED):
             return [], []
         container = self._open_container(name, value)
-        if container is not None and not getattr(value, "__dict__", None):
+        is_weak = isinstance(container, WeakDictHolder)
+        if container is not None and (is_weak or not getattr(value, "__dict__", None)):
             return [container], []
         holders, links = self._open_object(name, value)
         return ([container, *holders] if container is not None else holders), links
@@ -216,8 +230,12 @@ class _Search:
             return BytesHolder(name, value)
         if isinstance(value, set):
             return SetHolder(name, value)
+        if isinstance(value, WeakKeyDictionary | WeakValueDictionary):
+            return WeakDictHolder(name, value)
         if isinstance(value, ContextVar):
             return VariableHolder(name, value)
+        if isinstance(value, sqlite3.Connection):
+            return ConnectionHolder(name, value)
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray):
             self._array_bytes -= value.nbytes
@@ -260,8 +278,9 @@ class _Search:
             return [], links
         weights = DictHolder(name, module._parameters, style=_ATTRIBUTE)
         holders: list[Holder] = [*attributes_and_buffers(name, module), weights]
-        for hooks in _HOOKS:
-            links += [("a hook", hook) for hook in vars(module).get(hooks, {}).values()]
+        for hooks in (vars(module).get(key) for key in _HOOKS):
+            if hooks:  # one may remove itself
+                holders.append(DictHolder("the hooks of a module", hooks))
         return holders, [*links, *self._classes(type(module))]
 
     def _open_class(self, kind: type) -> Opened:

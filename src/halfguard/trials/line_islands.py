@@ -29,9 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from halfguard.precision.islands import cast_to_fp32, is_fp32_island
+from halfguard.precision.islands import is_fp32_island
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 from halfguard.precision.rescaled import lowered_dtype, rescaled_product
+from halfguard.precision.upcast import cast_to_fp32
 from halfguard.records.plan import IslandKind, LineIsland
 from halfguard.tracing.source import user_frame
 

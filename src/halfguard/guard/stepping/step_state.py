@@ -37,9 +37,9 @@ from halfguard.guard.step_batches import BatchCopy, StepBatches
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.numerics.finite import all_finite
 from halfguard.numerics.tensor_rows import is_plain
-from halfguard.precision.islands import cast_to_fp32
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.precision.upcast import cast_to_fp32
 from halfguard.step.holders import (
     CellHolder,
     DictHolder,
@@ -219,6 +219,7 @@ class StepState:
             if _is_worth_keeping(holder, module)
         ]
         reached = reach(self._roots(), closed=self._optimizers)
+        reached.holders += self._settings_of_optimizers()
         known = {id(generator) for generator in self.generators}
         self.generators += [g for g in reached.generators if id(g) not in known]
         if not self._is_whole:
@@ -234,6 +235,15 @@ class StepState:
         self._forget_unreached({id(tensor) for _, tensor, _, _ in reached.tensors})
         untracked = _untracked(reached.tensors, self._buffers)
         return Look(reached.holders, untracked, self._trained(), schedule, is_whole=self._is_whole)
+
+    def _settings_of_optimizers(self) -> list[DictHolder]:
+        """Return learning rates and the like: a loss function may step a schedule."""
+        groups = chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers)
+        own = frozenset({"params"})
+        return [
+            DictHolder(f"param_groups[{index}]", group, left_out=own)
+            for index, group in enumerate(groups)
+        ]
 
     def _trained(self) -> frozenset[int]:
         """Return the identities of the weights that the guard's optimizers update."""
@@ -317,6 +327,7 @@ class StepState:
     def preserved(self) -> Iterator[None]:
         """Put back after the block everything that the model and the loss function can reach."""
         reached = reach(self._roots(), closed=self._optimizers)
+        reached.holders += self._settings_of_optimizers()
         saved = save_all(holder for holder in reached.holders if holder.restorable)
         tensors = ComparedTensors(_untracked(reached.tensors, self._buffers), self._trained())
         copies = [

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
 from halfguard.errors import RecordError, UsageError
@@ -20,6 +21,7 @@ from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.islands import (
     fp32_island,
+    is_fp32_island,
     is_island,
     remove_island,
 )
@@ -382,3 +384,12 @@ def test_a_damaged_plan_is_refused(text: str, says: str, tmp_path: Any) -> None:
         PrecisionPlan.load(file)
     with pytest.raises(RecordError, match="cannot be read"):
         PrecisionPlan.load(tmp_path / "missing.yaml")
+
+
+def test_fp32_wins_over_a_rescaled_pattern_and_wrapped_blocks_are_part_of_it(seed: object) -> None:
+    blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(3)]
+    model = nn.Sequential(blocks[0], checkpoint_wrapper(blocks[1]), blocks[2])
+    plan = PrecisionPlan(islands=(Island(module="0.0"), Island(module="*.0", kind="rescaled")))
+    apply_plan(model, plan)
+    assert [is_fp32_island(block[0]) for block in blocks] == [True, False, False]
+    assert all(is_island(block[0]) for block in blocks)

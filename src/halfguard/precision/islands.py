@@ -49,8 +49,9 @@ def _find_modules(
     bare = {without_wrappers(path): path for path in reversed(modules)}
     found: dict[str, tuple[nn.Module, Island]] = {}
     unknown = []
-    for island in islands:
-        names = island.members(modules) or [bare[name] for name in island.members(bare)]
+    for island in sorted(islands, key=lambda one: one.kind == "fp32"):  # FP32 wins over rescaling
+        wrapped = (bare[name] for name in island.members(bare))
+        names = dict.fromkeys((*island.members(modules), *wrapped))
         found |= {name: (modules[name], island) for name in names}
         unknown += [] if names else [island.module]
     if unknown:

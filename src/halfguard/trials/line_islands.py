@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from halfguard.precision.islands import is_fp32_island
@@ -47,6 +48,12 @@ _PRODUCTS = (
     Tensor.__matmul__,
     Tensor.bmm,
     Tensor.mm,
+)
+# Others run as they are in a rescaled line: the search then finds that it needs FP32.
+_OTHER_PRODUCTS = (
+    *(torch.einsum, torch.baddbmm, torch.addmm, torch.addbmm, torch.mv, torch.dot),
+    *(functional.linear, functional.bilinear, functional.scaled_dot_product_attention),
+    *(functional.conv1d, functional.conv2d, functional.conv3d, Tensor.baddbmm, Tensor.addmm),
 )
 _CALLING_A_MODULE = nn.Module._call_impl.__code__
 
@@ -144,6 +151,8 @@ class _LineMode(TorchFunctionMode):
             dtype = lowered_dtype(args[0].device.type, self._accelerator)
             if dtype is not None and min(args[0].dim(), args[1].dim()) > 1:
                 return rescaled_product(*args, dtype)
+        if kind == "rescaled" and func in _OTHER_PRODUCTS:
+            return func(*args, **kwargs)
         func = torch.Tensor.float if func in _TO_HALF else func
         with full_precision("cpu"), full_precision(self._accelerator):
             return func(*map(_widen, args), **{name: _widen(v) for name, v in kwargs.items()})

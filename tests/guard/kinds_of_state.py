@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import itertools
 import random
+import sqlite3
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -212,6 +214,47 @@ def _hook() -> Job:
     return Job(model, lambda: seen)
 
 
+def _hooks() -> Job:
+    model = Net()
+    model.linear.register_forward_hook(lambda *_: None)
+    model.change = lambda _: model.linear.register_forward_hook(lambda *_: None)
+    return Job(model, lambda: len(model.linear._forward_hooks))
+
+
+def _weak() -> Job:
+    model = Net()
+    held: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary({model.linear: 0.0})
+
+    def change(y: Tensor) -> None:
+        held[model.linear] += float(y.mean())
+
+    model.change = change
+    return Job(model, lambda: list(held.values()))
+
+
+def _seldom() -> Job:
+    model, held = Net(), SimpleNamespace(calls=0, last=0.0)
+
+    def change(y: Tensor) -> None:
+        held.calls += 1
+        if held.calls % 3 == 0:
+            held.last = float(y.mean())
+
+    model.change = change
+    return Job(model, lambda: [held.calls, held.last])
+
+
+def _same_values() -> Job:
+    model, held, calls = Net(), torch.zeros(1), [0]
+
+    def change(_: Tensor) -> None:
+        calls[0] += 1
+        held.add_(float(calls[0] > 4))
+
+    model.change = change
+    return Job(model, lambda: held)
+
+
 def _context_variable() -> Job:
     CURRENT.set(0)
     model = Net()
@@ -250,6 +293,26 @@ def _iterator(make: Callable[[], Iterator[float]]) -> Job:
         return loss_fn(model, batch) * (1.0 + next(numbers))
 
     return Job(Net(), lambda: 0, drawing)
+
+
+def _bound_iterator() -> Job:
+    numbers = itertools.count(0.0, 0.1).__next__
+
+    def drawing(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * (1.0 + numbers())
+
+    return Job(Net(), lambda: 0, drawing)
+
+
+def _database() -> Job:
+    numbers = sqlite3.connect(":memory:")
+    numbers.execute("create table seen (x)")
+
+    def writing(model: nn.Module, batch: Any) -> Tensor:
+        numbers.execute("insert into seen values (1)")
+        return loss_fn(model, batch)
+
+    return Job(Net(), lambda: 0, writing)
 
 
 def _generator_function() -> Iterator[float]:
@@ -307,6 +370,10 @@ KINDS = {
     "function": Kind("an attribute of a function", PUT_BACK, _function),
     "callable": Kind("attributes of a callable object", PUT_BACK, _criterion),
     "hook": Kind("what a hook changes", PUT_BACK, _hook),
+    "hooks": Kind("the hooks of a module that has some", PUT_BACK, _hooks),
+    "weak": Kind("a dict with weak keys or values", PUT_BACK, _weak),
+    "seldom": Kind("an attribute that changes at some steps, beside others", PUT_BACK, _seldom),
+    "same_values": Kind("a tensor whose values are the same at first", PUT_BACK, _same_values),
     "context": Kind("a context variable", PUT_BACK, _context_variable),
     "generators": Kind(
         "random generators of torch, Python and NumPy, wherever they are", PUT_BACK, _generators
@@ -336,4 +403,6 @@ KINDS = {
     "count": Kind(
         "an `itertools.count`", NAMED, lambda: _iterator(lambda: itertools.count(0.0, 0.1))
     ),
+    "bound": Kind("the method of an iterator", NAMED, _bound_iterator),
+    "database": Kind("an SQLite database", NAMED, _database),
 }

@@ -127,6 +127,23 @@ def test_what_cannot_be_put_back_is_named_at_the_first_step(
         guarded(kind, 5, RETRY | {"skip": RETRY["skip"] | {"strict": True}})
 
 
+def test_a_schedule_that_the_loss_function_steps_is_put_back() -> None:
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()  # without gradients; a schedule warns if it is first
+
+    def stepping(model: nn.Module, batch: Any) -> Tensor:
+        schedule.step()
+        return loss_fn(model, batch)
+
+    guard = Guard(model, optimizer, RETRY)
+    loss = overflowing(stepping, lambda: guard.step_index == 3)
+    actions = [str(guard.step(loss, x).action) for x in batches()[:5]]
+    assert actions[3] == "retry_fp32"
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**5)
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_healthy_run_is_the_run_without_a_guard(kind: str) -> None:
     assert same(guarded(kind, -1, RETRY)[0], plain(kind, -1, repeated=True))

@@ -223,7 +223,7 @@ def _hooks() -> Job:
 
 def _weak() -> Job:
     model = Net()
-    held: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary({model.linear: 0.0})
+    held: WeakKeyDictionary[nn.Linear, float] = WeakKeyDictionary({model.linear: 0.0})
 
     def change(y: Tensor) -> None:
         held[model.linear] += float(y.mean())

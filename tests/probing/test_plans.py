@@ -29,7 +29,7 @@ EXPECTED = {  # modules, with a star if they are rescaled, and lines
     "logits": {"*head"},
     "graph": {"return total.index_add(1, self.target, message) / self.degree"},
     "detector": {"return torch.exp(size).to(size.dtype)"},
-    "deep_residual": {"*layers.8", "layers.9", "layers.10", "layers.11"},
+    "deep_residual": {"*layers.*"},
     "router": {"square = score * score + self.floor"},
     "vae": {"8"},
     "transformer": {"*blocks.3.wo", f"*{ATTENTION}"},

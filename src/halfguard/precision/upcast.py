@@ -88,9 +88,6 @@ def _raise_if_nonfinite(tensors: dict[str, Tensor]) -> None:
         )
 
 
-# Half tensors of a nested value in FP32, for an island or a step that is repeated.
-
-
 def cast_to_fp32(value: Any) -> Any:
     """Return ``value`` with its 16-bit tensors in float32; the same object if there are none."""
     return cast_floats(value, HALF_DTYPES, torch.float32)

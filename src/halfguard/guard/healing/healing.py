@@ -239,12 +239,14 @@ class Healing:
             return
         finite, found = step.is_finite_in_fp32(), Found()
         if finite:
+            lines: Lines = "of modules" if self._hosted else "all"
+            lines = "none" if is_compiled(self._stepper.model) else lines
             bench = GuardBench(
                 step,
                 self._applied,
                 unwrap_model(self._stepper.model),
                 self._device,
-                lines=self._possible_lines,
+                lines=lines,
                 rescaling=not Precision(self._stepper.config.precision).needs_master_weights,
             )
             if self._due and bench.prove(memory.islands, producer).holds:
@@ -260,12 +262,6 @@ class Healing:
         for island, cause in found.islands:
             self._decide(island, cause, index, found)
         self._plan.write(memory.islands)
-
-    @property
-    def _possible_lines(self) -> Lines:
-        if is_compiled(self._stepper.model):
-            return "none"
-        return "of modules" if self._hosted else "all"
 
     def _decide(self, island: AnyIsland, producer: Producer, index: int, found: Found) -> None:
         failure = describe_failure(producer, self._memory.counts.get(producer.key, 1))

@@ -141,14 +141,14 @@ def test_heal_keeps_the_alignment_in_fp32_and_the_incident_is_replayed(
     )
     told = capsys.readouterr().out
     assert "8/8 steps applied (100.0%), 3 of them retried in FP32" in told
-    [island] = PrecisionPlan.load(tmp_path / "plan.yaml").islands
-    assert island.module == "alignment"
+    [line] = PrecisionPlan.load(tmp_path / "plan.yaml").lines
+    assert line.within == "Alignment"
     autopsy = hg.replay(tmp_path / "incidents" / "000000-r0", f"{FOLDER}/workload.py:epsilon")
     assert autopsy.reproduced == "same fault"  # NaN has no digits to compare
     assert autopsy.culprit is not None
     assert (autopsy.culprit.op, autopsy.culprit.module) == ("log", "alignment")
     assert autopsy.cure is not None
-    assert "alignment" in autopsy.cure.sentence
+    assert f"model.py:{line.line} in FP32" in autopsy.cure.sentence  # replay names the same line
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -320,7 +320,7 @@ torch.manual_seed(0)
 net = nn.Linear(8, 8)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 for step in range(60):
-    time.sleep(1.5 if step == 3 else 0.3)
+    time.sleep(5 if step == 3 else 0.3)
     x = torch.randn(16, 8) * (3000 if step == 3 else 1)
     y = net(x).half()
     loss = (y * y).mean().float()

@@ -33,7 +33,7 @@ def test_an_overflow_is_cured_by_its_module_in_fp32(tmp_path: Path) -> None:
     assert autopsy.way == ("1", "2", "the model")
     assert (autopsy.cure.what, autopsy.cure.trial) == (
         "island",
-        "module 1 in FP32 and module 2 in FP32",
+        "module 1 in FP32 and module 2 rescaled",
     )
     assert doing[:2] == ["the original step", "the first bad number"]
     assert Autopsy.from_json(autopsy.to_json()) == autopsy

@@ -13,8 +13,7 @@ from halfguard.errors import NoPlanError, UsageError
 from halfguard.precision_names import Precision
 from halfguard.probing.island_trials import IslandTrial, IslandTrials
 from halfguard.probing.plan_search import plan
-from halfguard.records.plan import Island, PrecisionPlan
-from halfguard.trials.producer import AnyIsland
+from halfguard.records.plan import AnyIsland, Island, PrecisionPlan
 from halfguard.workload import Workload, load
 from tests.support.devices import place
 

@@ -6,7 +6,8 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from halfguard.probing.shrink import drop_unneeded, is_inside, outermost, shrink
+from halfguard.probing.shrink import drop_unneeded, shrink
+from halfguard.step.parameters import is_inside, outermost
 from tests.support.cases import each
 
 

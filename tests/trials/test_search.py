@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from halfguard.records.plan import Island, LineIsland
+from halfguard.records.plan import AnyIsland, Island, LineIsland
 from halfguard.trials.cost import StepCosts
-from halfguard.trials.producer import AnyIsland, Producer
+from halfguard.trials.producer import Producer
 from halfguard.trials.proof import Proof
 from halfguard.trials.search import Found, IslandSearch, contains
 

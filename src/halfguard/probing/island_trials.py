@@ -16,7 +16,6 @@ from halfguard.precision_names import Precision
 from halfguard.probing.findings import describe_line
 from halfguard.probing.probe import raise_user_failure
 from halfguard.probing.ranges import find_scale_window, total_by_module
-from halfguard.probing.shrink import outermost
 from halfguard.probing.training import (
     Advance,
     Failure,
@@ -26,10 +25,11 @@ from halfguard.probing.training import (
     train,
 )
 from halfguard.records.autopsy import Culprit
-from halfguard.records.plan import Island, LineIsland
+from halfguard.records.plan import AnyIsland, Island, LineIsland
+from halfguard.step.parameters import outermost
 from halfguard.step.random_state import seeded
 from halfguard.trials.cost import StepCosts, counted_costs
-from halfguard.trials.producer import AnyIsland, Producer, find_candidates, modules_by_name
+from halfguard.trials.producer import Producer, find_candidates, modules_by_name
 from halfguard.trials.proof import Proof
 from halfguard.workload import TrainingStep, Workload
 

@@ -24,11 +24,12 @@ from halfguard.precision_names import Precision
 from halfguard.probing.findings import cure_of_line
 from halfguard.probing.island_trials import IslandTrial, IslandTrials, PlanBench
 from halfguard.probing.ranges import find_scale_window, to_scale_range
-from halfguard.probing.shrink import drop_unneeded, is_inside, outermost, shrink
+from halfguard.probing.shrink import drop_unneeded, shrink
 from halfguard.probing.training import Advance
-from halfguard.records.plan import Island, LineIsland, PlanEvidence, PrecisionPlan
+from halfguard.records.plan import AnyIsland, Island, LineIsland, PlanEvidence, PrecisionPlan
 from halfguard.records.ranges import headroom
-from halfguard.trials.producer import AnyIsland, Producer, name_of
+from halfguard.step.parameters import is_covered, is_inside, outermost
+from halfguard.trials.producer import Producer, name_of
 from halfguard.trials.search import IslandSearch
 from halfguard.workload import Workload
 
@@ -98,7 +99,7 @@ class _Search:
         islands: list[str] = []
         size = 1
         while not (trial := self.trials.of([Island(module=path) for path in islands])).passed:
-            left = [path for path in self._ranked if not _is_covered(path, islands)]
+            left = [path for path in self._ranked if not is_covered(path, islands)]
             _raise_if_outside(trial)
             culprit = None if trial.culprit is None else trial.culprit.module
             if culprit and culprit in left:
@@ -168,7 +169,7 @@ class _Search:
             for path in island.members(self.candidates)
         ]
         lowered = {
-            path: one for path, one in self.trials.totals.items() if not _is_covered(path, paths)
+            path: one for path, one in self.trials.totals.items() if not is_covered(path, paths)
         }
         kept = [
             island.model_copy(update={"reason": self._reason(island, islands)})
@@ -211,7 +212,3 @@ def _raise_if_outside(trial: IslandTrial) -> None:
         "function for example, so no island covers it.",
         cure=cure_of_line(culprit),
     )
-
-
-def _is_covered(path: str, islands: Sequence[str]) -> bool:
-    return any(path == island or is_inside(path, island) for island in islands)

@@ -15,9 +15,9 @@ from torch import nn
 
 from halfguard.formats import FP16
 from halfguard.numerics.histogram import HIGHEST, LOWEST, bin_index
-from halfguard.probing.shrink import is_inside
 from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import LayerRange, LayerStats, TraceStep
+from halfguard.step.parameters import is_inside
 
 MIN_EXPONENT, MAX_EXPONENT = 0, 24  # powers of two: the floor and ceiling of the guard's scaler
 # The highest binade that is rounded to zero.

@@ -8,7 +8,7 @@ One needed item among n costs about 2 log2(n) trials.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 Passes = Callable[[Sequence[str]], bool]
 
@@ -40,14 +40,3 @@ def drop_unneeded(items: Sequence[str], passes: Passes) -> list[str]:
         if spare is None:
             return kept
         kept.remove(spare)
-
-
-def outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules that are inside no other of ``paths``: an island includes all of its children."""
-    unique = list(dict.fromkeys(paths))
-    return tuple(path for path in unique if not any(is_inside(path, other) for other in unique))
-
-
-def is_inside(path: str, other: str) -> bool:
-    """Return whether a module is inside another one; no module is inside itself."""
-    return path != other and (not other or path.startswith(f"{other}."))

@@ -24,13 +24,12 @@ from halfguard.precision.islands import make_islands
 from halfguard.precision_names import Precision
 from halfguard.probing.ranges import MAX_EXPONENT, MIN_EXPONENT
 from halfguard.records.autopsy import Culprit
-from halfguard.records.plan import Island, LineIsland, PrecisionPlan
+from halfguard.records.plan import AnyIsland, Island, LineIsland, PrecisionPlan
 from halfguard.records.ranges import TraceStep
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.tracing.tracer import Detail, Tracer
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.producer import AnyIsland
 from halfguard.workload import TrainingStep, Workload, final_loss
 from halfguard.workload.user_error import describe_error
 

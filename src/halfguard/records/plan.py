@@ -70,6 +70,9 @@ class LineIsland(RecordPart):
     reason: str = ""
 
 
+AnyIsland = Island | LineIsland
+
+
 class ScaleRange(RecordPart):
     """The loss scales at which every gradient fits into the format."""
 

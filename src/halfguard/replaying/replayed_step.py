@@ -30,12 +30,11 @@ from halfguard.precision.islands import make_islands
 from halfguard.precision.modes import HALF_DTYPES, autocast
 from halfguard.precision_names import Precision
 from halfguard.records import Cause, HealthyStepsRow, IncidentRecord, parse_journal_row
-from halfguard.records.plan import Island, LineIsland, PrecisionPlan
+from halfguard.records.plan import AnyIsland, Island, LineIsland, PrecisionPlan
 from halfguard.replaying.restore import load_batches, load_model, restore_generators
 from halfguard.replaying.samples import map_tensors, select
 from halfguard.step.parameters import without_wrappers
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.producer import AnyIsland
 from halfguard.trials.proof import squared_difference
 from halfguard.workload import Workload
 from halfguard.workload.user_error import describe_error

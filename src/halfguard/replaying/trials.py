@@ -14,7 +14,8 @@ from torch import Tensor
 
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import Culprit, ReplayTrial
-from halfguard.replaying.bench import ReplayBench
+from halfguard.records.plan import AnyIsland
+from halfguard.replaying.bench import replay_bench
 from halfguard.replaying.composition_patch import patch_line
 from halfguard.replaying.composition_rewrite import CompositionRewrite, Found
 from halfguard.replaying.fp32_lines import (
@@ -30,7 +31,7 @@ from halfguard.replaying.samples import batch_size, find_bad_samples
 from halfguard.replaying.source_edits import SourceFile
 from halfguard.replaying.substitution import StableForm, StableSubstitution
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
-from halfguard.trials.producer import AnyIsland, Producer, short_change
+from halfguard.trials.producer import Producer, short_change
 from halfguard.trials.search import IslandSearch
 
 _DOUBLINGS = 24  # range of the search for a lower loss scale
@@ -192,8 +193,8 @@ class Trials:
         if producer is None:
             return None
         self._watch("islands")
-        bench = ReplayBench(self.step)
-        if not bench.is_finite_in_fp32:
+        bench = replay_bench(self.step)
+        if bench is None:
             return None
         found = IslandSearch(bench).run(producer, _CHANGES)
         islands = tuple(island for island, _ in found.islands)

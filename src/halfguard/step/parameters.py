@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -11,6 +11,22 @@ from torch.optim import Optimizer
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     """Yield every parameter of every group."""
     return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def is_inside(path: str, other: str) -> bool:
+    """Return whether a module is inside another one; no module is inside itself."""
+    return path != other and (not other or path.startswith(f"{other}."))
+
+
+def is_covered(path: str, others: Iterable[str]) -> bool:
+    """Return whether a module is one of others, or inside one."""
+    return any(path == other or is_inside(path, other) for other in others)
+
+
+def outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the modules that are inside no other of ``paths``."""
+    unique = list(dict.fromkeys(paths))
+    return tuple(path for path in unique if not any(is_inside(path, other) for other in unique))
 
 
 COMPILED = "_orig_mod"  # torch.compile

@@ -22,18 +22,26 @@ from halfguard.tracing.shadow_watch import ShadowWatch
 
 
 @contextmanager
-def restored(model: nn.Module) -> Iterator[None]:
-    """Restore after the block what a step changes: gradients, buffers, random state."""
+def restored_gradients(model: nn.Module) -> Iterator[None]:
+    """Run the block without gradients, and put them back after it."""
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     for parameter, _ in grads:
         parameter.grad = None
     try:
-        with preserved_random_state():
-            yield
+        yield
     finally:
         for parameter, grad in grads:
             parameter.grad = grad
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Restore after the block what a step changes: gradients, buffers, random state."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with restored_gradients(model), preserved_random_state():
+            yield
+    finally:
         with torch.no_grad():
             for buffer, saved in buffers:
                 buffer.copy_(saved)

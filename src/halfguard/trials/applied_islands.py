@@ -17,9 +17,10 @@ from halfguard.precision.islands import (
     remove_island,
 )
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.records.plan import Island, LineIsland
+from halfguard.records.plan import AnyIsland, Island, LineIsland
+from halfguard.step.parameters import is_covered, outermost
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.producer import AnyIsland, modules_by_name
+from halfguard.trials.producer import modules_by_name
 
 # The islands of one model, changed between two steps.
 #
@@ -49,12 +50,8 @@ class ModelIslands:
         rescaled = [
             path for island in islands if island.kind != "fp32" for path in island.members(modules)
         ]
-        wanted = dict.fromkeys(_outermost(wide), "fp32")
-        wanted |= {
-            path: "rescaled"
-            for path in rescaled
-            if path not in wanted and not any(_contains(outer, path) for outer in wanted)
-        }
+        wanted = dict.fromkeys(outermost(wide), "fp32")
+        wanted |= {path: "rescaled" for path in rescaled if not is_covered(path, wanted)}
         for path in [path for path, (kind, _, _) in self._made.items() if wanted.get(path) != kind]:
             _, module, as_before = self._made.pop(path)
             remove_island(module)
@@ -135,16 +132,6 @@ class ModelIslands:
 
 def _do_nothing() -> None:
     pass
-
-
-def _outermost(paths: Iterable[str]) -> list[str]:
-    """Return the paths without those inside of another one."""
-    given = list(dict.fromkeys(paths))
-    return [path for path in given if not any(_contains(other, path) for other in given)]
-
-
-def _contains(outer: str, inner: str) -> bool:
-    return outer != inner and (not outer or inner.startswith(f"{outer}."))
 
 
 def _held_by(modules: Iterable[nn.Module]) -> set[int]:

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfguard.records.plan import Island, LineIsland
+from halfguard.records.plan import AnyIsland, LineIsland
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import without_wrappers
 from halfguard.tracing.operation_places import ModuleStack, current_node
 from halfguard.tracing.products import product_flops
 from halfguard.trials.line_islands import line_of_call
 
-AnyIsland = Island | LineIsland
 Place = tuple[str | None, str, int]  # module, file, line
 
 

@@ -9,11 +9,10 @@ from torch import nn
 
 from halfguard.precision.rescaled import can_be_rescaled
 from halfguard.records import Culprit
-from halfguard.records.plan import Island, LineIsland
+from halfguard.records.plan import AnyIsland, Island, LineIsland
 from halfguard.step.parameters import without_wrappers
 from halfguard.trials.line_islands import class_of
 
-AnyIsland = Island | LineIsland
 Lines = Literal["all", "of modules", "none"]  # that can be islands
 _PRODUCTS = ("mm", "bmm")  # that a rescaled line keeps in half
 
@@ -53,35 +52,31 @@ def find_candidates(
     return found
 
 
+def _place_of(island: AnyIsland) -> str:
+    if isinstance(island, LineIsland):
+        return f"line {island.file}:{island.line}"
+    if not island.module:
+        return "the whole model"
+    return f"{'modules' if '*' in island.module else 'module'} {island.module}"
+
+
 def name_of(island: AnyIsland) -> str:
     """Return the name of an island, for people and as a key."""
-    if isinstance(island, LineIsland):
-        name = f"line {island.file}:{island.line}"
-    elif not island.module:
-        return "the whole model"
-    else:
-        name = f"{'modules' if '*' in island.module else 'module'} {island.module}"
-    return f"{name} (rescaled)" if island.kind == "rescaled" else name
+    return f"{_place_of(island)}{' (rescaled)' if island.kind == 'rescaled' else ''}"
 
 
 def short_change(island: AnyIsland) -> str:
     """Return what an island changes, as a name."""
-    name = name_of(island)
-    return (
-        name.removesuffix(")").replace("(", "") if island.kind == "rescaled" else f"{name} in FP32"
-    )
+    return f"{_place_of(island)} {'rescaled' if island.kind == 'rescaled' else 'in FP32'}"
 
 
 def describe_change(island: AnyIsland) -> str:
     """Return what an island changes, as the beginning of a sentence."""
-    name = name_of(island).removesuffix(" (rescaled)")
-    several = name.startswith("modules ")
+    place = _place_of(island)
+    be, run, of_it = ("are", "run", "their") if "*" in place else ("is", "runs", "its")
     if island.kind == "rescaled":
-        of_it = "their" if several else "its"
-        return (
-            f"{name} {'are' if several else 'is'} rescaled ({of_it} matrix products stay in half)"
-        )
-    return f"{name} {'run' if several else 'runs'} in FP32"
+        return f"{place} {be} rescaled ({of_it} matrix products stay in half)"
+    return f"{place} {run} in FP32"
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:

@@ -11,7 +11,7 @@ island: it is tried last, and reported.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -19,10 +19,10 @@ from typing import Protocol
 from torch import nn
 
 from halfguard.precision.rescaled import can_be_rescaled
-from halfguard.records.plan import Island, LineIsland
-from halfguard.step.parameters import without_wrappers
+from halfguard.records.plan import AnyIsland, Island, LineIsland
+from halfguard.step.parameters import is_covered, without_wrappers
 from halfguard.trials.cost import NOTHING, Cost, StepCosts
-from halfguard.trials.producer import AnyIsland, Producer, name_of
+from halfguard.trials.producer import Producer, name_of
 from halfguard.trials.proof import Proof
 
 MOST = 0.5  # share of FLOPs above which a parent is no island
@@ -245,12 +245,7 @@ def contains(islands: Sequence[Island], inner: Island, paths: Iterable[str]) -> 
     """Return whether every module that ``inner`` names is one of the islands, or inside one."""
     made = {path for island in islands for path in island.members(paths)}
     members = inner.members(paths)
-    return bool(members) and all(_is_inside(path, made) for path in members)
-
-
-def _is_inside(path: str, made: Collection[str]) -> bool:
-    parts = path.split(".") if path else []
-    return any(".".join(parts[:end]) in made for end in range(len(parts) + 1))
+    return bool(members) and all(is_covered(path, made) for path in members)
 
 
 def _pattern(old: AnyIsland, new: AnyIsland) -> Island | None:

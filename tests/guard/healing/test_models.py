@@ -143,17 +143,22 @@ def test_hidden_states_survive_a_trial(device: torch.device) -> None:
     assert torch.equal(*ends)  # type: ignore[arg-type]
 
 
-@pytest.mark.on_standin
-def test_a_hosted_guard_heals_too(device: torch.device) -> None:
-    work = BY_NAME["conv"].job(0)
+def train_hosted(work: hg.Workload, steps: int) -> tuple[HostedGuard, list[Action]]:
     guard = HostedGuard(work.model, work.optimizer, HEAL)
     actions = []
-    for batch in work.take(16):
+    for batch in work.take(steps):
         with guard.autocast():
             loss = guard.forward(work.loss, batch)
         guard.scale(loss).backward()
         actions.append(guard.apply(work.optimizer).action)
         work.optimizer.zero_grad()
+    return guard, actions
+
+
+@pytest.mark.on_standin
+def test_a_hosted_guard_heals_too(device: torch.device) -> None:
+    work = BY_NAME["conv"].job(0)
+    _, actions = train_hosted(work, 16)
     assert actions.count(Action.RETRY) == 3
     assert islands(work.model) == ["scale"]
 
@@ -181,14 +186,7 @@ def test_a_hosted_guard_says_what_it_does_not_do(
 
 def test_a_hosted_guard_heals_a_line_of_a_module() -> None:
     work = BY_NAME["attention"].job(0)
-    guard = HostedGuard(work.model, work.optimizer, HEAL)
-    actions = []
-    for batch in work.take(24):
-        with guard.autocast():
-            loss = guard.forward(work.loss, batch)
-        guard.scale(loss).backward()
-        actions.append(guard.apply(work.optimizer).action)
-        work.optimizer.zero_grad()
+    guard, actions = train_hosted(work, 24)
     (fault,) = guard._healing._memory.healed
     assert fault.island.within == "Attention"
     assert Action.RETRY not in actions[fault.since :]
@@ -196,12 +194,6 @@ def test_a_hosted_guard_heals_a_line_of_a_module() -> None:
 
 def test_a_hosted_guard_chooses_no_line_of_a_loss() -> None:
     work = Job("loss", Plain, 5, 400.0, energy_loss).job(0)
-    guard = HostedGuard(work.model, work.optimizer, HEAL)
-    for batch in work.take(25):
-        with guard.autocast():
-            loss = guard.forward(work.loss, batch)
-        guard.scale(loss).backward()
-        guard.apply(work.optimizer)
-        work.optimizer.zero_grad()
+    guard, _ = train_hosted(work, 25)
     healing = guard._healing
     assert not healing._memory.healed

@@ -29,7 +29,6 @@ from halfguard.dist.collectives import all_gather_object, rank
 from halfguard.dist.wrapping import is_compiled, is_sharded, unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard.config import HealConfig
-from halfguard.guard.healing.bench import GuardBench, agree_on_producer
 from halfguard.guard.healing.healing_log import HealingLog, describe_failure
 from halfguard.guard.healing.memory import HealedFault, HealingMemory
 from halfguard.guard.healing.plan_file import PlanFile
@@ -44,10 +43,11 @@ from halfguard.precision.modes import HALF_DTYPES
 from halfguard.precision_names import Precision
 from halfguard.records import Action, Cause
 from halfguard.records.audit import AuditFinding, AuditReport
-from halfguard.records.plan import Island, PrecisionPlan
+from halfguard.records.plan import AnyIsland, Island, PrecisionPlan
 from halfguard.trials.applied_islands import AppliedIslands
+from halfguard.trials.bench import StepBench, agree_on_producer
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.producer import AnyIsland, Lines, Producer, name_of
+from halfguard.trials.producer import Lines, Producer, name_of
 from halfguard.trials.proof import BadStep
 from halfguard.trials.search import Found, IslandSearch
 
@@ -241,7 +241,7 @@ class Healing:
         if finite:
             lines: Lines = "of modules" if self._hosted else "all"
             lines = "none" if is_compiled(self._stepper.model) else lines
-            bench = GuardBench(
+            bench = StepBench(
                 step,
                 self._applied,
                 unwrap_model(self._stepper.model),

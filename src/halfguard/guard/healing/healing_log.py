@@ -10,7 +10,8 @@ from halfguard.dist.collectives import rank
 from halfguard.guard.healing.plan_file import PlanFile
 from halfguard.journal import Journal
 from halfguard.records import HealingRow
-from halfguard.trials.producer import AnyIsland, Producer, describe_change, name_of
+from halfguard.records.plan import AnyIsland
+from halfguard.trials.producer import Producer, describe_change, name_of
 from halfguard.trials.search import Found
 
 logger = logging.getLogger("halfguard")

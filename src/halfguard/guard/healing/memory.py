@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from halfguard.records.plan import Island, LineIsland
-from halfguard.trials.producer import AnyIsland, name_of
+from halfguard.records.plan import AnyIsland, Island, LineIsland
+from halfguard.trials.producer import name_of
 
 
 @dataclass

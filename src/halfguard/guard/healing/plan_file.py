@@ -10,8 +10,7 @@ import torch
 
 from halfguard.dist.collectives import broadcast_object, rank, run_on_all
 from halfguard.errors import RecordError
-from halfguard.records.plan import Island, LineIsland, PrecisionPlan
-from halfguard.trials.producer import AnyIsland
+from halfguard.records.plan import AnyIsland, Island, LineIsland, PrecisionPlan
 
 PLAN_FILE = "plan.yaml"
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from halfguard.dist.wrapping import (
     disable_fsdp_mixed_precision,
@@ -31,6 +31,7 @@ from halfguard.precision.modes import (
     without_autocast,
 )
 from halfguard.step.random_state import preserved_random_state
+from halfguard.tracing.audit import restored_gradients
 from halfguard.trials.line_islands import LineIslands
 from halfguard.trials.runner import Runner, do_nothing, half_tensors_in_fp32
 
@@ -92,7 +93,7 @@ class TrialSteps(Runner):
     def unchanged(self) -> Iterator[None]:
         """Restore after the block what a step changes: gradients, random states, and all that it reaches."""
         with ExitStack() as stack:
-            stack.enter_context(_restored_gradients(self.model))
+            stack.enter_context(restored_gradients(self.model))
             stack.enter_context(self._stepper.step_state.preserved())
             stack.enter_context(preserved_random_state())
             stack.enter_context(unreduced_gradients(self._stepper.model))
@@ -111,18 +112,6 @@ class TrialSteps(Runner):
 def _as_given(batches: StepBatches) -> Iterator[MicroBatch]:
     for micro in batches.micro_batches:
         yield replace(micro, batch=micro.copy_of_batch(), given=None) if micro.given else micro
-
-
-@contextmanager
-def _restored_gradients(model: nn.Module) -> Iterator[None]:
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in grads:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, grad in grads:
-            parameter.grad = grad
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class StepState:
         """
         before = self._function, self._is_whole
         self.expect(function)
-        holders = reach(self._roots(), closed=self._optimizers).holders
+        holders = self._reach().holders
         saved = save_all(holder for holder in holders if not holder.restorable)
         names: list[str] = []
         try:
@@ -218,8 +218,7 @@ class StepState:
             for holder in attributes_and_buffers(f"model.{name}" if name else "model", module)
             if _is_worth_keeping(holder, module)
         ]
-        reached = reach(self._roots(), closed=self._optimizers)
-        reached.holders += self._settings_of_optimizers()
+        reached = self._reach()
         known = {id(generator) for generator in self.generators}
         self.generators += [g for g in reached.generators if id(g) not in known]
         if not self._is_whole:
@@ -236,14 +235,16 @@ class StepState:
         untracked = _untracked(reached.tensors, self._buffers)
         return Look(reached.holders, untracked, self._trained(), schedule, is_whole=self._is_whole)
 
-    def _settings_of_optimizers(self) -> list[DictHolder]:
-        """Return learning rates and the like: a loss function may step a schedule."""
+    def _reach(self) -> Reached:
+        """Return everything reached, and learning rates and the like: a loss function may step a schedule."""
+        reached = reach(self._roots(), closed=self._optimizers)
         groups = chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers)
         own = frozenset({"params"})
-        return [
+        reached.holders += [
             DictHolder(f"param_groups[{index}]", group, left_out=own)
             for index, group in enumerate(groups)
         ]
+        return reached
 
     def _trained(self) -> frozenset[int]:
         """Return the identities of the weights that the guard's optimizers update."""
@@ -326,8 +327,7 @@ class StepState:
     @contextmanager
     def preserved(self) -> Iterator[None]:
         """Put back after the block everything that the model and the loss function can reach."""
-        reached = reach(self._roots(), closed=self._optimizers)
-        reached.holders += self._settings_of_optimizers()
+        reached = self._reach()
         saved = save_all(holder for holder in reached.holders if holder.restorable)
         tensors = ComparedTensors(_untracked(reached.tensors, self._buffers), self._trained())
         copies = [

@@ -1,4 +1,4 @@
-"""The bad step of a guarded run as the bench of a search: every rank makes the same calls."""
+"""A bad step as the bench of a search: every rank makes the same calls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from halfguard.dist.collectives import all_gather_object, run_on_all
-from halfguard.records.plan import Island
+from halfguard.records.plan import AnyIsland, Island
 from halfguard.trials.applied_islands import AppliedIslands
 from halfguard.trials.producer import (
-    AnyIsland,
     Lines,
     Producer,
     find_candidates,
@@ -21,7 +20,7 @@ from halfguard.trials.producer import (
 from halfguard.trials.proof import BadStep, Proof
 
 
-class GuardBench:
+class StepBench:
     """Tries islands in the model itself; ``lines`` and ``rescaling`` say which kinds can be made."""
 
     def __init__(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.passes import Misused
-from tests.investigation.patched_script import first_pass
+from tests.repairs.patched_script import first_pass
 
 HERE = Path(__file__)
 

@@ -9,7 +9,7 @@ import pytest
 
 from halfguard.investigation.crashes import Crash, crash_place
 from halfguard.investigation.passes import Made
-from halfguard.investigation.patching import apply_patch
+from halfguard.repairs.applying import apply_patch
 from halfguard.report.script_answer import script_answer_page
 from tests.investigation.command import SCRIPTS, ask, why
 

@@ -24,8 +24,8 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.working_copy import WorkingCopy
 from halfguard.records.autopsy import ReplayTrial
-from halfguard.replaying.rewrite import unified_diff
-from tests.investigation.patched_script import at, patched, write
+from halfguard.repairs.source_file import unified_diff
+from tests.repairs.patched_script import at, patched, write
 
 SCRIPT = """
 import torch

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from halfguard.investigation.line_changes import SliceInFP32
-from halfguard.investigation.patching import apply_patch
+from halfguard.repairs.applying import apply_patch
 
 SCHEDULE = """import torch
 betas = torch.linspace(1e-4, 0.04, 1000).half()

@@ -8,7 +8,7 @@ import pytest
 
 from halfguard.investigation.one_pass import run_pass
 from halfguard.investigation.passes import PassResult, read_result
-from tests.investigation.patched_script import first_pass
+from tests.repairs.patched_script import first_pass
 from tests.support.forks import FORKED
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from halfguard.replaying.composition_patch import patch_line
+from halfguard.repairs.source_file import SourceFile
+from halfguard.repairs.stable_composition import patch_line
 from halfguard.replaying.composition_rewrite import CompositionRewrite
 from halfguard.replaying.function_modes import InFloat64
-from halfguard.replaying.source_edits import SourceFile
 from tests.support.cases import each
 
 Function = Callable[[Tensor], Tensor]

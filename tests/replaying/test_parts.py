@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from halfguard.errors import HalfguardError, UsageError
+from halfguard.repairs.stable_operation import make_patch
 from halfguard.replaying import replay
-from halfguard.replaying.rewrite import make_patch
 from halfguard.replaying.samples import MAX_BAD_SAMPLES, batch_size, find_bad_samples, select
 from halfguard.report import autopsy_page, to_html, to_markdown
 from tests.incident.hostile import hostile_folders

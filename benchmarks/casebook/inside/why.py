@@ -15,9 +15,9 @@ from benchmarks.casebook.behaviour import Run, check_cured
 from benchmarks.casebook.inside.running import Program
 from benchmarks.casebook.results import Alarm
 from halfguard.investigation import Target, investigate
-from halfguard.investigation.patching import apply_patch
 from halfguard.records.autopsy import is_source_patch
 from halfguard.records.script_answer import ScriptAnswer
+from halfguard.repairs.applying import apply_patch
 
 
 def why(program: Program) -> list[Alarm]:

@@ -6,15 +6,25 @@ import linecache
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 
-from halfguard.investigation import loop_patches, scaler_patches, value_patches
-from halfguard.investigation import source_patches as patches
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.cures import untried
 from halfguard.investigation.made_places import is_own_file
 from halfguard.investigation.passes import Made, Place
 from halfguard.records.autopsy import Cure
+from halfguard.repairs.call_in_fp32 import call_in_fp32
+from halfguard.repairs.float_arguments import float_arguments
+from halfguard.repairs.fp32_parameters import fp32_parameters
+from halfguard.repairs.fp32_weights import fp32_weights
+from halfguard.repairs.keywords import switch_on
+from halfguard.repairs.load_if_not_empty import load_if_not_empty
+from halfguard.repairs.optimizer_last import is_returned, optimizer_last
+from halfguard.repairs.smallest_number import smallest_number
+from halfguard.repairs.unscale_once import unscale_once
+from halfguard.repairs.update_after_step import update_after_step
+from halfguard.repairs.update_before_continue import update_before_continue
 
 _PLACE = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 
@@ -48,41 +58,50 @@ class Crash:
     def _named(self) -> Iterator[Cure]:
         """Yield cures whose line is another than that of the advice."""
         if re.search(_TWICE, self.error):
-            way = scaler_patches.update_before_continue(self.made)
-            if way is not None:
+            patch, places = update_before_continue.with_places(self.made.scaling)
+            if patch:
                 yield untried(
-                    f"The loop goes on without scaler.update() at {describe_place(way[1])}, so that the next "
-                    "iteration unscales the same step again. Step and update the scaler in every iteration; "
-                    "it skips bad steps by itself.",
-                    way[0],
+                    f"The loop goes on without scaler.update() at {describe_place(places[0])}, so that the "
+                    "next iteration unscales the same step again. Step and update the scaler in every "
+                    "iteration; it skips bad steps by itself.",
+                    patch,
                 )
-        if re.search(_NOT_REACHED, self.error):
-            moved = loop_patches.make_optimizer_last(self.made)
-            if moved is not None:
-                text = f"{self.advice} Its statement is moved: {describe_place(moved[1])}."
-                yield untried(text, moved[0])
+        if re.search(_NOT_REACHED, self.error) and self.made.optimizer is not None:
+            lines = (self.made.optimizer, *self.made.optimizer_callers)
+            named = next((one for one in lines if not is_returned(one)), None)
+            patch, places = optimizer_last.with_places(named)
+            if patch:
+                text = f"{self.advice} Its statement is moved: {describe_place(places[0])}."
+                yield untried(text, patch)
 
     def _patches(self) -> Iterator[str]:
         made, place = self.made, self.place
         if place is not None:
             if re.search(_TWICE, self.error):
-                yield loop_patches.unscale_once(place)
+                yield unscale_once(place)
             if re.search(_NO_STEP, self.error):
-                yield loop_patches.update_after_step(place)
+                yield update_after_step(place)
             if re.search(_CONSTANT, self.error):
-                yield value_patches.write_smallest_number(place, "float16")
+                yield smallest_number(place, "float16")
             if re.search(_EMPTY_STATE, self.error):
-                yield loop_patches.load_if_not_empty(place)
+                yield load_if_not_empty(place)
         if re.search(f"{_FP16_GRADIENTS}|{_DTYPES}", self.error):
-            yield from patches.fp32_weights(made)
+            yield from fp32_weight_patches(made)
         if re.search(_FP16_GRADIENTS, self.error):
-            yield patches.switch_on(place, "autocast_adapter_dtype", anywhere=True)
-            yield patches.widen_parameters(made)
+            yield switch_on(place, "autocast_adapter_dtype", anywhere=True)
+            yield fp32_parameters(made.optimizer)
         if re.search(_DTYPES, self.error) and place is not None:
-            yield loop_patches.cast_arguments(place, self.error)
+            yield float_arguments(place, self.error)
         kernel = re.search(_NO_KERNEL, self.error)
         if kernel is not None and place is not None:
-            yield from patches.call_in_fp32(place, kernel[1])
+            ways = (call_in_fp32(place, kernel[1], index) for index in count())
+            yield from takewhile(bool, ways)
+
+
+def fp32_weight_patches(made: Made) -> Iterator[str]:
+    """Yield patches that keep weights in FP32: under autocast in the dtype that they had, and without it."""
+    for dtype in (made.half_dtype, None) if made.half_dtype else (None,):
+        yield fp32_weights(made.half_weights, dtype, made.half_callers)
 
 
 def crash_place(log: str, folders: Sequence[Path]) -> Place | None:

@@ -11,14 +11,36 @@ import math
 from collections.abc import Iterator
 
 from halfguard.formats import FP16
-from halfguard.investigation import loop_patches, scaler_patches, value_patches
-from halfguard.investigation import source_patches as patches
 from halfguard.investigation.advice import advise_on_mask, advise_on_raw_step, describe_place
-from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, TrialKind, TrialResult
+from halfguard.investigation.passes import (
+    HALF_NAMES,
+    Event,
+    Made,
+    PassResult,
+    Place,
+    TrialKind,
+    TrialResult,
+)
 from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
-from halfguard.replaying.rewrite import make_patch
+from halfguard.repairs.add_to_prepare import add_to_prepare
+from halfguard.repairs.anomaly_off import anomaly_off
+from halfguard.repairs.autocast_region import autocast_region, is_region
+from halfguard.repairs.divide_by_labels import divide_by_labels
+from halfguard.repairs.fp32_weights import fp32_weights
+from halfguard.repairs.framework_precision import framework_precision
+from halfguard.repairs.initial_scale import initial_scale
+from halfguard.repairs.island import island
+from halfguard.repairs.keywords import switch_on
+from halfguard.repairs.loss_per_micro_batch import loss_per_micro_batch
+from halfguard.repairs.optimizer_eps import optimizer_eps
+from halfguard.repairs.skip_bad_batch import skip_bad_batch
+from halfguard.repairs.smaller_masks import smaller_masks
+from halfguard.repairs.smallest_number import smallest_number
+from halfguard.repairs.stable_operation import make_patch
+from halfguard.repairs.step_by_scaler import leave_out_step, step_by_scaler
+from halfguard.repairs.update_before_continue import update_before_continue
 
 _NOT_UPDATED = 8  # scaled backward passes; more than most loops accumulate
 _FAR = 0.2  # relative error of gradients
@@ -54,9 +76,14 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
 
 def _raw_step(found: PassResult) -> Iterator[Cure]:
     """Yield steps by the scaler, if a line has stepped on scaled gradients."""
-    if found.made.raw_step is not None:
-        text = advise_on_raw_step(found.made.raw_step)
-        yield from (untried(text, patch) for patch in scaler_patches.step_by_scaler(found.made))
+    made, place = found.made, found.made.raw_step
+    if place is None:
+        return
+    text = advise_on_raw_step(place)
+    last = leave_out_step(place) if made.stepped_by_scaler else step_by_scaler(place, made.scaling)
+    lightning = switch_on(place, "use_pl_optimizer", anywhere=True)
+    ways = (add_to_prepare(place), lightning, last)
+    yield from (untried(text, patch) for patch in ways if patch)
 
 
 def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
@@ -64,11 +91,11 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
     lower = _trial(found.trials, "scale")
     if not event.how.startswith("detect_anomaly") or lower is None or not lower.trial.good:
         return
-    patch, place = loop_patches.switch_anomaly_off(script)
+    patch, places = anomaly_off.with_places((script, 0) if script else None)
     if patch:
         yield untried(
             "detect_anomaly raises at an overflow that the scaler would skip while its scale finds a level. "
-            f"Switch it off: {describe_place(place)}.",
+            f"Switch it off: {describe_place(places[-1])}.",
             patch,
         )
 
@@ -76,7 +103,7 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
 def _micro_batches(culprit: Culprit) -> Iterator[Cure]:
     """Yield a mean over micro-batches, if the sum of their gradients does not fit half."""
     if "AccumulateGrad" in culprit.op and culprit.dtype in HALF_NAMES:
-        patch = loop_patches.divide_by_micro_batches((culprit.file, culprit.line))
+        patch = loss_per_micro_batch((culprit.file, culprit.line))
         if patch:
             yield untried(
                 f"The sum of the gradients of all micro-batches does not fit {culprit.dtype} at "
@@ -94,7 +121,7 @@ def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
         or event.kind not in ("loss", "gradients", "looked")
     ):
         return
-    patch = loop_patches.leave_out_batch(hides)
+    patch = skip_bad_batch(hides)
     if patch:
         culprit = "" if found.culprit is None else f" What is bad comes from {found.culprit.place}."
         yield untried(
@@ -113,7 +140,7 @@ def untried(sentence: str, patch: str) -> Cure:
 def _mask(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     if found.mask is not None and judge_fp32(found.trials) == "fine":
         place = found.mask.file, found.mask.line
-        patch = value_patches.write_smallest_number(place, found.mask.dtype or "float16")
+        patch = smallest_number(place, found.mask.dtype or "float16")
         if patch:
             yield untried(advise_on_mask(found.mask, culprit), patch)
 
@@ -123,9 +150,9 @@ def _added_masks(culprit: Culprit) -> Iterator[Cure]:
     low = min((one.low for one in culprit.inputs if math.isfinite(one.low)), default=0.0)
     if culprit.op not in ("add", "sub") or culprit.dtype != "float16" or low > -FP16.largest / 4:
         return
-    patch, lines = value_patches.divide_smallest_numbers((culprit.file, culprit.line))
+    patch, lines = smaller_masks.with_places((culprit.file, culprit.line))
     if patch:
-        places = "; ".join(describe_place((culprit.file, line)) for line in lines)
+        places = "; ".join(map(describe_place, lines))
         yield untried(
             f"Two masks are added at {culprit.place}: the smallest number of half is in one of them, so the "
             f"sum is infinite. Divide it by 4: {places}.",
@@ -135,15 +162,15 @@ def _added_masks(culprit: Culprit) -> Iterator[Cure]:
 
 def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     if event.kind == "scale" and found.made.not_updated > _NOT_UPDATED:
-        way = scaler_patches.update_before_continue(found.made)
-        if way is not None:
+        patch, places = update_before_continue.with_places(found.made.scaling)
+        if patch:
             yield untried(
-                f"The loop goes on without scaler.update() at {describe_place(way[1])}: the loss scale never "
-                "falls. Step and update the scaler in every iteration; it skips bad steps by itself.",
-                way[0],
+                f"The loop goes on without scaler.update() at {describe_place(places[0])}: the loss scale "
+                "never falls. Step and update the scaler in every iteration; it skips bad steps by itself.",
+                patch,
             )
     if culprit.op.startswith("nll_loss") and culprit.file:
-        patch = value_patches.divide_by_labels((culprit.file, culprit.line))
+        patch = divide_by_labels((culprit.file, culprit.line))
         if patch:
             text = (
                 "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
@@ -159,11 +186,11 @@ def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     half = made.half_weights or made.half_module
     range_of = f"{culprit.op} at {culprit.place} leaves the range of float16"
     where = f"They became half at {describe_place(half)}."
-    patch = patches.keep_weights_in_fp32(half, "bfloat16", made.half_callers)
+    patch = fp32_weights(half, "bfloat16", made.half_callers)
     if patch:
         what = "Keep the weights in FP32, and run the model under autocast in bfloat16"
         yield untried(f"{what}: {range_of}. {where}", patch)
-    patch = patches.keep_weights_in_fp32(half, None, made.half_callers)
+    patch = fp32_weights(half, None, made.half_callers)
     if patch:
         what = "Keep the weights, and what is passed to the model, in FP32"
         yield untried(f"{what}: {range_of}. {where}", patch)
@@ -195,15 +222,32 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
         yield _scale(good["scale"], event, culprit, found)
     if "bf16" in good:
         why = "BF16 has the range of FP32, but 8 significant bits where FP16 has 11"
-        patch = patches.use_bfloat16(found.made.autocast, script)
+        patch = _use_bfloat16(found.made.autocast, script)
         yield _precision(good["bf16"], "bf16-mixed", why, patch)
     if "fp32" in good:
-        patch = patches.switch_autocast_off(found.made.autocast)
+        patch = autocast_region(found.made.autocast, "enabled", "False")
         yield _precision(good["fp32"], "fp32", "nothing smaller helped", patch)
     if stable is not None and learns:
         yield _operation(stable, culprit)
     elif stable is not None and "fp32" not in good:  # this step has no gradient: an empty batch
         yield _operation(stable, culprit).model_copy(update={"trial": ""})
+
+
+def _use_bfloat16(place: Place | None, script: str) -> str:
+    """Let an FP16 region be one of BF16; or the setting of a framework, if the line has no region."""
+    if is_region(place):
+        return autocast_region(place, "dtype", "torch.bfloat16")
+    return framework_precision((script, 0) if script else None, "bf16")
+
+
+def _give_eps(made: Made, eps: str) -> str:
+    """Give an optimizer another eps, if it has one."""
+    return "" if made.eps is None else optimizer_eps(made.optimizer, made.optimizer_class, eps)
+
+
+def _make_island(made: Made) -> str:
+    """Put a module in FP32 where it is made, or one that holds it."""
+    return next((patch for one in made.modules if (patch := island(one.place, one.path))), "")
 
 
 def _lines(good: dict[TrialKind, TrialResult], culprit: Culprit) -> Iterator[Cure]:
@@ -265,11 +309,11 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
         + (f" The optimizer was made at {optimizer}." if optimizer else "")
     )
     trial = result.trial.name
-    kept = patches.keep_weights_in_fp32(made.half_weights, culprit.dtype)
-    adapters = patches.switch_on(made.half_weights, "autocast_adapter_dtype", anywhere=False)
+    kept = fp32_weights(made.half_weights, culprit.dtype)
+    adapters = switch_on(made.half_weights, "autocast_adapter_dtype", anywhere=False)
     for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
         yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch)
-    patch = patches.give_eps(made, "1e-4")
+    patch = _give_eps(made, "1e-4")
     if patch and _rounds_to_zero(made.eps, culprit.dtype):
         eps = "Give the optimizer an eps that is not 0 in half, such as 1e-4; better, "
         yield untried(eps + sentence[0].lower() + sentence[1:], patch)
@@ -283,7 +327,7 @@ def _rounds_to_zero(eps: float | None, dtype: str) -> bool:
 def _zero_eps(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     """Yield an eps for an optimizer that divides by 0 without one."""
     if event.kind == "parameters" and culprit.module is None and found.made.eps == 0:
-        patch = patches.give_eps(found.made, "1e-8")
+        patch = _give_eps(found.made, "1e-8")
         if patch:
             yield untried(
                 f"The eps of {found.made.optimizer_class} is 0, so it divides 0 by 0 where a gradient was "
@@ -303,7 +347,7 @@ def _line(result: TrialResult, what: str) -> Cure:
 
 def _island(result: TrialResult, culprit: Culprit, found: PassResult) -> Cure:
     reason = f"{culprit.op} at {culprit.place} leaves the range of {culprit.dtype or 'half'}"
-    patch, made = patches.make_island(found.made), found.made.modules
+    patch, made = _make_island(found.made), found.made.modules
     precision = "bf16-mixed" if found.autocast == "bfloat16" else "fp16-mixed"
     plan = PrecisionPlan(
         precision=precision, islands=(Island(module=result.plan.module, reason=reason),)
@@ -325,7 +369,7 @@ def _scale(result: TrialResult, event: Event, culprit: Culprit, found: PassResul
         sentence=f"The gradients of {culprit.op} fit at a loss scale of {scale:g}, not at {event.scale:g}: "
         "begin there, and let the scale fall further if it must.",
         trial=result.trial.name,
-        patch=patches.begin_with_scale(found.made.scaler, scale) or f"scale:\n  init: {scale!r}",
+        patch=initial_scale(found.made.scaler, scale) or f"scale:\n  init: {scale!r}",
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import list_cures, untried
-from halfguard.investigation.misuse_patches import cures_of, misuse_cures
+from halfguard.investigation.misuse_cures import cures_of, misuse_cures
 from halfguard.investigation.passes import (
     Event,
     Misused,
@@ -27,10 +27,10 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.patching import fits
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.trial_choice import CALIBRATED, run_trials
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
+from halfguard.repairs.applying import fits
 
 PROOF = "the patched script, run from its start"
 FAILED = "the script, patched"

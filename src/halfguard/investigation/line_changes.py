@@ -17,7 +17,8 @@ from torch import Tensor
 
 from halfguard.investigation.passes import TrialPlan
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.replaying.composition_patch import patch_line
+from halfguard.repairs.source_file import SourceFile
+from halfguard.repairs.stable_composition import patch_line
 from halfguard.replaying.composition_rewrite import CompositionRewrite, Found
 from halfguard.replaying.fp32_lines import (
     Statement,
@@ -28,7 +29,6 @@ from halfguard.replaying.fp32_lines import (
     statements_of_function,
 )
 from halfguard.replaying.function_modes import Place
-from halfguard.replaying.source_edits import SourceFile
 from halfguard.replaying.substitution import StableSubstitution
 
 _CASTS = (Tensor.half, Tensor.bfloat16)

@@ -36,10 +36,10 @@ from halfguard.investigation.passes import (
     TrialPlan,
     read_result,
 )
-from halfguard.investigation.patching import apply_patch
 from halfguard.investigation.ranks import Ranks
 from halfguard.investigation.working_copy import WorkingCopy
 from halfguard.records.script_answer import ScriptAnswer
+from halfguard.repairs.applying import apply_patch
 
 _POLL = 0.02  # seconds
 _REPORT = 0.5

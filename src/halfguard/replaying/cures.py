@@ -16,10 +16,10 @@ from halfguard.precision_names import Precision
 from halfguard.records import Cause
 from halfguard.records.autopsy import Culprit, Cure, CureKind, ReplayTrial
 from halfguard.records.plan import Island, LineIsland, PrecisionPlan
+from halfguard.repairs.stable_operation import make_patch
 from halfguard.replaying.function_modes import Place
 from halfguard.replaying.judgement import Judge, error_class
 from halfguard.replaying.replayed_step import ReplayedStep
-from halfguard.replaying.rewrite import make_patch
 from halfguard.replaying.substitution import StableForm
 from halfguard.replaying.trials import BadSamples, Trials, describe_samples, has_own_line
 

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map
 
 from halfguard.autocast_ops import RULES, AutocastRule
 from halfguard.precision.modes import HALF_DTYPES, full_precision
+from halfguard.repairs.source_file import SIMPLE, SourceFile, inner_scopes, is_shadowed
 from halfguard.replaying.function_modes import FunctionMode, Place, writes_first
-from halfguard.replaying.source_edits import SIMPLE, SourceFile, inner_scopes, is_shadowed
 from halfguard.step.nested import tensors_in
 from halfguard.tracing.source import user_frame
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import Culprit, ReplayTrial
 from halfguard.records.plan import AnyIsland
+from halfguard.repairs.source_file import SourceFile
+from halfguard.repairs.stable_composition import patch_line
 from halfguard.replaying.bench import replay_bench
-from halfguard.replaying.composition_patch import patch_line
 from halfguard.replaying.composition_rewrite import CompositionRewrite, Found
 from halfguard.replaying.fp32_lines import (
     StatementsInFP32,
@@ -28,7 +29,6 @@ from halfguard.replaying.function_modes import Place
 from halfguard.replaying.judgement import Change, Judge
 from halfguard.replaying.replayed_step import UNCHANGED, ReplayedStep, Variation, scale_loss
 from halfguard.replaying.samples import batch_size, find_bad_samples
-from halfguard.replaying.source_edits import SourceFile
 from halfguard.replaying.substitution import StableForm, StableSubstitution
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.trials.producer import Producer, short_change

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from halfguard.replaying.source_edits import SourceFile
+from halfguard.repairs.source_file import SourceFile
 
 _TORCH = (
     "torch",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.patching import apply_patch
+from halfguard.repairs.applying import apply_patch
 
 BEFORE = "import torch\n\na = 1\nb = 2\nc = 3\nd = 4\ne = 5\nf = 6\n"
 

@@ -11,20 +11,14 @@ A compound statement owns its header, not its body. If two statements own a line
 from __future__ import annotations
 
 import ast
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from halfguard.replaying.rewrite import add_import, unified_diff
-
+Place = tuple[str, int]  # file and line
 Loop = ast.For | ast.While
-
-
-def read_statement(place: tuple[str, int] | None) -> tuple[SourceFile | None, ast.stmt | None]:
-    """Return the file of a line and the statement there; None for what cannot be read or is not certain."""
-    file = None if place is None else SourceFile.read(place[0])
-    return file, None if file is None or place is None else file.statement_at(place[1])
 
 
 def all_calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -35,6 +29,13 @@ def all_calls(tree: ast.AST) -> Iterator[ast.Call]:
 def calls_at(file: SourceFile, line: int) -> list[ast.Call]:
     """Return the calls around a line, outermost first."""
     return [c for c in all_calls(file.tree) if c.lineno <= line <= (c.end_lineno or c.lineno)]
+
+
+def calls_of(file: SourceFile, line: int, *names: str) -> list[ast.Call]:
+    """Return the calls of the statement on a line, all or those of some names, outer ones first."""
+    statement = file.statement_at(line)
+    found = () if statement is None else all_calls(statement)
+    return [call for call in found if not names or called_name(call) in names]
 
 
 def called_name(call: ast.Call) -> str:
@@ -63,6 +64,19 @@ def loops_around(scope: ast.AST, line: int) -> list[Loop]:
         if isinstance(node, Loop) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     return sorted(around, key=lambda node: node.lineno)
+
+
+def loop_at(file: SourceFile, line: int) -> Loop | None:
+    """Return the innermost loop around a line, in the same function."""
+    return next(reversed(loops_around(file.function_at(line) or file.tree, line)), None)
+
+
+def assigned_target(statement: ast.stmt) -> ast.expr | None:
+    """Return the only target of an assignment, if it is a name or an attribute."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        return target if isinstance(target, ast.Name | ast.Attribute) else None
+    return None
 
 
 SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
@@ -144,6 +158,8 @@ class SourceFile:
     edits: dict[tuple[int, int], bytes] = field(default_factory=dict)  # byte range to new text
     names: dict[ast.expr, str] = field(default_factory=dict)  # expressions that got a name
     refused: bool = False  # an edit was asked for that is not certain
+    instead: SourceFile | None = None  # another file, which is edited in place of this one
+    changed: list[int] = field(default_factory=list)  # lines that a repair names
 
     @classmethod
     def read(cls, path: str) -> SourceFile | None:
@@ -301,6 +317,8 @@ class SourceFile:
 
     def patch(self) -> str:
         """Return all edits as a unified diff; empty if there is none, or if they do not fit together."""
+        if self.instead is not None:
+            return self.instead.patch()
         ranges = sorted(self.edits)
         if self.refused or not ranges or any(a[1] > b[0] for a, b in pairwise(ranges)):
             return ""
@@ -337,3 +355,27 @@ def _stores(name: str, scope: ast.AST) -> list[int]:
     """Return the lines that assign a name."""
     nodes = (n for n in ast.walk(scope) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return [node.lineno for node in nodes if node.id == name]
+
+
+def unified_diff(file: str, before: str, after: str) -> str:
+    """Return the change of a file as a patch, with its path below the current folder."""
+    shown = Path(file)
+    shown = shown.relative_to(Path.cwd()) if shown.is_relative_to(Path.cwd()) else shown
+    name = str(shown).lstrip("/")
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", n=1, lineterm=""
+    )
+    return "\n".join(lines)
+
+
+def add_import(text: str, name: str) -> str:
+    """Return the source with an import of a module after its first imports, if it has none yet."""
+    imports = [
+        node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    plain = [alias for node in imports if isinstance(node, ast.Import) for alias in node.names]
+    if any(alias.name == name and alias.asname is None for alias in plain):
+        return text
+    lines = text.splitlines(keepends=True)
+    lines.insert(imports[-1].end_lineno or 0 if imports else 0, f"import {name}\n")
+    return "".join(lines)

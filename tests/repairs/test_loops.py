@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation import loop_patches, source_patches
-from halfguard.investigation.passes import Made
-from tests.investigation.patched_script import at, patched, write
+from halfguard.repairs.float_arguments import float_arguments
+from halfguard.repairs.fp32_weights import fp32_weights
+from halfguard.repairs.load_if_not_empty import load_if_not_empty
+from halfguard.repairs.optimizer_last import is_returned, optimizer_last
+from halfguard.repairs.unscale_once import unscale_once
+from halfguard.repairs.update_after_step import update_after_step
+from tests.repairs.patched_script import at, patched, write
 
 LOOP = """
 for i, batch in enumerate(loader):
@@ -23,7 +27,7 @@ for i, batch in enumerate(loader):
 
 def test_unscaling_of_micro_batches_is_moved_to_the_step_with_its_clipping(script: Path) -> None:
     write(script, LOOP)
-    text = patched(script, loop_patches.unscale_once(at(script, "unscale_")))
+    text = patched(script, unscale_once(at(script, "unscale_")))
     assert text.endswith(
         "    if i % 4 == 3:\n        scaler.unscale_(opt)\n        clip_grad_norm_(params, 1.0)\n"
         "        scaler.step(opt)\n        scaler.update()\n"
@@ -33,7 +37,7 @@ def test_unscaling_of_micro_batches_is_moved_to_the_step_with_its_clipping(scrip
 
 def test_a_second_unscaling_of_one_step_is_left_out(script: Path) -> None:
     write(script, "for b in data:\n    log()\n    s.unscale_(opt)\n    s.step(opt)\n")
-    text = patched(script, loop_patches.unscale_once(at(script, "unscale_")))
+    text = patched(script, unscale_once(at(script, "unscale_")))
     assert text == "for b in data:\n    log()\n    s.step(opt)\n"
 
 
@@ -46,15 +50,15 @@ def test_clipping_of_accelerate_waits_for_the_last_micro_batch(script: Path) -> 
             acc.clip_grad_norm_(model.parameters(), 1.0)
         """,
     )
-    text = patched(script, loop_patches.unscale_once(at(script, "clip_grad_norm_")))
+    text = patched(script, unscale_once(at(script, "clip_grad_norm_")))
     assert "    if acc.sync_gradients:\n        acc.clip_grad_norm_(" in text
 
 
 def test_an_unknown_loop_is_left_alone(script: Path) -> None:
     write(script, "engine.unscale_(opt)\nengine.run()\n")
-    assert not loop_patches.unscale_once((str(script), 1))
-    assert not loop_patches.update_after_step((str(script), 2))
-    assert not loop_patches.load_if_not_empty((str(script), 2))
+    assert not unscale_once((str(script), 1))
+    assert not update_after_step((str(script), 2))
+    assert not load_if_not_empty((str(script), 2))
 
 
 @pytest.mark.parametrize(
@@ -65,20 +69,18 @@ def test_the_update_follows_the_last_step_of_the_block(
 ) -> None:
     head = f"for b in d:\n    if last:\n        {steps}\n"
     write(script, f"{head}        go()\n    s.update()\n{after}")
-    text = patched(script, loop_patches.update_after_step(at(script, "s.update")))
+    text = patched(script, update_after_step(at(script, "s.update")))
     assert text == f"{head}        s.update()\n        go()\n{after}"
 
 
 def test_the_update_stays_if_the_last_step_is_not_certain(script: Path) -> None:
     write(script, "if x:\n    s.step(a)\nif y:\n    s.step(b)\ns.update()\n")
-    assert not loop_patches.update_after_step(at(script, "s.update"))
+    assert not update_after_step(at(script, "s.update"))
 
 
 def test_an_optimizer_is_made_directly_before_its_first_use(script: Path) -> None:
     write(script, "opt = AdamW(\n    model.parameters(),\n)\nmodel.head = new()\nprepare(opt)\n")
-    moved = loop_patches.make_optimizer_last(Made(optimizer=at(script, "AdamW")))
-    assert moved is not None
-    text = patched(script, moved[0])
+    text = patched(script, optimizer_last(at(script, "AdamW")))
     assert text == "model.head = new()\nopt = AdamW(\n    model.parameters(),\n)\nprepare(opt)\n"
 
 
@@ -95,38 +97,34 @@ def test_an_optimizer_that_a_helper_returns_is_moved_where_it_gets_its_name(scri
                 return AdamW(self.model.parameters())
         """,
     )
-    made = Made(
-        optimizer=at(script, "AdamW"), optimizer_callers=(at(script, "self.opt = self.build()"),)
-    )
-    moved = loop_patches.make_optimizer_last(made)
-    assert moved is not None
-    text = patched(script, moved[0])
+    assert is_returned(at(script, "AdamW"))
+    text = patched(script, optimizer_last(at(script, "self.opt = self.build()")))
     assert "        self.prepare()\n        self.opt = self.build()\n" in text
 
 
 def test_an_optimizer_that_is_used_at_once_stays(script: Path) -> None:
     write(script, "opt = AdamW(p)\nprepare(opt)\n")
-    assert loop_patches.make_optimizer_last(Made(optimizer=(str(script), 1))) is None
+    assert optimizer_last((str(script), 1)) == ""
 
 
 def test_a_scalers_state_is_loaded_if_there_is_one(script: Path) -> None:
     write(script, 'scaler.load_state_dict(ckpt["scaler"])\n')
-    text = patched(script, loop_patches.load_if_not_empty((str(script), 1)))
+    text = patched(script, load_if_not_empty((str(script), 1)))
     assert text == 'if ckpt["scaler"]:\n    scaler.load_state_dict(ckpt["scaler"])\n'
 
 
 def test_half_inputs_of_fp32_weights_are_cast(script: Path) -> None:
     write(script, "score = self.head(h).squeeze(-1)\n")
     error = "mat1 and mat2 must have the same dtype, but got Half and Float"
-    text = patched(script, loop_patches.cast_arguments((str(script), 1), error))
+    text = patched(script, float_arguments((str(script), 1), error))
     assert text == "score = self.head(h.float()).squeeze(-1)\n"
     other = "mat1 and mat2 must have the same dtype, but got Float and Half"
-    assert not loop_patches.cast_arguments((str(script), 1), other)
+    assert not float_arguments((str(script), 1), other)
 
 
 def test_a_dtype_with_a_name_is_changed_where_it_is_given(script: Path) -> None:
     write(script, "import torch\ndtype = torch.float16\nvae.to(dtype)\n")
-    text = patched(script, source_patches.keep_weights_in_fp32(at(script, "vae.to"), "bfloat16"))
+    text = patched(script, fp32_weights(at(script, "vae.to"), "bfloat16"))
     assert text == "import torch\ndtype = torch.float32\nvae.to(dtype)\n"
 
 
@@ -141,11 +139,11 @@ def test_a_dtype_that_a_caller_gives_is_changed_there(script: Path) -> None:
         """,
     )
     callers = (at(script, "net = build"),)
-    patch = source_patches.keep_weights_in_fp32(at(script, "return Net"), "float16", callers)
+    patch = fp32_weights(at(script, "return Net"), "float16", callers)
     assert "net = build(dtype=torch.float32)\n" in patched(script, patch)
 
 
 def test_weights_without_autocast_get_inputs_in_fp32(script: Path) -> None:
     write(script, "import torch\nvae = Vae().to(torch.float16)\nz = vae.encode(b.half())\n")
-    text = patched(script, source_patches.keep_weights_in_fp32(at(script, "vae ="), None))
+    text = patched(script, fp32_weights(at(script, "vae ="), None))
     assert text == "import torch\nvae = Vae()\nz = vae.encode(b)\n"

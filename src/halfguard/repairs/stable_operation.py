@@ -7,9 +7,10 @@ written in another way, there is no patch.
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from halfguard.repairs.source_file import add_import, unified_diff
 
 _MODULES = ("torch", "F", "torch.nn.functional", "functional", "nn.functional")
 _UNARY = ("log", "exp", "sqrt", "rsqrt", "logsigmoid")
@@ -43,30 +44,6 @@ def _diff(file: str, wanted: Mapping[int, set[str]]) -> str:
     except (OSError, UnicodeDecodeError, SyntaxError):
         return ""
     return unified_diff(file, before, after)
-
-
-def unified_diff(file: str, before: str, after: str) -> str:
-    """Return the change of a file as a patch, with its path below the current folder."""
-    shown = Path(file)
-    shown = shown.relative_to(Path.cwd()) if shown.is_relative_to(Path.cwd()) else shown
-    name = str(shown).lstrip("/")
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", n=1, lineterm=""
-    )
-    return "\n".join(lines)
-
-
-def add_import(text: str, name: str) -> str:
-    """Return the source with an import of a module after its first imports, if it has none yet."""
-    imports = [
-        node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    plain = [alias for node in imports if isinstance(node, ast.Import) for alias in node.names]
-    if any(alias.name == name and alias.asname is None for alias in plain):
-        return text
-    lines = text.splitlines(keepends=True)
-    lines.insert(imports[-1].end_lineno or 0 if imports else 0, f"import {name}\n")
-    return "".join(lines)
 
 
 def _rewritten(text: str, line: int, names: set[str]) -> str:

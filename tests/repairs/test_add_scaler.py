@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.passes import Made
-from halfguard.investigation.scaler_patches import add_scaler
-from tests.investigation.patched_script import at, patched, write
+from halfguard.repairs.add_scaler import Region, add_scaler
+from tests.repairs.patched_script import at, patched, write
 
 
 def test_a_scaler_is_added(script: Path) -> None:
@@ -47,7 +46,7 @@ def mend_without_scaler(script: Path, text: str) -> str:
     """Return the script after a scaler was added."""
     write(script, text)
     autocast = at(script, "autocast")
-    made = Made(optimizer=at(script, "SGD"), autocast=autocast, autocast_device="cpu")
+    made = Region(optimizer=at(script, "SGD"), autocast=autocast, device="cpu")
     patch = add_scaler(at(script, "backward"), made, 1024.0)
     return patched(script, patch) if patch else ""
 

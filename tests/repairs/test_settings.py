@@ -6,9 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation import scaler_patches, source_patches, value_patches
-from halfguard.investigation.passes import Made, SubmodulePlace
-from tests.investigation.patched_script import at, patched
+from halfguard.repairs.add_to_prepare import add_to_prepare
+from halfguard.repairs.autocast_region import autocast_region
+from halfguard.repairs.call_in_fp32 import call_in_fp32
+from halfguard.repairs.divide_by_labels import divide_by_labels
+from halfguard.repairs.fp32_parameters import fp32_parameters
+from halfguard.repairs.fp32_weights import fp32_weights
+from halfguard.repairs.framework_precision import framework_precision
+from halfguard.repairs.initial_scale import initial_scale
+from halfguard.repairs.island import island
+from halfguard.repairs.optimizer_eps import optimizer_eps
+from halfguard.repairs.smaller_masks import smaller_masks
+from halfguard.repairs.smallest_number import smallest_number
+from halfguard.repairs.step_by_scaler import leave_out_step, step_by_scaler
+from halfguard.repairs.update_before_continue import update_before_continue
+from tests.repairs.patched_script import at, patched
 
 
 @pytest.mark.parametrize(
@@ -26,15 +38,13 @@ from tests.investigation.patched_script import at, patched
 )  # fmt: skip
 def test_an_optimizer_gets_an_eps(script: Path, source: str, place: str, expected: str) -> None:
     script.write_text(source)
-    made = Made(optimizer=at(script, place), optimizer_class="AdamW", eps=1e-8)
-    patch = source_patches.give_eps(made, "1e-4")
+    patch = optimizer_eps(at(script, place), "AdamW", "1e-4")
     assert (expected in patched(script, patch)) if expected else not patch
 
 
 def test_what_an_optimizer_trains_becomes_fp32(script: Path) -> None:
     script.write_text("def main():\n    opt = AdamW(ps)\n    train(opt)\n")
-    made = Made(optimizer=at(script, "AdamW"))
-    assert patched(script, source_patches.widen_parameters(made)) == (
+    assert patched(script, fp32_parameters(at(script, "AdamW"))) == (
         "def main():\n    opt = AdamW(ps)\n"
         "    for group in opt.param_groups:  # a GradScaler needs FP32 weights\n"
         '        for parameter in group["params"]:\n'
@@ -45,45 +55,39 @@ def test_what_an_optimizer_trains_becomes_fp32(script: Path) -> None:
 
 def test_an_optimizer_without_a_name_is_left_alone(script: Path) -> None:
     script.write_text("train(AdamW(ps))\n")
-    assert source_patches.widen_parameters(Made(optimizer=at(script, "AdamW"))) == ""
+    assert fp32_parameters(at(script, "AdamW")) == ""
 
 
 def test_the_function_of_the_kernel_is_cast_first(script: Path) -> None:
     script.write_text("loss = scale(F.ctc_loss(x @ w, y), 2)\n")
-    found = list(source_patches.call_in_fp32(at(script, "ctc"), "ctc_loss_cpu"))
-    assert len(found) == 2
+    found = [call_in_fp32(at(script, "ctc"), "ctc_loss_cpu", index) for index in range(3)]
+    assert not found[2]
     assert "+loss = scale(F.ctc_loss((x @ w).float(), y), 2)" in found[0]
     assert "+loss = scale(F.ctc_loss(x @ w, y).float(), 2)" in found[1]
-
-
-def test_an_optimizer_without_an_eps_gets_none(script: Path) -> None:
-    script.write_text("opt = torch.optim.SGD(ps, lr=1e-3)\n")
-    made = Made(optimizer=at(script, "SGD"), optimizer_class="SGD")
-    assert not source_patches.give_eps(made, "1e-4")
 
 
 @pytest.mark.parametrize("cast", [".half()", ".to(torch.float16)", ".to(dtype=torch.half)"])
 def test_weights_stay_in_fp32_under_autocast(script: Path, cast: str) -> None:
     script.write_text(f"import torch\nmodel = Net(3){cast}\nprint(model)\n")
-    text = patched(script, source_patches.keep_weights_in_fp32(at(script, "Net"), "float16"))
+    text = patched(script, fp32_weights(at(script, "Net"), "float16"))
     assert "model = Net(3)\nmodel.forward = torch.autocast(" in text
 
 
 def test_a_statement_that_casts_a_model_in_place(script: Path) -> None:
     script.write_text("import torch\nmodel = Net()\nmodel.half()")
-    text = patched(script, source_patches.keep_weights_in_fp32(at(script, ".half"), "bfloat16"))
+    text = patched(script, fp32_weights(at(script, ".half"), "bfloat16"))
     assert "model\nmodel.forward = torch.autocast(" in text
     assert "dtype=torch.bfloat16)(model.forward)" in text
 
 
 def test_a_model_that_is_not_cast_on_the_line_has_no_patch(script: Path) -> None:
     script.write_text("import torch\ntrainer.fit(model, loader)\n")
-    assert not source_patches.keep_weights_in_fp32(at(script, "fit"), "float16")
+    assert not fp32_weights(at(script, "fit"), "float16")
 
 
 def test_a_region_becomes_one_of_bfloat16(script: Path) -> None:
     script.write_text("with torch.autocast('cpu', dtype=torch.float16):\n    pass\n")
-    patch = source_patches.use_bfloat16(at(script, "autocast"), "")
+    patch = autocast_region(at(script, "autocast"), "dtype", "torch.bfloat16")
     assert "dtype=torch.bfloat16)" in patched(script, patch)
 
 
@@ -93,7 +97,7 @@ def test_settings_of_frameworks_become_bfloat16(script: Path) -> None:
         "c = TrainingArguments('o', fp16=True)\n"
         "d = MixedPrecision('16-mixed', 'cpu', scaler=GradScaler('cpu'))\n"
     )
-    text = patched(script, source_patches.use_bfloat16(None, str(script)))
+    text = patched(script, framework_precision((str(script), 0), "bf16"))
     assert 'precision="bf16-mixed"' in text
     assert 'mixed_precision="bf16"' in text
     assert "TrainingArguments('o', bf16=True)" in text
@@ -102,8 +106,7 @@ def test_settings_of_frameworks_become_bfloat16(script: Path) -> None:
 
 def test_a_module_becomes_an_island_after_the_line_that_made_it(script: Path) -> None:
     script.write_text("import torch\nclass A:\n    def __init__(self):\n        self.net = B()\n")
-    place = SubmodulePlace(place=at(script, "self.net"), path="0.wo")
-    text = patched(script, source_patches.make_island(Made(modules=(place,))))
+    text = patched(script, island(at(script, "self.net"), "0.wo"))
     assert '        halfguard.fp32_island(self.net.get_submodule("0.wo"))\n' in text
     assert "import halfguard\n" in text
 
@@ -122,10 +125,9 @@ def test_a_line_of_several_statements_gets_no_island_and_no_autocast(
     script: Path, line: str
 ) -> None:
     script.write_text(f"import torch\n{line}\n")
-    made = Made(modules=(SubmodulePlace(place=(str(script), 2), path=""),))
-    assert not source_patches.make_island(made)
+    assert not island((str(script), 2), "")
     script.write_text(f"import torch\n{line.replace('B()', 'B().half()')}\n")
-    assert not source_patches.keep_weights_in_fp32((str(script), 2), "float16")
+    assert not fp32_weights((str(script), 2), "float16")
 
 
 def test_a_decorator_is_changed_and_not_what_stands_around_it(script: Path) -> None:
@@ -134,29 +136,29 @@ def test_a_decorator_is_changed_and_not_what_stands_around_it(script: Path) -> N
         "    def forward(self, x): return x.masked_fill(m, -1e9)\n"
     )
     place = at(script, "autocast")
-    assert not value_patches.write_smallest_number(place, "float16")
-    text = patched(script, source_patches.use_bfloat16(place, ""))
+    assert not smallest_number(place, "float16")
+    text = patched(script, autocast_region(place, "dtype", "torch.bfloat16"))
     assert "@torch.autocast('cpu', dtype=torch.bfloat16)\n" in text
 
 
 @pytest.mark.parametrize("constant", ["-1e9", 'float("-inf")', "-torch.inf", "- 10000000"])
 def test_a_mask_becomes_the_smallest_number(script: Path, constant: str) -> None:
     script.write_text(f"import torch\nw = w.masked_fill(m, {constant})\n")
-    patch = value_patches.write_smallest_number(at(script, "masked"), "float16")
+    patch = smallest_number(at(script, "masked"), "float16")
     after = "import torch\nw = w.masked_fill(m, torch.finfo(torch.float16).min)\n"
     assert patched(script, patch) == after
 
 
 def test_masks_that_are_added_become_smaller(script: Path) -> None:
     script.write_text("def f(q):\n    a = m * torch.finfo(q.dtype).min\n    return a + b\n")
-    patch, lines = value_patches.divide_smallest_numbers(at(script, "return"))
-    assert lines == [2]
+    patch, lines = smaller_masks.with_places(at(script, "return"))
+    assert lines == [(str(script), 2)]
     assert "(torch.finfo(q.dtype).min / 4)" in patched(script, patch)
 
 
 def test_a_mean_over_no_label_is_divided_by_1(script: Path) -> None:
     script.write_text("loss = F.cross_entropy(x, y, ignore_index=-1)\n")
-    text = patched(script, value_patches.divide_by_labels(at(script, "cross")))
+    text = patched(script, divide_by_labels(at(script, "cross")))
     assert 'ignore_index=-1, reduction="sum") / (y != -1).sum().clamp(min=1)' in text
 
 
@@ -172,10 +174,8 @@ LOOP = """for x in data:
 
 def test_a_loop_that_goes_on_updates_its_scaler(script: Path) -> None:
     script.write_text(LOOP)
-    found = scaler_patches.update_before_continue(Made(scaling=at(script, "scaler.scale")))
-    assert found is not None
-    patch, place = found
-    assert place == at(script, "continue")
+    patch, places = update_before_continue.with_places(at(script, "scaler.scale"))
+    assert places == [at(script, "continue")]
     wanted = "        scaler.step(optimizer)\n        scaler.update()\n        continue\n"
     assert wanted in patched(script, patch)
 
@@ -185,21 +185,19 @@ def test_a_step_without_the_scaler_becomes_one_with_it(script: Path) -> None:
         "    scaler.step(optimizer)\n    scaler.update()\n", "    optimizer.step()\n"
     )
     script.write_text(text)
-    made = Made(raw_step=at(script, "optimizer.step"), scaling=at(script, "scaler.scale"))
-    (patch,) = scaler_patches.step_by_scaler(made)
+    patch = step_by_scaler(at(script, "optimizer.step"), at(script, "scaler.scale"))
     assert "    scaler.step(optimizer)\n    scaler.update()\n" in patched(script, patch)
 
 
 def test_a_second_step_after_the_scaler_is_left_out(script: Path) -> None:
     script.write_text(LOOP + "    optimizer.step()\n")
-    made = Made(raw_step=at(script, "optimizer.step()"), stepped_by_scaler=True)
-    (patch,) = scaler_patches.step_by_scaler(made)
+    patch = leave_out_step(at(script, "optimizer.step()"))
     assert patched(script, patch) == LOOP + "    pass\n"
 
 
 def test_an_optimizer_is_given_to_prepare(script: Path) -> None:
     script.write_text("model, loader = accelerator.prepare(model, loader)\noptimizer.step()\n")
-    (patch,) = scaler_patches.step_by_scaler(Made(raw_step=at(script, "step()")))
+    patch = add_to_prepare(at(script, "step()"))
     text = patched(script, patch)
     assert "model, loader, optimizer = accelerator.prepare(model, loader, optimizer)\n" in text
 
@@ -210,21 +208,19 @@ def test_a_continue_of_an_inner_loop_is_not_the_loops_own(script: Path) -> None:
         "    scaler.step(optimizer)\n    scaler.update()\n"
     )
     script.write_text(text)
-    assert scaler_patches.update_before_continue(Made(scaling=at(script, "scaler.scale"))) is None
+    assert update_before_continue(at(script, "scaler.scale")) == ""
 
 
 def test_a_continue_that_shares_its_line_updates_the_scaler_there(script: Path) -> None:
     script.write_text(LOOP.replace("bad():\n        continue", "bad(): continue"))
-    found = scaler_patches.update_before_continue(Made(scaling=at(script, "scaler.scale")))
-    assert found is not None
+    patch = update_before_continue(at(script, "scaler.scale"))
     wanted = "    if bad(): scaler.step(optimizer); scaler.update(); continue\n"
-    assert wanted in patched(script, found[0])
+    assert wanted in patched(script, patch)
 
 
 def test_a_step_that_shares_its_line_is_left_alone(script: Path) -> None:
     script.write_text("scaler.step(optimizer); optimizer.step()\n")
-    made = Made(raw_step=(str(script), 1), stepped_by_scaler=True)
-    assert not scaler_patches.step_by_scaler(made)
+    assert not leave_out_step((str(script), 1))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +238,7 @@ def test_a_scaler_begins_with_a_scale_and_no_argument_is_given_twice(
     script: Path, line: str, patched_line: str
 ) -> None:
     script.write_text(f"{line}\n")
-    patch = source_patches.begin_with_scale((str(script), 1), 1024.0)
+    patch = initial_scale((str(script), 1), 1024.0)
     assert bool(patch) == bool(patched_line)
     if patch:
         assert patched(script, patch) == f"{patched_line}\n"
@@ -252,7 +248,7 @@ def test_a_patch_that_needs_torch_imports_it(script: Path) -> None:
     script.write_text(
         "import os\nfrom models import build\n\nmodel = build()\nmodel = model.half()\n"
     )
-    patch = source_patches.keep_weights_in_fp32(at(script, ".half()"), "float16")
+    patch = fp32_weights(at(script, ".half()"), "float16")
     text = patched(script, patch)
     assert text.startswith("import os\nfrom models import build\nimport torch\n")
     assert text.count("import torch") == 1

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from halfguard.investigation import loop_patches
 from halfguard.investigation.made_places import MadePlaces
-from halfguard.investigation.misuse_patches import cures_of
+from halfguard.investigation.misuse_cures import cures_of
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
-from tests.investigation.patched_script import at, first_pass, patched, write
+from halfguard.repairs.anomaly_off import anomaly_off
+from halfguard.repairs.loss_per_micro_batch import loss_per_micro_batch
+from halfguard.repairs.skip_bad_batch import skip_bad_batch
+from tests.repairs.patched_script import at, first_pass, patched, write
 
 LOOP = """
 import torch
@@ -316,23 +318,23 @@ def test_only_the_cast_of_whole_numbers_is_changed(script: Path, line: str, expe
 
 def test_micro_batches_become_a_mean(script: Path) -> None:
     write(script, "for m in range(ACC):\n    loss = f(m)\n    loss.backward()\nopt.step()\n")
-    patch = loop_patches.divide_by_micro_batches(at(script, "backward"))
+    patch = loss_per_micro_batch(at(script, "backward"))
     assert "    (loss / ACC).backward()\n" in patched(script, patch)
     write(script, "for m in range(ACC):\n    loss.backward()\n    opt.step()\n")
-    assert not loop_patches.divide_by_micro_batches(at(script, "backward"))
+    assert not loss_per_micro_batch(at(script, "backward"))
 
 
 def test_detect_anomaly_is_switched_off(script: Path) -> None:
     write(script, "trainer = Trainer(detect_anomaly=True)\n")
-    patch, place = loop_patches.switch_anomaly_off(str(script))
-    assert place == (str(script), 1)
+    patch, places = anomaly_off.with_places((str(script), 0))
+    assert places == [(str(script), 1)]
     assert patched(script, patch) == "trainer = Trainer(detect_anomaly=False)\n"
 
 
 @pytest.mark.parametrize("head", ["for x in d:", "def step(x):"])
 def test_a_line_that_hides_a_bad_loss_is_replaced_in_a_loop(script: Path, head: str) -> None:
     write(script, f"import torch\n{head}\n    loss = torch.nan_to_num(loss)\n    loss.backward()\n")
-    patch = loop_patches.leave_out_batch(at(script, "nan_to_num"))
+    patch = skip_bad_batch(at(script, "nan_to_num"))
     if head.startswith("def"):
         assert patch == ""
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from halfguard.investigation.passes import PassPlan, Place, Target
-from halfguard.investigation.patching import apply_patch
+from halfguard.repairs.applying import apply_patch
 
 
 def write(script: Path, text: str) -> None:

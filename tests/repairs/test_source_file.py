@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from halfguard.replaying.composition_patch import patch_line
-from halfguard.replaying.source_edits import SourceFile
+from halfguard.repairs.source_file import SourceFile
+from halfguard.repairs.stable_composition import patch_line
 from tests.support.cases import each
 
 

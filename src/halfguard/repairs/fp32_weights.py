@@ -1,0 +1,131 @@
+"""Keep weights in FP32: leave out their cast to half, and run the forward pass under autocast instead."""
+
+from __future__ import annotations
+
+import ast
+
+from halfguard.repairs.repair import Repair
+from halfguard.repairs.source_file import (
+    Place,
+    SourceFile,
+    all_calls,
+    assigned_target,
+    called_name,
+    calls_at,
+    calls_of,
+)
+
+_DTYPES = ("torch_dtype", "dtype")
+_HALF_NAMES = ("float16", "half", "bfloat16")
+_DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
+
+
+@Repair
+def fp32_weights(
+    file: SourceFile, line: int, dtype: str | None, callers: tuple[Place, ...] = ()
+) -> None:
+    """Leave out the cast of a model, and run its forward under autocast instead.
+
+    Without a dtype nothing runs under autocast: what is passed to the model is not cast to half either.
+    Where the dtype of the cast is given by a caller, the caller's line is changed.
+    """
+    statement = file.statement_at(line)
+    target = None if statement is None else assigned_target(statement)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        target = function.value if isinstance(function, ast.Attribute) else None
+    if statement is None:
+        return
+    if target is None or not _leave_out_casts(file, statement):
+        _cast_elsewhere(file, statement, callers)
+        return
+    name, margin = file.source(target), " " * statement.col_offset
+    if dtype is None:
+        _leave_out_casts_of_inputs(file, name)
+        return
+    region = f"torch.autocast({_DEVICE}, dtype=torch.{dtype})"
+    file.insert_after(statement, f"{margin}{name}.forward = {region}({name}.forward)")
+
+
+def _cast_elsewhere(file: SourceFile, statement: ast.stmt, callers: tuple[Place, ...]) -> None:
+    """Write float32 where the dtype of a cast comes from: its only assignment, or the caller's line."""
+    names = [
+        given.id
+        for call in all_calls(statement)
+        if called_name(call) == "to" or any(k.arg in _DTYPES for k in call.keywords)
+        for given in (*call.args, *(k.value for k in call.keywords))
+        if isinstance(given, ast.Name)
+    ]
+    for name in names:
+        values = [
+            node.value
+            for node in ast.walk(file.tree)
+            if isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+        ]
+        if len(values) == 1 and _is_half(values[0], file):
+            file.replace(values[0], "torch.float32")
+            return
+        if _cast_by_caller(file, statement, name, callers):
+            return
+
+
+def _cast_by_caller(
+    file: SourceFile, statement: ast.stmt, name: str, callers: tuple[Place, ...]
+) -> bool:
+    """Write float32 for an argument of the function around a statement, if its caller gave half."""
+    function = file.function_at(statement.lineno)
+    outer = SourceFile.read(callers[0][0]) if callers else None
+    if function is None or outer is None:
+        return False
+    order = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    order = order[1:] if order[:1] == ["self"] else order
+    for call in calls_at(outer, callers[0][1]):
+        given = {k.arg: k.value for k in call.keywords} | dict(zip(order, call.args, strict=False))
+        if called_name(call) == function.name and name in given and _is_half(given[name], outer):
+            outer.replace(given[name], "torch.float32")
+            file.instead = outer
+            return True
+    return False
+
+
+def _leave_out_casts_of_inputs(file: SourceFile, name: str) -> None:
+    """Leave out casts to half of what is passed to a model, or to its methods."""
+    for call in all_calls(file.tree):
+        called = file.source(call.func)
+        if called != name and not called.startswith(f"{name}."):
+            continue
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            if (
+                isinstance(argument, ast.Call)
+                and isinstance(argument.func, ast.Attribute)
+                and _is_cast(argument, file)
+            ):
+                file.replace(argument, file.source(argument.func.value))
+
+
+def _leave_out_casts(file: SourceFile, statement: ast.stmt) -> bool:
+    """Leave out casts to half inside a statement; return whether there was one."""
+    found = False
+    for node in calls_of(file, statement.lineno):
+        if isinstance(node.func, ast.Attribute) and _is_cast(node, file):
+            file.replace(node, file.source(node.func.value))
+            return True
+        named = [keyword.value for keyword in node.keywords if keyword.arg in _DTYPES]
+        for given in (*named, *(node.args if called_name(node) == "to" else ())):
+            if _is_half(given, file):
+                file.replace(given, "torch.float32")
+                found = True
+    return found
+
+
+def _is_cast(call: ast.Call, file: SourceFile) -> bool:
+    name = called_name(call)
+    if name in ("half", "bfloat16"):
+        return not call.args and not call.keywords
+    given = [*call.args, *(k.value for k in call.keywords)]
+    return name == "to" and len(given) == 1 and _is_half(given[0], file)
+
+
+def _is_half(node: ast.expr, file: SourceFile) -> bool:
+    return file.source(node).removeprefix("torch.") in _HALF_NAMES

@@ -41,7 +41,7 @@ HEAD = [
     "repeated",
     "time: of FP16, of FP32",
     "memory: of FP16, of FP32",
-    "loss: ours, upstream, FP32 from rounded weights",
+    "loss: ours, upstream; of FP32 from moved weights",
 ]
 
 
@@ -144,6 +144,7 @@ def table(results: list[dict[str, Any]]) -> str:
 def summary(results: list[dict[str, Any]]) -> str:
     """Count what the rows have in common; rows without a fix of upstream are not compared with it."""
     flops, loss = [one["flops"] for one in results], [one["loss"] for one in results]
+    ends = [[one["loss"]["fp32"], *one["spread"]] for one in results]
     counts = {
         "at the published place or less": [one["verdict"] in NAMED for one in results],
         "at most upstream's share of FLOPs": [
@@ -152,6 +153,10 @@ def summary(results: list[dict[str, Any]]) -> str:
         "at most 5 steps repeated": [one["healed"]["repeated"] <= 5 for one in results],
         "loss within 1% of FP32's": [
             one["ours"] is not None and abs(one["ours"] / one["fp32"] - 1) <= 0.01 for one in loss
+        ],
+        "or no more than 1% beyond what FP32 reaches from moved weights": [
+            one["ours"] is not None and 0.99 * min(end) <= one["ours"] <= 1.01 * max(end)
+            for one, end in zip(loss, ends, strict=True)
         ],
     }
     parts = [f"{name}: {sum(held)} of {len(held)}" for name, held in counts.items()]
@@ -170,9 +175,11 @@ def cells(result: dict[str, Any]) -> list[str]:
             else "not finite"
             if (value := values[one]) is None
             else format(value if base is None else value / base - 1, form)
-            for one in ("ours", "upstream", "rounded")
-            if one != "rounded" or one in values
+            for one in ("ours", "upstream")
         )
+
+    loss = result["loss"]
+    low, high = (one(result["spread"]) / loss["fp32"] - 1 for one in (min, max))
 
     def ratios(values: dict[str, float]) -> str:
         return ", ".join(f"{values['ours'] / values[form]:.2f}" for form in ("bare", "fp32"))
@@ -190,7 +197,7 @@ def cells(result: dict[str, Any]) -> list[str]:
         + (", then ended" if healed["error"] else ""),
         ratios(result["time"]),
         ratios(result["memory"]),
-        pair(result["loss"], "+.1%", base=result["loss"]["fp32"]),
+        pair(result["loss"], "+.1%", base=loss["fp32"]) + f"; {low:+.1%} to {high:+.1%}",
     ]
 
 

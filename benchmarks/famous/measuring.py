@@ -83,7 +83,8 @@ class Result:
     error: dict[str, float]  # of gradients, relative to FP32; NaN where they are not finite
     time: dict[str, float]  # processor seconds of a step
     memory: dict[str, int]  # bytes at the peak of a step
-    loss: dict[str, float]  # "rounded": FP32 from weights that were rounded to half once
+    loss: dict[str, float]
+    spread: list[float]  # losses of FP32 from weights that differ by as much as half rounds them
     plan: list[str] | None = None
     note: str = ""
 
@@ -269,10 +270,6 @@ def measure(row: Row, steps: int, *, rounds: int = 5, with_plan: bool = False) -
         runs = {form: partial(step, next(w.take(1))) for form, (step, w) in forms.items()}
         seconds = medians(time_interleaved(runs, rounds=rounds, clock=time.process_time))
     loss = {"fp32": checked.loss, "ours": healed.loss}
-    rounded = row.workload()  # as far from FP32 as two runs without any fault are from each other
-    for parameter in rounded.model.parameters():
-        parameter.data = parameter.data.half().float()
-    loss["rounded"] = final_loss(train(plain(rounded, Precision.FP32), rounded, steps))
     if row.upstream is not None:
         fixed = row.lowered()
         row.upstream(fixed.model)
@@ -290,9 +287,19 @@ def measure(row: Row, steps: int, *, rounds: int = 5, with_plan: bool = False) -
         seconds,
         memory,
         loss,
+        [loss_from_moved_weights(row, steps, seed) for seed in range(3)],
         search_plan(row) if with_plan else None,
         row.note,
     )
+
+
+def loss_from_moved_weights(row: Row, steps: int, seed: int) -> float:
+    """Return how FP32 ends from other weights: so far are two runs without any fault from each other."""
+    work, generator = row.workload(), torch.Generator().manual_seed(seed)
+    for parameter in work.model.parameters():
+        by = torch.rand(parameter.shape, generator=generator) * 2 - 1
+        parameter.data *= 1 + by * 2**-11
+    return final_loss(train(plain(work, Precision.FP32), work, steps))
 
 
 def _error(found: Tensor | None, expected: Tensor | None) -> float:

@@ -54,6 +54,7 @@ class Faulty:
     costs: StepCosts = field(default_factory=lambda: COSTS)
     modules: dict[str, nn.Module] = field(default_factory=lambda: MODULES)
     trials: list[tuple[AnyIsland, ...]] = field(default_factory=list)
+    rescaling: bool = True
 
     def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
         self.trials.append(tuple(islands))
@@ -142,6 +143,38 @@ def test_a_rescaled_pattern_has_linear_layers_only(between: nn.Module) -> None:
     assert all(island.kind == "rescaled" for trial in bench.trials for island in trial)
     linear: dict[str, nn.Module] = {path: nn.Linear(4, 4) for path in layers}
     assert names(search(Rescaling(failing, modules=MODULES | linear))) == ["model.layers.*"]
+
+
+class Inexact(Faulty):
+    """Attention whose line in FP32 makes the step finite; keys must be FP32 too for it to be exact."""
+
+    def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
+        proof = super().prove(islands, producer)
+        layers = [one for one in islands if isinstance(one, Island) and one.kind == "rescaled"]
+        keys = [f"model.layers.{i}.attention.keys" for i in range(BLOCKS)]
+        exact = all(contains(layers, Island(module=one), self.modules) for one in keys)
+        return Proof(proof.holds and exact, 0.0 if exact else 0.2)
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("rescaling", [True, False])
+def test_what_a_line_in_fp32_reads_is_rescaled_where_the_line_alone_is_inexact(
+    rescaling: bool,
+) -> None:
+    places = [f"model.layers.{i}.attention" for i in range(BLOCKS)]
+    layers: dict[str, nn.Module] = {
+        f"{one}.{name}": nn.Linear(4, 4) for one in places for name in ("queries", "keys")
+    }
+    lines = {(one, "net.py", 2): (0.1, 10) for one in places}
+    costs = StepCosts(COSTS.places | lines | {(one, "", 0): (39.9, 10) for one in layers})
+    bench = Inexact(places, lines=True, costs=costs, modules=MODULES | layers, rescaling=rescaling)
+    found = search(bench)
+    kinds = [(type(island), island.kind) for island, _ in found.islands]
+    if rescaling:
+        assert kinds == [(LineIsland, "fp32"), (Island, "rescaled")]
+        assert names(found) == ["model.layers.*.attention.keys"]
+    else:
+        assert not kinds
 
 
 def test_a_pattern_without_products_stays_whole() -> None:

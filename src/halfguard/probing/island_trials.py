@@ -137,6 +137,8 @@ class IslandTrials:
 class PlanBench:
     """A training run as the bench of a search: islands are proven by a run that follows FP32."""
 
+    rescaling = True
+
     def __init__(self, trials: IslandTrials) -> None:
         self._trials = trials
         fresh = trials.workload.fresh()
@@ -155,7 +157,9 @@ class PlanBench:
     def candidates(self, producer: Producer) -> list[AnyIsland]:
         """Return the islands that cover an operation of the model."""
         # A line of the loss is none: only the guard could keep it in FP32.
-        found = find_candidates(producer, self._model, lines="of modules", rescaling=True)
+        found = find_candidates(
+            producer, self._model, self.costs, lines="of modules", rescaling=self.rescaling
+        )
         known = self._trials.totals
         return [i for i in found if isinstance(i, LineIsland) or not i.module or i.module in known]
 

@@ -35,7 +35,8 @@ from halfguard.trials.producer import Producer, short_change
 from halfguard.trials.search import IslandSearch
 
 _DOUBLINGS = 24  # range of the search for a lower loss scale
-_CHANGES = 4  # largest number of lines, modules or patterns changed together
+_CHANGES = 4  # largest number of lines changed together
+_ISLANDS = 8  # as many as the guard makes
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class Trials:
         bench = replay_bench(self.step)
         if bench is None:
             return None
-        found = IslandSearch(bench).run(producer, _CHANGES)
+        found = IslandSearch(bench).run(producer, _ISLANDS)
         islands = tuple(island for island, _ in found.islands)
         if not islands:
             return None

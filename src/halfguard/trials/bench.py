@@ -34,7 +34,7 @@ class StepBench:
         rescaling: bool,
     ) -> None:
         self._step, self._applied, self._model, self._device = step, applied, model, device
-        self._lines, self._rescaling = lines, rescaling
+        self._lines, self.rescaling = lines, rescaling
         self.costs, self.modules = step.costs, modules_by_name(model)
 
     def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
@@ -49,7 +49,9 @@ class StepBench:
 
     def candidates(self, producer: Producer) -> list[AnyIsland]:
         """Return the islands that cover an operation, in modules that all ranks have."""
-        found = find_candidates(producer, self._model, lines=self._lines, rescaling=self._rescaling)
+        found = find_candidates(
+            producer, self._model, self.costs, lines=self._lines, rescaling=self.rescaling
+        )
         new = {name_of(island): island for island in found if self._is_new(island)}
         # One exchange: ranks whose modules differ have other candidates, and another number of them.
         everywhere = set.intersection(*map(set, all_gather_object(list(new))))

@@ -11,19 +11,20 @@ from halfguard.precision.rescaled import can_be_rescaled
 from halfguard.records import Culprit
 from halfguard.records.plan import AnyIsland, Island, LineIsland
 from halfguard.step.parameters import without_wrappers
+from halfguard.trials.cost import StepCosts
 from halfguard.trials.line_islands import class_of
 
 Lines = Literal["all", "of modules", "none"]  # that can be islands
-_PRODUCTS = ("mm", "bmm")  # that a rescaled line keeps in half
 
 
 def find_candidates(
-    producer: Producer, model: nn.Module, *, lines: Lines, rescaling: bool
+    producer: Producer, model: nn.Module, costs: StepCosts, *, lines: Lines, rescaling: bool
 ) -> list[AnyIsland]:
     """Return the islands that may fix a fault, innermost first.
 
     They are the module of the operation (rescaled first, where it is a linear layer), its parents, the whole
-    model, and the line. A fault outside every module, in the loss function for example, has its line only.
+    model, and the line (rescaled first, where it multiplies matrices). A fault outside every module, in the
+    loss function for example, has its line only.
     """
     found: list[AnyIsland] = []
     modules = modules_by_name(model)
@@ -46,7 +47,7 @@ def find_candidates(
             code=producer.code,
             within="" if own is None else class_of(own),
         )
-        if rescaling and producer.op in _PRODUCTS:
+        if rescaling and costs.of([line]).flops:
             found.append(line.model_copy(update={"kind": "rescaled"}))
         found.append(line)
     return found

@@ -5,12 +5,16 @@ still, the operation that is first then gets one too, and so on. Islands at the 
 list become one pattern, which holds for every block: real models repeat a block, and its fault with it.
 Where an island of its own does not help an operation, the next in order of cost is tried.
 
+A line in FP32 may make a step finite, and leave it inexact: what it reads was rounded to half. Then the
+linear layers of its module are rescaled as well, which return FP32 and take no FLOPs out of half.
+
 The cost is what leaves half (``cost``). A module around the operation that has most of the FLOPs is never an
 island: it is tried last, and reported.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,6 +40,7 @@ class Bench(Protocol):
 
     costs: StepCosts
     modules: dict[str, nn.Module]  # by their paths
+    rescaling: bool  # whether linear layers can be rescaled
 
     def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:
         """Run the step with exactly these islands."""
@@ -96,7 +101,31 @@ class IslandSearch:
             if found.islands:
                 return self._shrink(chosen, found)
             following = self._bench.find_producer(self._with(chosen))
+            if following is None and (exact := self._with_feeding(chosen)):
+                return exact
         return self._what_is_needed(producer)
+
+    def _with_feeding(self, chosen: Sequence[_Choice]) -> Found | None:
+        """Rescale also the linear layers of the last line's module, in every block."""
+        last, modules = chosen[-1], self._bench.modules
+        own = last.producer.module
+        if own is None or not isinstance(last.island, LineIsland) or last.island.kind != "fp32":
+            return None
+        names = [
+            re.sub(r"(?<=\.)\d+(?=\.)", "*", path)
+            for path, module in modules.items()
+            if path and path.rpartition(".")[0] == without_wrappers(own) and can_be_rescaled(module)
+        ]
+        layers = [Island(module=name, kind="rescaled") for name in names]
+        feeding = [
+            _Choice(layer, last.producer, ())
+            for layer in layers
+            if self._can_be_made(layer) and not self._is_made(layer, chosen)
+        ]
+        more = [*chosen, *feeding]
+        found = self._prove(more) if feeding and self._bench.rescaling else Found()
+        found = self._shrink(more, found) if found.islands else found
+        return found if 0 < len(found.islands) <= self._limit else None
 
     def _add(self, chosen: list[_Choice], new: _Choice) -> None:
         """Add a choice; with one at the same place of another block it becomes a pattern."""

@@ -174,6 +174,40 @@ def test_an_island_that_does_not_hold_is_taken_back(tmp_path: Path) -> None:
     assert PrecisionPlan.load(tmp_path / "plan.yaml").lines[0].code.startswith("total = ")
 
 
+class LargeKeys(nn.Module):
+    """Attention whose keys have a large bias, as Qwen2's: a sum of scores that softmax does not see."""
+
+    def __init__(self, *, rounds: bool) -> None:
+        super().__init__()
+        self.inp, self.head = nn.Linear(1, 8), nn.Linear(8, 4)
+        self.queries, self.keys = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = 0.3 if rounds else 1e-4
+        with torch.no_grad():
+            self.queries.bias.fill_(10.0)
+            self.keys.bias.fill_(1.2e4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inp(x[..., None])
+        scores = self.queries(h) @ self.keys(h).mT * self.scale
+        return self.head((scores.softmax(-1, dtype=torch.float32) @ h).mean(1))
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_product_is_rescaled_and_runs_in_fp32_only_if_what_it_reads_was_rounded(
+    rounds: bool, tmp_path: Path
+) -> None:
+    job = Job("keys", lambda: LargeKeys(rounds=rounds), 1, 1.0, loss_fn)
+    guard, actions = train(job, HEAL, 12, run_dir=tmp_path)
+    guard.close()
+    plan = PrecisionPlan.load(tmp_path / "plan.yaml")
+    assert [(line.code[:6], line.kind) for line in plan.lines] == [
+        ("scores", "fp32" if rounds else "rescaled")
+    ]
+    layers = [("keys", "rescaled")] if rounds else []
+    assert [(island.module, island.kind) for island in plan.islands] == layers
+    assert actions[3:] == [Action.APPLY] * 9
+
+
 @pytest.mark.parametrize("by_user", [True, False])
 def test_a_layer_that_was_rescaled_before_it_ran_in_fp32_does_so_in_the_next_run(
     by_user: bool, tmp_path: Path

@@ -13,7 +13,7 @@ import pytest
 
 import halfguard
 from halfguard import ops, testing
-from halfguard.lint.registry import all_rules
+from halfguard.catalogue import all_entries
 from tests.support.docs import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -78,9 +78,9 @@ def test_every_public_name_has_a_page(site: Path) -> None:
 
 
 def test_every_rule_has_a_page(site: Path) -> None:
-    for rule in all_rules():
-        page = (site / "reference" / "rules" / rule.code / "index.html").read_text()
-        assert rule.meta.name in page, rule.code
+    for one in all_entries():
+        page = (site / "reference" / "rules" / one.code / "index.html").read_text()
+        assert one.name in page, one.code
 
 
 def test_no_link_within_the_site_is_broken(site: Path, pages: dict[Path, Page]) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from halfguard.catalogue import all_entries
 from halfguard.cli.app import COMMANDS
-from halfguard.lint.registry import all_rules
 from tests.support.cases import each
 from tests.support.docs import ROOT
 
@@ -94,7 +94,7 @@ def test_torch_says_what_the_page_quotes(fail: Callable[[], None], text: str) ->
 def test_rules_exist() -> None:
     named = set(re.findall(r"HG\d{3}", PAGE))
     assert named
-    assert named <= {rule.code for rule in all_rules()}
+    assert named <= {one.code for one in all_entries()}
 
 
 def test_commands_exist() -> None:

@@ -14,7 +14,7 @@ sample FOLDER --half HALF   write findings to judge, with their code, stratified
 diffs FOLDER --half HALF    write what --fix changes, file by file, to judge (JSON lines); report a result
                             that does not parse or has more ruff findings (F and E9) than before
 score FILE...               rates of judged findings or diffs, with 95% intervals
-today FOLDER                note for every judged finding whether the rules, preview included, still report it
+today FOLDER                note for every judged finding whether the rules still report it
 recall FOLDER FILE          findings within two lines of the mistakes in FILE, which were found by reading;
                             whether a finding means the mistake is for a reader to say
 """
@@ -127,7 +127,7 @@ def _is_wanted(path: str) -> bool:
 
 
 def findings_of(
-    folder: Path, half: str, *, preview: bool, only: set[str] | None = None
+    folder: Path, half: str, *, only: set[str] | None = None
 ) -> Iterable[tuple[str, Path, list[dict[str, Any]]]]:
     """Yield name, folder and findings of every repository of a half, each linted as one project."""
     for name, _ in repositories():
@@ -144,7 +144,7 @@ def findings_of(
             "--json",
         ]
         done = subprocess.run(
-            [*command, *(["--preview"] if preview else [])],
+            command,
             cwd=root, capture_output=True, text=True, check=False,
             env={**__import__("os").environ, "PYTHONPATH": str(ROOT / "src")},
         )  # fmt: skip
@@ -155,10 +155,10 @@ def findings_of(
         yield name, root, json.loads(done.stdout)
 
 
-def count(folder: Path, half: str, *, preview: bool) -> None:
+def count(folder: Path, half: str) -> None:
     rules: Counter[str] = Counter()
     repos = lines = 0
-    for _, root, found in findings_of(folder, half, preview=preview):
+    for _, root, found in findings_of(folder, half):
         rules.update(row["code"] for row in found)
         repos += 1
         lines += sum(p.read_bytes().count(b"\n") for p in root.rglob("*.py") if p.is_file())
@@ -167,10 +167,10 @@ def count(folder: Path, half: str, *, preview: bool) -> None:
         print(f"{code} {number}")
 
 
-def sample(folder: Path, half: str, number: int, seed: int, *, preview: bool) -> None:
+def sample(folder: Path, half: str, number: int, seed: int) -> None:
     """Write findings as JSON lines: rule by rule in turn, so that rare rules are judged whole."""
     by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for name, root, found in findings_of(folder, half, preview=preview):
+    for name, root, found in findings_of(folder, half):
         for row in found:
             by_rule[row["code"]].append({"repository": name, **_judged_row(root, row)})
     rng = random.Random(seed)
@@ -310,7 +310,7 @@ def _score_row(name: str, rows: list[dict[str, Any]]) -> str:
 
 def recall(folder: Path, file: Path, half: str) -> None:
     """Print every mistake of a held-out set with the rules that speak near it, deprecated names left out."""
-    found = {name: rows for name, _, rows in findings_of(folder, half, preview=False)}
+    found = {name: rows for name, _, rows in findings_of(folder, half)}
     for mistake in (json.loads(line) for line in file.read_text("utf-8").splitlines()):
         places = [(mistake["path"], mistake["line"]), *map(tuple, mistake["also"])]
         near = {
@@ -330,7 +330,7 @@ def today(folder: Path) -> None:
         rows = judgements(name)
         judged = {row["repository"] for row in rows}
         found = {(repository, row["code"], row["path"], row["line"])
-                 for repository, _, given in findings_of(folder, half, preview=True, only=judged)
+                 for repository, _, given in findings_of(folder, half, only=judged)
                  for row in given}  # fmt: skip
         for row in rows:
             row["today"] = (row["repository"], row["code"], row["path"], row["line"]) in found
@@ -344,29 +344,22 @@ def judgements(name: str) -> list[dict[str, Any]]:
 
 def table() -> str:
     """Return the table of all rules with judged findings: then, today, and the state."""
-    from halfguard.lint.registry import all_rules
+    from halfguard.catalogue import entry
+    from halfguard.lint.rule import all_rules
 
     rows = [row for name in JUDGED.values() for row in judgements(name)]
     lines = [
-        "| rule | judged | true | found today | of them true | state |",
-        "|---|---|---|---|---|---|",
+        "| rule | judged | true | found today | of them true |",
+        "|---|---|---|---|---|",
     ]
     for rule in all_rules():
         judged = [row for row in rows if row["code"] == rule.code]
         if judged:
             now = [row for row in judged if row["today"]]
-            state = "preview" if rule.meta.preview else "default"
-            cells = [f"{rule.code} {rule.meta.name}", *_shares(judged), *_shares(now), state]
+            cells = [f"{rule.code} {entry(rule.code).name}", *_shares(judged), *_shares(now)]
             lines.append(f"| {' | '.join(cells)} |")
     silent = [rule for rule in all_rules() if rule.code not in {row["code"] for row in rows}]
-    told = sum(not rule.meta.preview for rule in silent)
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{told} other default rules and {len(silent) - told} of preview had no finding.",
-        ]
-    )
+    return "\n".join([*lines, "", f"{len(silent)} other rules had no finding."])
 
 
 def _shares(rows: list[dict[str, Any]]) -> tuple[str, str]:
@@ -374,8 +367,8 @@ def _shares(rows: list[dict[str, Any]]) -> tuple[str, str]:
     return str(len(rows)), f"{true} ({true / len(rows):.0%})" if rows else "0"
 
 
-def must_be_preview(code: str) -> bool:
-    """Return whether a rule's judged findings forbid that it speaks by default."""
+def is_too_often_wrong(code: str) -> bool:
+    """Return whether a rule's judged findings forbid that it speaks."""
     rows = [
         row
         for name in JUDGED.values()
@@ -403,7 +396,6 @@ def main() -> int:
         command = commands.add_parser(name)
         command.add_argument("folder", type=Path)
         command.add_argument("--half", choices=SETS, required=True)
-        command.add_argument("--preview", action="store_true")
         if name != "count":
             command.add_argument("--number", type=int, default=150 if name == "sample" else 60)
             command.add_argument("--seed", type=int, default=0)
@@ -417,9 +409,9 @@ def main() -> int:
     if given.command == "export":
         export(given.mirror, given.folder)
     elif given.command == "count":
-        count(given.folder, given.half, preview=given.preview)
+        count(given.folder, given.half)
     elif given.command == "sample":
-        sample(given.folder, given.half, given.number, given.seed, preview=given.preview)
+        sample(given.folder, given.half, given.number, given.seed)
     elif given.command == "diffs":
         return diffs(given.folder, given.half, given.number, given.seed)
     elif given.command == "today":

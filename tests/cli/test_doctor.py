@@ -39,7 +39,7 @@ def test_a_machine_without_a_gpu_gets_a_useful_screen(doctor: Run) -> None:
         assert "6 operations correct" in rows[precision]
         assert "x " in rows[precision]
     assert any(line.startswith("Choose ") for line in lines)
-    assert "HD001" in done.out
+    assert "HD113" in done.out
     assert 'torch.amp.GradScaler("cpu")' in done.words
 
 
@@ -48,7 +48,7 @@ def test_a_machine_without_a_gpu_gets_a_useful_screen(doctor: Run) -> None:
 def test_what_is_asked_for_decides_what_counts(doctor: Run) -> None:
     broken = doctor("--precision", "fp16-mixed", "--batch-size", "1")
     assert broken.exit_code == 1
-    assert "HD001" in broken.out
+    assert "HD113" in broken.out
     mended = doctor("--precision", "fp32", "--batch-size", "1")
     assert (mended.exit_code, "No findings." in mended.out) == (0, True)
 
@@ -101,7 +101,7 @@ def test_a_name_of_two_cards_is_answered_with_both(doctor: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "code"),
     [
-        (("T4", "bf16-mixed"), "HD002"),
+        (("T4", "bf16-mixed"), "HG406"),
         (("GTX 1650 SUPER", "fp16-mixed"), "HD003"),
         (("GTX 1080 Ti", "fp16-mixed"), "HD006"),
     ],
@@ -152,7 +152,7 @@ def test_a_model_in_half_is_examined_in_half(doctor: Run, tmp_path: Path) -> Non
     )
     done = doctor(f"{tmp_path / 'half.py'}:job")
     assert "requested fp16-mixed" in done.words  # not BF16, which a CPU would choose
-    assert "HD102 error: 2 trainable parameters are float16" in done.words
+    assert "HG401 error: 2 trainable parameters are float16" in done.words
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_a_workload_and_its_cost(doctor: Run) -> None:
     assert "requested " in done.out
     assert "peak memory" in done.out
     assert "is fastest here" in done.out
-    assert "HD001" not in done.out  # the job's own scaler was looked at
+    assert "HD113" not in done.out  # the job's own scaler was looked at
     # That a precision does not pay is no finding about a job that did not ask for it.
     assert (done.exit_code, "warning:" in done.out) == (0, False)
 

@@ -97,7 +97,3 @@ def test_a_removed_rule_is_answered_in_one_line(halfguard: Run) -> None:
     done = halfguard("rule", "hg407")
     said = "HG407 was removed: doctor's HD115 reads the live arguments."
     assert (done.exit_code, done.out) == (0, f"{said}\n")
-    assert json.loads(halfguard("rule", "HG407", "--json").out) == {
-        "code": "HG407",
-        "removed": said,
-    }

@@ -97,14 +97,14 @@ def test_lint_is_the_first_to_tell_and_its_patch_trains(tmp_path: Path) -> None:
 def test_doctor_names_the_projector_and_foresees_the_nan(example: Any) -> None:
     diagnosis = doctor_workload(example.workload.broken(0), precision="fp16-mixed")
     found = {finding.code: finding for finding in diagnosis.findings}
-    assert found["HD103"].subject == PROJECTOR
-    assert "NaN after the first step" in found["HD105"].message + found["HD105"].why
+    assert found["HG401"].subject == PROJECTOR
+    assert "NaN after the first step" in found["HG403"].message + found["HG403"].why
 
 
 def test_probe_cannot_see_the_projector_and_says_that_fp32_fails(example: Any) -> None:
     report = hg.probe(example.workload.broken(0), steps=2)
     (finding,) = report.findings
-    assert finding.code == "HG600"
+    assert finding.code == "HG601"
     assert PROJECTOR in finding.message
 
 
@@ -113,7 +113,7 @@ def test_doctor_and_probe_name_the_loud_features(example: Any) -> None:
     probed = {finding.code: finding for finding in hg.probe(job, steps=1).findings}
     assert "in base_model.model.features" in probed["HG609"].message
     found = {one.code: one for one in doctor_workload(job, precision="fp16-mixed").findings}
-    assert "base_model.model.features" in found["HD116"].message
+    assert "base_model.model.features" in found["HG601"].message
 
 
 def test_without_scaler_and_autocast_the_first_step_leaves_the_projector_infinite(

@@ -117,9 +117,9 @@ def test_the_doctor_is_the_first_to_tell_the_truth(example: Any) -> None:
     findings = {
         one.code: one.message for one in doctor_workload(work, precision="fp16-mixed").findings
     }
-    assert "eps=1e-08 is 0 in float16" in findings["HD105"]
-    assert "HD103" in findings
-    assert "log in alignment made the first bad number" in findings["HD116"]
+    assert "eps=1e-08 is 0 in float16" in findings["HG403"]
+    assert "HG401" in findings
+    assert "log in alignment made the first bad number" in findings["HG601"]
 
 
 def test_the_probe_names_the_line_behind_it(example: Any) -> None:

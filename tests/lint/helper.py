@@ -8,12 +8,12 @@ from pathlib import Path
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import FixResult, fix_bytes
 from halfguard.lint.match import Diagnostic, FixKind
-from halfguard.lint.registry import all_rules
+from halfguard.lint.rule import all_rules
 from halfguard.lint.settings import Settings
 
 FIXTURES = Path(__file__).parent / "fixtures"
 _EXPECT = re.compile(r"#.*?expect: ([HG0-9, ]+)")
-PREVIEW = Settings(preview=True)
+PREVIEW = Settings()
 
 
 def lint(

@@ -53,13 +53,6 @@ def test_select_and_ignore(settings: Settings, on: bool) -> None:
     assert bool(lint(BAD.format(""), settings=settings)) == on
 
 
-def test_preview_rules_wait() -> None:
-    text = "import torch\ndef loss(p):\n    return torch.log(p + 1e-8)\n"
-    assert lint(text, settings=Settings()) == []
-    assert len(lint(text, settings=Settings(preview=True))) == 1
-    assert len(lint(text, settings=Settings(select=("HG103",)))) == 1
-
-
 OLD = (
     "import torch\na = torch.cuda.amp.GradScaler(){}\nb = torch.cuda.amp.autocast(a.is_enabled())\n"
 )

@@ -9,13 +9,14 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from halfguard.lint.registry import all_rules
+from halfguard.catalogue import entry
+from halfguard.lint.rule import all_rules
 from tests.lint.helper import FIXTURES, codes, fix, lint
 from tests.support.cases import each
 
 PROGRAMS = Path(__file__).parent / "programs"
 BAD = sorted(FIXTURES.glob("*/bad*.py"))
-SAFE = [rule.code for rule in all_rules() if rule.meta.fix == "safe"]
+SAFE = [rule.code for rule in all_rules() if entry(rule.code).fix == "safe"]
 
 
 @each("path", BAD)
@@ -49,8 +50,8 @@ def test_a_rule_that_says_it_fixes_does() -> None:
             for d in lint(path.read_bytes(), path.name)
             if d.fix and d.finding.code == rule.code
         }
-        assert bool(kinds) == bool(rule.meta.fix), rule.code
-        assert rule.meta.fix is None or rule.meta.fix in kinds
+        assert bool(kinds) == bool(kind := entry(rule.code).fix), rule.code
+        assert kind is None or kind in kinds
 
 
 def _is_right(source: bytes) -> bool:

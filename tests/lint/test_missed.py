@@ -118,11 +118,6 @@ MISSED = {
         loop(f"{STEPS}", scaler="pass").replace("for x, y", f"{NEW}\n        for x, y"), "HG210"),
     "new scaler every epoch, in a function": (PER_EPOCH, "HG210"),
     # constants
-    "log as a method": ("def loss(p):\n    return -(p + 1e-8).log().mean()\n", "HG103"),
-    "eps as a default": ("def loss(p, eps=1e-8):\n    return -torch.log(p + eps).mean()\n", "HG103"),
-    "eps as an attribute": (
-        ("class Loss(nn.Module):\n    def __init__(self, eps=1e-10):\n        self.eps = eps\n"
-         "    def forward(self, p):\n        return torch.log(p + self.eps)\n"), "HG103"),
     "mask value as a default": (
         "def attend(s, m, value=-1e9):\n    return s.masked_fill(m, value).softmax(-1)\n", "HG101"),
     "mask value as an attribute": (
@@ -146,16 +141,6 @@ MISSED = {
          "def step(model, x, y):\n    with torch.autocast('cuda'):\n"
          "        return loss_of(model(x), y)\n"), "HG107"),
     # order of the step
-    "scheduler in a function without backward": (
-        ("class T:\n    def optimizer_step(self):\n        self.scaler.step(self.optimizer)\n"
-         "        self.scaler.update()\n        self.scheduler.step()\n"), "HG304"),
-    "a list of parameters": (
-        ("def norm(model):\n    params = [p for p in model.parameters() if p.grad is not None]\n"
-         "    total = 0.0\n    for p in params:\n        total += p.grad.norm().item() ** 2\n"
-         "    return total\n"), "HG306"),
-    "a generator over parameters": (
-        ("def bad(model):\n"
-         "    return any(torch.isnan(p.grad).any() for p in model.parameters())\n"), "HG306"),
     "skip in an else": (
         loop(f"if torch.isfinite(loss):; {'; '.join('    ' + s for s in STEPS.split('; '))}; "
              "else:;     print('skipped')"), "HG301"),

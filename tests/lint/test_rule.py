@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.numeric_checks import LARGE_CONSTANTS, SMALL_CONSTANTS
-from halfguard.lint.registry import all_rules
-from halfguard.lint.rule import ByteSearch, Rule
+from halfguard.lint.rule import ByteSearch, Rule, all_rules
 from tests.lint.helper import FIXTURES, PREVIEW
 from tests.lint.test_missed import MISSED
 from tests.support.cases import each

@@ -31,7 +31,7 @@ def line_of(mark: str) -> int:
     return next(n for n, text in enumerate(lines, 1) if text.endswith(f"# <- {mark}"))
 
 
-def finding(name: str, code: str = "HG609", **options: object) -> Finding:
+def finding(name: str, code: str = "HG601", **options: object) -> Finding:
     report = probe(job(name), steps=8, **options)  # type: ignore[arg-type]
     (found,) = (one for one in report.findings if one.code == code)
     return found
@@ -47,14 +47,14 @@ def test_probe_names_the_line_of_a_loss_function() -> None:
 
 
 def test_probe_names_a_swallowed_overflow_in_a_module() -> None:
-    found = finding("own_norm")
+    found = finding("own_norm", "HG609")
     assert (found.line, found.subject) == (line_of("swallowed-in-module"), "1")
     assert "Loss and gradients stay finite, and are wrong" in found.why
     assert "in 8 steps, first in step 0" in found.message
 
 
 def test_probe_names_a_swallowed_overflow_in_the_loss() -> None:
-    found = finding("robust_loss")
+    found = finding("robust_loss", "HG609")
     assert (found.line, found.subject) == (line_of("swallowed-in-loss"), None)
     assert ".float() on its factors" in found.cure
 
@@ -68,12 +68,12 @@ def test_the_audit_changes_neither_the_run_nor_its_ranges(monkeypatch: pytest.Mo
 
 
 def test_a_failed_half_run_advises_the_line_and_not_islands() -> None:
-    found = finding("recommender", "HG600", precision="fp16-mixed")
+    found = finding("recommender", "HG601", precision="fp16-mixed")
     assert "No island covers this line" in found.cure
 
 
 def test_where_fp32_fails_islands_are_not_advised() -> None:
-    found = finding("failing_in_fp32", "HG600")
+    found = finding("failing_in_fp32", "HG601")
     assert "FP32 fails as well, so islands cannot help" in found.cure
 
 
@@ -157,5 +157,5 @@ def test_a_job_that_raises_in_half_says_so() -> None:
     bce = nn.functional.binary_cross_entropy
     workload.loss = lambda model, batch: bce(model(batch[0])[:, 0].float(), batch[1].float())
     report = probe(workload, steps=2)
-    (found,) = (one for one in report.findings if one.code == "HG609")
+    (found,) = (one for one in report.findings if one.code == "HD100")
     assert "in 16 bits the job raises in 2 steps, first in step 0: RuntimeError" in found.message

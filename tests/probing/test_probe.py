@@ -111,7 +111,7 @@ def test_a_run_in_half_says_where_it_broke_and_unscales_gradients(seed: object) 
     assert by_name(half)["first"].backward == by_name(full)["first"].backward
     broken = probe(load(f"{ROOT}/examples/overflowing.py:t5"), precision="fp16-mixed", steps=3)
     first = broken.findings[0]
-    assert (first.code, first.subject) == ("HG600", "blocks.1.wo")
+    assert (first.code, first.subject) == ("HG601", "blocks.1.wo")
     assert min(by_name(broken)["blocks.1.wo"].forward_headroom, 0) == -math.inf
 
 

@@ -49,7 +49,6 @@ def lint(
     ignore: Annotated[
         str, typer.Option(help="Skip these codes or prefixes.", metavar="CODES")
     ] = "",
-    preview: Annotated[bool, typer.Option("--preview", help="Also run preview rules.")] = False,
     output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
@@ -62,7 +61,7 @@ def lint(
 
     if not paths:
         raise UsageError("Give files or folders to check; '.' is this folder.")
-    settings = _settings(paths, select, ignore, preview=preview)
+    settings = _settings(paths, select, ignore)
     kinds: tuple[FixKind, ...] = ("safe", "unsafe") if unsafe_fixes else ("safe",)
     linter = Linter(settings, kinds if fix or diff else ())
     if paths == [Path("-")]:
@@ -80,7 +79,7 @@ def lint(
     raise typer.Exit(int(any(result.diagnostics for result in results)))
 
 
-def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> Settings:
+def _settings(paths: list[Path], select: str, ignore: str) -> Settings:
     from halfguard.lint.settings import load_settings  # noqa: PLC0415
 
     first = Path() if paths[0] == Path("-") else paths[0]
@@ -92,7 +91,7 @@ def _settings(paths: list[Path], select: str, ignore: str, *, preview: bool) -> 
     }
     if chosen.get("ignore"):
         chosen["ignore"] = (*settings.ignore, *chosen["ignore"])
-    settings = dataclasses.replace(settings, preview=preview or settings.preview, **chosen)
+    settings = dataclasses.replace(settings, **chosen)
     settings.rules()  # raises a usage error for an unknown code, before any file is read
     return settings
 

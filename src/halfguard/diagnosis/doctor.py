@@ -120,13 +120,13 @@ def _raise_if_without_weights(model: nn.Module) -> None:
 
 @functools.cache
 def all_checks() -> tuple[Check, ...]:
-    """Return every function ``check_hdNNN`` of the modules in ``checks``, sorted by code."""
+    """Return every function ``check_CODE`` of the modules in ``checks``, sorted by code."""
     names = [f"{folder.__name__}.{module.name}" for module in pkgutil.iter_modules(folder.__path__)]
     found = {
         name: check
         for module in map(importlib.import_module, names)
         for name, check in vars(module).items()
-        if name.startswith("check_hd")
+        if name.startswith(("check_hd", "check_hg"))
     }
     return tuple(found[name] for name in sorted(found))
 

@@ -30,7 +30,7 @@ def halt_error(
     in_a_row = f" ({streak} bad steps in a row)" if streak > 1 else ""
     lines = [
         f"Training was stopped at epoch {row.epoch}, batch {row.batch}, step {row.step}{in_a_row}:",
-        f"{row.cause}: {explanation.evidence}",
+        f"{row.code} {row.cause}: {explanation.evidence}",
         f"loss {row.loss:.4g}, gradient norm {row.grad_norm:.4g}, loss scale {row.scale:g}",
         f"parameters: {parameters}",
         *([f"ranks: {ranks}"] if ranks else []),

@@ -152,6 +152,7 @@ class StepReport:
             batch=self.batch,
             action=decision.action,
             cause=decision.cause,
+            code=decision.cause.code if decision.cause else "",
             loss=seen.loss,
             grad_norm=seen.grad_norm,
             scale=seen.scale,
@@ -214,7 +215,9 @@ class Recorder:
         routine = row.action is Action.RETRY or row.routine
         level = logging.INFO if routine or rank() else logging.WARNING
         culprits = ", ".join(row.culprits)
-        logger.log(level, "step %d: %s, %s (%s)", row.step, row.action, row.cause, culprits)
+        logger.log(
+            level, "step %d: %s, %s %s (%s)", row.step, row.action, row.code, row.cause, culprits
+        )
         if decision.note and not rank():
             logger.warning("step %d: %s", row.step, decision.note)
         self._log_metrics(decision, seen, report)
@@ -244,9 +247,10 @@ class Recorder:
 
     def _warn(self, warning: HealthWarning, text: str, step: int, epoch: int) -> None:
         self.tally.add_warning(warning)
-        self.journal.add_row(HealthRow(step=step, epoch=epoch, warning=warning, text=text))
+        row = HealthRow(step=step, epoch=epoch, warning=warning, code=warning.code, text=text)
+        self.journal.add_row(row)
         if not rank():
-            logger.warning("step %d: %s", step, text)
+            logger.warning("step %d: %s %s", step, warning.code, text)
 
     def capture(
         self,

@@ -40,10 +40,14 @@ class Crash:
     @property
     def advice(self) -> str:
         """What to change, if the error is known; nothing of it was tested."""
-        for pattern, advise in _KNOWN:
-            if re.search(pattern, self.error):
-                return advise(self)
-        return ""
+        return next(
+            (advise(self) for pattern, _, advise in _KNOWN if re.search(pattern, self.error)), ""
+        )
+
+    @property
+    def code(self) -> str:
+        """The code of the failure, if the error is known."""
+        return next((code for pattern, code, _ in _KNOWN if re.search(pattern, self.error)), "")
 
     @property
     def is_of_scaler(self) -> bool:
@@ -52,7 +56,7 @@ class Crash:
 
     def cures(self) -> list[Cure]:
         """Return patches that may cure it; a run of the patched script has to show that."""
-        found = [untried(self.advice, patch) for patch in self._patches() if patch]
+        found = [untried(self.advice, patch, self.code) for patch in self._patches() if patch]
         return [*self._named(), *found]
 
     def _named(self) -> Iterator[Cure]:
@@ -65,6 +69,7 @@ class Crash:
                     "next iteration unscales the same step again. Step and update the scaler in every "
                     "iteration; it skips bad steps by itself.",
                     patch,
+                    "HG302",
                 )
         if re.search(_NOT_REACHED, self.error) and self.made.optimizer is not None:
             lines = (self.made.optimizer, *self.made.optimizer_callers)
@@ -72,7 +77,7 @@ class Crash:
             patch, places = optimizer_last.with_places(named)
             if patch:
                 text = f"{self.advice} Its statement is moved: {describe_place(places[0])}."
-                yield untried(text, patch)
+                yield untried(text, patch, self.code)
 
     def _patches(self) -> Iterator[str]:
         made, place = self.made, self.place
@@ -203,13 +208,13 @@ _CONSTANT = "Half without overflow"
 # Of Linear and of convolutions; with other dtypes half is not to blame.
 _DTYPES = r"same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same"
 _NO_KERNEL = r'"([^"]*)" not implemented for .(Half|BFloat16)\b'
-_KNOWN: tuple[tuple[str, Callable[[Crash], str]], ...] = (
-    (_FP16_GRADIENTS, _fp16_gradients),
-    (_CONSTANT, _constant),
-    (_NOT_REACHED, _not_reached),
-    (_NO_STEP, _no_step),
-    (_TWICE, _unscaled_twice),
-    (_EMPTY_STATE, _empty_state),
-    (_DTYPES, _different_dtypes),
-    (_NO_KERNEL, _no_kernel),
+_KNOWN: tuple[tuple[str, str, Callable[[Crash], str]], ...] = (
+    (_FP16_GRADIENTS, "HG401", _fp16_gradients),
+    (_CONSTANT, "HG101", _constant),
+    (_NOT_REACHED, "HD106", _not_reached),
+    (_NO_STEP, "HG303", _no_step),
+    (_TWICE, "HG202", _unscaled_twice),
+    (_EMPTY_STATE, "HG312", _empty_state),
+    (_DTYPES, "HD110", _different_dtypes),
+    (_NO_KERNEL, "HD100", _no_kernel),
 )

@@ -44,6 +44,7 @@ from halfguard.repairs.update_before_continue import update_before_continue
 
 _NOT_UPDATED = 8  # scaled backward passes; more than most loops accumulate
 _FAR = 0.2  # relative error of gradients
+_COMPOSED = {"log(sigmoid": "HG104", "log(1 - sigmoid": "HG104", "log(softmax": "HG105"}
 
 
 def judge_fp32(trials: tuple[TrialResult, ...]) -> InFP32:
@@ -83,7 +84,7 @@ def _raw_step(found: PassResult) -> Iterator[Cure]:
     last = leave_out_step(place) if made.stepped_by_scaler else step_by_scaler(place, made.scaling)
     lightning = switch_on(place, "use_pl_optimizer", anywhere=True)
     ways = (add_to_prepare(place), lightning, last)
-    yield from (untried(text, patch) for patch in ways if patch)
+    yield from (untried(text, patch, "HG205") for patch in ways if patch)
 
 
 def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
@@ -97,6 +98,7 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
             "detect_anomaly raises at an overflow that the scaler would skip while its scale finds a level. "
             f"Switch it off: {describe_place(places[-1])}.",
             patch,
+            "HG307",
         )
 
 
@@ -109,6 +111,7 @@ def _micro_batches(culprit: Culprit) -> Iterator[Cure]:
                 f"The sum of the gradients of all micro-batches does not fit {culprit.dtype} at "
                 f"{culprit.place}: divide each loss by their number.",
                 patch,
+                "HG611",
             )
 
 
@@ -129,12 +132,13 @@ def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
             f"{describe_place(hides)}.{culprit if found.culprit and found.culprit.file else ''} Repair or "
             "drop such samples there.",
             patch,
+            "HG308",
         )
 
 
-def untried(sentence: str, patch: str) -> Cure:
+def untried(sentence: str, patch: str, code: str) -> Cure:
     """Return a cure that no trial has shown: a run of the patched script has to."""
-    return Cure(what="operation", sentence=sentence, trial="", patch=patch)
+    return Cure(what="operation", sentence=sentence, trial="", patch=patch, code=code)
 
 
 def _mask(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
@@ -142,7 +146,7 @@ def _mask(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
         place = found.mask.file, found.mask.line
         patch = smallest_number(place, found.mask.dtype or "float16")
         if patch:
-            yield untried(advise_on_mask(found.mask, culprit), patch)
+            yield untried(advise_on_mask(found.mask, culprit), patch, "HG101")
 
 
 def _added_masks(culprit: Culprit) -> Iterator[Cure]:
@@ -157,6 +161,7 @@ def _added_masks(culprit: Culprit) -> Iterator[Cure]:
             f"Two masks are added at {culprit.place}: the smallest number of half is in one of them, so the "
             f"sum is infinite. Divide it by 4: {places}.",
             patch,
+            "HG101",
         )
 
 
@@ -168,6 +173,7 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
                 f"The loop goes on without scaler.update() at {describe_place(places[0])}: the loss scale "
                 "never falls. Step and update the scaler in every iteration; it skips bad steps by itself.",
                 patch,
+                "HG302",
             )
     if culprit.op.startswith("nll_loss") and culprit.file:
         patch = divide_by_labels((culprit.file, culprit.line))
@@ -175,7 +181,7 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
             text = (
                 "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
             )
-            yield untried(text, patch)
+            yield untried(text, patch, "HG612")
 
 
 def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
@@ -189,11 +195,11 @@ def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     patch = fp32_weights(half, "bfloat16", made.half_callers)
     if patch:
         what = "Keep the weights in FP32, and run the model under autocast in bfloat16"
-        yield untried(f"{what}: {range_of}. {where}", patch)
+        yield untried(f"{what}: {range_of}. {where}", patch, "HG601")
     patch = fp32_weights(half, None, made.half_callers)
     if patch:
         what = "Keep the weights, and what is passed to the model, in FP32"
-        yield untried(f"{what}: {range_of}. {where}", patch)
+        yield untried(f"{what}: {range_of}. {where}", patch, "HG601")
 
 
 def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> Iterator[Cure]:
@@ -282,6 +288,7 @@ def _rewritten(result: TrialResult) -> Cure:
         sentence=f"{result.rewrite} A part of it leaves the range before the whole is computed.",
         trial=result.trial.name,
         patch=result.patch,
+        code=next((code for text, code in _COMPOSED.items() if text in result.rewrite), ""),
     )
 
 
@@ -312,11 +319,11 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     kept = fp32_weights(made.half_weights, culprit.dtype)
     adapters = switch_on(made.half_weights, "autocast_adapter_dtype", anywhere=False)
     for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
-        yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch)
+        yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch, code="HG403")
     patch = _give_eps(made, "1e-4")
     if patch and _rounds_to_zero(made.eps, culprit.dtype):
         eps = "Give the optimizer an eps that is not 0 in half, such as 1e-4; better, "
-        yield untried(eps + sentence[0].lower() + sentence[1:], patch)
+        yield untried(eps + sentence[0].lower() + sentence[1:], patch, "HG403")
 
 
 def _rounds_to_zero(eps: float | None, dtype: str) -> bool:
@@ -333,6 +340,7 @@ def _zero_eps(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cur
                 f"The eps of {found.made.optimizer_class} is 0, so it divides 0 by 0 where a gradient was "
                 f"always 0. Give it one: {describe_place(found.made.optimizer)}.",
                 patch,
+                "HG403",
             )
 
 

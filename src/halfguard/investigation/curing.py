@@ -261,7 +261,7 @@ def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:
         found = one.run("judge", "trying this line in FP32", event=event, change=plan)
         for trial in found.trials:
             if trial.trial.good and trial.patch:
-                yield untried(misused.sentence, trial.patch)
+                yield untried(misused.sentence, trial.patch, "HG609")
 
 
 def _can_patch(one: Investigation) -> bool:

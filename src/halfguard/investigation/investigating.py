@@ -16,6 +16,7 @@ from halfguard.investigation.answering import answer_bad_number, answer_crash, a
 from halfguard.investigation.crashes import Crash, crash_place, with_place
 from halfguard.investigation.curing import cure_bad_run, cure_good_run, try_in_passes
 from halfguard.investigation.inspecting import choose_passes
+from halfguard.investigation.naming import name_failure
 from halfguard.investigation.passes import Event, PassResult, Start, Target
 from halfguard.investigation.ranks import Ranks
 from halfguard.investigation.script_passes import Investigation, Watch, roots_of
@@ -85,7 +86,8 @@ def _investigate(one: Investigation) -> ScriptAnswer:
             one.target, first, inspected, misused, proven=proven, log=log, shared=shared
         )
         notes = (*answer.notes, *_further_notes(one, answer))
-        return answer.model_copy(update={"notes": notes})
+        named = {"notes": notes, "code": name_failure(answer, misused)}
+        return answer.model_copy(update=named)
     if one.ranks is not None:
         one.bad_rank = first.rank
     event, second, note = _track(one, first, first.event)
@@ -101,7 +103,9 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         else answer_crash(one.target, first, crash, proven, shared)
     )
     notes = (*answer.notes, *_further_notes(one, answer))
-    answer = answer.model_copy(update={"log": log, "rank": one.bad_rank, "notes": notes})
+    code = name_failure(answer, first.misuse)
+    known = {"log": log, "rank": one.bad_rank, "notes": notes, "code": code}
+    answer = answer.model_copy(update=known)
     if answer.incident:
         write_atomically(Path(answer.incident) / ANSWER_FILE, one.as_named(answer).to_json())
     return answer

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from halfguard.lint.match import Diagnostic, Fix, Match, Meta, Span
+from halfguard.catalogue import entry
+from halfguard.lint.match import Diagnostic, Fix, Match, Span
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import ByteSearch, Rule
@@ -64,7 +65,7 @@ def lint_bytes(
     except ValueError as error:  # for example a null byte
         return _unreadable(source, path, str(error), 1, rules)
     kept = {
-        (rule.code, match.span): _diagnostic(source, path, rule.meta, match)
+        (rule.code, match.span): _diagnostic(source, path, rule.code, match)
         for rule, match in found
         if not is_ignored(source, rule.code, match)
     }
@@ -127,19 +128,19 @@ def _run(
             file.release()
 
 
-def _diagnostic(source: Source, path: str, meta: Meta, match: Match) -> Diagnostic:
-    span = match.span
+def _diagnostic(source: Source, path: str, code: str, match: Match) -> Diagnostic:
+    span, failure = match.span, entry(code)
     snippet = source.line(span.line)
     end = span.end_column if span.end_line == span.line else len(snippet.encode())
     return Diagnostic(
-        code=meta.code,
+        code=code,
         message=match.message,
-        severity=meta.severity,
+        severity=failure.severity,
         path=path,
         column=source.character_column(span.line, span.column),
         end_column=source.character_column(span.line, end),
-        subject=meta.name,
-        cure=meta.cure,
+        subject=failure.name,
+        cure=failure.cure,
         span=span,
         snippet=snippet,
         fix=match.fix,
@@ -165,12 +166,11 @@ def _not_parsed(
 def _unreadable(
     source: Source, path: str, reason: str, line: int, rules: tuple[Rule, ...]
 ) -> list[Diagnostic]:
-    rule = next((r for r in rules if r.code == UNREADABLE), None)
-    if rule is None:
+    if all(rule.code != UNREADABLE for rule in rules):
         return []
     line = max(1, min(line, max(1, len(source.lines))))
     match = Match(Span(line, 0, line, 0), f"This file was not checked: {reason}.")
-    return [_diagnostic(source, path, rule.meta, match)]
+    return [_diagnostic(source, path, UNREADABLE, match)]
 
 
 _COMMENT = re.compile(r"#.*?\bhalfguard:\s*ignore(?:\[([A-Za-z0-9,\s]*)\])?", re.IGNORECASE)

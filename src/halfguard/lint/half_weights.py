@@ -2,7 +2,7 @@
 
 Below 1 the numbers of float16 are 2**-11 apart, so a change of less than 2**-12 is rounded away there. Adam
 changes a weight by about a quarter of the learning rate if gradients are noisy. ``hg.doctor`` measures
-whether updates are lost (HD104): here a word about copies, casts or compensation is enough for silence.
+whether updates are lost (HG402): here a word about copies, casts or compensation is enough for silence.
 """
 
 from __future__ import annotations

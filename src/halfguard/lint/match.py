@@ -13,29 +13,24 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from halfguard.catalogue import Severity
+
 if TYPE_CHECKING:
     from halfguard.records import Finding
 
 FixKind = Literal["safe", "unsafe"]
-Severity = Literal["error", "warning", "note"]  # as in ``records.finding``; a test compares them
 
 
 @dataclass(frozen=True)
 class Meta:
-    """Metadata of a rule; the text of its page is the docstring of its file."""
+    """When a rule is run; the catalogue has the rest."""
 
-    code: str
-    name: str
-    cure: str
     # A file must contain one of these texts to be checked, so most files of a large tree are never parsed.
     contains: tuple[str, ...]
     # If this is given, it must contain one of these as well.
     also_contains: tuple[str, ...] = ()
     # A regular expression that must match as well; it is searched last, because it is slower.
     pattern: str = ""
-    severity: Severity = "warning"
-    fix: FixKind | None = None
-    preview: bool = False
     # The rule is reported once per file, with the number and the fixes of all its matches.
     once: bool = False
     # The rule is about the range of float16, and is not run if the project never uses float16.

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from halfguard.catalogue import Entry, entry
 from halfguard.lint.match import Diagnostic
-from halfguard.lint.registry import all_rules
-from halfguard.lint.rule import Rule
 from halfguard.lint.run import FileResult
 
 _WIDTH = 120  # source lines are cut to this; generated code may have lines of megabytes
@@ -72,7 +71,11 @@ def _row(diagnostic: Diagnostic) -> dict[str, object]:
     names = ("code", "message", "severity", "path", "line", "column", "subject")
     fields: dict[str, object] = {name: getattr(diagnostic, name) for name in names}
     kind = diagnostic.fix.kind if diagnostic.fix else None
-    rest = {"why": "", "cure": diagnostic.cure, "fix": diagnostic.fix_text}
+    rest = {
+        "why": entry(diagnostic.code).title,
+        "cure": diagnostic.cure,
+        "fix": diagnostic.fix_text,
+    }
     return {**fields, **rest, "end_line": diagnostic.span.end_line, "fix_kind": kind}
 
 
@@ -84,13 +87,12 @@ def to_sarif(results: Sequence[FileResult]) -> str:
     import importlib.metadata  # noqa: PLC0415
 
     found = [d for result in results for d in result.diagnostics]
-    used = {d.code for d in found}
-    rules = [rule for rule in all_rules() if rule.code in used]
-    index = {rule.code: number for number, rule in enumerate(rules)}
+    used = sorted({d.code for d in found})
+    index = {code: number for number, code in enumerate(used)}
     driver = {
         "name": "halfguard",
         "version": importlib.metadata.version("halfguard"),
-        "rules": [_rule(rule) for rule in rules],
+        "rules": [_rule(entry(code)) for code in used],
     }
     body = {
         "$schema": _SCHEMA,
@@ -107,15 +109,14 @@ def to_sarif(results: Sequence[FileResult]) -> str:
     return json.dumps(body, indent=2) + "\n"
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
-    title = rule.page.partition("\n")[0]
+def _rule(rule: Entry) -> dict[str, Any]:
     return {
         "id": rule.code,
-        "name": rule.meta.name,
-        "shortDescription": {"text": title},
-        "fullDescription": {"text": rule.meta.cure},
+        "name": rule.name,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": rule.cure},
         "help": {"text": rule.page, "markdown": rule.page},
-        "defaultConfiguration": {"level": rule.meta.severity},
+        "defaultConfiguration": {"level": rule.severity},
     }
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from halfguard.errors import ConfigError
-from halfguard.lint.registry import select_rules
-from halfguard.lint.rule import Rule
+from halfguard.lint.rule import Rule, select_rules
 
 DEFAULT_EXCLUDE = (
     ".*", "__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv",
@@ -27,11 +26,10 @@ class Settings:
     ignore: tuple[str, ...] = ()
     per_file_ignores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
-    preview: bool = False
     root: Path = Path()
 
     def rules(self) -> tuple[Rule, ...]:
-        return select_rules(self.select, self.ignore, preview=self.preview)
+        return select_rules(self.select, self.ignore)
 
     def excludes(self, path: Path) -> bool:
         """Return whether the settings exclude a file, even if it was named on the command line."""
@@ -90,7 +88,6 @@ def _validated(file: Path, section: dict[str, object]) -> Settings:
         "ignore": _strings,
         "exclude": _strings,
         "per-file-ignores": _table,
-        "preview": _boolean,
     }
     values: dict[str, Any] = {}
     for name, value in section.items():
@@ -119,9 +116,3 @@ def _table(value: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, dict):
         raise TypeError("it must be a table of lists")
     return {str(pattern): _strings(codes) for pattern, codes in value.items()}
-
-
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("it must be true or false")
-    return value

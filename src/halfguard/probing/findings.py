@@ -59,12 +59,12 @@ _PLAN = "Find the modules that must stay in FP32: halfguard plan ENTRY -o plan.y
 
 
 def of_failure(failure: Failure | None, precision: str) -> Iterator[Finding]:
-    """Yield HG600: the run itself failed."""
+    """Yield HG601: the run itself failed."""
     if failure is not None:
         culprit = failure.culprit
         place = "" if culprit is None else f"; {str(culprit).splitlines()[0]}"
         yield Finding(
-            code="HG600",
+            code="HG601",
             severity="error",
             message=f"the {precision} run ended at step {failure.step}: {failure.message}{place}.",
             subject=None if culprit is None else culprit.module,
@@ -87,7 +87,7 @@ def _cure(culprit: Culprit | None, precision: str) -> str:
 
 
 def of_faults(faults: Sequence[StepFault], failure: Failure | None) -> Iterator[Finding]:
-    """Yield HG609: a line leaves the range of FP16, inside a module or not; each line once."""
+    """Yield HG601, or HG609 if it is swallowed: a line leaves the range of FP16; each line once."""
     failed = None if failure is None or failure.culprit is None else failure.culprit.place
     seen: dict[str, tuple[StepFault, int]] = {}
     for fault in faults:
@@ -105,7 +105,7 @@ def _fault(fault: StepFault, count: int) -> Finding:
     )
     if culprit is None:
         return Finding(
-            code="HG609",
+            code="HD100",
             severity="error",
             message=f"in 16 bits the job raises {steps}: {fault.raised}.",
             cure="Run the step under torch.autocast to see it.",
@@ -120,7 +120,7 @@ def _fault(fault: StepFault, count: int) -> Finding:
         else "The loss or the gradients are then not finite."
     )
     return Finding(
-        code="HG609",
+        code="HG609" if culprit.swallowed else "HG601",
         severity="error",
         message=f"{describe_line(culprit)}, {where}, leaves the range of FP16 {steps}.",
         path=short_path(culprit.file) or None,
@@ -154,7 +154,7 @@ def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
     """Yield HG601 and HG602: outputs beyond FP16, or close to it; HG603: gradients that no scale fits."""
     for layer in layers:
         room = layer.forward_headroom
-        # A number that is not finite ended the run: HG600 names the operation that made it.
+        # A number that is not finite ended the run: HG601 names the operation that made it.
         if -math.inf < room < 0:
             yield Finding(
                 code="HG601",

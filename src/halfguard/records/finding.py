@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
+from halfguard.catalogue import Severity
 from halfguard.records.base import Record
-
-Severity = Literal["error", "warning", "note"]
 
 
 class Finding(Record):

@@ -16,36 +16,47 @@ class Cause(StrEnum):
     Both hold for every step with this cause; ``guard.evidence`` adds what was seen at one step.
     """
 
+    code: str  # in the catalogue
     description: str
     advice: str
 
-    def __new__(cls, value: str, description: str, advice: str) -> Self:
+    def __new__(cls, value: str, code: str, description: str, advice: str) -> Self:
         member = str.__new__(cls, value)
-        member._value_, member.description, member.advice = value, description, advice
+        member._value_, member.code, member.description, member.advice = (
+            value,
+            code,
+            description,
+            advice,
+        )
         return member
 
     BAD_WEIGHTS = (
         "bad_weights",
+        "HG613",
         "the weights, or other state of the model, were not finite before the step",
         "Return to a checkpoint from before: no step repairs weights that are NaN or infinite.",
     )
     FORWARD_OVERFLOW = (
         "forward_overflow",
+        "HG601",
         "the loss was not finite before it was scaled",
         "Find the operation: halfguard replay INCIDENT, or halfguard.find_first_nonfinite.",
     )
     GRADIENT_OVERFLOW = (
         "gradient_overflow",
+        "HG611",
         "the loss was finite, the gradients were not",
         "Find the operation: halfguard replay INCIDENT, or halfguard.find_first_nonfinite.",
     )
     BAD_BATCH = (
         "bad_batch",
+        "HG612",
         "the batch itself was bad: not finite, empty, every label ignored, or a row fully masked",
         "Look at these samples in the data; remove or repair them there.",
     )
     GRADIENT_SPIKE = (
         "gradient_spike",
+        "HG614",
         "the gradient norm was above its limit",
         (
             "Lower the learning rate, warm it up for longer, or raise the limit if these norms are normal "
@@ -54,6 +65,7 @@ class Cause(StrEnum):
     )
     LOSS_SPIKE = (
         "loss_spike",
+        "HG615",
         "the loss was above its limit",
         (
             "Look at these samples; lower the learning rate, or raise spike.sigma if such losses are normal "
@@ -62,6 +74,7 @@ class Cause(StrEnum):
     )
     DESYNC = (
         "desync",
+        "HG616",
         "ranks that must hold the same bits do not",
         (
             "Return to an earlier checkpoint. If it was one rank, once, its memory may be faulty. Otherwise "
@@ -83,12 +96,19 @@ class Action(StrEnum):
 
 
 class HealthWarning(StrEnum):
-    """A sign that a run goes on, but not well."""
+    """A sign that a run goes on, but not well, with its code in the catalogue."""
 
-    ZERO_GRADIENTS = "zero_gradients"
-    LOW_SCALE = "low_scale"
-    FEW_APPLIED = "few_applied"
-    SCHEDULE_AHEAD = "schedule_ahead"
+    code: str
+
+    def __new__(cls, value: str, code: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.code = value, code
+        return member
+
+    ZERO_GRADIENTS = "zero_gradients", "HG610"
+    LOW_SCALE = "low_scale", "HG617"
+    FEW_APPLIED = "few_applied", "HG618"
+    SCHEDULE_AHEAD = "schedule_ahead", "HG304"
 
 
 class StepRow(Record):
@@ -101,6 +121,7 @@ class StepRow(Record):
     batch: int = Field(default=0, ge=0, description="batches of this epoch so far, counted from 0")
     action: Action
     cause: Cause | None
+    code: str = Field(default="", description="of the cause, in the catalogue")
     loss: float
     grad_norm: float
     scale: float
@@ -144,6 +165,7 @@ class HealthRow(Record):
     step: int = Field(ge=0, description="the step after which it was given")
     epoch: int = Field(default=0, ge=0)
     warning: HealthWarning
+    code: str = Field(default="", description="of the warning, in the catalogue")
     text: str
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import Place, SourceFile, called_name, calls_at
+from halfguard.repairs.source_file import Place, SourceFile, all_calls, called_name, calls_at
 
 
 @Repair
@@ -27,7 +27,10 @@ def step_by_scaler(file: SourceFile, line: int, scaling: Place | None) -> None:
     if not scales or not same or not isinstance(scales[0].func, ast.Attribute):
         return
     scaler, margin = file.source(scales[0].func.value), " " * statement.col_offset
-    file.replace(statement, f"{scaler}.step({optimizer})\n{margin}{scaler}.update()")
+    scope = file.function_at(line) or file.tree
+    updates = (c for c in all_calls(scope) if file.source(c.func) == f"{scaler}.update")
+    update = "" if any(call.lineno > line for call in updates) else f"\n{margin}{scaler}.update()"
+    file.replace(statement, f"{scaler}.step({optimizer}){update}")
 
 
 def stepped_at(file: SourceFile, line: int) -> str:

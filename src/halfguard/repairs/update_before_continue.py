@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import SourceFile, called_name, calls_at, loops_around
+from halfguard.repairs.source_file import SourceFile, all_calls, called_name, calls_at, loops_around
 
 
 @Repair
@@ -29,6 +29,9 @@ def update_before_continue(file: SourceFile, line: int) -> None:
     lines = [n for n in inside if isinstance(n, ast.Continue) and n.lineno > line]
     lines = [n for n in lines if id(n) not in inner]  # those go on with an inner loop
     if not steps or not lines or lines[0].lineno > steps[0].lineno:
+        return
+    block = file.block_of(lines[0])
+    if any(file.source(c.func) == f"{scaler}.update" for one in block for c in all_calls(one)):
         return
     # In ``if bad: continue`` the calls share the line.
     gap = f"\n{' ' * lines[0].col_offset}" if file.is_alone(lines[0]) else "; "

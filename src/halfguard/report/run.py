@@ -271,7 +271,7 @@ def _step(row: StepRow, incidents: dict[int, list[str]], folder: str) -> list[st
     return [
         str(row.step),
         unusual_label(row.action),
-        unusual_label(row.cause),
+        f"{row.code} {unusual_label(row.cause)}".strip(),
         f"{row.loss:.4g}",
         f"{row.grad_norm:.4g}",
         f"{row.scale:g}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from halfguard.catalogue import entry
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report.autopsy import cure_blocks, module_parts, origin_blocks
@@ -32,14 +33,19 @@ def script_answer_page(answer: ScriptAnswer) -> Page:
         title = f"Step {answer.step}: the first bad number was in {answer.event}"
         if "step" in answer.event.split()[:3] or answer.event.startswith("the loss scale"):
             title = f"Step {answer.step}: {answer.event}"
-        return Page(title, [*_bad_number(answer), *_limits(answer)])
+        return Page(title, [*_code(answer), *_bad_number(answer), *_limits(answer)])
     title = _TITLES[answer.outcome].format(backward=answer.backward)
     overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
     if answer.outcome == "nothing bad" and overflowed:
         title += f", but an overflow was swallowed at {overflowed[0].place}"
     elif answer.outcome == "nothing bad" and (answer.advice or answer.cure is not None):
         title += ", but the script trains wrongly"
-    return Page(title, [*_good_run(answer), *_limits(answer)])
+    return Page(title, [*_code(answer), *_good_run(answer), *_limits(answer)])
+
+
+def _code(answer: ScriptAnswer) -> Iterator[Block]:
+    if answer.code:
+        yield Text([f"{answer.code} {entry(answer.code).name}: {entry(answer.code).title}"])
 
 
 def _without_secrets(answer: ScriptAnswer) -> ScriptAnswer:

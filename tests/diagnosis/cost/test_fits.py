@@ -101,7 +101,7 @@ class TestFits:
             return loss(model, batch)
 
         cost = measure_cost(job(rows=4, width=16, loss=wrong), HALF, rounds=1)
-        (found,) = (found for found in cost.findings if found.code == "HD206")
+        (found,) = (found for found in cost.findings if found.code == "HD100")
         assert "no half here" in found.message
         assert "and more" not in found.message.split("(in")[0]
         assert "test_fits.py" in found.message

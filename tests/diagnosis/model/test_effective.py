@@ -256,8 +256,8 @@ def test_the_cure_gives_what_it_says(case: str, tmp_path: Path) -> None:
 def test_pure_half_in_lightning_is_cured_by_mixed_precision(tmp_path: Path) -> None:
     _, examine, _ = with_lightning("16-true")(Truth(), tmp_path)
     diagnosis = examine()
-    assert codes(diagnosis) == ["HD104", "HD108", "HD112"]
-    trainer = cured(found(diagnosis, "HD112"), Trainer=lightning.Trainer)["trainer"]
+    assert codes(diagnosis) == ["HD108", "HG207", "HG402"]
+    trainer = cured(found(diagnosis, "HG207"), Trainer=lightning.Trainer)["trainer"]
     assert hg.doctor(Module(Truth()), trainer=trainer, batch=data()).findings == ()
 
 
@@ -285,14 +285,14 @@ def test_a_checkpoint_that_lightning_wrote(tmp_path: Path) -> None:
     assert hg.doctor(module, scaler=scaler, checkpoint=path).ok
     saved = torch.load(path, weights_only=True)
     del saved["MixedPrecision"]
-    assert codes(hg.doctor(module, scaler=scaler, checkpoint=saved)) == ["HD109"]
+    assert codes(hg.doctor(module, scaler=scaler, checkpoint=saved)) == ["HG309"]
 
 
 def test_anomaly_detection_of_a_trainer() -> None:
     trainer = lightning.Trainer(
         accelerator="cpu", plugins=really_fp16(), detect_anomaly=True, logger=False
     )
-    assert codes(hg.doctor(Module(Truth()), trainer=trainer)) == ["HD114"]
+    assert codes(hg.doctor(Module(Truth()), trainer=trainer)) == ["HG307"]
 
 
 def test_a_module_that_optimizes_by_hand_is_not_run() -> None:

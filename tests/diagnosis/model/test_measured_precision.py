@@ -150,7 +150,7 @@ def test_autocast_around_the_loss_only() -> None:
     (finding,) = hg.doctor(
         model, optimizer, precision="fp32", loss=contrastive, batch=batch()
     ).findings
-    assert finding.code == "HD112"
+    assert finding.code == "HG207"
     assert finding.message.startswith("a part of the forward pass runs in float16")
 
 
@@ -243,7 +243,7 @@ def test_fp16_inside_a_function_needs_a_scaler() -> None:
 
     model = Custom()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert codes(hg.doctor(model, optimizer, loss=loss, batch=batch())) == ["HD112"]
+    assert codes(hg.doctor(model, optimizer, loss=loss, batch=batch())) == ["HG207"]
 
 
 class OneHalf(nn.Module):

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from halfguard.catalogue import Severity
 from halfguard.records.cost import Cost, MemoryParts, PrecisionCost, Spread
-from halfguard.records.finding import Finding, Severity
+from halfguard.records.finding import Finding
 from halfguard.records.sizes import format_bytes
 
 MIN_IMPROVEMENT = 0.10  # a smaller gain is not worth the risk of half precision
@@ -210,7 +211,7 @@ def fit_findings(cost: Cost) -> Iterator[Finding]:
 
 def _failed(failed: Sequence[PrecisionCost], passed: PrecisionCost | None) -> Finding:
     return Finding(
-        code="HD206",
+        code="HD100",
         severity="error",
         subject=_join_names(failed),
         message=f"A step in {_join_names(failed)} raised {failed[0].failure}",

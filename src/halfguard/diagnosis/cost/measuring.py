@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from halfguard.catalogue import Severity
 from halfguard.diagnosis.cost.gain import fit_findings, gain_findings
 from halfguard.diagnosis.machine.speed import DTYPES, measure_rate, measure_speeds
 from halfguard.errors import HalfguardError, UsageError
@@ -22,7 +23,6 @@ from halfguard.hardware.choice import Speeds
 from halfguard.precision.modes import autocast_dtype
 from halfguard.precision_names import Precision
 from halfguard.records.cost import Cost, PrecisionCost
-from halfguard.records.finding import Severity
 from halfguard.records.sizes import parse_bytes
 from halfguard.step.random_state import seeded
 from halfguard.workload import TrainingStep, Workload

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from halfguard.catalogue import Severity
 from halfguard.hardware.choice import FORMATS, SLOWER, Speeds
 from halfguard.precision_names import MixedPrecisionName
-from halfguard.records.finding import Finding, Severity
+from halfguard.records.finding import Finding
 from halfguard.records.machine import Choice, Device, Hardware, Machine, ParityRow, TorchBuild
 
 
@@ -97,7 +98,7 @@ def _severity(asked: MixedPrecisionName | None) -> Severity:
 def _scaler_off(machine: Machine, severity: Severity) -> Finding:
     kind = machine.devices[0].torch_type if machine.devices else "cpu"
     return Finding(
-        code="HD001",
+        code="HD113",
         severity=severity,
         message="torch.amp.GradScaler() disables itself here, because there is no CUDA device.",
         subject="GradScaler",
@@ -115,7 +116,7 @@ def _emulated_bf16(hardware: Hardware, better: MixedPrecisionName, severity: Sev
             " To check for native BF16: torch.cuda.is_bf16_supported(including_emulation=False)."
         )
     return Finding(
-        code="HD002",
+        code="HG406",
         severity=severity,
         message=f"BF16 is only emulated on {hardware.name}.",
         subject="bf16-mixed",

@@ -1,1 +1,1 @@
-"""One rule per file: the docstring is its page, ``META`` its metadata, ``check`` finds its matches."""
+"""One rule per file: ``META`` says when it is run, ``check`` finds its matches."""

@@ -1,40 +1,4 @@
-"""A constant outside the range of float16 is written into a tensor that may be float16.
-
-## What it does
-Finds `masked_fill`, `fill_`, `full`, `full_like` and `new_full` with a constant such as `-1e9`.
-
-## Why is this bad?
-The largest float16 value is 65504. For a larger constant torch raises "value cannot be converted to type
-c10::Half without overflow", but only if the tensor really is float16: the code works until mixed precision is
-turned on.
-
-## Example
-```py
-import torch
-
-def attend(scores, mask):
-    scores = scores.masked_fill(mask == 0, -1e9)
-    return torch.softmax(scores, dim=-1)
-```
-
-## Use instead
-```py
-import torch
-
-def attend(scores, mask):
-    scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
-    return torch.softmax(scores, dim=-1)
-```
-
-## Fix safety
-Safe if the tensor is known to hold floating-point values, for example because softmax is applied to it: the
-smallest value of the tensor's own dtype masks as well as -1e9 does. Unsafe otherwise, because `finfo` raises
-for an integer tensor. The fix is offered only if the tensor is a name or an attribute, so that nothing is
-evaluated twice.
-
-## References
-Qwen#32, pytorch#6292.
-"""
+"""A constant outside the range of float16 is written into a tensor that may be float16."""
 
 from __future__ import annotations
 
@@ -54,13 +18,8 @@ from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile, is_name_or_attribute, make_fix, replace
 
 META = Meta(
-    code="HG101",
-    name="mask-constant",
-    cure="Take the constant from the tensor's own dtype: torch.finfo(x.dtype).min.",
     contains=("masked_fill", "fill_(", "full(", "full_like("),
     pattern=LARGE_CONSTANTS,
-    severity="error",
-    fix="safe",
     needs_half=True,
 )
 _FLOAT_OPERATIONS = ("softmax", "log_softmax", "sigmoid", "exp", "log", "matmul", "gumbel_softmax")

@@ -1,36 +1,4 @@
-"""`log(sigmoid(x))` is -inf for inputs that `logsigmoid` handles.
-
-## What it does
-Finds the logarithm of a sigmoid, or of one minus a sigmoid, with or without an added eps. The sigmoid may
-have been assigned to a variable first.
-
-## Why is this bad?
-In float16, sigmoid is 0 for inputs below about -17.4, so the loss is infinite and its gradient is NaN. An eps
-of 1e-8 does not help: it is also 0 in float16. `logsigmoid` is exact for every input.
-
-## Example
-```py
-import torch
-
-def bpr(positive, negative):
-    return -torch.log(torch.sigmoid(positive - negative)).mean()
-```
-
-## Use instead
-```py
-import torch
-
-def bpr(positive, negative):
-    return -torch.nn.functional.logsigmoid(positive - negative).mean()
-```
-
-## Fix safety
-Safe without an eps: the same function, computed more accurately. Unsafe with an eps, because the eps limited
-the loss, to 18.4 for 1e-8.
-
-## References
-`halfguard.ops.bpr_loss` computes the whole pairwise loss.
-"""
+"""`log(sigmoid(x))` is -inf for inputs that `logsigmoid` handles."""
 
 from __future__ import annotations
 
@@ -51,13 +19,8 @@ from halfguard.lint.numeric_checks import (
 from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
-    code="HG104",
-    name="log-sigmoid",
-    cure="Use torch.nn.functional.logsigmoid(x).",
     contains=("sigmoid", "Sigmoid"),
     also_contains=("torch.log(", ".log()"),
-    severity="error",
-    fix="safe",
 )
 
 

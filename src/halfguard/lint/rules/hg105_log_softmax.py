@@ -1,36 +1,4 @@
-"""`log(softmax(x))` is -inf where `log_softmax` is finite.
-
-## What it does
-Finds the logarithm of a softmax, with or without an added eps. The softmax may have been assigned to a
-variable first.
-
-## Why is this bad?
-A probability below 2.98e-8 is 0 in float16, its logarithm is -inf, and the gradient is NaN. `log_softmax`
-does not compute the probability.
-
-## Example
-```py
-import torch
-
-def loss(logits, target):
-    return torch.nn.functional.nll_loss(torch.log(torch.softmax(logits, dim=-1)), target)
-```
-
-## Use instead
-```py
-import torch
-
-def loss(logits, target):
-    return torch.nn.functional.cross_entropy(logits, target)
-```
-
-## Fix safety
-Safe without an eps: the same function, computed more accurately. Unsafe with an eps, because the eps limited
-the result.
-
-## References
-pytorch#43556.
-"""
+"""`log(softmax(x))` is -inf where `log_softmax` is finite."""
 
 from __future__ import annotations
 
@@ -52,13 +20,8 @@ from halfguard.lint.numeric_checks import (
 from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
-    code="HG105",
-    name="log-softmax",
-    cure="Use torch.nn.functional.log_softmax(x, dim).",
     contains=("softmax", "Softmax"),
     also_contains=("torch.log(", ".log()"),
-    severity="error",
-    fix="safe",
 )
 
 

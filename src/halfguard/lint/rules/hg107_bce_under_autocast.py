@@ -1,36 +1,4 @@
-"""`BCELoss` runs under autocast.
-
-## What it does
-Finds `binary_cross_entropy` and instances of `nn.BCELoss` that are called inside an autocast region.
-
-## Why is this bad?
-On CUDA torch raises "unsafe to autocast". Where it does not raise, a float16 sigmoid has already rounded to 0
-or 1, so a confidently wrong sample gets a wrong loss and no gradient. The version for logits is exact.
-
-## Example
-```py
-import torch
-
-def step(model, x, y):
-    with torch.autocast("cuda", dtype=torch.float16):
-        return torch.nn.functional.binary_cross_entropy(torch.sigmoid(model(x)), y)
-```
-
-## Use instead
-```py
-import torch
-
-def step(model, x, y):
-    with torch.autocast("cuda", dtype=torch.float16):
-        return torch.nn.functional.binary_cross_entropy_with_logits(model(x), y)
-```
-
-## Fix safety
-Safe. It is offered only if the sigmoid is in the call itself.
-
-## References
-YOLOX#336, lightning#13871.
-"""
+"""`BCELoss` runs under autocast."""
 
 from __future__ import annotations
 
@@ -44,13 +12,8 @@ from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
-    code="HG107",
-    name="bce-under-autocast",
-    cure="Remove the sigmoid and use binary_cross_entropy_with_logits or BCEWithLogitsLoss.",
     contains=("binary_cross_entropy", "BCELoss"),
     also_contains=("autocast",),
-    severity="error",
-    fix="safe",
 )
 
 

@@ -1,34 +1,4 @@
-"""A hand-written norm squares values that may be float16.
-
-## What it does
-Finds `rsqrt` or `sqrt` of a mean or sum of squares whose input was not cast to float32.
-
-## Why is this bad?
-A square overflows float16 for values from 256 on, and becomes zero for values below 1.7e-4. CUDA's autocast
-computes powers in float32, but float16 weights, CPU autocast and compiled kernels do not.
-
-## Example
-```py
-import torch
-
-class RMSNorm(torch.nn.Module):
-    def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-```
-
-## Use instead
-```py
-import torch
-
-class RMSNorm(torch.nn.Module):
-    def forward(self, x):
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
-```
-
-## References
-pytorch#66707. `halfguard.ops.rms_norm` computes the whole operation.
-"""
+"""A hand-written norm squares values that may be float16."""
 
 from __future__ import annotations
 
@@ -41,9 +11,6 @@ from halfguard.lint.numeric_checks import may_be_half
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG108",
-    name="square-in-half",
-    cure="Cast to float32 before squaring: x.float().",
     contains=("sqrt(",),
     also_contains=("mean(", "sum("),
     pattern=r"sqrt\((?<!math\.sqrt\()(?<!np\.sqrt\()",

@@ -1,53 +1,4 @@
-"""A loss is computed outside of autocast from float16 outputs of a model.
-
-## What it does
-Finds outputs of a model that ran under float16 autocast, and that are given to a loss function after the
-block, or where autocast is turned off, without a cast to float32. The loss is then scaled and run backward.
-
-## Why is this bad?
-Inside the block autocast computes losses in float32. Outside of it they are computed in the dtype of their
-inputs: squares and sums overflow at 65504, small terms are lost, and the gradient of a float16 loss is the
-loss scale itself, which is infinite from 65,536 on. The first step is skipped, and the scale can never grow
-above 32,768. A float32 target makes losses such as `mse_loss` float32, so these are reported only if both
-arguments are float16.
-
-## Example
-```py
-import torch
-from torch import nn
-
-criterion = nn.CrossEntropyLoss()
-
-def train(model, optimizer, loader, scaler):
-    for x, y in loader:
-        with torch.autocast("cuda", dtype=torch.float16):
-            output = model(x)
-        loss = criterion(output, y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-from torch import nn
-
-criterion = nn.CrossEntropyLoss()
-
-def train(model, optimizer, loader, scaler):
-    for x, y in loader:
-        with torch.autocast("cuda", dtype=torch.float16):
-            output = model(x)
-            loss = criterion(output, y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## References
-pytorch documentation: Automatic Mixed Precision, "Typical Mixed Precision Training".
-"""
+"""A loss is computed outside of autocast from float16 outputs of a model."""
 
 from __future__ import annotations
 
@@ -61,9 +12,6 @@ from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG115",
-    name="loss-outside-autocast",
-    cure="Compute the loss inside the autocast block, or cast the outputs: output.float().",
     contains=("autocast",),
     also_contains=("caler",),
     needs_half=True,

@@ -1,37 +1,4 @@
-"""Positions are counted in float16 or bfloat16, which have no odd number above 2048 and 256.
-
-## What it does
-Finds `torch.arange` in float16, by a `dtype` or a cast to the dtype of a value that is float16, and in
-bfloat16 by a `dtype` or a cast. Its end is a constant above 2048 (bfloat16: 256), or is named like a number
-of positions: `seq_len`, `max_positions`, or `n` in a function named after angles or positions. Only functions
-that compute angles or frequencies are looked at.
-
-## Why is this bad?
-Above 2048 the numbers of float16 are 2 apart, above 4096 they are 4 apart: neighbouring positions become
-equal. An angle of a rotary embedding is wrong by whole turns, without an error. In bfloat16 this begins
-at 256.
-
-## Example
-```py
-import torch
-
-def angles(count, frequencies):
-    t = torch.arange(count, dtype=torch.float16)
-    return t[:, None] * frequencies
-```
-
-## Use instead
-```py
-import torch
-
-def angles(count, frequencies):
-    t = torch.arange(count, dtype=torch.float32)
-    return t[:, None] * frequencies
-```
-
-## References
-huggingface/transformers#25306, gpt-neox#1003; `halfguard explain 2049`.
-"""
+"""Positions are counted in float16 or bfloat16, which have no odd number above 2048 and 256."""
 
 from __future__ import annotations
 
@@ -44,9 +11,6 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG117",
-    name="positions-in-half",
-    cure="Count in float32 and cast the sine and cosine, not the positions.",
     contains=("arange(",),
     also_contains=("half", "float16"),
     needs_half=True,

@@ -1,46 +1,4 @@
-"""A moving average of weights is kept in float16, and its updates are rounded away.
-
-## What it does
-Finds `lerp_` and `add_` with `1 - decay` on a tensor that is cast to float16, and
-`average = decay * average + (1 - decay) * weight` if both are float16. The decay must be at least 0.99; a
-decay that is not known counts if its name contains `decay` or `ema`. A constant as the weight of `lerp_`
-counts up to 0.01.
-
-## Why is this bad?
-An average moves by `1 - decay` of the distance to the weights, 1e-4 of it with a decay of 0.9999. float16
-resolves 2**-11 of a number, so the average never moves, and the copy that is evaluated is the first one.
-
-## Example
-```py
-import torch
-
-class Average:
-    def __init__(self, model, decay=0.9999):
-        self.decay = decay
-        self.shadow = {n: p.detach().clone().half() for n, p in model.named_parameters()}
-
-    def update(self, model):
-        for n, p in model.named_parameters():
-            self.shadow[n].lerp_(p.detach().half(), 1 - self.decay)
-```
-
-## Use instead
-```py
-import torch
-
-class Average:
-    def __init__(self, model, decay=0.9999):
-        self.decay = decay
-        self.shadow = {n: p.detach().clone().float() for n, p in model.named_parameters()}
-
-    def update(self, model):
-        for n, p in model.named_parameters():
-            self.shadow[n].lerp_(p.detach().float(), 1 - self.decay)
-```
-
-## References
-`halfguard explain 0.9999`.
-"""
+"""A moving average of weights is kept in float16, and its updates are rounded away."""
 
 from __future__ import annotations
 
@@ -53,12 +11,8 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG118",
-    name="average-in-half",
-    cure="Keep the average in float32: .float() on the copies.",
     contains=("lerp_(", "add_(", "1 - ", "1.0 - "),
     pattern=r"half\(|float16",
-    severity="error",
     needs_half=True,
 )
 _DECAY = re.compile(r"(?<!weight_)(?<!lr_)decay|(^|[._])ema(_|$)", re.IGNORECASE)

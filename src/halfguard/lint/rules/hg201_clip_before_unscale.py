@@ -1,48 +1,4 @@
-"""Gradients are clipped while they are still scaled.
-
-## What it does
-Finds `clip_grad_norm_` and `clip_grad_value_` between a scaled backward pass and `scaler.step`, without
-`scaler.unscale_` before them.
-
-## Why is this bad?
-The norm is 65,536 times too large when it is compared with the limit, so every step is clipped. `scaler.step`
-then divides by the scale: with `max_norm=1.0` the applied norm was 1.5e-5.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        scaler.scale(loss_fn(model(x), y)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Fix safety
-Safe: inserts `scaler.unscale_(optimizer)` on the line above. `scaler.step` then does not unscale again.
-
-## References
-lightning#9330, lightning#9599.
-"""
+"""Gradients are clipped while they are still scaled."""
 
 from __future__ import annotations
 
@@ -54,12 +10,7 @@ from halfguard.lint.python_file import PythonFile, insert_before, make_fix
 from halfguard.lint.steps import Event, Step
 
 META = Meta(
-    code="HG201",
-    name="clip-before-unscale",
-    cure="Call scaler.unscale_(optimizer) before clipping.",
     contains=("clip_grad",),
-    severity="error",
-    fix="safe",
 )
 
 

@@ -1,48 +1,4 @@
-"""Gradients are unscaled in every micro-batch, but the optimizer does not step in every one.
-
-## What it does
-Finds `scaler.unscale_` that runs more often than `scaler.step`: outside the condition around the step, in an
-inner loop over micro-batches, or twice in a row, as in a helper that reads the gradient norm and again before
-clipping. Also finds Accelerate's `clip_grad_norm_`, which unscales, in a block of `accelerator.accumulate`
-without a look at `sync_gradients`, in a file that may run in fp16 and asks for gradient accumulation.
-
-## Why is this bad?
-The second call before `update()` raises "unscale_() has already been called on this optimizer since the last
-update()". Also, unscaled gradients cannot be added to the scaled gradients of the next micro-batch.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn, every):
-    scaler = torch.amp.GradScaler("cuda")
-    for i, (x, y) in enumerate(loader):
-        scaler.scale(loss_fn(model(x), y) / every).backward()
-        scaler.unscale_(optimizer)
-        if (i + 1) % every == 0:
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn, every):
-    scaler = torch.amp.GradScaler("cuda")
-    for i, (x, y) in enumerate(loader):
-        scaler.scale(loss_fn(model(x), y) / every).backward()
-        if (i + 1) % every == 0:
-            scaler.unscale_(optimizer)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-```
-
-## References
-huggingface/transformers#23935, pytorch#36601.
-"""
+"""Gradients are unscaled in every micro-batch, but the optimizer does not step in every one."""
 
 from __future__ import annotations
 
@@ -57,11 +13,7 @@ from halfguard.lint.python_file import PythonFile
 from halfguard.lint.steps import Event, Step
 
 META = Meta(
-    code="HG202",
-    name="unscale-per-micro-batch",
-    cure="Unscale once, directly before clipping and stepping, under the same condition as the step.",
     contains=("unscale_", "accelerator.clip_grad"),
-    severity="error",
 )
 
 

@@ -1,45 +1,4 @@
-"""The optimizer steps on gradients that are still scaled.
-
-## What it does
-Finds `optimizer.step()` in the same iteration as a scaled backward pass.
-
-## Why is this bad?
-The step is 65,536 times too large, or it is a second step in addition to `scaler.step`. Nothing skips it when
-gradients are infinite. In one measured case a weight changed from 1 to -6552.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        scaler.scale(loss_fn(model(x), y)).backward()
-        optimizer.step()
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Fix safety
-Safe: calls `scaler.step(optimizer)` instead, or removes the second step if the scaler already steps this
-optimizer.
-
-## References
-Applio#860, nerfacc#307.
-"""
+"""The optimizer steps on gradients that are still scaled."""
 
 from __future__ import annotations
 
@@ -52,13 +11,8 @@ from halfguard.lint.python_file import PythonFile, make_fix, remove, replace
 from halfguard.lint.steps import Event, Step
 
 META = Meta(
-    code="HG205",
-    name="raw-optimizer-step",
-    cure="Call only scaler.step(optimizer).",
     contains=("caler",),
     also_contains=(".step(",),
-    severity="error",
-    fix="safe",
 )
 
 

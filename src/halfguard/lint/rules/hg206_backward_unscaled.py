@@ -1,46 +1,4 @@
-"""A loss is not scaled, but its gradients are unscaled.
-
-## What it does
-Finds `loss.backward()` before `scaler.step(optimizer)`, without a scaled backward pass on that path.
-
-## Why is this bad?
-`scaler.step` divides gradients by the scale. Gradients that were not multiplied by it become 65,536 times
-smaller: small ones become zero, and the model hardly learns.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
-        loss.backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Fix safety
-Safe: scales the loss for the backward pass only. The variable does not change.
-
-## References
-Open-Rig3R#35.
-"""
+"""A loss is not scaled, but its gradients are unscaled."""
 
 from __future__ import annotations
 
@@ -54,13 +12,8 @@ from halfguard.lint.steps import Event, EventKind, Step
 from halfguard.lint.syntax_tree import parameter_names
 
 META = Meta(
-    code="HG206",
-    name="backward-unscaled",
-    cure="Call scaler.scale(loss).backward().",
     contains=("caler",),
     also_contains=(".step(",),
-    severity="error",
-    fix="safe",
 )
 
 

@@ -1,45 +1,4 @@
-"""A model is trained under float16 autocast without a gradient scaler.
-
-## What it does
-Finds a backward pass in a function that uses float16 autocast, or calls one that does, in a file without a
-gradient scaler. Files that change gradients by hand are left out, because the loss may be scaled by hand.
-`hg.doctor` measures which gradients are lost (HD112).
-
-## Why is this bad?
-Gradients below 2.98e-8 are zero in float16. Without a loss scale they are lost without an error: the loss
-decreases more slowly, or not at all. bfloat16 needs no scaler.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = loss_fn(model(x), y)
-        loss.backward()
-        optimizer.step()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = loss_fn(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## References
-Open-Rig3R#35.
-"""
+"""A model is trained under float16 autocast without a gradient scaler."""
 
 from __future__ import annotations
 
@@ -56,12 +15,8 @@ from halfguard.lint.steps import Step
 from halfguard.lint.syntax_tree import Function, parameter_default, parameter_names
 
 META = Meta(
-    code="HG207",
-    name="fp16-without-scaler",
-    cure="Use torch.amp.GradScaler or halfguard.GradScaler, or autocast to bfloat16.",
     contains=("autocast",),
     also_contains=("backward",),
-    severity="error",
 )
 _CHANGED_GRADIENTS = re.compile(
     r"\.grad\b[^\n]*(?:[/*]=|\bdiv|\bmul)|\.grad\s*=[^=]|_foreach_|loss_scale"

@@ -1,41 +1,4 @@
-"""A new scaler is created in every iteration.
-
-## What it does
-Finds `GradScaler(...)` inside the training loop, inside the loop over epochs, or in a function that is called
-for every epoch.
-
-## Why is this bad?
-Each new scaler starts at 65,536 again, and the scale that the last one had found is lost. A model that
-needs a smaller scale skips its first steps in every epoch, or all of them. Training in bfloat16 needs no
-scale, and is not reported.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    for x, y in loader:
-        scaler = torch.amp.GradScaler("cuda")
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## References
-pytorch#99640.
-"""
+"""A new scaler is created in every iteration."""
 
 from __future__ import annotations
 
@@ -48,11 +11,7 @@ from halfguard.lint.python_file import PythonFile
 from halfguard.lint.syntax_tree import Function
 
 META = Meta(
-    code="HG210",
-    name="scaler-in-loop",
-    cure="Create the scaler once, before the loop.",
     contains=("GradScaler",),
-    severity="error",
 )
 _EPOCHS = re.compile(r"epoch|(^|_)(ep|it|iter|iteration|step)s?($|_)", re.IGNORECASE)
 

@@ -1,45 +1,4 @@
-"""A gradient norm is read while the gradients are still scaled.
-
-## What it does
-Finds a norm of gradients between `scaler.scale(loss).backward()` and `scaler.step`, without `unscale_` before
-it. HG201 finds clipping at the same place.
-
-## Why is this bad?
-The gradients are multiplied by the loss scale, 65,536 at first. A logged norm is that much too large, and it
-halves or doubles whenever the scale changes. A limit on it never has the intended effect.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        scaler.scale(loss_fn(model(x), y)).backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        print(norm)
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        print(norm)
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## References
-lightning#9330; `halfguard.Guard` returns the unscaled norm of every step.
-"""
+"""A gradient norm is read while the gradients are still scaled."""
 
 from __future__ import annotations
 
@@ -49,12 +8,8 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG211",
-    name="norm-while-scaled",
-    cure="Call scaler.unscale_(optimizer) before the norm is computed.",
     contains=("norm",),
     also_contains=("caler",),
-    severity="error",
 )
 
 

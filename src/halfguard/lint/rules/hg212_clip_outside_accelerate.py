@@ -1,47 +1,4 @@
-"""Gradients are clipped by torch while Accelerate still holds them scaled.
-
-## What it does
-Finds `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_` in a function that runs
-`accelerator.backward`, in a file that offers fp16 to the Accelerator and never calls `unscale_gradients`.
-
-## Why is this bad?
-With `mixed_precision="fp16"` the gradients are multiplied by the loss scale until the prepared optimizer
-steps. torch's function compares a norm that is 65,536 times too large with the limit, so every step is
-clipped to almost nothing. The accelerator's own function unscales first.
-
-## Example
-```py
-import torch
-from accelerate import Accelerator
-
-def train(model, optimizer, loader, loss_fn):
-    accelerator = Accelerator(mixed_precision="fp16")
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for x, y in loader:
-        accelerator.backward(loss_fn(model(x), y))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-```
-
-## Use instead
-```py
-import torch
-from accelerate import Accelerator
-
-def train(model, optimizer, loader, loss_fn):
-    accelerator = Accelerator(mixed_precision="fp16")
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for x, y in loader:
-        accelerator.backward(loss_fn(model(x), y))
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-```
-
-## References
-Accelerate's documentation of `Accelerator.clip_grad_norm_`.
-"""
+"""Gradients are clipped by torch while Accelerate still holds them scaled."""
 
 from __future__ import annotations
 
@@ -53,12 +10,8 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG212",
-    name="clip-outside-accelerate",
-    cure="Call accelerator.clip_grad_norm_ instead, which unscales first.",
     contains=("clip_grad",),
     also_contains=("accelerator.backward",),
-    severity="error",
 )
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
 

@@ -1,39 +1,4 @@
-"""A penalty is computed from gradients that are still scaled.
-
-## What it does
-Finds `torch.autograd.grad(scaler.scale(loss), ..., create_graph=True)` in a function that never divides by
-the scale: neither `get_scale()` nor a name with `inv_scale` occurs in it.
-
-## Why is this bad?
-The gradients are 65,536 times too large, and so is a penalty on their norm, which changes whenever the scale
-does. torch's recipe multiplies them by `1 / scaler.get_scale()` before the penalty.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, x, y, loss_fn, scaler: torch.amp.GradScaler):
-    loss = loss_fn(model(x), y)
-    gradients = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
-    penalty = sum(g.square().sum() for g in gradients).sqrt()
-    scaler.scale(loss + penalty).backward()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, x, y, loss_fn, scaler: torch.amp.GradScaler):
-    loss = loss_fn(model(x), y)
-    scaled = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
-    gradients = [g / scaler.get_scale() for g in scaled]
-    penalty = sum(g.square().sum() for g in gradients).sqrt()
-    scaler.scale(loss + penalty).backward()
-```
-
-## References
-pytorch documentation: Automatic Mixed Precision examples, gradient penalty.
-"""
+"""A penalty is computed from gradients that are still scaled."""
 
 from __future__ import annotations
 
@@ -46,12 +11,8 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG213",
-    name="penalty-on-scaled-gradient",
-    cure="Divide the gradients by scaler.get_scale() before the penalty.",
     contains=("autograd.grad", "import grad"),
     also_contains=("caler",),
-    severity="error",
 )
 _UNSCALES = re.compile(r"get_scale|inv_?scale|unscale|\b_scale\b", re.I)
 

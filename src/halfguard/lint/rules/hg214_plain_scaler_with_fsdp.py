@@ -1,40 +1,4 @@
-"""FSDP1 shards the gradients, and a plain GradScaler sees one shard only.
-
-## What it does
-Finds a `GradScaler` in a file that wraps a model in `FullyShardedDataParallel` and does not use
-`ShardedGradScaler`. FSDP2 (`fully_shard`) works with the plain scaler, and so does `NO_SHARD`. A scaler whose
-`enabled` depends on FSDP is not reported.
-
-## Why is this bad?
-Each rank looks for infinities in its own shard. The rank that finds one skips the step, the others apply it:
-weights and scales of the ranks diverge, without an error.
-
-## Example
-```py
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
-def build(model):
-    model = FSDP(model)
-    scaler = torch.amp.GradScaler("cuda")
-    return model, scaler
-```
-
-## Use instead
-```py
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-def build(model):
-    model = FSDP(model)
-    scaler = ShardedGradScaler("cuda")
-    return model, scaler
-```
-
-## References
-pytorch#76607; `hg.doctor` reports it as HD111.
-"""
+"""FSDP1 shards the gradients, and a plain GradScaler sees one shard only."""
 
 from __future__ import annotations
 
@@ -48,12 +12,8 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG214",
-    name="plain-scaler-with-fsdp",
-    cure="Use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler.",
     contains=("FullyShardedDataParallel",),
     also_contains=("GradScaler(",),
-    severity="error",
 )
 _FSDP = "torch.distributed.fsdp"
 _SHARDING = re.compile(r"fsdp|shard", re.IGNORECASE)

@@ -1,45 +1,4 @@
-"""Gradients are never set to zero, and pile up until they overflow.
-
-## What it does
-Finds a loop with a scaled backward pass and `scaler.step`, in a file that constructs its optimizer and has
-neither `zero_grad` nor an assignment to `.grad`. It says nothing where other code may do it: if the optimizer
-is made anew in the loop, if the class inherits from a class of another file, or if the optimizer is passed to
-a function of another file.
-
-## Why is this bad?
-Every backward pass adds to the gradients of all batches before. The steps grow, the sums overflow, the scaler
-skips and lowers the scale, and the gradients it skipped are still there: from then on every step is skipped.
-
-## Example
-```py
-import torch
-
-def train(model, loader, loss_fn):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, loader, loss_fn):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## References
-pytorch documentation: torch.optim.Optimizer.zero_grad.
-"""
+"""Gradients are never set to zero, and pile up until they overflow."""
 
 from __future__ import annotations
 
@@ -53,13 +12,9 @@ from halfguard.lint.python_file import PythonFile
 from halfguard.lint.steps import Step
 
 META = Meta(
-    code="HG215",
-    name="gradients-never-zeroed",
-    cure="Call optimizer.zero_grad() in every step.",
     contains=("caler",),
     also_contains=(".backward(",),
     pattern=r"optim",
-    severity="error",
 )
 _ZEROES = re.compile(r"zero_?grad|reset_grad|clear_grad|^_foreach_zero_$")
 _IN_PLACE = {"zero_", "detach_", "data", "fill_"}  # of a gradient

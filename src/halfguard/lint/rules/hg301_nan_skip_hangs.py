@@ -1,46 +1,4 @@
-"""One rank skips a backward pass in which the other ranks wait for it.
-
-## What it does
-Finds `continue` or `return` on a loss that is not finite, before the backward pass, in a file that may run on
-several ranks, and a backward pass that runs only if the loss is finite. Also finds `return None` for the same
-reason in a Lightning `training_step`.
-
-## Why is this bad?
-The backward pass of DistributedDataParallel is a collective operation. If one rank skips it, all other ranks
-wait until the timeout. Run backward on every rank: infinities reach all ranks through the all-reduce, and all
-scalers skip the step together.
-
-## Example
-```py
-import torch
-import torch.distributed as dist
-
-def train(model, optimizer, loader, loss_fn, scaler):
-    for x, y in loader:
-        loss = loss_fn(model(x), y)
-        if torch.isnan(loss):
-            continue
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-import torch.distributed as dist
-
-def train(model, optimizer, loader, loss_fn, scaler):
-    for x, y in loader:
-        loss = loss_fn(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## References
-lightning#5243, lightning#19918.
-"""
+"""One rank skips a backward pass in which the other ranks wait for it."""
 
 from __future__ import annotations
 
@@ -53,12 +11,8 @@ from halfguard.lint.python_file import PythonFile
 from halfguard.lint.steps import Step
 
 META = Meta(
-    code="HG301",
-    name="nan-skip-hangs",
-    cure="Let backward run on every rank, or agree on the skip with an all-reduce first.",
     contains=("isnan", "isinf", "isfinite"),
     also_contains=("backward", "training_step", "scaler("),
-    severity="error",
 )
 _MESSAGE = "A rank that exits here skips the backward pass, and the other ranks hang."
 _COLLECTIVES = ("all_reduce", "all_gather", "any_rank", "broadcast", "reduce_boolean")

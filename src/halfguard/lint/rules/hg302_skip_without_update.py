@@ -1,53 +1,4 @@
-"""A step is skipped by hand without updating the scale.
-
-## What it does
-Finds `continue` after a scaled backward pass, on a check of the gradients, without `scaler.update()`. Other
-checks are reported only after `unscale_`: a loss, for example, does not depend on the scale.
-
-## Why is this bad?
-The scale decreases only in `update()`. Without it, the same overflow repeats with every batch: in one
-measured run 50 of 50 steps were skipped, compared with 12 of 50 if the scaler alone skipped. After
-`unscale_`, the next call of `unscale_` also raises.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if not torch.isfinite(norm):
-            continue
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Fix safety
-Safe after `unscale_`: inserts `scaler.update()` before the `continue`. Otherwise no fix is offered, because
-`update()` without an inf check raises.
-
-## References
-huggingface/transformers#23935, pytorch#36601.
-"""
+"""A step is skipped by hand without updating the scale."""
 
 from __future__ import annotations
 
@@ -60,13 +11,8 @@ from halfguard.lint.python_file import PythonFile, insert_before, make_fix
 from halfguard.lint.steps import Event, Step
 
 META = Meta(
-    code="HG302",
-    name="skip-without-update",
-    cure="Let scaler.step skip, or call scaler.update() before continue.",
     contains=("caler",),
     also_contains=(".step(",),
-    severity="error",
-    fix="safe",
 )
 
 

@@ -1,43 +1,4 @@
-"""`scaler.update()` is called without an inf check before it.
-
-## What it does
-Finds `update()` on a path without `unscale_` or `scaler.step` before it, also if the step runs only every few
-micro-batches and the update in each of them.
-
-## Why is this bad?
-It raises "No inf checks were recorded prior to update". It is usually written to skip a step by hand and
-decrease the scale.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        scaler.scale(loss_fn(model(x), y)).backward()
-        if any(p.grad.isinf().any() for p in model.parameters()):
-            scaler.update()
-            continue
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## References
-`scaler.step` does this check on the device and skips the step.
-"""
+"""`scaler.update()` is called without an inf check before it."""
 
 from __future__ import annotations
 
@@ -51,12 +12,8 @@ from halfguard.lint.python_file import PythonFile
 from halfguard.lint.steps import Event
 
 META = Meta(
-    code="HG303",
-    name="update-without-check",
-    cure="Let scaler.step check and skip, or call scaler.unscale_(optimizer) first.",
     contains=("caler",),
     also_contains=(".step(",),
-    severity="error",
 )
 _ACCUMULATES = re.compile(r"%|accum")
 

@@ -1,33 +1,4 @@
-"""A NaN loss or gradient is hidden.
-
-## What it does
-Finds `nan_to_num` on a loss or gradient, `torch.where` that replaces its NaN, and a NaN loss multiplied by
-zero.
-
-## Why is this bad?
-The value changes, but the graph does not. NaN * 0 is NaN, and the gradients that flow back through `where`
-and `nan_to_num` of a NaN loss are still NaN, or zero without a trace. The problem remains; it is only hidden.
-
-## Example
-```py
-import torch
-
-def step(loss, scaler):
-    loss = torch.nan_to_num(loss)
-    scaler.scale(loss).backward()
-```
-
-## Use instead
-```py
-import torch
-
-def step(loss, scaler):
-    scaler.scale(loss).backward()  # the scaler sees the NaN and skips the step
-```
-
-## References
-Measured: after all three the gradients were still NaN.
-"""
+"""A NaN loss or gradient is hidden."""
 
 from __future__ import annotations
 
@@ -40,9 +11,6 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG308",
-    name="nan-hidden",
-    cure="Keep the value, let the scaler skip the step, and find the operation that produced it.",
     contains=("nan_to_num", "isnan", "isinf", "isfinite"),
     also_contains=("loss", "grad"),
     pattern=r"nan_to_num|where\(|\*=?\s*0(?:\.0?)?\b|\b0(?:\.0?)?\s*\*",

@@ -1,42 +1,4 @@
-"""A checkpoint contains the optimizer but not the scaler.
-
-## What it does
-Finds `torch.save` of the state of the optimizer but not of the loss scale, in a file that constructs a
-scaler or trains with apex's `amp`. In a project with a training loop, the file must also load the state of an
-optimizer, or pass an optimizer to a helper that loads: otherwise nothing is resumed. Training in bfloat16
-needs no loss scale, and is not reported.
-
-## Why is this bad?
-After a resume the scale starts at 65,536 again. A run that had settled at 512 overflows and skips its first
-steps, or shows an unexplained spike.
-
-## Example
-```py
-import torch
-
-scaler = torch.amp.GradScaler("cuda")
-
-def save(model, optimizer, path):
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-```
-
-## Use instead
-```py
-import torch
-
-scaler = torch.amp.GradScaler("cuda")
-
-def save(model, optimizer, path):
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                "scaler": scaler.state_dict()}, path)
-```
-
-## Fix safety
-Unsafe: it adds a key to the checkpoint. Also load the key, with `scaler.load_state_dict`.
-
-## References
-huggingface/transformers#34053, ultralytics#22189, composer#1376.
-"""
+"""A checkpoint contains the optimizer but not the scaler."""
 
 from __future__ import annotations
 
@@ -63,12 +25,8 @@ from halfguard.lint.python_file import PythonFile
 from halfguard.lint.syntax_tree import Function
 
 META = Meta(
-    code="HG309",
-    name="state-without-scaler",
-    cure='Add "scaler": scaler.state_dict() to the checkpoint, and load it on resume.',
     contains=("GradScaler", "apex"),
     also_contains=("state_dict", "save"),
-    fix="unsafe",
 )
 _CHECKPOINT = re.compile(r"save_?(\w+_)?(checkpoint|ckpt|state|training)", re.IGNORECASE)
 _APEX = re.compile(r"\bamp\.(initialize|scale_loss|state_dict)\b")

@@ -1,34 +1,4 @@
-"""A checkpoint for a resume contains weights that were cast to float16.
-
-## What it does
-Finds a saved dictionary with the state of the optimizer and a model that is cast with `.half()`.
-
-## Why is this bad?
-The optimizer's state shows that training resumes from this file. The float32 weights lose 13 of their 24
-bits, values above 65504 become infinite, and a moving average loses its latest updates at every resume. Save
-float32 weights to resume from, and a float16 copy for inference apart.
-
-## Example
-```py
-import copy
-import torch
-
-def save(model, optimizer, path):
-    torch.save({"model": copy.deepcopy(model).half(), "optimizer": optimizer.state_dict()}, path)
-```
-
-## Use instead
-```py
-import copy
-import torch
-
-def save(model, optimizer, path):
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-```
-
-## References
-A resumed run does not continue the one that was stopped: see `halfguard.Guard.save`.
-"""
+"""A checkpoint for a resume contains weights that were cast to float16."""
 
 from __future__ import annotations
 
@@ -41,9 +11,6 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG311",
-    name="half-weights-in-checkpoint",
-    cure="Save float32 weights to resume from; save a float16 copy for inference apart.",
     contains=(".half()",),
     also_contains=("save",),
 )

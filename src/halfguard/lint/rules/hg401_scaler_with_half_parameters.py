@@ -1,49 +1,4 @@
-"""A scaler is used with a model whose parameters are float16.
-
-## What it does
-Finds `model.half()`, `model.to(torch.float16)` or loading with a float16 dtype, if the same file steps the
-optimizer through a gradient scaler or sets `fp16=True` in `TrainingArguments`. peft makes adapters float32.
-So its models are reported only with `modules_to_save`, which it leaves in float16, or with
-`autocast_adapter_dtype=False`.
-
-## Why is this bad?
-The scaler raises "Attempting to unscale FP16 gradients." This is intended. Mixed precision keeps parameters
-in float32, and autocast chooses float16 for the operations.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    model = model.half()
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Use instead
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = loss_fn(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-```
-
-## Fix safety
-Unsafe: the model stays in float32 and needs twice the memory. For a peft model,
-`halfguard.upcast_trainable(model)` is inserted: only what is trained becomes float32.
-
-## References
-peft#1336, huggingface/diffusers#6119. For float16 weights, use `halfguard.MasterWeights`.
-"""
+"""A scaler is used with a model whose parameters are float16."""
 
 from __future__ import annotations
 
@@ -57,13 +12,8 @@ from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile, insert_after, make_fix
 
 META = Meta(
-    code="HG401",
-    name="scaler-with-half-parameters",
-    cure="Keep trainable parameters in float32, or train float16 weights with halfguard.MasterWeights.",
     contains=("half(", "float16", "torch.half"),
     also_contains=("step(", "TrainingArguments", "SFTConfig"),
-    severity="error",
-    fix="unsafe",
 )
 # Trainable parameters are cast back, or have float32 copies.
 _TRAINED_IN_FULL = re.compile(

@@ -1,47 +1,4 @@
-"""Float16 weights are trained without float32 copies.
-
-## What it does
-Finds a model that is cast to float16, in a file that trains it with a plain backward pass and optimizer step,
-or with a `Trainer` whose `fp16` is off. In a project that converts weights to float16, also finds a scaler
-that exists only for `precision == "amp"`: with `"fp16"` the weights are trained without one.
-
-Nothing is reported if updates may be kept: if the file mentions float32 copies ("master"), a cast back, Kahan
-sums or stochastic rounding, has an optimizer of its own, or a high learning rate (SGD from 0.01, Adam from
-0.002 with an eps that is not 0 in float16). `hg.doctor` measures the updates themselves (HD104).
-
-## Why is this bad?
-In float16, 1 - 1e-4 is 1: every update below 2**-11 of its weight is lost, without an error. The loss stops
-decreasing, or evaluation is NaN while training shows 0.0.
-
-## Example
-```py
-import torch
-
-def train(model, optimizer, loader, loss_fn):
-    model = model.half()
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss_fn(model(x), y).backward()
-        optimizer.step()
-```
-
-## Use instead
-```py
-import torch
-import halfguard as hg
-
-def train(model, optimizer, loader, loss_fn):
-    guard = hg.Guard(model, optimizer, config="native_fp16")
-    for batch in loader:
-        guard.step(loss_fn, batch)
-```
-
-## Fix safety
-Unsafe: the model stays in float32 and needs twice the memory.
-
-## References
-TinyLlama#32; `halfguard explain 1-1e-4`.
-"""
+"""Float16 weights are trained without float32 copies."""
 
 from __future__ import annotations
 
@@ -54,13 +11,8 @@ from halfguard.lint.match import Fix, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG402",
-    name="half-weights-trained",
-    cure="Keep weights in float32 and use autocast, or add float32 copies: halfguard.MasterWeights.",
     contains=("half(", "float16", "torch.half", '"amp"', "'amp'"),
     also_contains=("step(", "TrainingArguments", "SFTConfig", '"amp"', "'amp'"),
-    severity="error",
-    fix="unsafe",
 )
 
 

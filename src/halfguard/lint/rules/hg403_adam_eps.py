@@ -1,34 +1,4 @@
-"""Adam divides by an eps that is zero in float16.
-
-## What it does
-Finds Adam and its variants on the parameters of a float16 model, with an eps of at most 2.98e-8 (the default
-is 1e-8), and without `fused=True`. Files that mention float32 copies or a cast back are left out; `hg.doctor`
-measures the live optimizer (HD105).
-
-## Why is this bad?
-The second moment of a small gradient is 0 in float16, and so is eps: the first step divides 0 by 0, and the
-weights are NaN from then on.
-
-## Example
-```py
-import torch
-
-def build(model):
-    model = model.half()
-    return torch.optim.AdamW(model.parameters(), lr=1e-4)
-```
-
-## Use instead
-```py
-import torch
-
-def build(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-4)  # float32 weights, and autocast
-```
-
-## References
-pytorch#147437.
-"""
+"""Adam divides by an eps that is zero in float16."""
 
 from __future__ import annotations
 
@@ -43,12 +13,8 @@ from halfguard.lint.numeric_checks import underflows_half
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG403",
-    name="adam-eps",
-    cure="Keep weights in float32, or pass an eps that float16 can represent, such as 1e-4.",
     contains=("Adam",),
     also_contains=("half(", "float16", "torch.half"),
-    severity="error",
 )
 
 

@@ -1,39 +1,4 @@
-"""`torch.cuda.amp` is deprecated.
-
-## What it does
-Finds calls of `torch.cuda.amp.GradScaler`, `torch.cuda.amp.autocast` and their CPU versions, and reports the
-first of each file, with the number of the others. The fix changes all.
-
-## Why is this bad?
-Each call gives a warning and will be removed. The device is part of the name, so the same script is of no use
-on any other accelerator.
-
-## Example
-```py
-import torch
-
-scaler = torch.cuda.amp.GradScaler(init_scale=1024.0)
-with torch.cuda.amp.autocast():
-    pass
-```
-
-## Use instead
-```py
-import torch
-
-scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
-with torch.amp.autocast("cuda"):
-    pass
-```
-
-## Fix safety
-Safe: the new call does the same. A positional argument gets its name, and an import that is no longer used is
-removed. Unsafe if the project's requirements allow a torch before 2.3, which does not have the new names; if
-they demand such a version, nothing is reported. Neither are calls behind a check of the version.
-
-## References
-pytorch 2.4 release notes.
-"""
+"""`torch.cuda.amp` is deprecated."""
 
 from __future__ import annotations
 
@@ -46,11 +11,7 @@ from halfguard.lint.match import Fix, FixKind, Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile, make_fix, replace
 
 META = Meta(
-    code="HG405",
-    name="deprecated-amp",
-    cure='Use torch.amp.GradScaler("cuda") and torch.amp.autocast("cuda").',
     contains=("cuda.amp", "cpu.amp", "cuda import amp"),
-    fix="safe",
     once=True,
 )
 _VERSION = re.compile(r"version|GREATER|hasattr|is_torch|TORCH_|torch_\d", re.IGNORECASE)

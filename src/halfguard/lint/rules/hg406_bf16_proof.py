@@ -1,36 +1,4 @@
-"""`is_bf16_supported()` is used as proof of BF16 hardware.
-
-## What it does
-Finds `torch.cuda.is_bf16_supported()` without `including_emulation=False` where it chooses BF16: in a
-conditional expression, an `if` or a `return`. A call under `not` is correct and is not reported: it asks
-whether BF16 is unavailable even with emulation. Nor is a project reported that uses flash attention, because
-that needs such a GPU anyway.
-
-## Why is this bad?
-It counts emulation by default. On a T4 or a TITAN RTX it returns True, and the run is then several times
-slower than FP16, or fails in a kernel without BF16 support.
-
-## Example
-```py
-import torch
-
-dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-```
-
-## Use instead
-```py
-import torch
-
-native = torch.cuda.is_bf16_supported(including_emulation=False)
-dtype = torch.bfloat16 if native else torch.float16
-```
-
-## Fix safety
-Unsafe: the argument needs torch 2.5, and the choice of dtype may change, as intended.
-
-## References
-pytorch#148322. `halfguard doctor` shows it for every GPU.
-"""
+"""`is_bf16_supported()` is used as proof of BF16 hardware."""
 
 from __future__ import annotations
 
@@ -43,11 +11,7 @@ from halfguard.lint.match import Edit, Fix, Match, Meta, Span, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG406",
-    name="bf16-proof",
-    cure="Pass including_emulation=False.",
     contains=("is_bf16_supported",),
-    fix="unsafe",
 )
 
 

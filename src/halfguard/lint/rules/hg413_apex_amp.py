@@ -1,32 +1,4 @@
-"""Mixed precision uses apex.amp.
-
-## What it does
-Finds `apex.amp.initialize`.
-
-## Why is this bad?
-apex.amp is no longer developed, and it patches functions of torch that have changed since. `torch.amp` does
-the same, is tested with every release, and can scale several models and optimizers separately.
-
-## Example
-```py
-import torch
-from apex import amp
-
-def prepare(model, optimizer):
-    return amp.initialize(model, optimizer, opt_level="O1")
-```
-
-## Use instead
-```py
-import torch
-
-def prepare(model, optimizer):
-    return model, optimizer, torch.amp.GradScaler("cuda")
-```
-
-## References
-The apex repository names torch.amp as its successor.
-"""
+"""Mixed precision uses apex.amp."""
 
 from __future__ import annotations
 
@@ -36,9 +8,6 @@ from halfguard.lint.match import Match, Meta, match_at
 from halfguard.lint.python_file import PythonFile
 
 META = Meta(
-    code="HG413",
-    name="apex-amp",
-    cure="Use torch.amp.autocast and torch.amp.GradScaler.",
     contains=("apex",),
     once=True,
 )

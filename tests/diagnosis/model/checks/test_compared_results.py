@@ -1,4 +1,4 @@
-"""Results that differ between two ways of running: HD118, HD120."""
+"""Results that differ between two ways of running: HD118, HG609."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_rounding_that_the_compiler_leaves_out(findings: Any, case: str) -> No
 @pytest.mark.slow
 def test_an_overflow_of_eager_mode_alone(findings: Any) -> None:
     assert "compiled, all is finite" in findings["overflowing"]["HD118"]["message"]
-    assert "HD116" in findings["overflowing"]
+    assert "HG601" in findings["overflowing"]
 
 
 @pytest.mark.slow
@@ -74,9 +74,9 @@ def test_a_swallowed_overflow_is_found() -> None:
     x = torch.linspace(1, 2, 8).reshape(2, 4).half()
     half = Kernel(1000.0).half()
     assert bool(half(x).isfinite().all())
-    finding = found(hg.doctor(half, batch=x), "HD120")
+    finding = found(hg.doctor(half, batch=x), "HG609")
     assert "100%" in finding.message
-    assert "HD120" not in codes(hg.doctor(Kernel(10.0).half(), batch=x))
+    assert "HG609" not in codes(hg.doctor(Kernel(10.0).half(), batch=x))
     assert next(half.parameters()).dtype is torch.float16
 
 
@@ -90,7 +90,7 @@ def test_rounding_and_random_numbers_are_not_reported() -> None:
 def test_a_large_half_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compared_results, "_LARGEST", 3)
     x = torch.linspace(1, 2, 8).reshape(2, 4).half()
-    assert "HD120" not in codes(hg.doctor(Kernel(1000.0).half(), batch=x))
+    assert "HG609" not in codes(hg.doctor(Kernel(1000.0).half(), batch=x))
 
 
 def test_a_loss_near_zero_by_design_is_not_reported() -> None:
@@ -103,7 +103,7 @@ def test_a_loss_near_zero_by_design_is_not_reported() -> None:
 
     x = batch().half()
     assert distill(model, x).item() == 0.0
-    assert "HD120" not in codes(hg.doctor(model, loss=distill, batch=x))
+    assert "HG609" not in codes(hg.doctor(model, loss=distill, batch=x))
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-9], ids=["by the loss", "by the outputs"])
@@ -113,5 +113,5 @@ def test_a_swallowed_overflow_is_found_with_a_loss(factor: float) -> None:
     def value(model: nn.Module, x: Tensor) -> Tensor:
         return factor * model(x).float().square().mean()
 
-    finding = found(hg.doctor(Kernel(1000.0).half(), loss=value, batch=x), "HD120")
+    finding = found(hg.doctor(Kernel(1000.0).half(), loss=value, batch=x), "HG609")
     assert finding.subject == "the loss"

@@ -1,4 +1,4 @@
-"""Weights, optimizer state and statistics in 16 bits: HD102 to HD105, HD108."""
+"""Weights, optimizer state and statistics in 16 bits: HG401 to HG403, HD108."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_the_scaler_refuses_and_doctor_says_so_before() -> None:
     model = net().half()
     optimizer: torch.optim.Optimizer = SGD(model.parameters(), lr=0.1)
     diagnosis = examined(model, optimizer)
-    finding = found(diagnosis, "HD102")
-    assert codes(diagnosis) == ["HD102"]
+    finding = found(diagnosis, "HG401")
+    assert codes(diagnosis) == ["HG401"]
     assert (
         "4 trainable parameters are float16: 0.weight, 0.bias, 2.weight and 1 more"
         in finding.message
@@ -60,10 +60,10 @@ def test_fused_escapes_the_error_and_moves_nothing() -> None:
     ]
     assert all(large)
     diagnosis = examined(model, optimizer)
-    assert codes(diagnosis) == ["HD102"]  # and not HD105: fused kernels divide in FP32
-    assert "fused" in found(diagnosis, "HD102").why
+    assert codes(diagnosis) == ["HG401"]  # and not HG403: fused kernels divide in FP32
+    assert "fused" in found(diagnosis, "HG401").why
 
-    masters = cured(found(diagnosis, "HD102"), model=model, optimizer=optimizer)["optimizer"]
+    masters = cured(found(diagnosis, "HG401"), model=model, optimizer=optimizer)["optimizer"]
     assert examined(model, masters).ok
     start = [m.detach().clone() for m in masters.master_parameters()]
     for _ in range(20):
@@ -91,9 +91,9 @@ def test_where_mixed_precision_was_asked_for_the_weights_go_back_to_fp32() -> No
             )
             if diagnosis.ok:
                 break
-            assert codes(diagnosis) == ["HD101", "HD102"]
+            assert codes(diagnosis) == ["HD101", "HG401"]
             assert found(diagnosis, "HD101").cure == "model.float()"
-            cured(found(diagnosis, "HD102"), model=model)
+            cured(found(diagnosis, "HG401"), model=model)
     assert diagnosis.ok
     half_step(model, optimizer, scaler, batch())
 
@@ -127,11 +127,11 @@ def test_fp16_adapters_over_a_frozen_fp16_base() -> None:
         diagnosis = hg.doctor(
             model, optimizer, scaler=scaler, precision="fp16-mixed", loss=loss, batch=batch()
         )
-    assert codes(diagnosis) == ["HD101", "HD103", "HD105"]
+    assert codes(diagnosis) == ["HD101", "HG401", "HG403"]
     assert all(
         one.cure.startswith("halfguard.upcast_trainable(model)") for one in diagnosis.findings
     )
-    finding = found(diagnosis, "HD103")
+    finding = found(diagnosis, "HG401")
     assert "0.lora_a.weight, 0.lora_b.weight" in finding.message
     with pytest.raises(ValueError, match="unscale FP16"):
         half_step(model, optimizer, scaler, batch())
@@ -150,8 +150,8 @@ def test_fp16_adapters_over_a_frozen_fp16_base() -> None:
 def test_bf16_adapters_are_named_without_the_scalers_error() -> None:
     model = adapted().bfloat16()
     diagnosis = hg.doctor(model, torch.optim.AdamW(trained(model)))
-    assert codes(diagnosis) == ["HD103"]
-    assert "Attempting" not in found(diagnosis, "HD103").why
+    assert codes(diagnosis) == ["HG401"]
+    assert "Attempting" not in found(diagnosis, "HG401").why
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -174,12 +174,12 @@ def test_half_weights_lose_updates_and_masters_keep_them(dtype: torch.dtype, sev
     assert torch.equal(model[2].weight, before)
 
     examine = functools.partial(hg.doctor, model, loss=loss, batch=batch().to(dtype))
-    finding = found(examine(optimizer), "HD104")
+    finding = found(examine(optimizer), "HG402")
     assert finding.severity == severity
     assert "2.weight" in finding.message
     assert "about 100% of the updates" in finding.message
     optimizer = cured(finding, optimizer=optimizer)["optimizer"]
-    assert "HD104" not in codes(examine(optimizer))
+    assert "HG402" not in codes(examine(optimizer))
     assert isinstance(optimizer, hg.MasterWeights)
     train(model, optimizer, 50)
     assert not torch.equal(optimizer.masters()[model[2].weight], before.float())
@@ -190,27 +190,27 @@ def test_pure_fp16_needs_masters_and_a_scaler() -> None:
     model = net().half()
     optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters())
     diagnosis = hg.doctor(model, optimizer, loss=loss, batch=batch().half())
-    assert codes(diagnosis) == ["HD104", "HD105", "HD112"]
-    optimizer = cured(found(diagnosis, "HD104"), optimizer=optimizer)["optimizer"]
-    scaler = cured(found(diagnosis, "HD112"))["scaler"]
+    assert codes(diagnosis) == ["HG207", "HG402", "HG403"]
+    optimizer = cured(found(diagnosis, "HG402"), optimizer=optimizer)["optimizer"]
+    scaler = cured(found(diagnosis, "HG207"))["scaler"]
     assert hg.doctor(model, optimizer, scaler=scaler, loss=loss, batch=batch().half()).ok
 
 
 def test_a_model_alone_is_judged_by_its_trainable_parameters() -> None:
-    assert codes(hg.doctor(net().half())) == ["HD104"]
+    assert codes(hg.doctor(net().half())) == ["HG402"]
     assert hg.doctor(net().half().requires_grad_(False)).ok
 
 
 def test_an_optimizer_with_normalised_updates_is_judged_by_its_learning_rate() -> None:
     model = net().bfloat16()
     small = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    assert found(hg.doctor(model, small), "HD104").severity == "warning"
+    assert found(hg.doctor(model, small), "HG402").severity == "warning"
     large = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    finding = found(hg.doctor(model, large), "HD104")
+    finding = found(hg.doctor(model, large), "HG402")
     assert finding.severity == "note"
     assert "about 0% of the updates" in finding.message
     torch.optim.lr_scheduler.LambdaLR(large, lambda step: step / 100)  # its warmup begins at 0
-    assert found(hg.doctor(model, large), "HD104").severity == "note"
+    assert found(hg.doctor(model, large), "HG402").severity == "note"
 
 
 def test_updates_of_sgd_are_measured_and_without_a_loss_they_are_not_known() -> None:
@@ -220,15 +220,15 @@ def test_updates_of_sgd_are_measured_and_without_a_loss_they_are_not_known() -> 
     diagnosis = hg.doctor(model, optimizer, loss=loss, batch=batch().half())
     assert [parameter.grad for parameter in model.parameters()] == gradients
     assert [(one.code, one.severity) for one in diagnosis.findings] == [
-        ("HD104", "note"),
-        ("HD112", "note"),
+        ("HG207", "note"),
+        ("HG402", "note"),
     ]
     assert diagnosis.ok
     before = [parameter.detach().clone() for parameter in model.parameters()]
     train(model, optimizer, 1)
     assert not any(map(torch.equal, model.parameters(), before))
 
-    unknown = found(hg.doctor(model, optimizer), "HD104")
+    unknown = found(hg.doctor(model, optimizer), "HG402")
     assert unknown.severity == "note"
     assert "pass loss and batch" in unknown.message
 
@@ -241,7 +241,7 @@ def test_an_optimizer_that_is_not_known_is_named() -> None:
     optimizer = Muon(model.parameters(), {"lr": 1e-5})
     both: dict[str, Any] = {"loss": loss, "batch": batch().half()}
     for given in ({}, both):
-        finding = found(hg.doctor(model, optimizer, **given), "HD104")
+        finding = found(hg.doctor(model, optimizer, **given), "HG402")
         assert finding.severity == "note"
         assert "is not known for Muon" in finding.message
 
@@ -259,8 +259,8 @@ def test_nan_after_the_first_step(kind: Callable[..., Any]) -> None:
     model = net().half()
     optimizer = kind(model.parameters())
     diagnosis = hg.doctor(model, optimizer)
-    assert codes(diagnosis) == ["HD104", "HD105"]
-    finding = found(diagnosis, "HD105")
+    assert codes(diagnosis) == ["HG402", "HG403"]
+    finding = found(diagnosis, "HG403")
     assert "eps=1e-08 is 0 in float16" in finding.message
     assert "0.weight" in finding.message
     assert not after_a_step_without_a_gradient(model, optimizer)
@@ -283,7 +283,7 @@ def test_nan_after_the_first_step(kind: Callable[..., Any]) -> None:
 def test_an_eps_that_survives(dtype: torch.dtype, options: dict[str, Any]) -> None:
     model = net().to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), **options)
-    assert "HD105" not in codes(hg.doctor(model, optimizer))
+    assert "HG403" not in codes(hg.doctor(model, optimizer))
     assert after_a_step_without_a_gradient(model, optimizer)
 
 

@@ -1,4 +1,4 @@
-"""The loss scaler: HD109, HD111 to HD114."""
+"""The loss scaler: HG309, HG214 to HG307."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_a_resumed_run_starts_at_the_initial_scale(tmp_path: Path) -> None:
     checkpoint: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(checkpoint, path)
     diagnosis = hg.doctor(model, optimizer, scaler=scaler, checkpoint=path)
-    assert codes(diagnosis) == ["HD109"]
-    finding = found(diagnosis, "HD109")
+    assert codes(diagnosis) == ["HG309"]
+    finding = found(diagnosis, "HG309")
     assert str(path) in finding.message
     assert torch.amp.GradScaler("cpu").get_scale() == 65536.0 != scaler.get_scale()
 
@@ -54,7 +54,7 @@ def test_mappings_nested_lists_and_halfguards_own_scaler() -> None:
     states = {"loops": {"optimizer_states": [optimizer.state_dict()]}}
     scaler = hg.GradScaler("cpu")
     half_step(model, optimizer, scaler, batch())
-    assert codes(hg.doctor(scaler=scaler, checkpoint=states)) == ["HD109"]
+    assert codes(hg.doctor(scaler=scaler, checkpoint=states)) == ["HG309"]
     whole = {**states, "MixedPrecision": scaler.state_dict()}
     assert hg.doctor(scaler=scaler, checkpoint=whole).ok
 
@@ -63,13 +63,13 @@ def test_the_state_of_a_scaler_that_was_off_is_none() -> None:
     _, optimizer, scaler = trained()
     off = torch.amp.GradScaler("cpu", enabled=False).state_dict()
     states = {"optimizer": optimizer.state_dict(), "scaler": off}
-    assert codes(hg.doctor(scaler=scaler, checkpoint=states)) == ["HD109"]
+    assert codes(hg.doctor(scaler=scaler, checkpoint=states)) == ["HG309"]
 
 
 def test_folders_of_the_trainer(tmp_path: Path) -> None:
     scaler = torch.amp.GradScaler("cpu")
     (tmp_path / "optimizer.pt").touch()
-    assert codes(hg.doctor(scaler=scaler, checkpoint=tmp_path)) == ["HD109"]
+    assert codes(hg.doctor(scaler=scaler, checkpoint=tmp_path)) == ["HG309"]
     (tmp_path / "scaler.pt").touch()
     assert hg.doctor(scaler=scaler, checkpoint=tmp_path).ok
 
@@ -132,7 +132,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "codes", "scales"),
     [
-        ("fsdp1-plain-scaler", ["HD111"], [65536.0, 32768.0]),  # the ranks have parted
+        ("fsdp1-plain-scaler", ["HG214"], [65536.0, 32768.0]),  # the ranks have parted
         ("fsdp1-cured", [], [32768.0, 32768.0]),
         ("fsdp2-plain-scaler", [], [32768.0, 32768.0]),
         ("fsdp2-early-optimizer", ["HD106"], [None, None]),
@@ -163,8 +163,8 @@ def test_small_gradients_vanish_without_a_scale() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torch.autocast(device_type(), torch.float16):
         diagnosis = hg.doctor(model, optimizer, loss=loss, batch=batch())
-        assert codes(diagnosis) == ["HD112"]
-        scaler = cured(found(diagnosis, "HD112"))["scaler"]
+        assert codes(diagnosis) == ["HG207"]
+        scaler = cured(found(diagnosis, "HG207"))["scaler"]
         assert hg.doctor(model, optimizer, scaler=scaler, loss=loss, batch=batch()).ok
     assert gradients(scaler) > 0.0
 
@@ -177,7 +177,7 @@ def test_lost_gradients_are_measured(size: float, severity: str) -> None:
         diagnosis = hg.doctor(
             model, optimizer, loss=lambda model, x: size * loss(model, x), batch=batch()
         )
-    finding = found(diagnosis, "HD112")
+    finding = found(diagnosis, "HG207")
     assert finding.severity == severity
     assert (" 0.0%" in finding.message) == (severity == "note")
 
@@ -186,13 +186,13 @@ def test_without_a_loss_autocast_needs_a_scaler() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torch.autocast(device_type(), torch.float16):
-        assert found(hg.doctor(model, optimizer, batch=batch()), "HD112").severity == "error"
+        assert found(hg.doctor(model, optimizer, batch=batch()), "HG207").severity == "error"
 
 
 def test_the_request_is_enough_where_nothing_was_run() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert codes(hg.doctor(model, optimizer, precision="fp16-mixed")) == ["HD112"]
+    assert codes(hg.doctor(model, optimizer, precision="fp16-mixed")) == ["HG207"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -257,13 +257,13 @@ def test_detection_aborts_what_the_scaler_would_skip() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torch.autograd.set_detect_anomaly(True):
         diagnosis = hg.doctor(model, optimizer, scaler=scaler)
-        assert codes(diagnosis) == ["HD114"]
+        assert codes(diagnosis) == ["HG307"]
         with (
             pytest.warns(UserWarning, match="Error detected"),
             pytest.raises(RuntimeError, match="returned nan values"),
         ):
             scaler.scale(overflowing(model)).backward()
-        cured(found(diagnosis, "HD114"))
+        cured(found(diagnosis, "HG307"))
         assert hg.doctor(model, optimizer, scaler=scaler).ok
         optimizer.zero_grad()
         scaler.scale(overflowing(model)).backward()

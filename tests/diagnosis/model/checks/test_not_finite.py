@@ -1,4 +1,4 @@
-"""Results that are not finite: HD115 to HD117."""
+"""Results that are not finite: HD115 to HG601."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_filter_hides_nan_and_without_it_nan_is_logged(tmp_path: Path) -> No
 def test_half_weights_are_enough_and_fp32_is_not_concerned(tmp_path: Path) -> None:
     args = arguments(tmp_path)
     assert hg.doctor(net(), trainer=args).ok
-    assert codes(hg.doctor(net().bfloat16(), trainer=args)) == ["HD104", "HD115"]
+    assert codes(hg.doctor(net().bfloat16(), trainer=args)) == ["HD115", "HG402"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -103,7 +103,7 @@ def examine(model: nn.Module, loss_fn: Any = loss, x: Tensor | None = None) -> A
 @pytest.mark.usefixtures("seed")
 def test_an_overflow_is_named_with_its_module_and_line_and_the_island_helps() -> None:
     model = Squared()
-    finding = found(examine(model), "HD116")
+    finding = found(examine(model), "HG601")
     assert finding.severity == "error"
     assert finding.subject == "square"
     assert "the loss is nan" in finding.message
@@ -111,7 +111,7 @@ def test_an_overflow_is_named_with_its_module_and_line_and_the_island_helps() ->
     assert "return x * x" in finding.message
     assert "In FP32 it is finite" in finding.why
     cured(finding, model=model)
-    assert "HD116" not in codes(examine(model))
+    assert "HG601" not in codes(examine(model))
 
 
 @pytest.mark.usefixtures("seed")
@@ -129,7 +129,7 @@ def test_nothing_is_left_changed() -> None:
 @pytest.mark.usefixtures("seed")
 def test_a_half_model_without_autocast() -> None:
     model = Squared().half()
-    finding = found(hg.doctor(model, loss=loss, batch=torch.ones(2, 4).half()), "HD116")
+    finding = found(hg.doctor(model, loss=loss, batch=torch.ones(2, 4).half()), "HG601")
     assert finding.subject == "square"
 
 
@@ -140,7 +140,7 @@ def ignored_labels(model: nn.Module, x: Tensor) -> Tensor:
 
 def test_what_fp32_does_not_cure_is_told() -> None:
     """Every label is ignored: 0 / 0 in any precision."""
-    finding = found(examine(net(), ignored_labels, batch()), "HD116")
+    finding = found(examine(net(), ignored_labels, batch()), "HG601")
     assert "not finite in FP32 either" in finding.why
     assert "all labels ignored" in finding.cure
     assert "fp32_island" not in finding.cure
@@ -150,7 +150,7 @@ def test_bad_weights_are_named() -> None:
     model = net()
     with torch.no_grad():
         model[2].weight[0, 0] = torch.nan
-    finding = found(examine(model, loss, batch()), "HD116")
+    finding = found(examine(model, loss, batch()), "HG601")
     assert finding.subject == "2.weight"
     assert "2.weight" in finding.message
     assert "2.weight" in finding.cure
@@ -167,12 +167,12 @@ def half_in_the_loss(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def test_a_cast_in_the_code_itself_is_told() -> None:
-    finding = found(examine(net(), half_in_the_loss, batch()), "HD116")
+    finding = found(examine(net(), half_in_the_loss, batch()), "HG601")
     assert "the code itself casts to 16 bits" in finding.why
 
 
 def test_a_fault_in_the_loss_is_told_with_its_line() -> None:
-    finding = found(examine(net(), overflow_in_the_loss, batch()), "HD116")
+    finding = found(examine(net(), overflow_in_the_loss, batch()), "HG601")
     assert "outside the model" in finding.message
     assert "test_not_finite.py" in finding.cure
     assert finding.subject is None
@@ -193,7 +193,7 @@ def test_masked_logits_are_healthy() -> None:
         bad = hg.doctor(
             nn.Sequential(Masked(), nn.Softplus(), nn.Threshold(9, torch.inf)), batch=batch()
         )
-    assert "the output contains inf" in found(bad, "HD116").message
+    assert "the output contains inf" in found(bad, "HG601").message
 
 
 def test_a_constant_that_half_cannot_hold_is_to_blame() -> None:
@@ -212,7 +212,7 @@ def test_a_constant_that_half_cannot_hold_is_to_blame() -> None:
 
 
 def test_a_batch_that_raises_is_no_finding_of_this_kind() -> None:
-    assert "HD116" not in codes(examine(net(), loss, torch.ones(2, 5)))
+    assert "HG601" not in codes(examine(net(), loss, torch.ones(2, 5)))
     with pytest.raises(UsageError):
         hg.doctor(3)  # type: ignore[arg-type]
 
@@ -222,7 +222,7 @@ def test_a_batch_that_raises_is_no_finding_of_this_kind() -> None:
 )
 def test_planted_failures_are_found_with_their_line(plant: PlantedFailure) -> None:
     job = plant.make(0)
-    finding = found(hg.doctor(job.model, loss=job.loss_fn, batch=job.batch), "HD116")
+    finding = found(hg.doctor(job.model, loss=job.loss_fn, batch=job.batch), "HG601")
     if plant.kind == "op":
         _, line = line_of(plant)
         assert f":{line}: " in finding.message
@@ -235,7 +235,7 @@ def test_intended_infinities_are_healthy(name: str, dtype: torch.dtype | None) -
     job = HEALTHY[name](0)
     with torch.autocast("cpu", dtype or torch.float16, enabled=dtype is not None):
         diagnosis = hg.doctor(job.model, loss=job.loss_fn, batch=job.batch)
-    assert {"HD116", "HD117", "HD118"}.isdisjoint(codes(diagnosis))
+    assert {"HG601", "HD118"}.isdisjoint(codes(diagnosis))
 
 
 class Identity(nn.Module):
@@ -267,7 +267,7 @@ def test_an_overflow_on_the_gpu_alone_is_told_with_its_module() -> None:
     model = Scaled()
     with torch.autocast("cpu", torch.float16):
         assert loss(model, batch()).isfinite()
-        finding = found(hg.doctor(model, loss=loss, batch=batch()), "HD117")
+        finding = found(hg.doctor(model, loss=loss, batch=batch()), "HG601")
         assert finding.subject == "product"
         assert "in product made the first bad number" in finding.message
         cured(finding, model=model)
@@ -278,7 +278,7 @@ def test_an_overflow_on_the_gpu_alone_is_told_with_its_module() -> None:
 
 def test_what_cuda_refuses_is_told() -> None:
     with torch.autocast("cpu", torch.float16):
-        finding = found(hg.doctor(net(), loss=bce, batch=batch()), "HD117")
+        finding = found(hg.doctor(net(), loss=bce, batch=batch()), "HG601")
     assert "unsafe to autocast" in finding.message
     assert "with_logits" in finding.cure
 

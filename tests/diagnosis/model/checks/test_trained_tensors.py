@@ -1,4 +1,4 @@
-"""Tensors that nothing trains: HD106, HD107, HD119."""
+"""Tensors that nothing trains: HD106, HD107, HG404."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_tensor_that_no_optimizer_trains(held: Any) -> None:
     model = net()
     model[1].preference = held()
     optimizer = SGD(model.parameters())
-    finding = found(hg.doctor(model, optimizer), "HD119")
+    finding = found(hg.doctor(model, optimizer), "HG404")
     assert (finding.subject, finding.severity) == ("1.preference", "error")
     assert "No optimizer trains it" in finding.why
     cured(finding, model=model)
@@ -224,7 +224,7 @@ def test_a_tensor_that_no_optimizer_trains(held: Any) -> None:
 def test_a_tensor_that_the_optimizer_was_given_is_still_not_saved() -> None:
     model = net()
     model.scale = trainable()
-    finding = found(hg.doctor(model, SGD([*model.parameters(), model.scale])), "HD119")
+    finding = found(hg.doctor(model, SGD([*model.parameters(), model.scale])), "HG404")
     assert finding.severity == "warning"
     assert "scale" not in model.state_dict()
 

@@ -94,7 +94,7 @@ def _describe_difference(
     return ""
 
 
-def check_hd120(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg609(setup: TrainingSetup) -> Iterator[Finding]:
     """Repeat a pass in FP32 if something of it was in 16 bits, and compare the loss or the outputs.
 
     Rounding changes a result by a few thousandths. A quarter of it or more means that a number left the range
@@ -125,7 +125,7 @@ def check_hd120(setup: TrainingSetup) -> Iterator[Finding]:
             if name == "the loss" and _is_rounding(setup, model, one, other, outputs):
                 return
             yield Finding(
-                code="HD120",
+                code="HG609",
                 message=f"{name} differs by {error:.0%} from that of an FP32 run of the same batch.",
                 subject=name,
                 why="Rounding explains less than 1%: a number overflows and the infinity is swallowed, or "

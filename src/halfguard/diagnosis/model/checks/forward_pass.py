@@ -67,7 +67,7 @@ def check_hd101(setup: TrainingSetup) -> Iterator[Finding]:
 
     A framework that was asked for FP32 has its own autocast switched off. If one was on, with FP32 weights,
     the code of the model or of the loss has entered it itself: that is a request too, and reported as a note.
-    So are half weights under such a framework, if their updates are not lost (HD104 reports those that are),
+    So are half weights under such a framework, if their updates are not lost (HG402 reports those that are),
     and a forward pass whose code switches autocast off around every matrix product.
     """
     found = setup.effective

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from halfguard.catalogue import Severity
 from halfguard.diagnosis.model.forward import loss_in
 from halfguard.diagnosis.model.measured_precision import dtype_name
 from halfguard.diagnosis.model.training_setup import (
@@ -19,13 +20,13 @@ from halfguard.diagnosis.model.training_setup import (
 )
 from halfguard.diagnosis.model.updates import MUCH, lost_share, needs_gradients
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.records.finding import Finding, Severity
+from halfguard.records.finding import Finding
 
 _MOST = 0.5  # of the gradients that are not 0
 
 
-def check_hd102(setup: TrainingSetup) -> Iterator[Finding]:
-    """Find FP16 parameters that are trained with a loss scaler; HD103 reports adapters.
+def check_hg401(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find FP16 parameters that are trained with a loss scaler; HG401 reports adapters.
 
     torch raises "Attempting to unscale FP16 gradients.": the scaler works, but the parameters should be FP32.
     A fused optimizer unscales by itself, so there is no error, but small updates are rounded away: at a
@@ -36,7 +37,7 @@ def check_hd102(setup: TrainingSetup) -> Iterator[Finding]:
         return
     fused = all(parameter.group.get("fused") for parameter in found)
     yield Finding(
-        code="HD102",
+        code="HG401",
         severity="error",
         message=f"{count_are(len(found), 'trainable parameter')} float16: "
         f"{join_names(parameter.name for parameter in found)}.",
@@ -50,7 +51,7 @@ def check_hd102(setup: TrainingSetup) -> Iterator[Finding]:
     )
 
 
-def check_hd103(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg401_adapters(setup: TrainingSetup) -> Iterator[Finding]:
     """Find trained half parameters in a model that also has frozen half parameters.
 
     The base may stay in half: it is not updated, so nothing is lost. The adapters are updated, and in half
@@ -62,7 +63,7 @@ def check_hd103(setup: TrainingSetup) -> Iterator[Finding]:
     dtype = dtype_name(found[0].tensor.dtype)
     scaler = ' A GradScaler raises "Attempting to unscale FP16 gradients."'
     yield Finding(
-        code="HD103",
+        code="HG401",
         severity="error",
         message=f"{count_are(len(found), 'trained parameter')} {dtype}, on a frozen half base: "
         f"{join_names(one.name for one in found)}.",
@@ -72,8 +73,8 @@ def check_hd103(setup: TrainingSetup) -> Iterator[Finding]:
     )
 
 
-def check_hd104(setup: TrainingSetup) -> Iterator[Finding]:
-    """Find half weights without master weights; HD102 reports those for which a scaler raises.
+def check_hg402(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find half weights without master weights; HG401 reports those for which a scaler raises.
 
     The numbers next to 1 are 2**-11 below and 2**-10 above it in FP16, and 2**-8 and 2**-7 in BF16. At a
     weight of 1, updates smaller than half of that are lost at every step. It is a problem if the updates of
@@ -89,7 +90,7 @@ def check_hd104(setup: TrainingSetup) -> Iterator[Finding]:
         return
     dtype, share = found[0].tensor.dtype, lost_share(found, setup.gradients)
     yield Finding(
-        code="HD104",
+        code="HG402",
         severity=_severity(dtype, share),
         message=f"{count_are(len(found), 'trainable parameter')} {dtype_name(dtype)}, "
         f"without FP32 master weights: {join_names(one.name for one in found)}."
@@ -125,7 +126,7 @@ def _has_loss(setup: TrainingSetup) -> bool:
     return loss is not None and loss.numel() == 1
 
 
-def check_hd105(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg403(setup: TrainingSetup) -> Iterator[Finding]:
     """Find parameters whose group has an eps that is 0 in their dtype.
 
     Adam divides by ``sqrt(v) + eps`` in the parameter's dtype. The smallest FP16 number is 2**-24 (6e-8), so
@@ -140,7 +141,7 @@ def check_hd105(setup: TrainingSetup) -> Iterator[Finding]:
         return
     eps, dtype = found[0].group["eps"], dtype_name(found[0].tensor.dtype)
     yield Finding(
-        code="HD105",
+        code="HG403",
         severity="error",
         message=f"{type(found[0].optimizer).__name__}'s eps={eps:g} is 0 in {dtype}, the dtype of "
         f"{join_names(parameter.name for parameter in found)}.",
@@ -158,7 +159,7 @@ def _check_fused(setup: TrainingSetup) -> Iterator[Finding]:
         return
     factor = (1 - found[0].group["betas"][1]) ** -0.5
     yield Finding(
-        code="HD105",
+        code="HG403",
         severity="error",
         message=f"{type(found[0].optimizer).__name__} stores squared gradients in float16, and "
         f"{share:.0%} of them are 0 there: {join_names(one.name for one in found)}.",

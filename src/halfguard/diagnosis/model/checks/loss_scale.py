@@ -18,7 +18,7 @@ _DEPTH = 3  # levels of nested mappings to search; Lightning's checkpoint needs 
 _MANY = 0.01  # of the gradients that are not 0
 
 
-def check_hd109(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg309(setup: TrainingSetup) -> Iterator[Finding]:
     """Search the checkpoint for the scaler's state, if a loss scale is in use.
 
     A resumed run then starts at scale 65536 instead of the saved run's scale: steps overflow, or the loss
@@ -34,7 +34,7 @@ def check_hd109(setup: TrainingSetup) -> Iterator[Finding]:
     if not has_optimizer or has_scaler:
         return
     yield Finding(
-        code="HD109",
+        code="HG309",
         severity="error",
         message=f"{name} has the state of the optimizer but not of the scaler.",
         subject=name,
@@ -80,7 +80,7 @@ def _load(source: Any) -> Any:
         ) from error
 
 
-def check_hd111(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg214(setup: TrainingSetup) -> Iterator[Finding]:
     """Find an FSDP1 wrapper in a setup whose scaler is not a ShardedGradScaler.
 
     With FSDP1 each rank has its shard of the gradients as plain tensors, and a plain scaler checks only
@@ -93,7 +93,7 @@ def check_hd111(setup: TrainingSetup) -> Iterator[Finding]:
     for name, module in setup.model.named_modules():
         if is_a(module, "FullyShardedDataParallel", "torch"):
             yield Finding(
-                code="HD111",
+                code="HG214",
                 severity="error",
                 message=f"{name or 'the model'} is sharded by FSDP1, and the scaler is a plain "
                 f"{type(setup.scaler).__name__}.",
@@ -106,7 +106,7 @@ def check_hd111(setup: TrainingSetup) -> Iterator[Finding]:
             return
 
 
-def check_hd112(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg207(setup: TrainingSetup) -> Iterator[Finding]:
     """Find FP16 forward passes in training without a scaler; HD113 reports a disabled scaler.
 
     With a loss, the gradients of the batch are measured with and without a scale: if hardly any are lost, it
@@ -116,7 +116,7 @@ def check_hd112(setup: TrainingSetup) -> Iterator[Finding]:
     if not setup.trains_through_fp16 or not setup.for_training or setup.scaler is not None:
         return
     yield Finding(
-        code="HD112",
+        code="HG207",
         severity="error" if _is_problem(setup) else "note",
         message=f"{describe_fp16(setup)}, but there is no loss scaler.{_describe_lost(setup)}",
         subject="scaler",
@@ -166,13 +166,13 @@ def check_hd113(setup: TrainingSetup) -> Iterator[Finding]:
     )
 
 
-def check_hd114(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg307(setup: TrainingSetup) -> Iterator[Finding]:
     """Find anomaly detection that is on in torch or in the framework."""
     on = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
     if not setup.scaler_enabled or not (on or setup.detects_anomalies):
         return
     yield Finding(
-        code="HD114",
+        code="HG307",
         message="autograd's anomaly detection is on together with a loss scaler.",
         subject="detect_anomaly",
         why="A scaler finds its scale by skipping steps that overflow. Anomaly detection raises there "

@@ -45,7 +45,7 @@ def check_hd115(setup: TrainingSetup) -> Iterator[Finding]:
     )
 
 
-def check_hd116(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg601(setup: TrainingSetup) -> Iterator[Finding]:
     """Report a loss, or an output, that is not finite, with the operation that made the first bad number."""
     if setup.forward is None or setup.forward.error is not None:
         return
@@ -55,7 +55,7 @@ def check_hd116(setup: TrainingSetup) -> Iterator[Finding]:
     culprit = find_culprit(setup) if can_repeat(setup) else None
     why, cure = _explain(setup, culprit)
     yield Finding(
-        code="HD116",
+        code="HG601",
         severity="error",
         message=f"the forward pass is not finite: {bad}.{describe_culprit(culprit)}",
         subject=None if culprit is None else culprit.name or culprit.module or None,
@@ -124,7 +124,7 @@ def _cure(setup: TrainingSetup, culprit: Culprit | None) -> str:
     return "Find the modules that need FP32: halfguard plan ENTRY -o plan.yaml"
 
 
-def check_hd117(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg601_on_cuda(setup: TrainingSetup) -> Iterator[Finding]:
     """Repeat a forward pass on a CPU under autocast by CUDA's rules, if it was finite by the CPU's.
 
     CPU autocast computes other operations in half than CUDA's. A forward pass that was tried on a laptop may
@@ -140,7 +140,7 @@ def check_hd117(setup: TrainingSetup) -> Iterator[Finding]:
     name = str(dtype).removeprefix("torch.")
     if "autocast" in again.error:  # other errors: the CPU may lack a kernel that the GPU has
         yield Finding(
-            code="HD117",
+            code="HG601",
             message=f"under CUDA's autocast in {name} the forward pass raises: {again.error}",
             subject="autocast",
             why="On this CPU it does not: CUDA's autocast has other rules.",
@@ -153,7 +153,7 @@ def check_hd117(setup: TrainingSetup) -> Iterator[Finding]:
     culprit = find_culprit(setup, emulate_autocast("cuda", dtype=dtype))
     module = None if culprit is None else culprit.module
     yield Finding(
-        code="HD117",
+        code="HG601",
         message=f"under CUDA's autocast in {name} the forward pass is not finite: {bad}."
         f"{describe_culprit(culprit)}",
         subject=module or None,

@@ -135,7 +135,7 @@ def _reaches_no_parameter(setup: TrainingSetup, loss: Tensor) -> bool:
     return leaves.complete and not found
 
 
-def check_hd119(setup: TrainingSetup) -> Iterator[Finding]:
+def check_hg404(setup: TrainingSetup) -> Iterator[Finding]:
     """Find trainable tensors of modules that are not parameters of the model.
 
     ``self.w = torch.rand(n, requires_grad=True)`` gets gradients, but ``model.parameters()`` does not contain
@@ -157,7 +157,7 @@ def check_hd119(setup: TrainingSetup) -> Iterator[Finding]:
     all_trained = all(id(t) in trained for value in found.values() for t in _tensors(value))
     place, value = next(iter(found.items()))
     yield Finding(
-        code="HD119",
+        code="HG404",
         severity="warning" if all_trained or not setup.optimizers else "error",
         message=f"trainable, but not a parameter of the model: {join_names(found)}.",
         subject=place,

@@ -1,0 +1,11 @@
+# add_scaler.add_scaler(made=Region(optimizer, region, "cpu"), scale=1024.0)
+import torch
+
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)  # optimizer
+for x, y in loader:
+    with torch.autocast(device, dtype=torch.float16):  # region
+        loss = loss_fn(net(x), y)
+    loss.backward()  # here
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,7 @@
+# fp32_parameters.fp32_parameters()
+import torch
+
+
+def build(model):
+    optimizer = torch.optim.AdamW(model.parameters())  # here
+    return optimizer

@@ -1,0 +1,9 @@
+# fp32_weights.fp32_weights(dtype="float16", callers=(caller,))
+import torch
+
+
+def build(dtype=torch.float32):
+    return Net().to(dtype)  # here
+
+
+net = build(dtype=torch.float32)  # caller

@@ -1,0 +1,4 @@
+# island.island(path="decoder.out")
+import torch
+
+model = Transformer(12)  # here

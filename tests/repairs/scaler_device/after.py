@@ -1,0 +1,4 @@
+# scaler_device.scaler_device(device="cpu")
+import torch
+
+scaler = torch.amp.GradScaler(device="cpu")  # here

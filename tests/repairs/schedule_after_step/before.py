@@ -1,0 +1,6 @@
+# schedule_after_step.schedule_after_step()
+for x in loader:
+    scaler.scale(model(x)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()  # here

@@ -1,0 +1,5 @@
+# step_by_scaler.step_by_scaler(scaling=scaled)
+for x in loader:
+    scaler.scale(model(x)).backward()  # scaled
+    scaler.step(optimizer)  # here
+    scaler.update()

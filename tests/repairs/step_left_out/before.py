@@ -1,0 +1,6 @@
+# step_by_scaler.leave_out_step()
+for x in loader:
+    scaler.scale(model(x)).backward()
+    scaler.step(optimizer)
+    optimizer.step()  # here
+    scaler.update()

@@ -1,0 +1,7 @@
+# update_after_step.update_after_step()
+for i, x in enumerate(loader):
+    scaler.scale(model(x)).backward()
+    if i % 4 == 3:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()

@@ -1,0 +1,7 @@
+# update_before_continue.update_before_continue()
+for x in loader:
+    scaler.scale(model(x)).backward()  # here
+    if bad(model):
+        continue
+    scaler.step(optimizer)
+    scaler.update()

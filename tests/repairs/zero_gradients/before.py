@@ -1,0 +1,5 @@
+# zero_gradients.zero_gradients()
+for x in loader:
+    scaler.scale(model(x)).backward()
+    scaler.step(optimizer)  # here
+    scaler.update()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -153,6 +154,32 @@ def test_a_retried_step_logs_once() -> None:
     assert module.steps == 4
     assert module.names == ["train_loss"] * 2
     assert guard_of(trainer).last.action is Action.RETRY
+
+
+@dataclass
+class Pair:
+    """A batch that is no container."""
+
+    inputs: Any
+    labels: Any
+
+
+def test_a_batch_that_training_step_changes_is_put_back_before_a_retry() -> None:
+    class Halving(Classifier):
+        def training_step(self, batch: Any, index: int) -> Any:
+            batch.inputs = batch.inputs * 0.5
+            return super().training_step((batch.inputs, batch.labels), index)
+
+    class Reading(Classifier):
+        def training_step(self, batch: Any, index: int) -> Any:
+            return super().training_step((batch.inputs * 0.5, batch.labels), index)
+
+    guarded = [
+        fit(module, guard_plugin(), [Pair(*b) for b in batches(6, fault=overflow_everywhere)])
+        for module in (Halving(), Reading())
+    ]
+    assert guard_of(guarded[0]).summary().retried == 6
+    assert not differences(*map(state, guarded))
 
 
 # -- check B: one NaN batch

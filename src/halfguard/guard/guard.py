@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from halfguard.dist.collectives import all_agree
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard import optional_parts, policy
@@ -131,6 +132,7 @@ class Guard:
         self._told_statistics = False
         self._attached_lines = False
         self._told_failed_repeat = False
+        self._repeats = 0  # in FP32
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
@@ -793,6 +795,9 @@ class Guard:
         found = report.outcome.fault_report
         if found is not None and found.changed_in_place:  # on any rank: all of them decide alike
             return self._skip_unrepeatable(seen, report)
+        skipped = self._skip_if_different(seen, report)
+        if skipped is not None:
+            return skipped
         applied = False
         try:
             repeated, errors = self._stepper.repeat(
@@ -821,6 +826,30 @@ class Guard:
             self._stepper.discard()
         return decision, replace(again, scale=seen.scale)
 
+    def _skip_if_different(
+        self, seen: policy.Signals, report: StepReport
+    ) -> tuple[policy.Decision, policy.Signals] | None:
+        """Run the step twice as it was; skip it if the two passes differ on any rank, or one raises.
+
+        That is done at the first repeat, and at the second, fourth, eighth: state may appear late.
+        """
+        self._repeats += 1
+        if self._repeats & (self._repeats - 1):
+            return None
+        difference, errors = optional_parts.difference_finder()(
+            self._stepper, report.batches, lambda: self._lines_in_fp32, whole=not self._hosted
+        )
+        if errors:
+            self._stepper.discard()
+            return self._skip_failed(errors, seen, report)
+        if all_agree(not difference, self._stepper.device):
+            return None
+        names = [difference or "something on another rank"]
+        report.batches.unrepeatable = True
+        new = self._stepper.step_state.add_unrepeatable(names)
+        self._report_unrepeatable(new, report.step)
+        return self._skip_unrepeatable(seen, report)
+
     def _skip_unrepeatable(
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
@@ -841,7 +870,7 @@ class Guard:
         self._copies_batches = True
         return self._skip_unrepeated(seen)
 
-    def _report_unrepeatable(self, names: list[str]) -> None:
+    def _report_unrepeatable(self, names: list[str], step: int | None = None) -> None:
         """Say by name what a step changes and nobody can put back."""
         if self.config.skip.on_nonfinite != "retry_fp32" and self.config.heal is None:
             return
@@ -858,7 +887,7 @@ class Guard:
         logger.warning(
             "step %d changes %s, which cannot be put back. Bad steps are skipped instead of repeated in "
             "FP32; this is reported once. %s",
-            self.step_index,
+            self.step_index if step is None else step,
             what,
             cure,
         )

@@ -76,3 +76,10 @@ def save_on_host(model: nn.Module) -> AbstractContextManager[object]:
     from halfguard.guard.stepping.saved_on_host import SavedOnHost
 
     return SavedOnHost(model)
+
+
+def difference_finder() -> Callable[..., tuple[str, list[str]]]:
+    """Return the function that runs a bad step twice, and compares what it reads."""
+    from halfguard.guard.stepping.two_passes import find_difference
+
+    return find_difference

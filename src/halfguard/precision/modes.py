@@ -7,6 +7,7 @@ operations that need FP32 get it.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -103,3 +104,13 @@ def _enter_unless_switched_off(enter: Any) -> Any:
 
 
 _switchable = SharedChange(lambda: layered(torch.autocast, "__enter__", _enter_unless_switched_off))
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run the block without compiled code, so that modes see its operations."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

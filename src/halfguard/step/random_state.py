@@ -69,6 +69,19 @@ def restore_random_state(states: dict[str, Any]) -> None:
         np.random.set_state(state)
 
 
+def same_random_state(one: Any, other: Any) -> bool:
+    """Return whether two captured states are equal, alone or in containers."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            same_random_state(value, other[key]) for key, value in one.items()
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same_random_state, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+
+
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
     """Restore all generators, on every device, after the block."""

@@ -8,7 +8,6 @@ so that no island on trial is compiled.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import (
     autocast,
     autocast_dtype,
+    eagerly,
     without_autocast,
 )
 from halfguard.step.random_state import preserved_random_state
@@ -97,7 +97,7 @@ class TrialSteps(Runner):
             stack.enter_context(self._stepper.step_state.preserved())
             stack.enter_context(preserved_random_state())
             stack.enter_context(unreduced_gradients(self._stepper.model))
-            stack.enter_context(_eagerly())
+            stack.enter_context(eagerly())
             stack.enter_context(self._around())
             yield
 
@@ -112,12 +112,3 @@ class TrialSteps(Runner):
 def _as_given(batches: StepBatches) -> Iterator[MicroBatch]:
     for micro in batches.micro_batches:
         yield replace(micro, batch=micro.copy_of_batch(), given=None) if micro.given else micro
-
-
-@contextmanager
-def _eagerly() -> Iterator[None]:
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield

@@ -134,8 +134,8 @@ class StepState:
 
     @property
     def is_looking(self) -> bool:
-        """True if the present step is looked at as a whole."""
-        return self._look is not None and self._is_whole
+        """True if the present step is looked at."""
+        return self._look is not None
 
     def keep(self) -> None:
         """Save what the coming step may change."""
@@ -169,11 +169,11 @@ class StepState:
             place = ({"value": key}, "value") if registry is None else (registry, key)
             self._tracked.append((*place, 0))
             self._buffers.track(*place)
+        self.changes_batch |= any(given.has_changed() for given in copies)
         if not look.is_whole:
             return []
         changed, lost = look.changed()
         look.schedule.add(changed)
-        self.changes_batch |= any(given.has_changed() for given in copies)
         return self.add_unrepeatable(chain(lost, *(given.lost() for given in copies)))
 
     def pause(self) -> None:

@@ -8,8 +8,8 @@ bitwise the run without the guard.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -372,10 +372,15 @@ class Stepper:
         return parts, errors
 
     def _rehearse(self, batches: StepBatches, saving: Saving) -> None:
-        """Run the passes of a repeat on this rank alone, and leave no trace of them."""
+        """Run the passes of a repeat on this rank alone."""
+        with self.leaving_no_trace(), unreduced_gradients(self.model):
+            self._repeat_all(batches, saving)
+
+    @contextmanager
+    def leaving_no_trace(self) -> Iterator[None]:
+        """Put back after passes of this rank alone what they changed, and clear their gradients."""
         try:
-            with unreduced_gradients(self.model):
-                self._repeat_all(batches, saving)
+            yield
         finally:
             self._restore()
             self.clear()

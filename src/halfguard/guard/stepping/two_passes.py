@@ -1,0 +1,72 @@
+"""Run a bad step twice as it was, before it is repeated in FP32, and compare what the two passes read.
+
+The state that a step reaches is searched for, and a search can miss something. Two passes that begin with
+the same state read the same values; if they do not, the repeat would not be the same step either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from halfguard.dist.collectives import run_on_all
+from halfguard.dist.wrapping import unreduced_gradients
+from halfguard.guard.step_batches import StepBatches, copy_containers, trainable_loss
+from halfguard.guard.stepping.stepper import Stepper
+from halfguard.precision.modes import autocast, eagerly
+from halfguard.step.random_state import (
+    capture_random_state,
+    generator_state,
+    restore_random_state,
+    same_random_state,
+    set_generator_state,
+)
+from halfguard.tracing.values_read import ValuesRead
+
+_Context = Callable[[], AbstractContextManager[Any]]
+
+
+def find_difference(
+    stepper: Stepper, batches: StepBatches, lines: _Context, *, whole: bool
+) -> tuple[str, list[str]]:
+    """Return what two passes of a refused step read differently, and the errors of all ranks.
+
+    If the step is ``whole``, nothing ran since its backward pass, and the generators must be in their present
+    state after each pass. Every rank must call this; gradients are cleared.
+    """
+    own = [generator for generator, _ in batches.micro_batches[0].own_generators]
+    after = capture_random_state(), [generator_state(generator) for generator in own]
+
+    def compare() -> str:
+        first = _run(stepper, batches, lines)
+        now = capture_random_state(), [generator_state(generator) for generator in own]
+        second = _run(stepper, batches, lines)
+        difference = first.first_difference(second)
+        if not difference and whole and not same_random_state(now, after):
+            return "a generator of random numbers, which is in another state when the step is run again"
+        return difference and f"what {difference} reads"
+
+    try:
+        with stepper.step_state.preserved():  # also what a repeat would not put back
+            difference, errors = run_on_all(compare, stepper.device)
+    finally:
+        restore_random_state(after[0])
+        for generator, state in zip(own, after[1], strict=True):
+            set_generator_state(generator, state)
+    return difference or "", errors
+
+
+def _run(stepper: Stepper, batches: StepBatches, lines: _Context) -> ValuesRead:
+    values = ValuesRead()
+    precision, kind = stepper.config.precision, stepper.device.type
+    with stepper.leaving_no_trace(), unreduced_gradients(stepper.model), eagerly():
+        for micro in batches.micro_batches:
+            assert micro.loss_fn is not None  # noqa: S101 - the step is repeatable
+            micro.restore()
+            with lines():
+                with autocast(precision, kind), values:
+                    given = copy_containers(micro.batch)
+                    loss = trainable_loss(micro.loss_fn(stepper.model, given))
+                loss.backward()  # type: ignore[no-untyped-call]
+    return values

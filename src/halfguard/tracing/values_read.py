@@ -1,0 +1,115 @@
+"""What a pass reads from outside: values that none of its own operations has computed.
+
+Two passes that begin with the same state read the same values: tensors, and numbers among the arguments. The
+first one that differs shows that something was not put back, whatever holds it: an iterator, a cache, a
+generator of random numbers. Results are not compared, since kernels of a GPU may add in another order each
+time. Where a result decides what the program does next (a number read on the host, the size of a selection)
+and differs, the comparison ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from halfguard.dist.wrapping import local_tensor
+from halfguard.numerics.checksum import checksums
+from halfguard.numerics.tensor_rows import is_plain
+from halfguard.tracing.source import SourceLine, locate_frame, user_frame
+
+_COMPARED = (bool, int, float, complex, str, torch.dtype, type(None))
+_LARGEST = 2**24  # elements of a tensor that are compared
+
+
+class _Operation(NamedTuple):
+    name: str
+    numbers: str
+    first_read: int  # of the values that it reads from outside, in the list of all
+    result: str  # what the program may decide by
+    source: SourceLine
+
+
+class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Record the values that the operations inside the block read from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operations: list[_Operation] = []
+        self._known: set[StorageWeakRef] = set()  # read before, or computed here
+        self._sums: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation, and record what it reads."""
+        leaves = tree_leaves((args, kwargs))
+        first_read = len(self._sums)
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                self._read(leaf)
+        out = func(*args, **(kwargs or {}))
+        outputs = tree_leaves(out)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        for output in outputs:
+            if isinstance(output, Tensor):
+                self._read(output, is_value=is_random)
+        numbers = repr([leaf for leaf in leaves if isinstance(leaf, _COMPARED)])
+        result = repr([tuple(o.shape) if isinstance(o, Tensor) else o for o in outputs])
+        frame = user_frame()
+        source = SourceLine() if frame is None else locate_frame(frame)
+        self._operations.append(_Operation(str(func), numbers, first_read, result, source))
+        return out
+
+    def _read(self, tensor: Tensor, *, is_value: bool = True) -> None:
+        part = local_tensor(tensor).detach()
+        if not is_plain(part) or part.is_meta or not part.numel():
+            return
+        storage = StorageWeakRef(part.untyped_storage())  # type: ignore[no-untyped-call]
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        if is_value:
+            few = part if part.numel() <= _LARGEST else part.flatten()[:_LARGEST]
+            self._sums.append(checksums([few])[0])
+
+    def first_difference(self, other: ValuesRead) -> str:
+        """Return the line at which two passes read different values; empty if they do not."""
+        mine, its = _on_host(self._sums), _on_host(other._sums)
+        for at, (one, two) in enumerate(zip(self._operations, other._operations, strict=False)):
+            reads = mine[one.first_read : self._end(at)] == its[two.first_read : other._end(at)]
+            if (one.name, one.numbers) != (two.name, two.numbers) or not reads:
+                return _text(two.source)
+            if one.result != two.result:
+                return ""
+        if len(self._operations) == len(other._operations):
+            return ""
+        longer = max(self._operations, other._operations, key=len)
+        return _text(longer[min(len(self._operations), len(other._operations))].source)
+
+    def _end(self, at: int) -> int:
+        following = self._operations[at + 1 : at + 2]
+        return following[0].first_read if following else len(self._sums)
+
+
+def _on_host(sums: Sequence[Tensor]) -> list[int]:
+    if not sums:
+        return []
+    numbers: list[int] = torch.stack([value.to(sums[0].device) for value in sums]).tolist()
+    return numbers
+
+
+def _text(source: SourceLine) -> str:
+    if not source.file:
+        return "an operation of a library"
+    return f"{Path(source.file).name}:{source.line} ({source.code})"

@@ -1,0 +1,151 @@
+"""A bad step is run twice as it was; if the two passes read different values, it is skipped and said why."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from halfguard.errors import UsageError
+from halfguard.guard.guard import Guard
+from halfguard.tracing.values_read import ValuesRead
+
+pytestmark = pytest.mark.usefixtures("seed")
+
+RETRY: dict[str, Any] = {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}}
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def train(loss_fn: Loss, bad: tuple[int, ...] = (3,), config: Any = None) -> list[str]:
+    """Train for six steps, with a loss that is infinite in half at the bad ones; return the actions."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY if config is None else config)
+
+    def overflowing(model: nn.Module, batch: Any) -> Tensor:
+        loss = loss_fn(model, batch)
+        in_half = torch.is_autocast_enabled("cpu")
+        return loss * torch.inf if in_half and guard.step_index in bad else loss
+
+    return [str(guard.step(overflowing, torch.randn(3, 4)).action) for _ in range(6)]
+
+
+def plain_loss(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch).float().square().mean()
+
+
+@pytest.fixture
+def counted_file(tmp_path: Path) -> Iterator[Callable[[], float]]:
+    """A number in a file, which nobody can put back, one larger each time it is read."""
+    path = tmp_path / "count"
+    path.write_text("1")
+
+    def read() -> float:
+        number = int(path.read_text())
+        path.write_text(str(number + 1))
+        return float(number)
+
+    return read
+
+
+def as_number(count: float, loss: Tensor) -> Tensor:
+    return loss * count
+
+
+def as_tensor(count: float, loss: Tensor) -> Tensor:
+    return loss * torch.tensor([count]).sum()
+
+
+def as_operations(count: float, loss: Tensor) -> Tensor:
+    return loss if count % 2 else loss.tanh()
+
+
+@pytest.mark.parametrize("use", [as_number, as_tensor, as_operations])
+def test_a_step_that_reads_another_value_each_time_is_skipped_and_its_line_named(
+    use: Callable[[float, Tensor], Tensor],
+    counted_file: Callable[[], float],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return use(counted_file(), plain_loss(model, batch))
+
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        actions = train(loss, bad=(3, 5))
+    assert actions == ["apply"] * 3 + ["skip", "apply", "skip"]
+    told = [text for text in caplog.messages if "cannot be put back" in text]
+    assert len(told) == 1
+    assert told[0].startswith("step 3 changes what test_two_passes.py:")
+    assert "loss" in told[0].partition("(")[2].partition(") reads")[0]
+    with pytest.raises(UsageError, match="cannot be repeated"):
+        train(loss, config=RETRY | {"skip": RETRY["skip"] | {"strict": True}})
+
+
+def test_random_numbers_that_a_cache_keeps_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    @functools.lru_cache
+    def noise(_step: int) -> float:
+        return random.random()
+
+    seen: list[int] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(0)
+        return plain_loss(model, batch) * noise(len(seen))
+
+    with caplog.at_level(logging.WARNING, "halfguard"):
+        actions = train(loss)
+    assert actions[3] == "skip"
+    assert "step 3 changes a generator of random numbers" in caplog.text
+
+
+@torch.library.custom_op("halfguard_tests::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    """Return the input with an error of its own each time, as kernels that add in any order do."""
+    return x * (1 + int.from_bytes(os.urandom(2)) / 2**30)
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_results_that_differ_by_themselves_do_not_keep_a_step_from_being_repeated(
+    decides: bool,
+) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        value = plain_loss(model, batch)
+        with torch.no_grad():
+            error = noisy(batch.square().sum())
+        return value * error.item() if decides else value + error
+
+    assert train(loss)[3] == "retry_fp32"
+
+
+def test_a_repeated_step_runs_once_for_everybody_else() -> None:
+    calls: list[int] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(len(calls))
+        return plain_loss(model, batch + torch.randn(4) * 0.1)
+
+    assert train(loss)[3] == "retry_fp32"
+    assert calls == list(range(6))
+
+
+def test_random_draws_and_views_of_known_memory_are_read_once() -> None:
+    data = torch.arange(12.0).view(3, 4)
+
+    def run() -> ValuesRead:
+        torch.manual_seed(0)
+        with ValuesRead() as values:
+            (torch.rand(4) * data[1] + data[2]).sum()
+        return values
+
+    first = run()
+    assert run().first_difference(first) == ""
+    data[0, 0] = 5.0
+    assert "data[1]" in run().first_difference(first)

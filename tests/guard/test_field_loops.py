@@ -313,7 +313,9 @@ def test_a_hook_that_reads_the_scale_in_a_repeat_reads_one() -> None:
     next(model.parameters()).register_hook(lambda _: scales.append(guard.scaler.get_scale()))
     before = guard.scaler.get_scale()
     assert guard.step(overflowing, torch.ones(8, 4)).action == "retry_fp32"
-    assert scales.take() == [before, 1.0]
+    first, *again = scales.take()
+    assert first == before
+    assert set(again) == {1.0}
     assert guard.scaler.get_scale() == before
 
 
@@ -327,7 +329,7 @@ def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -
         return in_fp32_only(y)
 
     retried(loss)
-    assert dtypes.take() == [torch.float16, torch.float32]
+    assert dtypes.take()[0::3] == [torch.float16, torch.float32], "two passes are between"
     with torch.autocast("cpu", torch.float16):
         assert torch.is_autocast_enabled("cpu"), "autocast works again"
 
@@ -380,8 +382,9 @@ def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
                 return loss(model, x)
 
         guard.step(Call(), torch.ones(8, 4))
-    first, second = noisy.drawn.take()
-    assert first == second
+    drawn = noisy.drawn.take()
+    assert len(drawn) == 4, "the step, two passes as it was, and the repeat"
+    assert len(set(drawn)) == 1
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_at_the_first_step() -> None:
@@ -529,7 +532,7 @@ def test_a_hidden_state_that_an_epoch_sets_to_none_is_none_in_the_repeat() -> No
     model.given.take()
 
     assert guard.step(overflowing, torch.randn(8, 4)).action == "retry_fp32"
-    assert model.given.take() == [None, None]
+    assert model.given.take() == [None] * 4
 
 
 def test_a_repeat_recomputes_checkpointed_parts_in_fp32() -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -701,11 +701,12 @@ class Guard:
         config = self._config_to_decide(report) if cause is not None else self.config
         decision, self._policy = policy.decide(self._policy, seen, config)
         if cause is not None:
-            self._look_into(decision, seen, report)
-        if decision.action is Action.RETRY:
-            decision, seen = self._retry(seen, report)
-        elif report.holds_scale:
-            self._stepper.release_scale(is_cause=True)
+            with self._back_at(report.step):
+                self._look_into(decision, seen, report)
+                if decision.action is Action.RETRY:
+                    decision, seen = self._retry(seen, report)
+                elif report.holds_scale:
+                    self._stepper.release_scale(is_cause=True)
         if decision.action is Action.ROLL_BACK and not (self._recovery and self._recovery.ready):
             decision = replace(decision, action=Action.HALT)
         if not self._batches.micro_batches and not self._stepper.mid_round:
@@ -722,6 +723,15 @@ class Guard:
             raise halt_error(row, explanation, batches, streak=self._policy.streak)
         if self._recovery is not None:
             self._recover(decision)
+
+    @contextmanager
+    def _back_at(self, step: int) -> Iterator[None]:
+        """Run the block with the number of a step that is run again: its loss function may read it."""
+        now, self.step_index = self.step_index, step
+        try:
+            yield
+        finally:
+            self.step_index = now
 
     def _look_into(
         self, decision: policy.Decision, seen: policy.Signals, report: StepReport
@@ -837,18 +847,22 @@ class Guard:
         if self._repeats & (self._repeats - 1):
             return None
         difference, errors = optional_parts.difference_finder()(
-            self._stepper, report.batches, lambda: self._lines_in_fp32, whole=not self._hosted
+            self._stepper, report.batches, self._loss_again, whole=not self._hosted
         )
         if errors:
+            skipped = self._skip_failed(errors, seen, report)
             self._stepper.discard()
-            return self._skip_failed(errors, seen, report)
+            return skipped
         if all_agree(not difference, self._stepper.device):
             return None
         names = [difference or "something on another rank"]
         report.batches.unrepeatable = True
-        new = self._stepper.step_state.add_unrepeatable(names)
-        self._report_unrepeatable(new, report.step)
+        self._report_unrepeatable(self._stepper.step_state.add_unrepeatable(names))
         return self._skip_unrepeatable(seen, report)
+
+    def _loss_again(self, micro: MicroBatch, batch: Any) -> Tensor:
+        with autocast(self.config.precision, self._stepper.device.type):
+            return self._loss(micro, batch)
 
     def _skip_unrepeatable(
         self, seen: policy.Signals, report: StepReport
@@ -870,7 +884,7 @@ class Guard:
         self._copies_batches = True
         return self._skip_unrepeated(seen)
 
-    def _report_unrepeatable(self, names: list[str], step: int | None = None) -> None:
+    def _report_unrepeatable(self, names: list[str]) -> None:
         """Say by name what a step changes and nobody can put back."""
         if self.config.skip.on_nonfinite != "retry_fp32" and self.config.heal is None:
             return
@@ -887,7 +901,7 @@ class Guard:
         logger.warning(
             "step %d changes %s, which cannot be put back. Bad steps are skipped instead of repeated in "
             "FP32; this is reported once. %s",
-            self.step_index if step is None else step,
+            self.step_index,
             what,
             cure,
         )

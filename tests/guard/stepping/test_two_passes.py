@@ -136,6 +136,22 @@ def test_a_repeated_step_runs_once_for_everybody_else() -> None:
     assert calls == list(range(6))
 
 
+def test_a_loss_function_that_reads_the_number_of_the_step_reads_the_same_again() -> None:
+    model, seen = nn.Linear(4, 4), set[int]()
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        in_half = torch.is_autocast_enabled("cpu")
+        if guard.step_index == 2 and not in_half:
+            seen.add(guard.step_index)
+        value = plain_loss(model, batch) * (guard.step_index + 1)
+        return value * torch.inf if in_half and guard.step_index == 2 else value
+
+    actions = [str(guard.step(loss, torch.ones(1, 4)).action) for _ in range(4)]
+    assert actions == ["apply", "apply", "retry_fp32", "apply"]
+    assert seen == {2}
+
+
 def test_random_draws_and_views_of_known_memory_are_read_once() -> None:
     data = torch.arange(12.0).view(3, 4)
 

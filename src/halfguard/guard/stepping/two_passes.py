@@ -7,14 +7,15 @@ the same state read the same values; if they do not, the repeat would not be the
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
+
+from torch import Tensor
 
 from halfguard.dist.collectives import run_on_all
 from halfguard.dist.wrapping import unreduced_gradients
-from halfguard.guard.step_batches import StepBatches, copy_containers, trainable_loss
+from halfguard.guard.step_batches import MicroBatch, StepBatches, copy_containers
 from halfguard.guard.stepping.stepper import Stepper
-from halfguard.precision.modes import autocast, eagerly
+from halfguard.precision.modes import eagerly
 from halfguard.step.random_state import (
     capture_random_state,
     generator_state,
@@ -24,11 +25,11 @@ from halfguard.step.random_state import (
 )
 from halfguard.tracing.values_read import ValuesRead
 
-_Context = Callable[[], AbstractContextManager[Any]]
+_LossOf = Callable[[MicroBatch, Any], Tensor]
 
 
 def find_difference(
-    stepper: Stepper, batches: StepBatches, lines: _Context, *, whole: bool
+    stepper: Stepper, batches: StepBatches, loss_of: _LossOf, *, whole: bool
 ) -> tuple[str, list[str]]:
     """Return what two passes of a refused step read differently, and the errors of all ranks.
 
@@ -39,9 +40,9 @@ def find_difference(
     after = capture_random_state(), [generator_state(generator) for generator in own]
 
     def compare() -> str:
-        first = _run(stepper, batches, lines)
+        first = _run(stepper, batches, loss_of)
         now = capture_random_state(), [generator_state(generator) for generator in own]
-        second = _run(stepper, batches, lines)
+        second = _run(stepper, batches, loss_of)
         difference = first.first_difference(second)
         if not difference and whole and not same_random_state(now, after):
             return "a generator of random numbers, which is in another state when the step is run again"
@@ -57,16 +58,17 @@ def find_difference(
     return difference or "", errors
 
 
-def _run(stepper: Stepper, batches: StepBatches, lines: _Context) -> ValuesRead:
+def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> ValuesRead:
     values = ValuesRead()
-    precision, kind = stepper.config.precision, stepper.device.type
-    with stepper.leaving_no_trace(), unreduced_gradients(stepper.model), eagerly():
+    with (
+        stepper.leaving_no_trace(),
+        stepper.scaler.repeating(),  # its gradients are not scaled
+        unreduced_gradients(stepper.model),
+        eagerly(),
+    ):
         for micro in batches.micro_batches:
-            assert micro.loss_fn is not None  # noqa: S101 - the step is repeatable
             micro.restore()
-            with lines():
-                with autocast(precision, kind), values:
-                    given = copy_containers(micro.batch)
-                    loss = trainable_loss(micro.loss_fn(stepper.model, given))
-                loss.backward()  # type: ignore[no-untyped-call]
+            with values:
+                loss = loss_of(micro, copy_containers(micro.batch))
+            loss.backward()  # type: ignore[no-untyped-call]
     return values

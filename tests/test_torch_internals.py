@@ -329,7 +329,7 @@ def parameters_and_buffers_are_listed_and_non_persistent_ones_are_known() -> Non
 
 
 @used_by("dist", "_orig_mod")
-@used_by("diagnosis guard investigation step validation", "torch._dynamo")
+@used_by("diagnosis investigation precision step validation", "torch._dynamo")
 @used_by("dist", "torch._dynamo.eval_frame")
 def a_compiled_module_holds_the_original() -> None:
     model = nn.Linear(1, 1)
@@ -444,11 +444,12 @@ def a_tensor_around_others_is_recognised() -> None:
 
 
 @used_by("validation", "torch.utils._pytree.tree_flatten")
+@used_by("tracing", "torch.utils._pytree.tree_leaves")
 @used_by("diagnosis", "torch.utils._pytree.tree_map_only")
 @used_by("diagnosis investigation replaying", "torch.utils._pytree.tree_map")
 def trees_are_walked() -> None:
     tree = {"b": [1, (2.0, None)], "a": 3}
-    assert _pytree.tree_flatten(tree)[0] == [1, 2.0, None, 3]
+    assert _pytree.tree_flatten(tree)[0] == _pytree.tree_leaves(tree) == [1, 2.0, None, 3]
     assert _pytree.tree_map(str, tree) == {"b": ["1", ("2.0", "None")], "a": "3"}
     assert _pytree.tree_map_only(int, lambda x: -x, tree) == {"b": [-1, (2.0, None)], "a": -3}
 

@@ -49,6 +49,35 @@ def test_all_ranks_decide_alike(ranks: Callable[[int], Ranks]) -> None:
     assert [action for action, _ in first[:5]] == [again, again, "skip", again, again]
 
 
+def read_other_values_on_rank_0(folder: str) -> list[str]:
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    config: dict[str, Any] = {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}}
+    guard = hg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    count = Path(folder, "count")
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        y = model(batch)
+        loss: Tensor = y.float().square().mean()
+        if dist.get_rank() == 0:
+            count.write_text(count.read_text() + "1")
+            loss = loss * len(count.read_text())
+        return loss * (torch.inf if y.dtype == torch.float16 and guard.step_index > 1 else 1.0)
+
+    actions = [str(guard.step(loss_fn, torch.randn(8, 4)).action) for _ in range(4)]
+    weights = [p.detach().sum().item() for p in model.parameters()]
+    return [*actions, str(weights)]
+
+
+def test_a_value_that_differs_on_one_rank_is_skipped_on_all(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    (tmp_path / "count").write_text("")
+    first, second = ranks(2).run(read_other_values_on_rank_0, str(tmp_path))
+    assert first == second
+    assert first[:4] == ["apply", "apply", "skip", "skip"]
+
+
 class Fault(torch.autograd.Function):
     """Raises in the forward or the backward pass of the repeat, if it is armed."""
 

@@ -4,17 +4,19 @@ Two passes that begin with the same state read the same values: tensors, and num
 first one that differs shows that something was not put back, whatever holds it: an iterator, a cache, a
 generator of random numbers. Results are not compared, since kernels of a GPU may add in another order each
 time. Where a result decides what the program does next (a number read on the host, the size of a selection)
-and differs, the comparison ends.
+and differs, the comparison ends. What DDP and FSDP2 do in a forward pass is left out: they gather weights
+that an earlier pass may have released.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,6 +26,9 @@ from halfguard.numerics.checksum import checksums
 from halfguard.numerics.tensor_rows import is_plain
 from halfguard.tracing.source import SourceLine, locate_frame, user_frame
 
+_TORCH = str(Path(torch.__file__).parent)
+_WRAPPERS = (str(Path(_TORCH, "distributed")), str(Path(_TORCH, "nn", "parallel")))
+_LAYERS = (str(Path(_TORCH, "nn")),)
 _COMPARED = (bool, int, float, complex, str, torch.dtype, type(None))
 _LARGEST = 2**24  # elements of a tensor that are compared
 
@@ -39,8 +44,10 @@ class _Operation(NamedTuple):
 class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the values that the operations inside the block read from outside."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, weights: bool = True) -> None:
+        """Prepare; ``weights`` tells whether parameters count: those of FSDP2 are gathered anew."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = weights
         self._operations: list[_Operation] = []
         self._known: set[StorageWeakRef] = set()  # read before, or computed here
         self._sums: list[Tensor] = []
@@ -53,25 +60,28 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operation, and record what it reads."""
-        leaves = tree_leaves((args, kwargs))
+        leaves, is_wrapper = tree_leaves((args, kwargs)), _is_in_wrapper()
         first_read = len(self._sums)
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                self._read(leaf)
+                is_weight = isinstance(leaf, nn.Parameter)
+                self._read(leaf, is_value=not is_wrapper and (self._weights or not is_weight))
         out = func(*args, **(kwargs or {}))
         outputs = tree_leaves(out)
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         for output in outputs:
             if isinstance(output, Tensor):
                 self._read(output, is_value=is_random)
-        numbers = repr([leaf for leaf in leaves if isinstance(leaf, _COMPARED)])
-        result = repr([tuple(o.shape) if isinstance(o, Tensor) else o for o in outputs])
+        if is_wrapper:
+            return out
+        shapes = [tuple(output.shape) for output in outputs if isinstance(output, Tensor)]
+        numbers, result = _numbers(leaves), f"{_numbers(outputs)} {shapes}"
         frame = user_frame()
         source = SourceLine() if frame is None else locate_frame(frame)
         self._operations.append(_Operation(str(func), numbers, first_read, result, source))
         return out
 
-    def _read(self, tensor: Tensor, *, is_value: bool = True) -> None:
+    def _read(self, tensor: Tensor, *, is_value: bool) -> None:
         part = local_tensor(tensor).detach()
         if not is_plain(part) or part.is_meta or not part.numel():
             return
@@ -100,6 +110,23 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _end(self, at: int) -> int:
         following = self._operations[at + 1 : at + 2]
         return following[0].first_read if following else len(self._sums)
+
+
+def _is_in_wrapper() -> bool:
+    """Return whether DDP or FSDP2 runs the operation, and not a layer or the user."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_WRAPPERS):
+            return True
+        if not file.startswith(_TORCH) or file.startswith(_LAYERS):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _numbers(leaves: Sequence[Any]) -> str:
+    return repr([leaf for leaf in leaves if isinstance(leaf, _COMPARED)])
 
 
 def _on_host(sums: Sequence[Tensor]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from halfguard.dist.collectives import run_on_all
-from halfguard.dist.wrapping import unreduced_gradients
+from halfguard.dist.wrapping import sharded_modules, unreduced_gradients
 from halfguard.guard.step_batches import MicroBatch, StepBatches, copy_containers
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import eagerly
@@ -59,7 +59,7 @@ def find_difference(
 
 
 def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> ValuesRead:
-    values = ValuesRead()
+    values = ValuesRead(weights=not sharded_modules(stepper.model))
     with (
         stepper.leaving_no_trace(),
         stepper.scaler.repeating(),  # its gradients are not scaled

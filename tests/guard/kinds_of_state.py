@@ -244,6 +244,36 @@ def _seldom() -> Job:
     return Job(model, lambda: [held.calls, held.last])
 
 
+def _replaced() -> Job:
+    model, calls = Net(), [0]
+    teacher = SimpleNamespace(of=torch.zeros(WIDTH))
+
+    def change(y: Tensor) -> None:
+        nonlocal teacher
+        calls[0] += 1
+        y.add_(teacher.of)
+        if calls[0] % 3 == 0:
+            teacher = SimpleNamespace(of=y.mean(0))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * (1 + teacher.of.abs().sum())
+
+    model.change = change
+    return Job(model, lambda: [calls, teacher.of], loss)
+
+
+def _flags() -> Job:
+    model = Net()
+    model.linear.bias.requires_grad_(False)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        for parameter in model.parameters():
+            parameter.requires_grad_(not parameter.requires_grad)
+        return loss_fn(model, batch)
+
+    return Job(model, lambda: [p.requires_grad for p in model.parameters()], loss)
+
+
 def _same_values() -> Job:
     model, held, calls = Net(), torch.zeros(1), [0]
 
@@ -373,6 +403,8 @@ KINDS = {
     "hooks": Kind("the hooks of a module that has some", PUT_BACK, _hooks),
     "weak": Kind("a dict with weak keys or values", PUT_BACK, _weak),
     "seldom": Kind("an attribute that changes at some steps, beside others", PUT_BACK, _seldom),
+    "replaced": Kind("a variable that code replaces at some steps", PUT_BACK, _replaced),
+    "flags": Kind("which weights are trained (`requires_grad`)", PUT_BACK, _flags),
     "same_values": Kind("a tensor whose values are the same at first", PUT_BACK, _same_values),
     "context": Kind("a context variable", PUT_BACK, _context_variable),
     "generators": Kind(

@@ -141,6 +141,25 @@ class Schedule:
         }
         self._kept = {t: known for t, known in missed.items() if known[1] < FORGET_AFTER}
 
+    def add_assigned(self, reached: Iterable[Holder]) -> None:
+        """Keep what the code of the step assigns, at whichever step it does."""
+        for holder in reached:
+            known = self._kept.get(id(holder.target))
+            if holder.is_assigned and known is None:
+                if isinstance(holder, DictHolder):
+                    holder.may_hold_graphs = True
+                self._kept[id(holder.target)] = holder, 0
+            elif isinstance(holder, DictHolder) and holder.assigned_keys:
+                self._keep_keys(holder, holder.assigned_keys)
+
+    def _keep_keys(self, holder: DictHolder, keys: frozenset[Any]) -> None:
+        known = self._kept.get(id(holder.target))
+        if known is not None and isinstance(known[0], DictHolder):
+            keys |= known[0].keys or frozenset()
+        kept = DictHolder(holder.name, holder.target, style=holder.style, keys=keys)
+        kept.may_hold_graphs = True
+        self._kept[id(holder.target)] = kept, 0
+
     def add(self, changed: Iterable[tuple[Holder, Any]]) -> None:
         """Keep what a step has changed: all attributes of an object, since others may change at a later step.
 
@@ -153,12 +172,8 @@ class Schedule:
             elif isinstance(holder, DictHolder) and holder.is_namespace and holder.keys is None:
                 holder.may_hold_graphs = True
             elif isinstance(holder, DictHolder) and holder.is_namespace:
-                known = self._kept.get(id(holder.target))
-                keys = frozenset(holder.changed_keys(before))
-                if known is not None and isinstance(known[0], DictHolder):
-                    keys |= known[0].keys or frozenset()
-                kept = DictHolder(holder.name, holder.target, style=holder.style, keys=keys)
-                kept.may_hold_graphs = True
+                self._keep_keys(holder, frozenset(holder.changed_keys(before)))
+                continue
             self._kept[id(holder.target)] = kept, 0
 
 

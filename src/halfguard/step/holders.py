@@ -61,6 +61,7 @@ class Holder:
     """An object that holds state; every method may run code of its class, which may raise."""
 
     restorable = True
+    is_assigned = False  # by code that was reached, at some step
     style = "{}[{!r}]"
 
     def __init__(self, name: Name, target: Any) -> None:
@@ -108,6 +109,7 @@ class DictHolder(Holder):
         self._kind: Any = OrderedDict if isinstance(target, OrderedDict) else dict
         self.is_namespace = style != "{}[{!r}]"  # the order of its entries does not count
         self.may_hold_graphs = False  # tensors with a graph, which no reference may keep alive
+        self.assigned_keys = frozenset[str]()  # those of ``keys`` that code assigns
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
         if self.keys is not None:
@@ -253,18 +255,36 @@ class CellHolder(Holder):
 
     def save(self) -> Any:
         try:
-            return self.target.cell_contents
+            value = self.target.cell_contents
         except ValueError:  # not assigned yet
             return _MISSING
+        return _GRAPH if _has_graph(value) else value
 
     def is_as(self, saved: Any) -> bool:
-        return same_value(self.save(), saved)
+        return saved is _GRAPH or same_value(self.save(), saved)
 
     def restore(self, saved: Any) -> None:
         if saved is _MISSING:
             del self.target.cell_contents
-        else:
+        elif saved is not _GRAPH:
             self.target.cell_contents = saved
+
+
+class FlagsHolder(Holder):
+    """The parameters of a module that are trained: code may freeze some and thaw others."""
+
+    target: nn.Module
+
+    def save(self) -> list[bool]:
+        return [weight.requires_grad for weight in self.target.parameters()]
+
+    def is_as(self, saved: list[bool]) -> bool:
+        return self.save() == saved
+
+    def restore(self, saved: list[bool]) -> None:
+        for weight, flag in zip(self.target.parameters(), saved, strict=False):
+            if weight.is_leaf:
+                weight.requires_grad_(flag)
 
 
 class _AttributesHolder(Holder):

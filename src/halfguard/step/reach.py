@@ -9,6 +9,7 @@ objects with a thread.
 from __future__ import annotations
 
 import array
+import dis
 import functools
 import io
 import logging
@@ -90,6 +91,7 @@ _CLOSED = (
     memoryview,
 )
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MAKING = frozenset({"__init__", "__new__", "__post_init__"})  # what they assign may stay
 _ATTRIBUTE, _VARIABLE = "{}.{}", "{1}"  # how names are written
 
 Opened = tuple[list[Holder], list[tuple[Name, Any]]]
@@ -114,6 +116,7 @@ def reach(
     search = _Search(roots := list(roots), closed)
     for name, value in roots:
         search.follow(name, value, max_objects)
+    search.mark_assigned()
     return search.reached
 
 
@@ -127,6 +130,7 @@ class _Search:
         self._spaces: dict[int, DictHolder] = {}  # globals are shared by many functions
         self._tensors: dict[int, int] = {}  # their positions among those that were reached
         self._array_bytes = _ARRAY_BYTES
+        self._assigned: set[str] = set()  # names of attributes
         # The loss function's own package may be installed.
         functions = (function_of(root) for _, root in roots)
         modules = (
@@ -159,6 +163,19 @@ class _Search:
             except Exception:  # noqa: BLE001, S112 - code of the value's class; a proxy of nothing
                 continue
 
+    def mark_assigned(self) -> None:
+        """Mark the objects with an attribute that code which was reached assigns."""
+        for holder in self.reached.holders:
+            if isinstance(holder, DictHolder):
+                holder.is_assigned = (
+                    holder.is_namespace
+                    and holder.keys is None
+                    and not self._assigned.isdisjoint(holder.target)
+                )
+            elif isinstance(holder, SlotsHolder):
+                kind: Any = type(holder.target)
+                holder.is_assigned = not self._assigned.isdisjoint(slots_of(kind))
+
     def _note_place(self, name: Name, value: Any, owner: Any, key: Any) -> None:
         """Prefer a place in a dict: a weight may have been reached through an optimizer's list first."""
         position = self._tensors.get(id(value))
@@ -180,6 +197,7 @@ class _Search:
             elif id(holder.target) in self._spaces:
                 known = self._spaces[id(holder.target)]
                 known.keys = (known.keys or frozenset()) | holder.keys
+                known.assigned_keys |= holder.assigned_keys
             else:
                 self._spaces[id(holder.target)] = holder
                 self.reached.holders.append(holder)
@@ -195,7 +213,7 @@ class _Search:
         if isinstance(value, nn.Module):
             return self._open_module(name, value)
         if isinstance(value, FunctionType):
-            return _open_function(value) if self._is_users(value.__module__) else ([], [])
+            return self._open_function(value) if self._is_users(value.__module__) else ([], [])
         if isinstance(value, MethodType):
             return [], [("self", value.__self__), (name, value.__func__)]
         if isinstance(value, BuiltinFunctionType | MethodWrapperType):  # ``numbers.append``
@@ -283,6 +301,23 @@ class _Search:
                 holders.append(DictHolder("the hooks of a module", hooks))
         return holders, [*links, *self._classes(type(module))]
 
+    def _open_function(self, function: FunctionType) -> Opened:
+        code = function.__code__
+        assigned = _assigned_in(code)
+        if function.__name__ not in _MAKING:
+            self._assigned |= assigned["STORE_ATTR"]
+        holders: list[Holder] = []
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            holders.append(CellHolder(variable, cell))
+            holders[-1].is_assigned = variable in assigned["STORE_DEREF"]
+        known = function.__globals__
+        names = frozenset(name for name in _names_in(code) if name in known)
+        variables = DictHolder("", known, style=_VARIABLE, keys=names)
+        variables.assigned_keys = names & assigned["STORE_GLOBAL"]
+        holders += [variables, DictHolder(function.__name__, vars(function), style=_ATTRIBUTE)]
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        return holders, [(f"a default of {function.__name__}", value) for value in defaults]
+
     def _open_class(self, kind: type) -> Opened:
         functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
         links: list[tuple[Name, Any]] = [(kind.__name__, function) for function in functions]
@@ -309,20 +344,6 @@ def attributes_and_buffers(name: Name, module: nn.Module) -> list[DictHolder]:
     return [own, DictHolder(name, buffers, style=_ATTRIBUTE)]
 
 
-def _open_function(function: FunctionType) -> Opened:
-    code = function.__code__
-    holders: list[Holder] = [
-        CellHolder(variable, cell)
-        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
-    ]
-    known = function.__globals__
-    names = frozenset(name for name in _names_in(code) if name in known)
-    holders.append(DictHolder("", known, style=_VARIABLE, keys=names))
-    holders.append(DictHolder(function.__name__, vars(function), style=_ATTRIBUTE))
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return holders, [(f"a default of {function.__name__}", value) for value in defaults]
-
-
 def _variables(module: ModuleType) -> DictHolder:
     """Return the holder of a module's variables: not its functions, classes and imports."""
     closed = (type, FunctionType, BuiltinFunctionType)
@@ -339,6 +360,20 @@ def _names_in(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_in(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigned_in(code: CodeType) -> dict[str, frozenset[str]]:
+    """Return the names that a function and those inside it assign, by kind of assignment."""
+    names: dict[str, set[str]] = {"STORE_ATTR": set(), "STORE_DEREF": set(), "STORE_GLOBAL": set()}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in names:
+            names[instruction.opname].add(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            for kind, inner in _assigned_in(constant).items():
+                names[kind] |= inner
+    return {kind: frozenset(assigned) for kind, assigned in names.items()}
 
 
 @functools.lru_cache(maxsize=4096)

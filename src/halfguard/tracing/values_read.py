@@ -126,7 +126,8 @@ def _is_in_wrapper() -> bool:
 
 
 def _numbers(leaves: Sequence[Any]) -> str:
-    return repr([leaf for leaf in leaves if isinstance(leaf, _COMPARED)])
+    trained = [leaf.requires_grad for leaf in leaves if isinstance(leaf, nn.Parameter)]
+    return repr([*trained, *(leaf for leaf in leaves if isinstance(leaf, _COMPARED))])
 
 
 def _on_host(sums: Sequence[Tensor]) -> list[int]:

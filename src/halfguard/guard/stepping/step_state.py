@@ -43,6 +43,7 @@ from halfguard.precision.upcast import cast_to_fp32
 from halfguard.step.holders import (
     CellHolder,
     DictHolder,
+    FlagsHolder,
     Holder,
     ListHolder,
     Saved,
@@ -231,6 +232,8 @@ class StepState:
             reached = Reached(list(self._modules), tensors)
         schedule = self._schedules.setdefault(self._key, Schedule())
         schedule.forget({id(holder.target) for holder in reached.holders})
+        if self._is_whole:
+            schedule.add_assigned(reached.holders)
         self._forget_unreached({id(tensor) for _, tensor, _, _ in reached.tensors})
         untracked = _untracked(reached.tensors, self._buffers)
         return Look(reached.holders, untracked, self._trained(), schedule, is_whole=self._is_whole)
@@ -240,6 +243,7 @@ class StepState:
         reached = reach(self._roots(), closed=self._optimizers)
         groups = chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers)
         own = frozenset({"params"})
+        reached.holders.append(FlagsHolder("requires_grad", unwrap_model(self._model)))
         reached.holders += [
             DictHolder(f"param_groups[{index}]", group, left_out=own)
             for index, group in enumerate(groups)

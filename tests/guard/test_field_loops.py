@@ -382,9 +382,9 @@ def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
                 return loss(model, x)
 
         guard.step(Call(), torch.ones(8, 4))
-    drawn = noisy.drawn.take()
-    assert len(drawn) == 4, "the step, two passes as it was, and the repeat"
-    assert len(set(drawn)) == 1
+    numbers = noisy.drawn.take()
+    assert len(numbers) == 4, "the step, two passes as it was, and the repeat"
+    assert len(set(numbers)) == 1
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_at_the_first_step() -> None:

@@ -174,10 +174,10 @@ def test_a_batch_that_training_step_changes_is_put_back_before_a_retry() -> None
         def training_step(self, batch: Any, index: int) -> Any:
             return super().training_step((batch.inputs * 0.5, batch.labels), index)
 
-    guarded = [
-        fit(module, guard_plugin(), [Pair(*b) for b in batches(6, fault=overflow_everywhere)])
-        for module in (Halving(), Reading())
-    ]
+    def pairs() -> list[Any]:
+        return [Pair(*batch) for batch in batches(6, fault=overflow_everywhere)]
+
+    guarded = [fit(module, guard_plugin(), pairs()) for module in (Halving(), Reading())]
     assert guard_of(guarded[0]).summary().retried == 6
     assert not differences(*map(state, guarded))
 

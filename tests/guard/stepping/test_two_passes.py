@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def plain_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 @pytest.fixture
-def counted_file(tmp_path: Path) -> Iterator[Callable[[], float]]:
+def counted_file(tmp_path: Path) -> Callable[[], float]:
     """A number in a file, which nobody can put back, one larger each time it is read."""
     path = tmp_path / "count"
     path.write_text("1")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from halfguard.errors import UsageError
@@ -85,11 +87,11 @@ class MicroBatch:
     def copy_of_batch(self) -> Any:
         """Return a copy of the batch as it was given; the batch itself stays as it is now."""
         if self.given is None:
-            return copy.deepcopy(self.batch)
+            return copy_of(self.batch)
         now = self.given.now()
         self.given.restore()
         try:
-            return copy.deepcopy(self.batch)
+            return copy_of(self.batch)
         finally:
             now.restore()
 
@@ -161,6 +163,21 @@ def copy_containers(batch: Any, copied: dict[int, Any] | None = None) -> Any:
         return batch
     copied[id(batch)] = batch
     return [copy_containers(item, copied) for item in batch]
+
+
+def copy_of(batch: Any) -> Any:
+    """Return a copy of a batch; of a tensor that is a view of more data, without the rest of the data."""
+    leaves = (leaf for _, leaf in named_batch_leaves(batch))
+    tensors = {id(t): t for t in leaves if type(t) is Tensor and t.layout is torch.strided}
+    sharing = Counter(tensor.untyped_storage()._cdata for tensor in tensors.values())
+    parts = {
+        key: tensor.detach().clone()
+        for key, tensor in tensors.items()
+        if sharing[tensor.untyped_storage()._cdata] == 1
+        and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+        and not tensor.requires_grad
+    }
+    return copy.deepcopy(batch, parts)
 
 
 def loss_in_fp32(micro: MicroBatch, loss_of: Callable[[Any], Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 import halfguard as hg
-from halfguard.guard.step_batches import StepBatches
+from halfguard.guard.step_batches import StepBatches, copy_of
 from halfguard.precision.islands import is_island
 from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 from halfguard.trials.line_islands import LineIslands
@@ -75,6 +75,23 @@ def test_a_watched_run_is_bitwise_the_run_without_it(loss_fn: Loss) -> None:
         assert batch.keys() == same.keys()
         assert all(torch.equal(batch[key], same[key]) for key in batch)
     assert watched.watching.alarms
+
+
+def test_a_batch_that_is_a_view_is_copied_without_the_rest_of_its_data() -> None:
+    data, other = torch.randn(100, 4), torch.randn(8)
+    batch: Any = {
+        "x": data[10:12],
+        "pair": [other[:4], other[2:]],
+        "whole": torch.ones(3),
+        "name": "a",
+    }
+    copied = copy_of(batch)
+    assert copied["x"].untyped_storage().nbytes() == 2 * 4 * 4
+    assert torch.equal(copied["x"], batch["x"])
+    copied["pair"][0][3] = 9.0  # two views of one storage stay so
+    assert copied["pair"][1][1] == 9.0
+    assert other[3] != 9.0
+    assert copied["whole"].untyped_storage()._cdata != batch["whole"].untyped_storage()._cdata
 
 
 @pytest.mark.usefixtures("between_looks")

@@ -7,7 +7,6 @@ so that no island on trial is compiled.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -22,7 +21,13 @@ from halfguard.dist.wrapping import (
     unreduced_gradients,
     unwrap_model,
 )
-from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
+from halfguard.guard.step_batches import (
+    MicroBatch,
+    StepBatches,
+    copy_of,
+    loss_in_fp32,
+    trainable_loss,
+)
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import (
     autocast,
@@ -104,7 +109,7 @@ class TrialSteps(Runner):
     def _loss(self, micro: MicroBatch, batch: Any) -> Tensor:
         assert micro.loss_fn is not None  # noqa: S101 - only repeatable steps are tried
         # A copy: the loss function may write to its batch, and every trial needs the same one.
-        loss = trainable_loss(micro.loss_fn(self._stepper.model, copy.deepcopy(batch)))
+        loss = trainable_loss(micro.loss_fn(self._stepper.model, copy_of(batch)))
         count = self._stepper.config.accumulate
         return loss if count == 1 else loss / count
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.lint.rule import all_rules
+from halfguard.lint.registry import all_rules
 from tests.guard.test_cost import AT_MOST_ON_DEVICE
 from tests.support.cases import each
 from tests.support.docs import ROOT

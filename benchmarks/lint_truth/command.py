@@ -345,7 +345,7 @@ def judgements(name: str) -> list[dict[str, Any]]:
 def table() -> str:
     """Return the table of all rules with judged findings: then, today, and the state."""
     from halfguard.catalogue import entry
-    from halfguard.lint.rule import all_rules
+    from halfguard.lint.registry import all_rules
 
     rows = [row for name in JUDGED.values() for row in judgements(name)]
     lines = [

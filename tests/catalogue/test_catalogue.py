@@ -10,7 +10,7 @@ import pytest
 from halfguard import catalogue
 from halfguard.catalogue import Entry, all_entries, entry, old_codes, removed_codes
 from halfguard.errors import UsageError
-from halfguard.lint.rule import all_rules
+from halfguard.lint.registry import all_rules
 from halfguard.records import Cause, HealthWarning
 from tests.support.cases import each
 

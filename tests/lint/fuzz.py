@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import fix_bytes
-from halfguard.lint.rule import all_rules
+from halfguard.lint.registry import all_rules
 from tests.lint.helper import FIXTURES, PREVIEW
 
 LIMIT = 2.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import FixResult, fix_bytes
 from halfguard.lint.match import Diagnostic, FixKind
-from halfguard.lint.rule import all_rules
+from halfguard.lint.registry import all_rules
 from halfguard.lint.settings import Settings
 
 FIXTURES = Path(__file__).parent / "fixtures"

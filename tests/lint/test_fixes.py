@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from halfguard.catalogue import entry
-from halfguard.lint.rule import all_rules
+from halfguard.lint.registry import all_rules
 from tests.lint.helper import FIXTURES, codes, fix, lint
 from tests.support.cases import each
 
@@ -125,7 +125,7 @@ def test_a_missing_import_is_added_after_the_docstring() -> None:
 )
 def test_a_missing_import_is_added_below_the_others(head: str, wanted: str) -> None:
     end = "\r\n" if "\r" in head else "\n"
-    text = f"def f(x, m):{end}    return torch.masked_fill(x, m, -1e9).softmax(-1){end}"
+    text = f"def f(x, m):  # torch{end}    return x.masked_fill(m, -1e9).softmax(-1){end}"
     fixed = fix(f"{head}{text}").data.decode()
     assert fixed == wanted + text.replace("-1e9", "torch.finfo(x.dtype).min")
 

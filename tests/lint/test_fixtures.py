@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from halfguard.lint.rule import all_rules
+from halfguard.lint.registry import all_rules
 from tests.lint.helper import FIXTURES, expected, found
 from tests.support.cases import each
 

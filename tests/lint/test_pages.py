@@ -6,8 +6,9 @@ import re
 
 from halfguard.catalogue import entry
 from halfguard.formats import FP16
-from halfguard.lint.numeric_checks import OVERFLOW, UNDERFLOW
-from halfguard.lint.rule import Rule, all_rules
+from halfguard.lint.registry import all_rules
+from halfguard.lint.rule import Rule
+from halfguard.lint.rules.constants import OVERFLOW, UNDERFLOW
 from tests.lint.helper import codes
 from tests.support.cases import each
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.project import Project, find_root, project_files, read_facts, read_project
-from halfguard.lint.rule import all_rules
+from halfguard.lint.registry import all_rules
 from halfguard.lint.settings import Settings
 from tests.support.cases import each
 
-MIXED = Project(known=True, mixed=True)
-HALF = Project(known=True, half_weights=True)
-FULL = Project(known=True)
+LOSS_FILE = str(Path("models/loss.py").absolute())
+HALF = Project(lone=False, known=True, half=True, called_in_half=frozenset({LOSS_FILE}))
+FULL = Project(lone=False, known=True)
 HEAD = "import torch\nfrom torch import nn\n"
 ATTENTION = HEAD + (
     "class Attention(nn.Module):\n    def forward(self, q, k, mask):\n"
@@ -34,11 +35,10 @@ def codes(text: str, project: Project, path: str = "models/loss.py") -> list[str
 @each(
     ("text", "project", "wanted"),
     [
-        (ATTENTION, MIXED, ["HG101"]),
         (ATTENTION, HALF, ["HG101"]),
         (ATTENTION, FULL, []),
-        (ENTROPY, MIXED, []),  # autocast runs softmax in float32
-        (ENTROPY, HALF, ["HG105"]),
+        (ATTENTION, replace(HALF, called_in_half=frozenset()), []),  # nothing that trains calls it
+        (ENTROPY, HALF, []),  # autocast runs softmax in float32
         (ENTROPY, FULL, []),
     ],
 )
@@ -47,33 +47,33 @@ def test_the_project_decides(text: str, project: Project, wanted: list[str]) -> 
 
 
 def test_code_beside_the_model_is_not_trained() -> None:
-    assert codes(ATTENTION, MIXED, "tests/test_attention.py") == []
-    assert codes(ATTENTION, MIXED, "examples/legacy/attention.py") == []
-    assert codes(ATTENTION.replace("def forward", "def generate"), MIXED) == []
+    for path in ("tests/test_attention.py", "examples/legacy/attention.py", "third_party/loss.py"):
+        reached = replace(HALF, called_in_half=frozenset({str(Path(path).absolute())}))
+        assert codes(ATTENTION, reached, path) == []
+    assert codes(ATTENTION.replace("def forward", "def generate"), HALF) == []
 
 
 @each(
     ("text", "facts"),
     [
         (b"loss.backward()", {"known"}),
-        (b"scaler = GradScaler()", {"mixed"}),
-        (b'Trainer(precision="16-mixed")', {"known", "mixed", "can_lower"}),
-        (b"trainer:\n  precision: 16\n", {"mixed"}),
-        (b"fp16: true", {"half_option"}),
-        (b"use_amp = cfg.amp", {"half_option"}),
-        (b"torch.autocast('cuda', dtype=torch.bfloat16)", {"can_lower"}),
-        (b"model.convert_to_fp16()", {"half_weights", "can_lower"}),
-        (b"convert_weights_to_fp16(model)", {"half_weights", "can_lower"}),
+        (b"scaler = GradScaler()", {"half"}),
+        (b'Trainer(precision="16-mixed")', {"known", "half"}),
+        (b"trainer:\n  precision: 16\n", {"half"}),
+        (b"fp16: true", {"half"}),
+        (b"use_amp = cfg.amp", set()),
+        (b"torch.autocast('cuda', dtype=torch.bfloat16)", set()),
+        (b"model.half()", {"half"}),
         (b"optimizer.load_state_dict(state)", {"resumes"}),
         (b"self.optimizers[i].load_state_dict(s)", {"resumes"}),
         (b"model.load_state_dict(state)", set()),
         (b"def kl_loss(p, q):\n    p = p.float()\n", {"casting_losses"}),
         (b"def kl_loss(p, q):\n    y = labels.float()\n", set()),
         (b"from flash_attn import flash_attn_func", {"needs_ampere"}),
-        (b"from transformers import TrainingArguments", {"can_lower"}),
         (b"x = 16", set()),
         (b"torch==1.13.1\n", {"pins_old_torch"}),
-        (b"  - pytorch=1.12\n", set()),
+        (b"  - pytorch=1.12\n", {"pins_old_torch"}),
+        (b"torch>=1.8,<2.0", {"pins_old_torch", "allows_old_torch"}),
         (b"torch>=1.8", {"allows_old_torch"}),
         (b'torch >= 2.4", "numpy', set()),
         (b"torch>=2.10", set()),
@@ -89,18 +89,58 @@ def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
     inner = tmp_path / "pkg"
     inner.mkdir()
     (inner / "a.py").write_text("loss.backward()")
-    (inner / "b.py").write_text("scaler = GradScaler()")
+    (inner / "b.py").write_text("optimizer = SGD(); scaler = GradScaler()")
     assert find_root(inner / "a.py") == tmp_path
-    found = read_project([p.read_bytes() for p in inner.iterdir()])
-    assert found == Project(known=True, mixed=True)
-    assert read_project([]) == Project()
+    found = read(tmp_path)
+    half = frozenset({str(inner / "b.py")})
+    assert found == Project(lone=False, known=True, half=True, called_in_half=half)
+    assert read_project([]) == Project(lone=False)
 
 
-def test_an_option_for_float16_needs_code_that_casts() -> None:
-    """An option that nothing reads does not make a project train in float16."""
-    option, loop = b"parser.add_argument('--fp16')", b"loss.backward()"
-    assert not read_project([option, loop]).may_train_in_half
-    assert read_project([option, loop, b"with torch.autocast('cuda', enabled=fp16):"]).mixed
+def read(root: Path) -> Project:
+    return read_project((path, path.read_bytes()) for path in project_files(root, ()))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from models.attention import A", "import models.attention as m", "from models import x"],
+)
+def test_what_a_file_that_trains_in_half_imports_runs_in_half(tmp_path: Path, line: str) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/__init__.py").write_text("from .attention import A\n")
+    (tmp_path / "models/attention.py").write_text(ATTENTION)
+    (tmp_path / "models/other.py").write_text(ATTENTION)
+    (tmp_path / "train.py").write_text(f"{line}\nscaler = GradScaler()\nloss.backward()\n")
+    project = read(tmp_path)
+    assert project.may_call_in_half(str(tmp_path / "models/attention.py"))
+    assert not project.may_call_in_half(str(tmp_path / "models/other.py"))
+
+
+SWITCHED = HEAD + (
+    "scaler = torch.amp.GradScaler('cuda', enabled=args.amp)\n"
+    "def train(model, optimizer, x):\n    scaler.scale(model(x)).backward()\n"
+    "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    scaler.step(optimizer)\n"
+    "    scaler.update()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("other.txt", "", []),
+        ("run.sh", "python train.py --amp", ["HG201"]),
+        ("README.md", "Use `--amp` on small cards.", ["HG201"]),
+        ("conf.yaml", "amp: true", ["HG201"]),
+        ("other.py", "main(amp=True)", ["HG201"]),
+    ],
+)
+def test_a_switch_that_nothing_turns_on_is_silent(
+    tmp_path: Path, name: str, text: str, found: list[str]
+) -> None:
+    (tmp_path / "args.py").write_text("parser.add_argument('--amp', action='store_true')\n")
+    (tmp_path / "train.py").write_text(SWITCHED)
+    (tmp_path / name).write_text(text)
+    assert codes(SWITCHED, read(tmp_path), str(tmp_path / "train.py")) == found
 
 
 SAVES = HEAD + (
@@ -108,7 +148,6 @@ SAVES = HEAD + (
     "def save(model, optimizer):\n"
     "    torch.save({'m': model.half(), 'o': optimizer.state_dict()}, 'last.pt')\n"
 )
-CHOICE = HEAD + "scaler = torch.amp.GradScaler('cuda') if args.precision == 'amp' else None\n"
 LOSS = HEAD + (
     "def train(model, optimizer, scaler, criterion, x, y):\n"
     "    with torch.autocast('cuda', dtype=torch.float16):\n        out = model(x)\n"
@@ -118,29 +157,24 @@ LOSS = HEAD + (
 
 
 def test_a_checkpoint_that_nothing_loads_is_not_resumed_from() -> None:
-    resumes = Project(known=True, mixed=True, resumes=True)
+    resumes = replace(HALF, resumes=True)
     loads = "def load(optimizer):\n    optimizer.load_state_dict(torch.load('last.pt')['o'])\n"
     helped = "utils.load_checkpoint('last.pt', model, optimizer)\n"
     assert codes(SAVES + loads, resumes) == ["HG309", "HG311"]
     assert codes(SAVES + helped, resumes) == ["HG309", "HG311"]
     assert codes(SAVES, resumes) == ["HG311"]
-    assert codes(SAVES, MIXED) == []
-
-
-def test_a_choice_of_precision_needs_a_scaler_for_float16_weights() -> None:
-    assert codes(CHOICE, Project(known=True, mixed=True, half_weights=True)) == ["HG402"]
-    assert codes(CHOICE, MIXED) == []
+    assert codes(SAVES, HALF) == []
 
 
 def test_a_project_whose_losses_cast_their_inputs_may_call_them_outside_of_autocast() -> None:
-    assert codes(LOSS, MIXED) == ["HG115"]
-    assert codes(LOSS, Project(known=True, mixed=True, casting_losses=True)) == []
+    assert codes(LOSS, HALF) == ["HG115"]
+    assert codes(LOSS, replace(HALF, casting_losses=True)) == []
 
 
 def test_bfloat16_support_is_no_question_where_flash_attention_is_used() -> None:
     text = HEAD + "dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16\n"
-    assert codes(text, MIXED) == ["HG406"]
-    assert codes(text, Project(known=True, mixed=True, needs_ampere=True)) == []
+    assert codes(text, HALF) == ["HG406"]
+    assert codes(text, replace(HALF, needs_ampere=True)) == []
 
 
 def test_an_old_torch_keeps_its_names() -> None:
@@ -152,13 +186,15 @@ def test_an_old_torch_keeps_its_names() -> None:
     assert codes(text, Project(pins_old_torch=True)) == []
 
 
-@pytest.mark.parametrize("name", ["requirements_training.txt", "det/det-requirements.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["requirements_training.txt", "det/det-requirements.txt", "requirements/base.txt", "README.md"],
+)
 def test_requirements_under_other_names_are_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").write_text("loss.backward()\n")
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("numpy\ntorch==1.9.0\n")
-    files = [path.read_bytes() for path in project_files(tmp_path, ())]
-    assert read_project(files).pins_old_torch
+    assert read(tmp_path).pins_old_torch
 
 
 def test_a_name_with_a_stand_in_for_old_versions_is_not_rewritten() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from halfguard.lint.engine import lint_bytes
-from halfguard.lint.numeric_checks import LARGE_CONSTANTS, SMALL_CONSTANTS
-from halfguard.lint.rule import ByteSearch, Rule, all_rules
+from halfguard.lint.registry import all_rules
+from halfguard.lint.rule import ByteSearch, Rule
+from halfguard.lint.rules.constants import LARGE_CONSTANTS, SMALL_CONSTANTS
 from tests.lint.helper import FIXTURES, PREVIEW
 from tests.lint.test_missed import MISSED
 from tests.support.cases import each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.lint_truth import command as truth
 
-from halfguard.lint.rule import all_rules
+from halfguard.lint.registry import all_rules
 
 KEYS = {"repository", "code", "path", "line", "message", "verdict", "reason", "today"}
 

@@ -76,7 +76,7 @@ def test_weights_stay_in_fp32_under_autocast(script: Path, cast: str) -> None:
 def test_a_statement_that_casts_a_model_in_place(script: Path) -> None:
     script.write_text("import torch\nmodel = Net()\nmodel.half()")
     text = patched(script, fp32_weights(at(script, ".half"), "bfloat16"))
-    assert "model\nmodel.forward = torch.autocast(" in text
+    assert "model = Net()\n\nmodel.forward = torch.autocast(" in text
     assert "dtype=torch.bfloat16)(model.forward)" in text
 
 
@@ -192,7 +192,7 @@ def test_a_step_without_the_scaler_becomes_one_with_it(script: Path) -> None:
 def test_a_second_step_after_the_scaler_is_left_out(script: Path) -> None:
     script.write_text(LOOP + "    optimizer.step()\n")
     patch = leave_out_step(at(script, "optimizer.step()"))
-    assert patched(script, patch) == LOOP + "    pass\n"
+    assert patched(script, patch) == LOOP
 
 
 def test_an_optimizer_is_given_to_prepare(script: Path) -> None:

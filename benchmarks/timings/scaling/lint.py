@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.timings.scaling.rows import Row, Table, timed
 from halfguard.lint.files import find_files
+from halfguard.lint.project import UNKNOWN
 from halfguard.lint.rule import ByteSearch
 from halfguard.lint.run import Linter
 from halfguard.lint.settings import Settings
@@ -37,7 +38,7 @@ def _take(sources: Sequence[tuple[Path, int]], lines: int) -> dict[Path, int]:
 
 def _is_parsed(path: Path) -> bool:
     search = ByteSearch(path.read_bytes())
-    return any(rule.could_match(search) for rule in Settings().rules())
+    return any(rule.could_match(search, UNKNOWN, str(path)) for rule in Settings().rules())
 
 
 def _row(sources: Sequence[tuple[Path, int]], lines: int) -> Row:

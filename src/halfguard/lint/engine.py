@@ -46,8 +46,8 @@ def lint_bytes(
     search = ByteSearch(data)
     if not search.contains_any(_LIBRARIES):
         return []
-    active = [r for r in rules if r.applies_to(project) and r.could_match(search)]
-    if not active:
+    active = [r for r in rules if r.could_match(search, project, path)]
+    if not active or project.is_vendored(path):
         return []
     ignored = settings.ignored_in(path)
     active = [r for r in active if not r.code.startswith(ignored)] if ignored else active
@@ -70,7 +70,7 @@ def lint_bytes(
         if not is_ignored(source, rule.code, match)
     }
     diagnostics = sorted(kept.values(), key=lambda d: (d.span.line, d.span.column, d.code))
-    return list(_merge_repeated(diagnostics, {rule.code for rule in active if rule.meta.once}))
+    return list(_merge_repeated(diagnostics, {rule.code for rule in active if rule.once}))
 
 
 def _merge_repeated(found: list[Diagnostic], once: set[str]) -> Iterator[Diagnostic]:
@@ -90,10 +90,10 @@ def _merged(found: list[Diagnostic]) -> Diagnostic:
     fixes: list[Fix] = []
     for fix in (d.fix for d in found if d.fix):
         # One inside another is left to the next pass of --fix.
-        if not fixes or fix.edits[0].span.begin >= fixes[-1].edits[-1].span.end:
+        if not fixes or fix.edits[0][0] >= fixes[-1].edits[-1][1]:
             fixes.append(fix)
     edits = tuple(edit for fix in fixes for edit in fix.edits)
-    whole = Fix(fixes[0].kind, edits, fixes[0].imports) if fixes else None
+    whole = Fix(fixes[0].kind, edits) if fixes else None
     message = f"{first.message} {more} more in this file." if more else first.message
     return replace(first, message=message, fix=whole)
 
@@ -123,7 +123,9 @@ def _run(
     with _no_garbage_collection():
         file = PythonFile(source, parse(source), path, project)
         try:
-            return [(rule, match) for rule in rules for match in rule.check(file)]
+            found = [(rule, match) for rule in rules for match in rule.check(file)]
+            # What a switch that nothing turns on would do is not reported.
+            return [(r, m) for r, m in found if r.code[2] not in "23" or not file.is_never_on]
         finally:
             file.release()
 

@@ -1,10 +1,6 @@
-"""What a rule declares, and what it returns: its metadata, and matches, each with an optional fix.
+"""What a rule finds: matches, each with an optional fix, and the findings made of them.
 
-Matches are plain data (positions and text), so that they can be sent between processes, and one serves the
-terminal, an editor, SARIF and ``--fix``.
-
-A ``Diagnostic`` is plain data too: pydantic, which records need, takes longer to import than most files to
-check.
+All are plain data: pydantic, which records need, takes longer to import than most files to check.
 """
 
 from __future__ import annotations
@@ -19,22 +15,7 @@ if TYPE_CHECKING:
     from halfguard.records import Finding
 
 FixKind = Literal["safe", "unsafe"]
-
-
-@dataclass(frozen=True)
-class Meta:
-    """When a rule is run; the catalogue has the rest."""
-
-    # A file must contain one of these texts to be checked, so most files of a large tree are never parsed.
-    contains: tuple[str, ...]
-    # If this is given, it must contain one of these as well.
-    also_contains: tuple[str, ...] = ()
-    # A regular expression that must match as well; it is searched last, because it is slower.
-    pattern: str = ""
-    # The rule is reported once per file, with the number and the fixes of all its matches.
-    once: bool = False
-    # The rule is about the range of float16, and is not run if the project never uses float16.
-    needs_half: bool = False
+Edit = tuple[int, int, str]  # the first byte, the one after the last, and what replaces them
 
 
 @dataclass(frozen=True)
@@ -46,48 +27,19 @@ class Span:
     end_line: int
     end_column: int
 
-    @property
-    def begin(self) -> tuple[int, int]:
-        return self.line, self.column
-
-    @property
-    def end(self) -> tuple[int, int]:
-        return self.end_line, self.end_column
-
     @classmethod
-    def of(cls, node: ast.expr | ast.stmt | ast.excepthandler | ast.keyword) -> Span:
+    def of(cls, node: ast.expr | ast.stmt) -> Span:
         """Return the range of a syntax node."""
-        return cls(
-            node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0
-        )
-
-    @classmethod
-    def before(cls, node: ast.expr | ast.stmt) -> Span:
-        """Return the empty range at the beginning of a node."""
-        return cls(node.lineno, node.col_offset, node.lineno, node.col_offset)
-
-    @classmethod
-    def after(cls, node: ast.expr) -> Span:
-        """Return the empty range at the end of a node."""
-        line, column = node.end_lineno or 0, node.end_col_offset or 0
-        return cls(line, column, line, column)
-
-
-@dataclass(frozen=True)
-class Edit:
-    """A range of source and the text that replaces it."""
-
-    span: Span
-    text: str
+        last = node.end_lineno or node.lineno
+        return cls(node.lineno, node.col_offset, last, node.end_col_offset or 0)
 
 
 @dataclass(frozen=True)
 class Fix:
-    """Edits that belong together, and the modules that their text imports."""
+    """Edits that belong together."""
 
     kind: FixKind
     edits: tuple[Edit, ...]
-    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,21 +84,12 @@ class Diagnostic:
     @property
     def fix_text(self) -> str | None:
         """The text that the fix inserts, or None without a fix."""
-        return "\n".join(edit.text.strip() for edit in self.fix.edits) if self.fix else None
+        return "\n".join(text.strip() for _, _, text in self.fix.edits) if self.fix else None
 
     @property
     def finding(self) -> Finding:
         """This finding as a record."""
         from halfguard.records import Finding  # noqa: PLC0415
 
-        return Finding(
-            code=self.code,
-            message=self.message,
-            severity=self.severity,
-            path=self.path,
-            line=self.line,
-            column=self.column,
-            subject=self.subject,
-            cure=self.cure,
-            fix=self.fix_text,
-        )
+        names = ("code", "message", "severity", "path", "line", "column", "subject", "cure")
+        return Finding(**{name: getattr(self, name) for name in names}, fix=self.fix_text)

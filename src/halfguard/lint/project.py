@@ -1,21 +1,26 @@
 """How a project trains, read from the bytes of all its files.
 
-A loss function in a file of its own does not show its precision; the project that it belongs to does. A
-project that never mentions float16 cannot overflow it, so the rules about its range are not run there.
+A loss function in a file of its own does not show its precision; a file that trains in float16 and imports
+it, directly or through others, does. A file that no such file imports is not taken for float16.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
-_REQUIREMENTS = re.compile(r".*requirements.*\.txt|pyproject\.toml|setup\.cfg|Pipfile")
+_READ = (".py", ".yaml", ".yml", ".sh", ".json", ".md", ".toml", ".cfg", "Pipfile")
 _MAX_FILES = 20_000
 _MAX_BYTES = 2_000_000
+_VENDORED = re.compile(
+    r"(^|/)(third_?-?part(y|ies)|3rd_?party|vendor(ed|s)?|externals?|submodules?)/", re.I
+)
+_OLD = rb"\s?(?:[01]\.|2\.[0-2](?:[.\s\"',*]|$))"
 
 # For each fact: texts that a file may contain, each with the pattern that then proves the fact; an empty one
 # means that the text is proof. A text is searched much faster than a pattern with alternatives, and a pattern
@@ -23,42 +28,16 @@ _MAX_BYTES = 2_000_000
 _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
     "known": ((b".backward(", b""), (b"Trainer(", b""), (b"def training_step", b"")),
     # Autocast to float16, by torch or by a framework. A scaler proves it: bfloat16 needs none.
-    "mixed": (
+    "half": (
         (b"GradScaler", b""),
         (b"cuda.amp", b""),
         (b"amp.initialize", b""),
+        (b".half()", rb"model\w*\.half\(\)"),
         (b"16-mixed", rb"16-mixed[\"'](?<=[\"']16-mixed.)"),
         (b"precision", rb"precision\s*[=:]\s*[\"']?16\b"),
         (b"mixed_precision", rb"mixed_precision\s*[=:(,]+\s*[\"']?fp16"),
+        (b"fp16", rb"fp16(?<=\bfp16)\s*[=:]\s*[Tt]rue"),
         (b"autocast(", rb"autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"),
-    ),
-    # An option for float16 proves it only if something of the project can read it.
-    "half_option": (
-        (b"fp16", rb"fp16(?:[\"'](?<=[\"']fp16.)|(?<=\bfp16)\s*[=:]\s*[Tt]rue|(?<=--fp16))"),
-        (b"--amp", rb"--amp\b"),
-        (b"use_amp", rb"use_amp\b"),
-        (b"use_fp16", rb"use_fp16\b"),
-        (b"use_mixed_precision", rb"use_mixed_precision\b"),
-    ),
-    "can_lower": (
-        (b"autocast", b""),
-        (b"amp.", rb"\bamp\."),
-        (b".half(", b""),
-        (b"torch.half", b""),
-        (b"torch.float16", b""),
-        (b"Half", b""),
-        (b"FP16", b""),
-        (b"to_fp16", b""),
-        (b"Trainer", rb"\bTrainer\b"),
-        (b"TrainingArguments", b""),
-        (b"Accelerator", b""),
-        (b"deepspeed", b""),
-    ),
-    "half_weights": (
-        (b"convert_", rb"convert_(?:module_|weights_)?to_(?:f(?:p)?16|lp)"),
-        (b"network_to_half", b""),
-        (b"FP16_Optimizer", b""),
-        (b"opt_level", rb"opt_level\s*=\s*[\"']O[23]"),
     ),
     "distributed": (
         (b"DistributedDataParallel", b""),
@@ -82,37 +61,49 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
         ),
     ),
     "needs_ampere": ((b"import flash_attn", b""), (b"from flash_attn", b"")),
-    "pins_old_torch": tuple(
-        (b"torch" + sign, b"torch" + sign + rb"=*\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))")
-        for sign in (b"==", b" ==", b"~=", b" ~=", b"<", b" <")
+    "pins_old_torch": (
+        *((b"torch" + s, b"torch" + s + b"=*" + _OLD) for s in (b"=", b" ==", b"~=", b" ~=", b"<", b" <")),
+        (b"torch>", rb"torch>=?[\d. ]+,\s?<=?" + _OLD),
     ),
     "allows_old_torch": tuple(
-        (b"torch" + sign, b"torch" + sign + rb"=?\s?(?:[01]\.|2\.[0-2](?:[.\s\"',]|$))")
-        for sign in (b">", b" >")
+        (b"torch" + sign, b"torch" + sign + b"=?" + _OLD) for sign in (b">", b" >")
     ),
 }  # fmt: skip
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))",
+    re.M,
+)
+# A switch of mixed precision that is off unless it is given.
+_OFF = re.compile(
+    rb"[\"']--([\w-]*(?:amp|fp16|half|mixed)[\w-]*)[\"'][^\n]*(?:store_true|default\s*=\s*False)"
+)
+_MAX_INDEX = 50  # imports of a package; one with more is the index of a library, and calls nothing
+_DEPTH = 2  # imports between a file that trains and one that it calls; packages do not count
 
 
 @dataclass(frozen=True)
 class Project:
-    """Facts about the files of one project; nothing is known of a single file without a project."""
+    """Facts about the files of one project; a single file without one may be anything."""
 
+    lone: bool = True  # nothing but the file itself is known
     known: bool = False  # a training loop was seen
-    mixed: bool = False  # float16 autocast
-    half_option: bool = False  # an option for float16
-    can_lower: bool = False  # code that casts, or a framework that does
-    half_weights: bool = False
+    half: bool = False  # something trains in float16
     distributed: bool = False
     resumes: bool = False  # the state of an optimizer is loaded
     casting_losses: bool = False  # loss functions cast their inputs themselves
     needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
     pins_old_torch: bool = False  # requirements name a version without torch.amp.GradScaler
     allows_old_torch: bool = False  # requirements allow such a version
+    called_in_half: frozenset[str] = frozenset()  # files that one which trains in float16 imports
+    never_on: frozenset[str] = frozenset()  # switches of mixed precision that nothing turns on
 
-    @property
-    def may_train_in_half(self) -> bool:
-        """False only if the training loop is known and no file turns on float16."""
-        return not self.known or self.mixed or self.half_weights
+    def may_call_in_half(self, path: str) -> bool:
+        """Return whether a file is one that trains in float16, or is imported by it."""
+        return self.lone or os.path.abspath(path) in self.called_in_half  # noqa: PTH100
+
+    def is_vendored(self, path: str) -> bool:
+        """Return whether a file is a copy of another project's."""
+        return not self.lone and bool(_VENDORED.search(path.replace("\\", "/")))
 
 
 UNKNOWN = Project()
@@ -130,8 +121,6 @@ def find_root(path: Path) -> Path | None:
 
 def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
     """Return the names of the facts that one file proves, without those that are already known."""
-    if len(data) > _MAX_BYTES:
-        return set()
     return {
         name
         for name, searches in _SEARCHES.items()
@@ -142,23 +131,94 @@ def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
     }
 
 
-def read_project(files: Iterable[bytes]) -> Project:
-    """Read the facts of a project from the contents of its files."""
+def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
+    """Read the facts of a project from its files."""
     found: set[str] = set()
-    for data in files:
+    contents: dict[Path, bytes] = {}
+    off, configured = set[bytes](), False
+    for path, data in files:
+        if len(data) > _MAX_BYTES:
+            continue
+        contents[path.absolute()] = data
+        # Prose and data say nothing about how the code trains, but which options and which torch are used.
+        if path.suffix in (".md", ".json", ".sh"):
+            found |= read_facts(data, set(_SEARCHES) - {"pins_old_torch"})
+            continue
         found |= read_facts(data, found)
-    if {"half_option", "can_lower"} <= found:
-        found.add("mixed")
-    return Project(**dict.fromkeys(found, True))
+        configured |= path.suffix in (".yaml", ".yml") and "half" in read_facts(data)
+        off |= (
+            set(_OFF.findall(data)) if b"add_argument" in data and path.suffix == ".py" else set()
+        )
+    sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
+    # Where a framework reads the precision from a file, all that trains is started by it.
+    half = [p for p, d in sources.items() if _trains(d) and (configured or "half" in read_facts(d))]
+    called = frozenset(map(str, _reached(half if "half" in found else [], sources)))
+    never_on = frozenset(n.replace(b"-", b"_").decode() for n in off if not _is_on(n, contents))
+    facts = dict.fromkeys(found, True)
+    return Project(lone=False, called_in_half=called, never_on=never_on, **facts)
+
+
+def _trains(data: bytes) -> bool:
+    """Return whether a file has a training loop, or the optimizer of one."""
+    return b"optim" in data or any(text in data for text, _ in _SEARCHES["known"])
+
+
+def _is_on(switch: bytes, contents: dict[Path, bytes]) -> bool:
+    """Return whether anything of a project turns a switch on: a command, a setting, a default."""
+    name, given = re.escape(switch.replace(b"-", b"_")), re.escape(switch)
+    pattern = re.compile(
+        rb"(?<![\"'\w-])--" + given + rb"\b|\b" + name + rb"[\"']?\s*[:=]\s*[Tt]rue"
+        rb"|--" + given + rb"[\"'][^\n]*default\s*=\s*True"
+    )
+    words = (switch, switch.replace(b"-", b"_"))
+    return any(pattern.search(d) for d in contents.values() if any(word in d for word in words))
+
+
+def _reached(start: list[Path], sources: dict[Path, bytes]) -> set[Path]:
+    """Return files and those that they import, directly or through a few others."""
+    by_name: dict[str, list[Path]] = defaultdict(list)
+    for path in sources:
+        by_name[path.parent.name if path.stem == "__init__" else path.stem].append(path)
+    reached, waiting = set(start), [(path, 0) for path in start]
+    while waiting:
+        path, depth = waiting.pop(0)
+        imports = _IMPORT.findall(sources[path])
+        if path.stem == "__init__" and len(imports) > _MAX_INDEX:
+            continue
+        for dots, module, names, plain in imports:
+            packages = tuple(filter(None, module.decode().split(".")))
+            modules = [m.split()[0].split(".") for m in plain.decode().split(",") if m.strip()]
+            wanted = [*map(tuple, modules), *([packages] if packages else [])]
+            wanted += [(*packages, n.split()[0]) for n in names.decode().split(",") if n.strip()]
+            for want in wanted:
+                for other in by_name.get(want[-1], ()):
+                    further = depth + (other.stem != "__init__")
+                    if other in reached or further > _DEPTH:
+                        continue
+                    if _is_at(other, want[:-1], path if dots else None):
+                        reached.add(other)
+                        waiting.append((other, further))
+    return reached
+
+
+def _is_at(path: Path, parents: tuple[str, ...], near: Path | None) -> bool:
+    """Return whether a module lies below packages of these names; a relative import is near its file."""
+    folder = path.parent.parent if path.stem == "__init__" else path.parent
+    if near is not None and os.path.commonpath((folder, near.parent)) not in {
+        str(folder), str(near.parent), str(near.parent.parent), str(near.parent.parent.parent)
+    }:  # fmt: skip
+        return False
+    return not parents or folder.parts[-len(parents) :] == parents
 
 
 def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the Python, YAML and requirement files of a project, without hidden and excluded folders."""
+    """Yield the files of a project that tell how it trains, without hidden and excluded folders."""
     count = 0
     for parent, folders, files in os.walk(root):
         folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in excluded)
         for name in files:
-            if name.endswith((".py", ".yaml", ".yml")) or _REQUIREMENTS.fullmatch(name):
+            is_list = name.endswith(".txt") and "requirement" in f"{Path(parent).name}/{name}"
+            if is_list or name.endswith(_READ):
                 count += 1
                 if count > _MAX_FILES:
                     return

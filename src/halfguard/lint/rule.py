@@ -1,23 +1,22 @@
-"""Lint rules: every file ``rules/hgNNN_*.py`` is one, and no list is kept.
+"""A lint rule: the code of a failure, when it is run, and the check that finds its matches.
 
-What a failure is called, how grave it is, and its page are in the catalogue, under the code of the rule.
+A rule is a function with the decorator ``rule``, in a module of ``rules``; no list is kept. The catalogue has
+the name of the failure, its severity and its page.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from halfguard import catalogue
-from halfguard.errors import UsageError
-from halfguard.lint import rules as rules_package
-from halfguard.lint.match import Match, Meta
+from halfguard.lint.match import Match
 from halfguard.lint.project import Project
 from halfguard.lint.python_file import PythonFile
+
+Check = Callable[[PythonFile], Iterator[Match]]
+# Texts of a file that shows that something in it is float16.
+SHOWS_HALF = (b".half(", b"torch.float16", b"torch.half", b"autocast")
 
 
 class ByteSearch:
@@ -26,13 +25,12 @@ class ByteSearch:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._results: dict[bytes, bool] = {}
-        self._matches: dict[bytes, bool] = {}
 
     def matches(self, pattern: bytes) -> bool:
-        if pattern not in self._matches:
+        if pattern not in self._results:
             # re keeps the compiled patterns; they are not compiled at start-up.
-            self._matches[pattern] = re.search(pattern, self._data) is not None
-        return self._matches[pattern]
+            self._results[pattern] = re.search(pattern, self._data) is not None
+        return self._results[pattern]
 
     def contains_any(self, texts: tuple[bytes, ...]) -> bool:
         results, data = self._results, self._data
@@ -47,63 +45,42 @@ class ByteSearch:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with its check, and the texts that a file must contain."""
+    """A rule with its check, and the texts that a file must contain, so that most files are never parsed."""
 
     code: str
-    meta: Meta
-    check: Callable[[PythonFile], Iterator[Match]]
-    contains: tuple[bytes, ...] = ()
-    also_contains: tuple[bytes, ...] = ()
-    pattern: bytes = b""
+    check: Check
+    contains: tuple[bytes, ...]
+    also_contains: tuple[bytes, ...] = ()  # one of these as well
+    pattern: bytes = b""  # must match as well; it is searched last, because it is slower
+    once: bool = False  # reported once per file, with the number and the fixes of all matches
+    in_half: bool = False  # only where values may be float16
 
-    def applies_to(self, project: Project) -> bool:
-        return not self.meta.needs_half or project.may_train_in_half
-
-    def could_match(self, search: ByteSearch) -> bool:
+    def could_match(self, search: ByteSearch, project: Project, path: str) -> bool:
         """Return whether a file contains the texts that this rule needs."""
         return (
             search.contains_any(self.contains)
             and (not self.also_contains or search.contains_any(self.also_contains))
+            and (
+                not self.in_half
+                or search.contains_any(SHOWS_HALF)
+                or project.may_call_in_half(path)
+            )
             and (not self.pattern or search.matches(self.pattern))
         )
 
 
-@functools.cache
-def all_rules() -> tuple[Rule, ...]:
-    """Return every rule, sorted by code."""
-    modules = pkgutil.iter_modules(rules_package.__path__)
-    return tuple(_load(name) for name in sorted(m.name for m in modules if m.name[:2] == "hg"))
+RULES: dict[str, Rule] = {}
 
 
-def _load(name: str) -> Rule:
-    module = importlib.import_module(f"{rules_package.__name__}.{name}")
-    meta: Meta = module.META
-    contains, also = (tuple(t.encode() for t in x) for x in (meta.contains, meta.also_contains))
-    return Rule(name[:5].upper(), meta, module.check, contains, also, meta.pattern.encode())
+def rule(
+    code: str, *contains: str, also: tuple[str, ...] = (), pattern: str = "", once: bool = False,
+    in_half: bool = False,
+) -> Callable[[Check], Check]:  # fmt: skip
+    """Declare a check as the rule of a code; a file must contain one of the texts, and one of ``also``."""
 
+    def declare(check: Check) -> Check:
+        texts, others = (tuple(text.encode() for text in part) for part in (contains, also))
+        RULES[code] = Rule(code, check, texts, others, pattern.encode(), once, in_half)
+        return check
 
-def select_rules(chosen: tuple[str, ...], ignored: tuple[str, ...]) -> tuple[Rule, ...]:
-    """Return the rules whose code begins with a chosen prefix and with no ignored one.
-
-    If both match, the longer one wins: ``select=["HG1"], ignore=["HG104"]`` is HG1 without HG104.
-    """
-    for prefix in (*chosen, *ignored):
-        known = {rule.code for rule in all_rules()}
-        if prefix in ignored:
-            known |= {*catalogue.removed_codes(), *catalogue.old_codes()}
-            known |= {one.code for one in catalogue.all_entries()}
-        if prefix != "ALL" and not any(code.startswith(prefix) for code in known):
-            seen = catalogue.find(prefix).seen
-            raise UsageError(f"Lint has no rule {prefix}: it is reported by {', '.join(seen)}.")
-    return tuple(rule for rule in all_rules() if _is_on(rule.code, chosen, ignored))
-
-
-def _is_on(code: str, chosen: tuple[str, ...], ignored: tuple[str, ...]) -> bool:
-    length = _longest_prefix(code, chosen) if chosen else 0
-    return length >= 0 and length > _longest_prefix(code, ignored)
-
-
-def _longest_prefix(code: str, prefixes: tuple[str, ...]) -> int:
-    """Return the length of the longest prefix of a code, or -1 if there is none."""
-    lengths = [0 if p == "ALL" else len(p) for p in prefixes if p == "ALL" or code.startswith(p)]
-    return max(lengths, default=-1)
+    return declare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,13 +11,7 @@ from pathlib import Path
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.fixes import fix_bytes
 from halfguard.lint.match import Diagnostic, FixKind
-from halfguard.lint.project import (
-    UNKNOWN,
-    Project,
-    find_root,
-    project_files,
-    read_project,
-)
+from halfguard.lint.project import UNKNOWN, Project, find_root, project_files, read_project
 from halfguard.lint.rule import Rule
 from halfguard.lint.settings import DEFAULT_EXCLUDE, Settings
 
@@ -49,8 +44,7 @@ class Linter:
         root = find_root(path)
         if root is None:
             return self
-        contents = _contents(project_files(root, DEFAULT_EXCLUDE))
-        return replace(self, project=read_project(contents))
+        return replace(self, project=read_project(_contents(project_files(root, DEFAULT_EXCLUDE))))
 
     def check_file(self, path: Path) -> FileResult:
         """Check one file, and fix it in memory."""
@@ -69,14 +63,11 @@ class Linter:
         return FileResult(path, fixed.remaining, fixed.applied, data, fixed.data)
 
 
-def _contents(files: Iterable[Path]) -> Iterator[bytes]:
-    """Yield the bytes of the files that can be read."""
+def _contents(files: Iterable[Path]) -> Iterator[tuple[Path, bytes]]:
+    """Yield the files that can be read, with their bytes."""
     for file in files:
-        try:
-            data = file.read_bytes()
-        except OSError:
-            continue
-        yield data
+        with contextlib.suppress(OSError):
+            yield file, file.read_bytes()
 
 
 def run_files(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import logging
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from halfguard.errors import ConfigError
-from halfguard.lint.rule import Rule, select_rules
+from halfguard.lint.registry import select_rules
+from halfguard.lint.rule import Rule
 
 DEFAULT_EXCLUDE = (
     ".*", "__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv",
@@ -74,7 +76,9 @@ def _section(file: Path) -> dict[str, object] | None:
     try:
         body = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}.") from error
+        # It is somebody else's file as well: what lint cannot read there is no reason to check nothing.
+        logging.getLogger("halfguard").warning("%s cannot be read, and is ignored: %s", file, error)
+        return None
     section: object = body
     for name in ("tool", "halfguard", "lint"):
         section = section.get(name) if isinstance(section, dict) else None

@@ -24,7 +24,7 @@ from halfguard.lint.syntax_tree import Function, SyntaxTree, parameter_names
 
 EventKind = Literal[
     "backward", "scaled_backward", "framework_backward", "unscale", "clip", "gradient_norm", "scaler_step",
-    "scaler_update", "optimizer_step", "scheduler_step", "zero_grad", "continue", "return",
+    "scaler_update", "optimizer_step", "scheduler_step", "zero_grad", "continue", "return", "break",
 ]  # fmt: skip
 
 
@@ -167,9 +167,12 @@ class EventReader:
             for number, case in enumerate(node.cases):
                 condition = (f"match {node.lineno}:{number}", True)
                 self._block(case.body, context.under(condition, node.subject), out)
-        elif isinstance(node, ast.Continue | ast.Return):
-            kind: EventKind = "continue" if isinstance(node, ast.Continue) else "return"
-            out.append(self._event(kind, node, context))
+        elif isinstance(node, ast.Continue | ast.Return | ast.Break):
+            kinds: dict[type[ast.stmt], EventKind] = {
+                ast.Continue: "continue",
+                ast.Return: "return",
+            }
+            out.append(self._event(kinds.get(type(node), "break"), node, context))
 
     def _try(self, node: ast.Try, context: Context, out: list[Event]) -> None:
         self._block(node.body + node.orelse, context, out)

@@ -109,7 +109,15 @@ def _leave_out_casts(file: SourceFile, statement: ast.stmt) -> bool:
     found = False
     for node in calls_of(file, statement.lineno):
         if isinstance(node.func, ast.Attribute) and _is_cast(node, file):
-            file.replace(node, file.source(node.func.value))
+            kept = file.source(node.func.value)
+            target = assigned_target(statement)
+            same = target is not None and file.source(target) == kept
+            if node is getattr(statement, "value", None) and (
+                same or isinstance(statement, ast.Expr)
+            ):
+                file.remove(statement)
+            else:
+                file.replace(node, kept)
             return True
         named = [keyword.value for keyword in node.keywords if keyword.arg in _DTYPES]
         for given in (*named, *(node.args if called_name(node) == "to" else ())):

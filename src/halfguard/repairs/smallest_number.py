@@ -10,6 +10,11 @@ from halfguard.repairs.source_file import SIMPLE, SourceFile
 _LARGE = 1e4  # a constant from here on is taken for a mask
 
 
+def write_limit(file: SourceFile, value: ast.expr, dtype: str, *, lowest: bool) -> None:
+    """Write the smallest or the largest number of a dtype in place of a constant."""
+    file.replace(value, f"torch.finfo({dtype}).{'min' if lowest else 'max'}")
+
+
 @Repair
 def smallest_number(file: SourceFile, line: int, dtype: str) -> None:
     """Write the smallest number of a dtype for the masks of a statement."""
@@ -18,7 +23,7 @@ def smallest_number(file: SourceFile, line: int, dtype: str) -> None:
         return
     for node in ast.walk(statement):
         if isinstance(node, ast.expr) and _is_far_below(node, file):
-            file.replace(node, f"torch.finfo(torch.{dtype}).min")
+            write_limit(file, node, f"torch.{dtype}", lowest=True)
 
 
 def _is_far_below(node: ast.expr, file: SourceFile) -> bool:

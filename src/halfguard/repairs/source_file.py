@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 Place = tuple[str, int]  # file and line
@@ -246,20 +248,21 @@ class SourceFile:
 
     def replace(self, node: ast.expr | ast.stmt, new: str) -> None:
         """Replace the text of a node."""
-        assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
         start = self._offset(node.lineno, node.col_offset)
-        self._add((start, self._offset(node.end_lineno, node.end_col_offset)), new)
+        end = self._offset(node.end_lineno or 0, node.end_col_offset or 0)
+        # A comment inside of several lines would be lost.
+        old = self._bytes[start:end]
+        self.refused |= b"#" in old and b"\n" in old and "#" not in new
+        self._add((start, end), new)
 
     def replace_attribute(self, node: ast.Attribute, name: str) -> None:
         """Replace the name of an attribute, not what it belongs to."""
-        assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
-        end = self._offset(node.end_lineno, node.end_col_offset)
+        end = self._offset(node.end_lineno or 0, node.end_col_offset or 0)
         self._add((end - len(node.attr.encode()), end), name)
 
     def append(self, node: ast.expr, text: str) -> None:
         """Write text directly after an expression."""
-        assert node.end_lineno is not None and node.end_col_offset is not None  # noqa: S101, PT018
-        end = self._offset(node.end_lineno, node.end_col_offset)
+        end = self._offset(node.end_lineno or 0, node.end_col_offset or 0)
         self._add((end, end), text)
 
     def indent(self, statement: ast.stmt, head: str) -> None:
@@ -277,7 +280,7 @@ class SourceFile:
         """Write a line after the last one of a statement."""
         self.refused |= not self.is_alone(statement)
         end = self._offset((statement.end_lineno or statement.lineno) + 1, 0)
-        at_end = self.text.endswith("\n") or end < len(self.text.encode())
+        at_end = self.text.endswith("\n") or end < len(self._bytes)
         self._add((end, end), f"{line}\n" if at_end else f"\n{line}")
 
     def insert_before(self, statement: ast.stmt, text: str) -> None:
@@ -319,32 +322,46 @@ class SourceFile:
         """Return all edits as a unified diff; empty if there is none, or if they do not fit together."""
         if self.instead is not None:
             return self.instead.patch()
+        after = self.after()
+        return unified_diff(self.path, self.text, after) if after else ""
+
+    def after(self) -> str:
+        """Return the source after all edits; empty if there is none, or if they do not fit together."""
         ranges = sorted(self.edits)
         if self.refused or not ranges or any(a[1] > b[0] for a, b in pairwise(ranges)):
             return ""
-        after = self.text.encode()
+        after = self._bytes
         for start, end in reversed(ranges):
             after = after[:start] + self.edits[start, end] + after[end:]
-        text = after.decode()
+        text = after.decode("utf-8", "surrogatepass")
+        written = b" ".join(self.edits.values())
         try:
             ast.parse(text)
+            for name in ("halfguard", "torch"):
+                if re.search(rf"(?<![.\w]){name}\.".encode(), written) and not self._uses(name):
+                    text = add_import(text, name)
         except SyntaxError:
             return ""
-        if any(b"halfguard." in new for new in self.edits.values()):
-            text = add_import(text, "halfguard")
-        if any(b"torch." in new for new in self.edits.values()) and not self._uses("torch"):
-            text = add_import(text, "torch")
-        return unified_diff(self.path, self.text, text)
+        return text
 
     def _uses(self, name: str) -> bool:
         return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(self.tree))
 
     def _add(self, at: tuple[int, int], new: str) -> None:
-        self.edits[at] = self.edits.get(at, b"") + new.encode()
+        newline = "\r\n" if "\r\n" in self.text else "\n"
+        self.edits[at] = self.edits.get(at, b"") + new.replace("\n", newline).encode()
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        return self.text.encode("utf-8", "surrogatepass")
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        lengths = map(len, self._bytes.splitlines(keepends=True))
+        return [0, *accumulate(lengths)]
 
     def _offset(self, line: int, column: int) -> int:
-        lines = self.text.encode().splitlines(keepends=True)
-        return sum(map(len, lines[: line - 1])) + column
+        return self._starts[min(line, len(self._starts)) - 1] + column
 
 
 def _is_in_scope(value: ast.expr, statement: ast.stmt) -> bool:
@@ -369,13 +386,27 @@ def unified_diff(file: str, before: str, after: str) -> str:
 
 
 def add_import(text: str, name: str) -> str:
-    """Return the source with an import of a module after its first imports, if it has none yet."""
-    imports = [
-        node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    plain = [alias for node in imports if isinstance(node, ast.Import) for alias in node.names]
-    if any(alias.name == name and alias.asname is None for alias in plain):
+    """Return the source with an import of a module below those at its top, if it has none yet.
+
+    Raise a SyntaxError if the line below is not certain.
+    """
+    body = ast.parse(text).body
+    plain = [alias for node in body if isinstance(node, ast.Import) for alias in node.names]
+    if any(one.name.partition(".")[0] == name and one.asname is None for one in plain):
         return text
-    lines = text.splitlines(keepends=True)
-    lines.insert(imports[-1].end_lineno or 0 if imports else 0, f"import {name}\n")
-    return "".join(lines)
+    last = 0
+    for node in body:
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+        if first <= last:
+            raise SyntaxError("two statements share a line")
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not isinstance(node, ast.Import | ast.ImportFrom) and not (is_docstring and last == 0):
+            last = last or first - 1
+            break
+        last = node.end_lineno or node.lineno
+    lines = text.encode("utf-8", "surrogatepass").splitlines(keepends=True)
+    newline = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
+    if last and not lines[last - 1].endswith((b"\n", b"\r")):
+        lines[last - 1] += newline
+    lines.insert(last, f"import {name}".encode() + newline)
+    return b"".join(lines).decode("utf-8", "surrogatepass")

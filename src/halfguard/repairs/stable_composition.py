@@ -22,15 +22,15 @@ _TORCH = (
 )
 
 
-def patch_line(file: SourceFile, line: int) -> bool:
-    """Rewrite the compositions that end on a line; return False if none is certain."""
+def patch_line(file: SourceFile, line: int, only: ast.expr | None = None) -> bool:
+    """Rewrite the compositions that end on a line, or ``only`` one; return False if none is certain."""
     nodes = [
         node
         for node in ast.walk(file.tree)
         if isinstance(node, ast.Call | ast.BinOp) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     done: list[ast.expr] = []
-    for node in nodes:  # outer expressions come first
+    for node in nodes if only is None else [only]:  # outer expressions come first
         if any(node in ast.walk(outer) for outer in done):
             continue
         new = _Composition(file, line).stable(node)
@@ -168,6 +168,10 @@ class _Composition:
     def _argument_of(self, value: ast.expr, name: str) -> str:
         """Return the argument of a call in float32; empty if it is another call."""
         if not isinstance(value, ast.Call) or _name(value) != name or not _arguments(value):
+            return ""
+        if (
+            self.file.source(_arguments(value)[0]) == "self"
+        ):  # a module, whose dimension is elsewhere
             return ""
         return self._wide(_arguments(value)[0])
 

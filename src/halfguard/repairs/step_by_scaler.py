@@ -13,7 +13,7 @@ def leave_out_step(file: SourceFile, line: int) -> None:
     """Leave the statement out: the scaler has stepped before."""
     statement = file.statement_at(line)
     if isinstance(statement, ast.Expr):
-        file.replace(statement, "pass")
+        file.remove(statement)
 
 
 @Repair

@@ -9,8 +9,11 @@ from halfguard.repairs.source_file import SourceFile, all_calls, called_name, ca
 
 
 @Repair
-def update_before_continue(file: SourceFile, line: int) -> None:
-    """Step and update before the first ``continue`` after the line that scales the loss."""
+def update_before_continue(file: SourceFile, line: int, leaves: int = 0) -> None:
+    """Step and update before a ``continue``, the first one after the line that scales the loss.
+
+    A step whose gradients are unscaled was checked: it is skipped, as the author means it, and updated.
+    """
     loop = next(reversed(loops_around(file.tree, line)), None)
     scales = [call for call in calls_at(file, line) if called_name(call) == "scale"]
     if loop is None or not scales or not isinstance(scales[0].func, ast.Attribute):
@@ -28,6 +31,7 @@ def update_before_continue(file: SourceFile, line: int) -> None:
     }
     lines = [n for n in inside if isinstance(n, ast.Continue) and n.lineno > line]
     lines = [n for n in lines if id(n) not in inner]  # those go on with an inner loop
+    lines = [n for n in lines if n.lineno >= leaves]
     if not steps or not lines or lines[0].lineno > steps[0].lineno:
         return
     block = file.block_of(lines[0])
@@ -35,5 +39,8 @@ def update_before_continue(file: SourceFile, line: int) -> None:
         return
     # In ``if bad: continue`` the calls share the line.
     gap = f"\n{' ' * lines[0].col_offset}" if file.is_alone(lines[0]) else "; "
-    file.replace(lines[0], gap.join([file.source(steps[0]), f"{scaler}.update()", "continue"]))
+    before = (n for n in inside if isinstance(n, ast.Call) and line < n.lineno < lines[0].lineno)
+    checked = any(file.source(call.func) == f"{scaler}.unscale_" for call in before)
+    step = [] if checked else [file.source(steps[0])]
+    file.replace(lines[0], gap.join([*step, f"{scaler}.update()", "continue"]))
     file.changed.append(lines[0].lineno)

@@ -2,5 +2,4 @@
 for x in loader:
     scaler.scale(model(x)).backward()
     scaler.step(optimizer)
-    pass  # here
     scaler.update()

@@ -1,1 +1,1 @@
-"""One rule per file: ``META`` says when it is run, ``check`` finds its matches."""
+"""Rules by subject; each is a function with the decorator ``rule``."""

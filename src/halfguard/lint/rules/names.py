@@ -1,0 +1,115 @@
+"""Deprecated names, and a proof of BF16 that is none."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from halfguard.lint.expressions import has_keyword, name_of, name_parts
+from halfguard.lint.match import Fix, FixKind, Match, match_at
+from halfguard.lint.python_file import PythonFile
+from halfguard.lint.rule import rule
+from halfguard.repairs.keywords import set_keyword
+
+_VERSION = re.compile(
+    r"\bversion|_version|GREATER|hasattr|is_torch_\w*\d|TORCH_(?!AMP)|torch_\d", re.IGNORECASE
+)
+_NAMES = {
+    "autocast": ("enabled", "dtype", "cache_enabled"),
+    "GradScaler": ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"),
+}
+
+
+@rule("HG001")
+def check_nothing(file: PythonFile) -> Iterator[Match]:  # noqa: ARG001
+    """Yield nothing: the engine reports this rule when it cannot read a file."""
+    yield from ()
+
+
+@rule("HG405", "cuda.amp", "cpu.amp", "cuda import amp", once=True)
+def check_deprecated(file: PythonFile) -> Iterator[Match]:
+    """Find deprecated calls."""
+    if file.project.pins_old_torch:
+        return
+    for name, positions in _NAMES.items():
+        for call in file.calls(name):
+            full = file.full_name(call.func)
+            device = next((d for d in ("cuda", "cpu") if full.startswith(f"torch.{d}.amp.")), None)
+            imports = _imports_of(file, call)
+            if device is None or any(_is_fallback(file, node) for node in (call, *imports)):
+                continue
+            # The handler of an import defines the name for older versions, and would be left dead.
+            tried = any(isinstance(p, ast.Try) for node in imports for p in file.ancestors(node))
+            fix = None if tried else _modern(file, call, f'torch.amp.{name}("{device}"', positions)
+            message = f'{full} is deprecated: use torch.amp.{name}("{device}").'
+            yield match_at(call, message, fix)
+
+
+def _imports_of(file: PythonFile, call: ast.Call) -> list[ast.ImportFrom]:
+    """Return every import of the name that is called; one of several may be for other versions."""
+    root = name_parts(call.func)[:1]
+    nodes = file.nodes(ast.ImportFrom)
+    return [n for n in nodes if any((alias.asname or alias.name) in root for alias in n.names)]
+
+
+def _is_fallback(file: PythonFile, node: ast.AST) -> bool:
+    """Return whether a node is for older versions: in a handler, or after a check of the version."""
+    for parent in file.ancestors(node):
+        if isinstance(parent, ast.ExceptHandler):
+            return True
+        if isinstance(parent, ast.If | ast.IfExp) and _VERSION.search(ast.unparse(parent.test)):
+            return True
+        for test in getattr(parent, "body", ()) if isinstance(parent, ast.FunctionDef) else ():
+            leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Raise)
+            if leaves and isinstance(test, ast.If) and _VERSION.search(ast.unparse(test.test)):
+                return True
+    return False
+
+
+def _modern(file: PythonFile, call: ast.Call, begin: str, positions: tuple[str, ...]) -> Fix | None:
+    if any(isinstance(a, ast.Starred) for a in call.args) or len(call.args) > len(positions):
+        return None
+    kept = [f"{n}={file.text(a)}" for n, a in zip(positions, call.args, strict=False)]
+    for keyword in call.keywords:
+        value = file.text(keyword.value)
+        kept.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
+    kind: FixKind = "unsafe" if file.project.allows_old_torch else "safe"
+    return file.fix(kind, lambda source: source.replace(call, ", ".join((begin, *kept)) + ")"))
+
+
+@rule("HG413", "apex", once=True)
+def check_apex(file: PythonFile) -> Iterator[Match]:
+    """Find the entry point of apex.amp."""
+    for call in file.calls("initialize"):
+        if file.full_name(call.func) == "apex.amp.initialize":
+            yield match_at(call, "apex.amp is no longer developed.")
+
+
+@rule("HG406", "is_bf16_supported")
+def check_bf16_proof(file: PythonFile) -> Iterator[Match]:
+    """Find calls that count emulation, where BF16 is chosen by them."""
+    for call in () if file.project.needs_ampere else file.calls("is_bf16_supported"):
+        if not file.full_name(call.func).startswith("torch.cuda") or not _chooses(file, call):
+            continue
+        if not call.args and not has_keyword(call, "including_emulation"):
+            fix = file.fix("unsafe", set_keyword, call, "including_emulation", "False")
+            message = "This counts emulation: it returns True on GPUs without BF16."
+            yield match_at(call, message, fix)
+
+
+def _chooses(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether BF16 is used because of the answer, and it is not only printed, logged or negated."""
+    for parent in file.ancestors(call):
+        if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
+            return False  # where it is right to count emulation
+        if isinstance(parent, ast.IfExp):
+            return "bf" in ast.unparse(parent.body).lower()
+        if isinstance(parent, ast.If):
+            chosen = (s for s in parent.body if isinstance(s, ast.Assign | ast.Return))
+            return any("bf" in ast.unparse(s).lower() for s in chosen)
+        if isinstance(parent, ast.Assign):
+            return any(re.search("bf|dtype", name_of(t), re.I) for t in parent.targets)
+        if isinstance(parent, ast.stmt):
+            return isinstance(parent, ast.Return)
+    return False

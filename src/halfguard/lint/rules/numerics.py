@@ -1,0 +1,400 @@
+"""Operations that leave the range of float16: logarithms, squares, losses, averages, positions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from halfguard.lint.expressions import argument, boolean, called_name, name_of, number, receiver
+from halfguard.lint.match import Fix, Match, match_at
+from halfguard.lint.precision import Precision
+from halfguard.lint.python_file import PythonFile
+from halfguard.lint.rule import rule
+from halfguard.lint.rules.constants import underflows_half
+from halfguard.lint.values import module_class, origin_of
+from halfguard.repairs.source_file import SourceFile
+from halfguard.repairs.stable_composition import patch_line
+
+_LOGS = ("torch.log(", ".log()")
+
+
+@rule("HG104", "sigmoid", "Sigmoid", also=_LOGS, in_half=True)
+def check_log_sigmoid(file: PythonFile) -> Iterator[Match]:
+    """Find logarithms of sigmoids, or of one minus a sigmoid."""
+    for call, origin, has_eps, complement in _logarithms(file):
+        name = called_name(origin)
+        is_function = name == "sigmoid" and (file.is_torch_call(origin) or not origin.args)
+        if file.local_function(origin) is not None or not (
+            is_function or (module_class(file, origin) == "Sigmoid" and len(origin.args) == 1)
+        ):
+            continue
+        # A sigmoid is 0 below -17 in float16, but only below -88 in float32, which few scores reach.
+        if file.may_be_half(origin) or (file.project.lone and not has_eps):
+            inner, sign = ("1 - sigmoid(x)", "-") if complement else ("sigmoid(x)", "")
+            message = (
+                f"log({inner}) is -inf where the sigmoid is rounded; logsigmoid({sign}x) is exact."
+            )
+            yield match_at(call, message, _stable(file, call, has_eps))
+
+
+@rule("HG105", "softmax", "Softmax", also=_LOGS, in_half=True)
+def check_log_softmax(file: PythonFile) -> Iterator[Match]:
+    """Find logarithms of softmaxes."""
+    for call, origin, has_eps, complement in _logarithms(file):
+        is_softmax = called_name(origin) == "softmax" or module_class(file, origin) == "Softmax"
+        if complement or not is_softmax:
+            continue
+        # In float32 a probability underflows only for scores that differ by 103 or more.
+        if file.may_be_half(origin) or (file.project.lone and not has_eps):
+            message = (
+                "log(softmax(x)) is -inf where a probability underflows; log_softmax(x) is finite."
+            )
+            yield match_at(call, message, _stable(file, call, has_eps))
+
+
+def _logarithms(file: PythonFile) -> Iterator[tuple[ast.Call, ast.Call, bool, bool]]:
+    """Yield logarithms, the call that computed their operand, and if an eps or ``1 -`` is in between."""
+    for call in file.calls("log"):
+        is_torch = file.full_name(call.func) == "torch.log"
+        inner = argument(call, 0, "input") if is_torch else None if call.args else receiver(call)
+        if inner is None or file.is_inference(call) or _is_reference(file, call):
+            continue
+        value = file.assigned_value(inner)
+        operand = value if isinstance(value, ast.BinOp) else inner
+        has_eps = complement = False
+        if isinstance(operand, ast.BinOp) and isinstance(operand.op, ast.Add):
+            for side, other in ((operand.left, operand.right), (operand.right, operand.left)):
+                if underflows_half(file.constant(other)):
+                    operand, has_eps = side, True
+                    break
+        is_difference = isinstance(operand, ast.BinOp) and isinstance(operand.op, ast.Sub)
+        if is_difference and isinstance(operand, ast.BinOp) and number(operand.left) == 1:
+            operand, complement = operand.right, True
+        origin = origin_of(file, operand)
+        if isinstance(origin, ast.Call):
+            yield call, origin, has_eps, complement
+
+
+def _is_reference(file: PythonFile, node: ast.AST) -> bool:
+    """Return whether a node is in code named a reference, which is simple on purpose."""
+    names = (getattr(p, "name", None) or getattr(p, "arg", None) for p in file.ancestors(node))
+    return any(
+        isinstance(n, str) and ("reference" in n or n.lstrip("_")[:4] == "ref_") for n in names
+    )
+
+
+def _stable(file: PythonFile, call: ast.Call, has_eps: bool) -> Fix | None:
+    """Write the stable form; an eps limited the result, and goes."""
+
+    def edit(source: SourceFile) -> None:
+        patch_line(source, call.lineno, only=call)
+
+    return file.fix("unsafe" if has_eps else "safe", edit)
+
+
+@rule("HG107", "binary_cross_entropy", "BCELoss", also=("autocast",))
+def check_bce(file: PythonFile) -> Iterator[Match]:
+    """Find binary cross-entropy inside autocast regions."""
+    for call in file.calls("binary_cross_entropy"):
+        if _is_lowered(file, call):
+            yield match_at(
+                call, "binary_cross_entropy is unsafe under autocast.", _logits(file, call)
+            )
+    for variable in file.constructed("BCELoss"):
+        for call in file.calls_of(variable):
+            # Another function may use the same name for another loss.
+            if module_class(file, call) == "BCELoss" and _is_lowered(file, call):
+                yield match_at(call, f"{variable} is a BCELoss, which is unsafe under autocast.")
+
+
+def _is_lowered(file: PythonFile, call: ast.Call) -> bool:
+    region = file.autocast.around(call)
+    if region is None or region.enabled is False or file.is_inference(call):
+        return False
+    return not call.args or file.precision(call.args[0]) is not Precision.FULL
+
+
+def _logits(file: PythonFile, call: ast.Call) -> Fix | None:
+    first = argument(call, 0, "input")
+    if not isinstance(first, ast.Call) or called_name(first) != "sigmoid":
+        return None
+    inner = argument(first, 0, "input") if first.args else receiver(first)
+    if inner is None or argument(call, 2, "weight") is not None:
+        return None
+
+    def edit(source: SourceFile) -> None:
+        source.append(call.func, "_with_logits")
+        source.replace(first, source.source(inner))
+
+    return file.fix("safe", edit)
+
+
+@rule("HG108", "sqrt(", also=("mean(", "sum("), in_half=True,
+      pattern=r"sqrt\((?<!math\.sqrt\()(?<!np\.sqrt\()")  # fmt: skip
+def check_squares(file: PythonFile) -> Iterator[Match]:
+    """Find roots of means of squares."""
+    for call in file.calls("rsqrt", "sqrt"):
+        inner = file.tensor_of(call)
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add):
+            inner = inner.left
+        mean = file.assigned_value(inner)
+        if not isinstance(mean, ast.Call) or called_name(mean) not in {"mean", "sum"}:
+            continue
+        square = file.assigned_value(file.tensor_of(mean))
+        base = _base(file, square)
+        if base is None or not file.roles.is_in_nn_module(call):
+            continue
+        # Autocast runs pow in float32, but not x * x.
+        is_product = isinstance(square, ast.BinOp) and isinstance(square.op, ast.Mult)
+        lowered = square is not None and (is_product or not file.autocast.is_on(square))
+        if lowered and file.may_be_half(base):
+            yield match_at(call, "Values of 256 and above overflow float16 when squared.")
+
+
+def _base(file: PythonFile, square: ast.AST | None) -> ast.expr | None:
+    """Return ``x`` of ``x ** 2``, ``x * x``, ``x.pow(2)`` and ``torch.square(x)``."""
+    if isinstance(square, ast.BinOp) and isinstance(square.op, ast.Pow):
+        return square.left if number(square.right) == 2 else None
+    if isinstance(square, ast.BinOp) and isinstance(square.op, ast.Mult):
+        return square.left if ast.dump(square.left) == ast.dump(square.right) else None
+    if isinstance(square, ast.Call):
+        power = square.args[-1] if square.args else None
+        if called_name(square) == "square" or (called_name(square) == "pow" and number(power) == 2):
+            return file.tensor_of(square)
+    return None
+
+
+# Losses of torch that are float32 if one of their arguments is.
+_PROMOTING = re.compile(
+    r"^(mse|l1|smooth_?l1|bce_?with_?logits|binary_cross_entropy|kl_?div)", re.I
+)
+_LOSS = re.compile(r"loss|criteri(on|a)|objective", re.I)
+_MODEL = re.compile(
+    r"(^|[._])(model|net|network|student|backbone|generator|discriminator|unet|gen|disc|net_?[a-z0-9]{1,3}"
+    r"|model_\w+|\w+_(model|net))$",
+    re.I,
+)
+
+
+@rule("HG115", "autocast", also=("caler",), in_half=True)
+def check_losses(file: PythonFile) -> Iterator[Match]:
+    """Find losses of float16 outputs outside of autocast, the first one of each function."""
+    if not file.roles.has_scaler or not file.autocast.by_node:
+        return
+    trained = {file.function_of(e.node) for s in file.steps for e in s.find("scaled_backward")}
+    for call in file.nodes(ast.Call):
+        function = file.function_of(call)
+        if (
+            function not in trained
+            or not _LOSS.search(called_name(call))
+            or file.is_inference(call)
+        ):
+            continue
+        made = file.last_assignment(call.func)
+        loss = made.value if made and isinstance(made.value, ast.Call) else call
+        if file.project.casting_losses and not file.is_torch_call(loss):
+            continue
+        region = file.autocast.directly_around(call)
+        if (region is not None and region.enabled is not False) or _promotes(file, call, loss):
+            continue
+        output = next((a for a in call.args if _is_half_output(file, a)), None)
+        own = file.local_function(call)  # which may cast its inputs
+        casts = own is not None and ".float()" in ast.unparse(own)
+        is_kept = isinstance(file.statement_of(call), ast.Assign | ast.AugAssign)
+        if output is not None and is_kept and not casts:
+            trained.discard(function)
+            message = (
+                f"{file.text(output)} and this loss are float16, because autocast is off here; its "
+                "gradient overflows from a scale of 65,536 on."
+            )
+            yield match_at(call, message)
+
+
+def _promotes(file: PythonFile, call: ast.Call, loss: ast.Call) -> bool:
+    """Return whether a float32 argument makes the loss float32; targets from a loader are float32."""
+    if any(file.precision(a) is Precision.FULL for a in call.args):
+        return True
+    if not (file.is_torch_call(loss) and _PROMOTING.search(called_name(loss))):
+        return False
+    return not all(_is_half_output(file, a, single=True) for a in call.args[:2])
+
+
+def _is_half_output(file: PythonFile, node: ast.expr, *, single: bool = False) -> bool:
+    """Return whether a value is the output of a model that ran under float16 autocast.
+
+    A single output is all that the model returns; one of several may be float32.
+    """
+    node = node.value if isinstance(node, ast.Subscript) else node
+    assigned = file.last_assignment(node) if isinstance(node, ast.Name) else None
+    made = (assigned.value or (None if single else assigned.container)) if assigned else None
+    if not isinstance(made, ast.Call) or not _MODEL.search(name_of(made.func)):
+        return False
+    region = file.autocast.directly_around(made)
+    is_on = region is not None and region.enabled is not False
+    return is_on and file.autocast.lowers_to(made) == "float16" and not file.is_inference(made)
+
+
+_ANGLES = re.compile(r"\b(sin|cos|outer|einsum)\(|freq|angle|theta|rotary", re.I)
+_POSITIONS = re.compile(r"seq|len|pos|max_|ctx|context|token", re.I)
+_COUNTS = re.compile(r"\b(n|t|count|length)\b|shape\[(1|-2)\]|size\((1|-2)\)")
+_NAMED = re.compile(r"rotary|rope|sinus|pos|angle|freq", re.I)  # functions that count positions
+_WIDTH = re.compile(
+    r"dim|half|head|channel|embed(?!ding)|width|feature|levels?\b|shape\[-1\]|size\(-1\)", re.I
+)
+_EXACT = {"float16": 2048, "bfloat16": 256}  # up to here each has every whole number
+
+
+@rule("HG117", "arange(", pattern=r"\.half\(|float16|torch\.half\b", in_half=True)
+def check_positions(file: PythonFile) -> Iterator[Match]:
+    """Find ranges of whole numbers that are float16 or bfloat16, in functions that compute angles."""
+    for call in file.calls("arange"):
+        function = file.function_of(call)
+        if (
+            function is None
+            or not file.is_torch_call(call)
+            or not _ANGLES.search(file.text(function))
+        ):
+            continue
+        attribute = file.parents.get(call)
+        outer = file.parents.get(attribute) if isinstance(attribute, ast.Attribute) else None
+        casts = {"to", "type", "type_as", "half", "bfloat16"}
+        cast = outer if isinstance(outer, ast.Call) and called_name(outer) in casts else call
+        dtype = _dtype(file, cast)
+        if dtype and _is_long(file, call, _EXACT[dtype], function.name):
+            message = f"{dtype} has no odd number above {_EXACT[dtype]}: positions collide."
+            yield match_at(cast, message)
+
+
+def _dtype(file: PythonFile, call: ast.Call) -> str:
+    """Return the dtype of a range if it is float16 or, by a dtype or cast in this call, bfloat16."""
+    if file.is_half(call):
+        return "float16"
+    given = [file.assigned_value(a) for a in (*call.args, *(k.value for k in call.keywords))]
+    named = any(file.full_name(a) == "torch.bfloat16" for a in given if a is not None)
+    is_bfloat16 = (named or called_name(call) == "bfloat16") and not file.is_inference(call)
+    return "bfloat16" if is_bfloat16 else ""
+
+
+def _is_long(file: PythonFile, call: ast.Call, exact: int, function: str) -> bool:
+    """Return whether the numbers are whole, and end above a limit or at a number of positions."""
+    step = argument(call, 2, "step")
+    end = argument(call, -1, "end") or argument(call, min(1, len(call.args) - 1), "end")
+    if end is None or (step is not None and file.constant(step) != 1):
+        return False
+    last = file.constant(end)
+    if last is not None:
+        return last > exact
+    texts = [ast.unparse(node) for node in (end, file.assigned_value(end)) if node is not None]
+    if any(map(_WIDTH.search, texts)):
+        return False
+    is_named = _NAMED.search(function)
+    return any(_POSITIONS.search(t) or (is_named and _COUNTS.search(t)) for t in texts)
+
+
+_DECAY = re.compile(r"(?<!weight_)(?<!lr_)decay|(^|[._])ema(_|$)", re.IGNORECASE)
+_SLOW = 0.99
+
+
+@rule(
+    "HG118",
+    "lerp_(",
+    "add_(",
+    "1 - ",
+    "1.0 - ",
+    pattern=r"\.half\(|torch\.float16|torch\.half",
+    in_half=True,
+)
+def check_averages(file: PythonFile) -> Iterator[Match]:
+    """Find moving averages that are float16: ``lerp_``, ``add_``, ``a = decay * a + (1 - decay) * w``."""
+    message = "This average is float16: steps of 1 - decay are rounded away."
+    for call in file.calls("lerp_", "add_"):
+        owner = receiver(call)
+        weight = number(argument(call, 1, "weight")) if called_name(call) == "lerp_" else None
+        given = (*call.args, *(keyword.value for keyword in call.keywords))
+        slow = any(_is_slow(file, part) for value in given for part in ast.walk(value))
+        slow = 0 < weight <= 1 - _SLOW if weight is not None else slow
+        if slow and owner is not None and file.is_half(owner, trained=False):
+            yield match_at(call, message)
+    for node in file.nodes(ast.Assign):
+        value, average = node.value, node.targets[0]
+        sides = (value.left, value.right) if isinstance(value, ast.BinOp) else ()
+        products = [p for p in sides if isinstance(p, ast.BinOp) and isinstance(p.op, ast.Mult)]
+        parts = [part for p in products for part in (p.left, p.right)]
+        is_average = len(products) == 2 and any(_is_slow(file, part) for part in parts)
+        if not is_average or ast.unparse(average) not in map(ast.unparse, parts):
+            continue
+        tensors = [
+            p for p in parts if not isinstance(p, ast.BinOp) and not _DECAY.search(name_of(p))
+        ]
+        tensors = [p for p in tensors if file.constant(p) is None]
+        if all(file.is_half(part, trained=False) for part in (average, *tensors)):
+            yield match_at(node, message)
+
+
+def _is_slow(file: PythonFile, node: ast.AST) -> bool:
+    """Return whether an expression is ``1 - decay`` with a decay near 1."""
+    if (
+        not isinstance(node, ast.BinOp)
+        or not isinstance(node.op, ast.Sub)
+        or number(node.left) != 1
+    ):
+        return False
+    decay = file.constant(node.right)
+    if decay is not None:
+        return _SLOW <= decay < 1
+    name = node.right.func if isinstance(node.right, ast.Call) else node.right
+    return bool(_DECAY.search(name_of(name)))
+
+
+_HIDDEN = re.compile(r"(^|[._])(total_|ce_|kd_|train_)?loss$|\.grad(\.data)?$")
+
+
+@rule("HG308", "nan_to_num", "isnan", "isinf", "isfinite", also=("loss", "grad"),
+      pattern=r"nan_to_num|where\(|\*=?\s*0(?:\.0?)?\b|\b0(?:\.0?)?\s*\*")  # fmt: skip
+def check_hidden(file: PythonFile) -> Iterator[Match]:
+    """Find a NaN loss or gradient that is hidden: ``nan_to_num``, ``where``, a product with zero."""
+    for call in file.calls("nan_to_num", "nan_to_num_"):
+        if _HIDDEN.search(name_of(file.tensor_of(call))):
+            yield match_at(call, "nan_to_num hides the NaN, but does not repair the gradient.")
+    for call in file.calls("where"):
+        hides = any(_HIDDEN.search(name_of(side)) for side in call.args[1:])
+        if len(call.args) == 3 and hides and _is_nan_check(call.args[0]):
+            yield match_at(call, "where() hides the NaN of this loss; the gradient is still NaN.")
+    for node in file.nodes(ast.BinOp):
+        sides = (node.left, node.right)
+        by_zero = isinstance(node.op, ast.Mult) and any(number(s) == 0 for s in sides)
+        tests = (p.test for p in file.ancestors(node) if isinstance(p, ast.If))
+        hides = by_zero and any(_HIDDEN.search(name_of(s)) for s in sides)
+        if hides and any(map(_is_nan_check, tests)):
+            yield match_at(node, "NaN * 0 is NaN: the gradients are not repaired.")
+
+
+def _is_nan_check(test: ast.AST) -> bool:
+    return bool(re.search(r"isnan|isinf|isfinite", ast.unparse(test)))
+
+
+@rule("HG213", "autograd.grad", "import grad", also=("caler",))
+def check_penalties(file: PythonFile) -> Iterator[Match]:
+    """Find gradients of a scaled loss that are differentiated again as they are."""
+    for call in file.calls("grad"):
+        if file.full_name(call.func) != "torch.autograd.grad":
+            continue
+        outputs = argument(call, 0, "outputs")
+        if boolean(argument(call, 4, "create_graph")) is not True or not _is_scaled(file, outputs):
+            continue
+        function = file.function_of(call)
+        around = file.source.text if function is None else file.text(function)
+        if not re.search(r"get_scale|inv_?scale|unscale|\b_scale\b", around, re.I):
+            message = "These gradients are multiplied by the loss scale, and so is a penalty."
+            yield match_at(call, message)
+
+
+def _is_scaled(file: PythonFile, node: ast.AST | None) -> bool:
+    """Return whether an expression is ``scaler.scale(loss)``, directly, in a list or by a name."""
+    if isinstance(node, ast.Tuple | ast.List):
+        return any(_is_scaled(file, part) for part in node.elts)
+    value = file.assigned_value(node)
+    if not isinstance(value, ast.Call) or called_name(value) != "scale":
+        return False
+    return file.roles.is_scaler(receiver(value))

@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
@@ -466,6 +467,17 @@ def keys_above_autocast_can_be_cut_off() -> None:
     assert rest.has(key.PythonDispatcher)  # the one that torch keeps, for those who redispatch
     assert not rest.has(key.AutocastCPU)
     assert not rest.has(key.PythonTLSSnapshot)
+
+
+@used_by("tracing", "torch._decomp.decomposition_table")
+def a_backward_operation_decomposes_into_differentiable_ones() -> None:
+    operation = torch.ops.aten.silu_backward.default
+    x = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    one = torch.ones_like(x)
+    made = decomposition_table[operation](one, x)
+    assert torch.allclose(made, operation(one, x.detach()))
+    made.sum().backward()
+    assert x.grad is not None
 
 
 @used_by("tracing", "torch.utils._mode_utils.no_dispatch")

@@ -10,6 +10,7 @@ import pytest
 from halfguard.cli.plan import _trials
 from halfguard.records.plan import PrecisionPlan
 from halfguard.records.ranges import ProbeReport
+from halfguard.records.rounding import RoundingReport
 from tests.cli.command_result import Run
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,41 @@ def test_probe_prints_a_table_and_findings(halfguard: Run) -> None:
     assert row.split()[1].startswith("-")
     assert "HG601" in done.out
     assert "halfguard plan ENTRY" in done.out
+
+
+def test_probe_shows_the_lines_that_lose_digits(tmp_path: Path, halfguard: Run) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    html = tmp_path / "digits.html"
+    entry = f"{tmp_path / 'job.py'}:build"
+    done = halfguard("probe", entry, "--digits", "--steps", "2", "--html", str(html))
+    assert done.exit_code == 1, done.err
+    assert "one line costs" in " ".join(done.out.split())
+    assert "in FP32 the step's error falls from" in " ".join(done.out.split())
+    assert "times what rounding must cost" in html.read_text("utf-8")
+    report = RoundingReport.from_json(halfguard("probe", entry, "--digits", "--json").out)
+    assert report.findings[0].code.startswith("clock = minutes.half()")
+
+
+JOB = """
+import torch
+from halfguard import Workload
+
+class Clock(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(2, 1)
+
+    def forward(self, minutes):
+        clock = minutes.half()
+        phase = clock.float()[:, None] * torch.pi / 720
+        return self.head(torch.cat([phase.sin(), phase.cos()], -1))
+
+def build(seed=0):
+    torch.manual_seed(seed)
+    model, minutes = Clock(), torch.randint(20000, 60000, (64,))
+    loss = lambda model, x: (model(x).float() - (x / 720 * torch.pi).sin()[:, None]).square().mean()
+    return Workload(model, loss, [minutes] * 4, torch.optim.SGD(model.parameters(), lr=0.1))
+"""
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halfguard.cli.pages import check_folders
+from halfguard.cli.pages import check_folders, show_page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,10 +28,13 @@ def probe(
     precision: Annotated[
         str, typer.Option(help="fp32, or fp16-mixed to see where it breaks.")
     ] = "fp32",
+    digits: Annotated[
+        bool, typer.Option("--digits", help="Show which lines lose digits, in FP16 or --precision.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Save all results as one HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a few steps and show which layers leave the range of FP16.
+    """Train a few steps and show which layers leave the range of FP16, or which lines lose digits in it.
 
     Ctrl-C ends it after the current step; the report has the steps so far.
 
@@ -40,9 +43,11 @@ def probe(
     check_folders(html=html)
     from halfguard.cli.bars import first_interrupt, progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
+    from halfguard.report import rounding_page  # noqa: PLC0415
 
     with torch_needed("halfguard probe"):
         from halfguard.probing.probe import probe as run  # noqa: PLC0415
+        from halfguard.probing.rounding import rounding_of_job as rounding  # noqa: PLC0415
         from halfguard.probing.training import StopTraining  # noqa: PLC0415
         from halfguard.workload import load  # noqa: PLC0415
     with (
@@ -56,6 +61,17 @@ def probe(
                 raise StopTraining
 
         workload = load(entry)
+        if digits:
+            found = rounding(
+                workload,
+                steps=steps,
+                precision="fp16-mixed" if precision == "fp32" else precision,
+                advance=advance,
+            )
+            show_page(
+                lambda _: rounding_page(found, entry), found.to_json(), None, html, as_json=as_json
+            )
+            raise typer.Exit(1 if found.findings else 0)
         report = run(workload, steps=steps, precision=precision, advance=advance)
     if interrupt.requested:
         typer.echo(f"Interrupted after {report.steps} of {steps} steps.", err=True)

@@ -7,6 +7,7 @@ from halfguard.report.autopsy import autopsy_page
 from halfguard.report.html import to_html
 from halfguard.report.markdown import to_markdown
 from halfguard.report.probe import probe_page
+from halfguard.report.rounding import rounding_page
 from halfguard.report.run import run_page
 from halfguard.report.script_answer import script_answer_page
 from halfguard.report.study import study_page
@@ -16,6 +17,7 @@ __all__ = [
     "RunReport",
     "autopsy_page",
     "probe_page",
+    "rounding_page",
     "run_page",
     "script_answer_page",
     "study_page",

@@ -1,0 +1,116 @@
+"""``rounding``: run one step in 16 bits, and say which lines lose its digits.
+
+For a run that is finite and worse than FP32: there is no first bad number then, but there is a line that
+costs the most accuracy. The step is taped and repeated in float64 (``tracing.rounding``). Each line that
+costs more than rounding must is then run in FP32, to see whether the error really falls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from halfguard.errors import UsageError
+from halfguard.precision.emulation import autocast_like_cuda
+from halfguard.precision_names import Precision
+from halfguard.probing.training import Advance, StopTraining
+from halfguard.records.plan import AnyIsland, Island, LineIsland
+from halfguard.records.rounding import LineInFloat, RoundingReport
+from halfguard.step.loss import LossFunction
+from halfguard.tracing.rounding import attribute, norm, tape_finite_step
+from halfguard.trials.applied_islands import AppliedIslands
+from halfguard.trials.line_islands import LineIslands
+from halfguard.workload import TrainingStep, Workload
+
+_PRECISIONS = {
+    "float16": Precision.FP16_MIXED,
+    "bfloat16": Precision.BF16_MIXED,
+    "fp16-mixed": Precision.FP16_MIXED,
+    "bf16-mixed": Precision.BF16_MIXED,
+}
+
+
+def rounding(
+    model: nn.Module, loss_fn: LossFunction, batch: Any, *, precision: str = "float16"
+) -> RoundingReport:
+    """Run ``loss_fn(model, batch)`` and its backward pass in ``precision``; report which lines lose digits.
+
+    ``precision`` is ``"float16"`` or ``"bfloat16"``, as autocast; on a CPU with CUDA's rules. A model with
+    half weights of its own keeps them. The exact step has the same random numbers and takes the same
+    branches. Gradients, buffers and random state are restored. Compiled models run in eager mode.
+    """
+    if precision not in _PRECISIONS:
+        raise UsageError(
+            f"rounding(precision={precision!r}): this is no 16-bit precision.",
+            cure=f"Allowed: {', '.join(_PRECISIONS)}.",
+        )
+    step = _Step(model, loss_fn, batch, _PRECISIONS[precision])
+    report = step.report()
+    confirmed = tuple(step.confirm(found) for found in report.findings)
+    return report.model_copy(update={"findings": confirmed})
+
+
+def rounding_of_job(
+    workload: Workload,
+    *,
+    steps: int = 20,
+    precision: str = "float16",
+    advance: Advance | None = None,
+) -> RoundingReport:
+    """Train a copy of ``workload`` for ``steps`` steps in FP32, then report which lines lose digits."""
+    fresh = workload.fresh()
+    train = TrainingStep(fresh, Precision.FP32)
+    *seen, last = fresh.take(steps + 1)
+    try:
+        for batch in seen:
+            train(batch)
+            if advance is not None:
+                advance()
+    except StopTraining:
+        pass
+    return rounding(fresh.model, fresh.loss, last, precision=precision)
+
+
+class _Step:
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFunction, batch: Any, precision: Precision
+    ) -> None:
+        self._model, self._loss_fn, self._batch = model, loss_fn, batch
+        self._precision = precision
+        self._is_fp16 = precision is Precision.FP16_MIXED
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def report(self) -> RoundingReport:
+        dtype = torch.float16 if self._is_fp16 else torch.bfloat16
+        with torch.compiler.set_stance("force_eager"):
+            step = tape_finite_step(self._run, self._model, is_fp16=self._is_fp16)
+        return attribute(step, dtype)
+
+    def _run(self) -> object:
+        with autocast_like_cuda(self._precision, self._device):
+            return self._loss_fn(self._model, self._batch)
+
+    def confirm(self, found: LineInFloat) -> LineInFloat:
+        """Return a finding with the error of the step that runs its line, or module, in FP32."""
+        lines = LineIslands()
+        applied = AppliedIslands(self._model, (), lines)
+        with (
+            applied.trial([island_for(found)]),
+            lines.active(),
+            torch.compiler.set_stance("force_eager"),
+        ):
+            step = tape_finite_step(self._run, self._model, is_fp16=self._is_fp16)
+        step.tape.repeat()
+        loss, grads = step.errors()
+        return found.model_copy(update={"tried": abs(loss) if found.by == "loss" else norm(grads)})
+
+
+def island_for(found: LineInFloat) -> AnyIsland:
+    """Return the island that runs a line, or the modules of torch that it calls, in FP32."""
+    reason = f"costs {found.share:.0%} of the accuracy that 16 bits lose"
+    if found.calls_module:
+        return Island(module=found.calls_module, reason=reason)
+    file, _, line = found.place.rpartition(":")
+    return LineIsland(file=file, line=int(line), code=found.code, reason=reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ from halfguard.precision.islands import (
     remove_island,
 )
 from halfguard.precision.upcast import cast_to_fp32
-from halfguard.records.plan import Island, PrecisionPlan, ScaleRange
+from halfguard.records.plan import Island, IslandKind, PrecisionPlan, ScaleRange
 from halfguard.trials.plans import apply_plan
 from tests.support.cases import each
 from tests.support.devices import chosen_device
@@ -145,6 +146,42 @@ def test_a_copy_is_an_island_of_its_own(seed: object) -> None:
     assert other.square(torch.ones(1, 4).half()).abs().sum() == 0
     assert other.square.seen
     assert not net.square.seen
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of dynamo itself
+@pytest.mark.parametrize(("kind", "path"), [("fp32", "*"), ("fp32", "*.0"), ("rescaled", "*.0")])
+def test_compiled_blocks_with_islands_share_their_graph(
+    kind: IslandKind, path: str, seed: object
+) -> None:
+    torch.compiler.reset()
+    counters: Any = torch._dynamo.utils.counters
+    counters.clear()
+    model: Any = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(12)))
+    apply_plan(model, PrecisionPlan(islands=(Island(module=path, kind=kind),)))
+    for block in model:
+        block.compile(backend="eager", fullgraph=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        model(torch.randn(2, 8))
+    assert counters["stats"]["unique_graphs"] <= 2  # inputs in FP32, and in half
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("kind", ["fp32", "rescaled"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_and_an_unpickled_model_are_islands_of_their_own(
+    kind: IslandKind, copied: Callable[[nn.Module], nn.Module], seed: object
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    apply_plan(model, PrecisionPlan(islands=(Island(module="0", kind=kind),)))
+    other = copied(model)
+    with torch.no_grad():
+        model.get_parameter("0.weight").zero_()
+    with torch.autocast("cpu", torch.float16):
+        out = other(torch.randn(2, 8))
+    assert out.dtype is torch.float32
+    assert out.abs().sum() > 1
+    remove_island(other.get_submodule("0"))
+    assert vars(other.get_submodule("0")).keys() == vars(nn.Linear(8, 8)).keys()
 
 
 def test_torch_compile_goes_through_an_island_without_a_break(seed: object) -> None:

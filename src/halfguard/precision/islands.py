@@ -13,8 +13,8 @@ block is still an island when it is recomputed, and a deep copy is an island of 
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ from torch import nn
 from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
 from halfguard.precision.modes import HALF_DTYPES, full_precision
-from halfguard.precision.rescaled import can_be_rescaled, run_rescaled
+from halfguard.precision.rescaled import SETTING, can_be_rescaled, run_as_before, run_rescaled
 from halfguard.precision.upcast import cast_floats, cast_to_fp32
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.step.nested import tensors_in
@@ -100,42 +100,61 @@ def make_island(module: Module, *, in_half_model: bool) -> Module:
     """Make an island of ``module``; ``in_half_model`` says whether its neighbours need half outputs."""
     if not is_island(module):
         _convert_to_fp32(module)
-        # A partial over a bound method, not a closure: then a copy of the model copies the island too.
         run = _run_gathered_in_fp32 if is_sharded(module) else _run_in_fp32
-        module.forward = functools.partial(run, _accelerator_type(), in_half_model, module.forward)
+        _replace_forward(module, run, in_half_model)
     return module
 
 
 def make_rescaled(module: nn.Module) -> nn.Module:
     """Make a linear layer multiply in half and return FP32 (``rescaled``); its weights do not change."""
     if not is_island(module):
-        module.forward = functools.partial(
-            run_rescaled, _accelerator_type(), module, module.forward
-        )
+        _replace_forward(module, run_rescaled)
     return module
 
 
 def remove_island(module: Module) -> Module:
     """Undo ``fp32_island`` or ``make_rescaled``, except for the dtype of parameters; return the module."""
-    wrapper = vars(module).get("forward")
-    if is_island(module) and isinstance(wrapper, functools.partial):
-        del module.forward
-        original = wrapper.args[-1]
-        if getattr(original, "__func__", None) is not type(module).forward:
-            module.forward = original  # it had been replaced before fp32_island
+    if is_island(module):
+        del module.forward, module._island
+        original = vars(module).pop(SETTING)[-1]
+        if original is not None:
+            module.forward = original
     return module
 
 
 def is_island(module: nn.Module) -> bool:
     """Return whether this module itself is an island, of either kind."""
-    wrapper = vars(module).get("forward")
-    return isinstance(wrapper, functools.partial) and wrapper.func in _RUNS
+    return SETTING in vars(module)
 
 
 def is_fp32_island(module: nn.Module) -> bool:
     """Return whether this module itself runs in FP32."""
-    wrapper = vars(module).get("forward")
-    return isinstance(wrapper, functools.partial) and wrapper.func in _RUNS_IN_FP32
+    return is_island(module) and vars(module)["_island"].run is not run_rescaled
+
+
+def _replace_forward(module: nn.Module, run: Callable[..., Any], *setting: Any) -> None:
+    own: Any = vars(module).pop("forward", None)
+    if getattr(own, "__func__", None) is type(module).forward:
+        own = None  # nobody has replaced it
+    _forward_by(module, run)
+    setattr(module, SETTING, (_accelerator_type(), *setting, own))
+
+
+def _forward_by(module: nn.Module, run: Callable[..., Any]) -> _Island:
+    """Let ``run`` be the module's forward: a method, so that equal blocks share what is compiled for one."""
+    island = vars(module)["_island"] = _Island(module, run)
+    vars(module)["forward"] = MethodType(run, module)
+    return island
+
+
+class _Island:
+    """Makes the island again where its module is unpickled: a method is looked up in its module there."""
+
+    def __init__(self, module: nn.Module, run: Callable[..., Any]) -> None:
+        self._module, self.run = module, run
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _forward_by, (self._module, self.run)
 
 
 def _is_half_by_itself(module: nn.Module) -> bool:
@@ -147,8 +166,7 @@ def _is_half_by_itself(module: nn.Module) -> bool:
 
 
 def _in_half_model(island: nn.Module) -> bool:
-    wrapper: Any = vars(island)["forward"]
-    return bool(wrapper.args[1])
+    return bool(vars(island)[SETTING][1])
 
 
 def _accelerator_type() -> str:
@@ -157,38 +175,35 @@ def _accelerator_type() -> str:
     return "cuda" if device is None else device.type  # CUDA's rules may be emulated
 
 
-def _run_in_fp32(
-    accelerator: str, in_half_model: bool, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Any:
+def _run_in_fp32(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    accelerator, in_half_model, _ = self._island_setting
     lowers = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(accelerator)
     given = _half_dtype((args, kwargs)) if in_half_model and not lowers else None
     # Two plain contexts, not a loop over devices: torch.compile traces them without a graph break.
     with full_precision("cpu"), full_precision(accelerator):
-        out = forward(*[cast_to_fp32(value) for value in args], **cast_to_fp32(kwargs))
+        out = run_as_before(self, *[cast_to_fp32(value) for value in args], **cast_to_fp32(kwargs))
     return out if given is None else cast_floats(out, _FP32, given)
 
 
-def _run_gathered_in_fp32(
-    accelerator: str, in_half_model: bool, forward: Any, /, *args: Any, **kwargs: Any
-) -> Any:
+def _run_gathered_in_fp32(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Run an island of a module whose weights FSDP2 gathers in half, for it and its neighbours together."""
     half = [
         (owner, name, weight)
-        for owner in forward.__self__.modules()
+        for owner in self.modules()
         for name, weight in owner._parameters.items()
         if weight is not None and weight.dtype in HALF_DTYPES
     ]
     try:
         for owner, name, weight in half:
             owner._parameters[name] = weight.float()
-        return _run_in_fp32(accelerator, in_half_model, forward, *args, **kwargs)
+        return _run_in_fp32(self, *args, **kwargs)
     finally:
         for owner, name, weight in half:
             owner._parameters[name] = weight
 
 
-_RUNS_IN_FP32 = (_run_in_fp32, _run_gathered_in_fp32)
-_RUNS = (*_RUNS_IN_FP32, run_rescaled)
+for _run in (_run_in_fp32, _run_gathered_in_fp32, run_rescaled):
+    _run.__name__ = "forward"  # pickle looks a method up in its module by this name
 
 
 def _half_dtype(value: Any) -> torch.dtype | None:

@@ -11,40 +11,46 @@ The gradients are computed in half in the same way. A factor in FP32 may itself 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+SETTING = "_island_setting"  # of a module: the accelerator, ..., and the forward that was replaced
+
 
 def can_be_rescaled(module: nn.Module) -> bool:
     """Return whether a module is a plain linear layer, whose forward nobody but an island has replaced."""
-    forward: Any = module.forward
-    if isinstance(forward, functools.partial):
-        forward = forward.args[-1] if forward.args else None
-    is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
-    return isinstance(module, nn.Linear) and is_plain
+    own: Any = vars(module).get("forward")
+    own = vars(module)[SETTING][-1] if SETTING in vars(module) else own
+    if isinstance(own, functools.partial):  # of lines
+        own = own.args[-1] if own.args else None
+        is_plain = getattr(own, "__func__", None) is nn.Linear.forward
+    else:
+        is_plain = own is None
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and is_plain
 
 
-def run_rescaled(
-    accelerator: str,
-    layer: Any,
-    forward: Callable[[Tensor], Tensor],
-    /,
-    input: Tensor,  # noqa: A002 - as in torch
-) -> Tensor:
+def run_rescaled(self: Any, /, input: Tensor) -> Tensor:  # noqa: A002 - as in torch
     """Return a linear layer's result in FP32, multiplied in the dtype of autocast; without it as ever.
 
-    Autocast of ``accelerator`` may be emulated for tensors of the CPU.
+    Autocast of the accelerator may be emulated for tensors of the CPU.
     """
-    dtype = lowered_dtype(input.device.type, accelerator)
+    dtype = lowered_dtype(input.device.type, self._island_setting[0])
     if dtype is None:
-        return forward(input)
-    out = rescaled_product(input if input.dim() > 1 else input[None], layer.weight.T, dtype)
+        return run_as_before(self, input)  # type: ignore[no-any-return]
+    out = rescaled_product(input if input.dim() > 1 else input[None], self.weight.T, dtype)
     out = out[0] if input.dim() == 1 else out
-    return out if layer.bias is None else out + layer.bias
+    return out if self.bias is None else out + self.bias
+
+
+def run_as_before(island: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the forward that an island has replaced."""
+    original = island._island_setting[-1]
+    if original is None:
+        return type(island).forward(island, *args, **kwargs)
+    return original(*args, **kwargs)
 
 
 def lowered_dtype(*device_types: str) -> torch.dtype | None:

@@ -352,13 +352,14 @@ def table() -> str:
         "| rule | judged | true | found today | of them true |",
         "|---|---|---|---|---|",
     ]
-    for rule in all_rules():
-        judged = [row for row in rows if row["code"] == rule.code]
+    codes = list(dict.fromkeys(rule.code for rule in all_rules()))
+    for code in codes:
+        judged = [row for row in rows if row["code"] == code]
         if judged:
             now = [row for row in judged if row["today"]]
-            cells = [f"{rule.code} {entry(rule.code).name}", *_shares(judged), *_shares(now)]
+            cells = [f"{code} {entry(code).name}", *_shares(judged), *_shares(now)]
             lines.append(f"| {' | '.join(cells)} |")
-    silent = [rule for rule in all_rules() if rule.code not in {row["code"] for row in rows}]
+    silent = set(codes) - {row["code"] for row in rows}
     return "\n".join([*lines, "", f"{len(silent)} other rules had no finding."])
 
 

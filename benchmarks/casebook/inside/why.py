@@ -68,13 +68,14 @@ def _alarms(answer: ScriptAnswer, name: str) -> list[Alarm]:
         op = "a number" if found is None else found.op
         line = found.line if found is not None and Path(found.file).name == name else None
         module = None if found is None else found.module
-        alarms.append(Alarm(f"bad {op}", answer.event, line, module))
+        alarms.append(Alarm(answer.code or f"bad {op}", answer.event, line, module))
     if answer.outcome == "crashed":
         found_at = re.findall(rf'{re.escape(name)}", line (\d+)', answer.log)
-        alarms.append(Alarm("crash", answer.error, int(found_at[-1]) if found_at else None))
+        line = int(found_at[-1]) if found_at else None
+        alarms.append(Alarm(answer.code or "crash", answer.error, line))
     said = answer.advice if answer.cure is None else answer.cure.sentence
     named = re.findall(rf"{re.escape(name)}:(\d+)", said)
-    alarms += [Alarm("cure", said[:200], int(line)) for line in named]
+    alarms += [Alarm(answer.code or "cure", said[:200], int(line)) for line in named]
     alarms += [
         Alarm(f"swallowed {one.fault} of {one.op}", one.use, one.line, one.module)
         for one in answer.swallowed

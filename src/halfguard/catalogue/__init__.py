@@ -50,6 +50,7 @@ class Entry:
     fix: Literal["safe", "unsafe"] | None = None  # of lint
     repairs: tuple[str, ...] = ()
     old: tuple[str, ...] = ()
+    symptom: bool = False  # what a run shows; another entry may be its cause
 
     @property
     def title(self) -> str:

@@ -140,10 +140,15 @@ class PythonFile(SyntaxTree):
 
     def fix(self, kind: FixKind, edit: Callable[..., object], *given: object) -> Fix | None:
         """Return the edits that a repair makes; None if it makes none, or if one is not certain."""
-        file = SourceFile(self.path, self.source.text, self.root)
+        file = self._source_file
+        file.edits, file.refused = {}, False
         edit(file, *given)
         edits = tuple((*at, new.decode()) for at, new in file.edits.items())
         return Fix(kind, edits) if edits and not file.refused else None
+
+    @cached_property
+    def _source_file(self) -> SourceFile:
+        return SourceFile(self.path, self.source.text, self.root)
 
 
 def _is_not_trained(branch: ast.If, in_body: bool) -> bool:

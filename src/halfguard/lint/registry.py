@@ -17,7 +17,7 @@ def all_rules() -> tuple[Rule, ...]:
     """Return every rule, sorted by code."""
     for module in pkgutil.iter_modules(rules_package.__path__):
         importlib.import_module(f"{rules_package.__name__}.{module.name}")
-    return tuple(RULES[code] for code in sorted(RULES))
+    return tuple(sorted(RULES, key=lambda rule: rule.code))
 
 
 def select_rules(chosen: tuple[str, ...], ignored: tuple[str, ...]) -> tuple[Rule, ...]:

@@ -69,7 +69,7 @@ class Rule:
         )
 
 
-RULES: dict[str, Rule] = {}
+RULES: list[Rule] = []  # two may have one code
 
 
 def rule(
@@ -80,7 +80,7 @@ def rule(
 
     def declare(check: Check) -> Check:
         texts, others = (tuple(text.encode() for text in part) for part in (contains, also))
-        RULES[code] = Rule(code, check, texts, others, pattern.encode(), once, in_half)
+        RULES.append(Rule(code, check, texts, others, pattern.encode(), once, in_half))
         return check
 
     return declare

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -180,19 +181,26 @@ class SourceFile:
 
     def function_at(self, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """Return the innermost function around a line."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        around = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)
-        ]
+        around = [f for f in self._functions if f.lineno <= line <= (f.end_lineno or 0)]
         return max(around, key=lambda node: node.lineno, default=None)
+
+    @cached_property
+    def _functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef
+        return [node for node in ast.walk(self.tree) if isinstance(node, kinds)]
 
     def statement_at(self, line: int) -> ast.stmt | None:
         """Return the statement of a line; None if several share it, such as ``a = f(x); b = g(a)``."""
-        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.stmt))
-        found = [node for node in nodes if line in own_lines(node)]
+        found = self._statements.get(line, [])
         return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _statements(self) -> dict[int, list[ast.stmt]]:
+        found = defaultdict[int, list[ast.stmt]](list)
+        for node in (n for n in ast.walk(self.tree) if isinstance(n, ast.stmt)):
+            for line in own_lines(node):
+                found[line].append(node)
+        return found
 
     def is_alone(self, statement: ast.stmt) -> bool:
         """Return whether no other statement shares a line with one."""

@@ -79,7 +79,7 @@ def check_updates(file: PythonFile) -> Iterator[Match]:
 def check_adam(file: PythonFile) -> Iterator[Match]:
     """Find Adam with an eps that is zero in float16, on float16 models."""
     # A scaler refuses float16 parameters (HG401); adapters are trained in float32.
-    if file.roles.has_scaler or file.imports("peft") or _KEEPING.search(file.source.text):
+    if file.roles.has_scaler or _trains_adapters(file) or _KEEPING.search(file.source.text):
         return
     half_models = [(name, call) for call in _half_models(file) for name in _names(file, call)]
     for call in file.calls("Adam", "AdamW", "NAdam", "RAdam", "Adamax"):
@@ -88,6 +88,8 @@ def check_adam(file: PythonFile) -> Iterator[Match]:
         eps = argument(call, -1, "eps")
         is_zero = underflows_half(file.constant(eps)) if eps else not has_keyword(call, "eps")
         given = call.args[0]
+        if isinstance(given, ast.GeneratorExp | ast.ListComp):
+            given = given.generators[0].iter
         model = name_of(receiver(given)) if isinstance(given, ast.Call) else ""
         made_half = [half for name, half in half_models if name and name == model]
         if not is_zero or boolean(argument(call, -1, "fused")) is True:
@@ -100,7 +102,12 @@ def _names(file: PythonFile, call: ast.Call) -> set[str]:
     """Return the names of a model that a call makes float16."""
     parent = file.parents.get(call)
     targets = parent.targets if isinstance(parent, ast.Assign) else []
-    return {name_of(receiver(call) or call), *map(name_of, targets)}
+    names = {name_of(receiver(call) or call), *map(name_of, targets)}
+    for wrapped in file.calls("get_peft_model"):
+        outer = file.parents.get(wrapped)
+        if isinstance(outer, ast.Assign) and wrapped.args and name_of(wrapped.args[0]) in names:
+            names |= set(map(name_of, outer.targets))
+    return names
 
 
 def _trains_adapters(file: PythonFile) -> bool:

@@ -130,7 +130,7 @@ def _runs_less_often(step: Step, scaler_step: Event, unscale: Event) -> bool:
     return target is None or "opt" not in ast.unparse(target).lower()
 
 
-@rule("HG212", "clip_grad", also=("accelerator.backward",))
+@rule("HG201", "clip_grad", also=("accelerator.backward",))
 def check_torch_clipping(file: PythonFile) -> Iterator[Match]:
     """Find torch's clipping next to the backward pass of an Accelerator."""
     if any(True for _ in file.calls("unscale_gradients", "unscale_")):
@@ -144,7 +144,8 @@ def check_torch_clipping(file: PythonFile) -> Iterator[Match]:
         is_torch = file.function_of(call) in around and file.is_torch_call(call)
         if is_torch and _may_accelerate_fp16(file):
             message = "Accelerate has not unscaled these gradients yet when torch clips them."
-            yield match_at(call, message)
+            fix = file.fix("safe", unscale_before_clipping.edit, call.lineno)
+            yield match_at(call, message, fix)
 
 
 def _may_accelerate_fp16(file: PythonFile) -> bool:

@@ -34,7 +34,7 @@ def check_hd100(setup: TrainingSetup) -> Iterator[Finding]:
     module = error.call.context.module
     why, cure = _explain(setup, error)
     yield Finding(
-        code="HD100",
+        code="HG101" if "without overflow" in error.message else "HD100",
         severity="error",
         message=f"the forward pass raised{f' in {module}' if module else ''}: "
         f"{error.message}{error.place}",

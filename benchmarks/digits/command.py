@@ -143,7 +143,7 @@ def _accused(report: RoundingReport) -> str:
 
 def name(folder: Path) -> None:
     """Say where the guilty line stands in each report, and what FP32 there changes."""
-    ranks, found = [], 0
+    ranks, found, fixed = [], 0, 0
     for case in cases(folder):
         report = case.report()
         lines = list(dict.fromkeys(row.place for row in report.lines))
@@ -156,12 +156,13 @@ def name(folder: Path) -> None:
             "not reported" if own is None else f"{own.by}, {own.cost / own.must:.1f} times its due"
         )
         if own is not None:
-            text += f", in FP32 {own.before:.2g} -> {own.tried:.2g}"
+            text += f", in FP32 {own.before:.2g} -> {own.tried:.2g}, of other lines {own.after:.2g}"
+            fixed += own.tried <= 2 * own.after
         others = [one.place for one in report.findings if one.place != place]
         print(f"{case.name:32} {report.precision:9} rank {rank}; {text}; others {others}")
     total = len(ranks)
     first, third = sum(rank == 1 for rank in ranks), sum(rank <= 3 for rank in ranks)
-    print(f"first {first} of {total}, in the first three {third}, reported as a finding {found}")
+    print(f"first {first} of {total}, in the first three {third}, reported {found}, fixed {fixed}")
 
 
 def cost() -> None:

@@ -73,7 +73,29 @@ def dropped(x: Tensor) -> Tensor:
     return functional.dropout(x, 0.4)
 
 
+def spectrum(x: Tensor) -> Tensor:
+    return torch.fft.fft(x.float()).abs()
+
+
+def leaking(x: Tensor) -> Tensor:
+    return functional.prelu(x, torch.tensor([0.2]).to(x.dtype))
+
+
+class Custom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x * torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        slope = torch.tanh(x)
+        return grad * (slope + x * (1 - slope * slope))
+
+
 BETWEEN = {
+    "spectrum": spectrum, "prelu": leaking, "custom function": Custom.apply,
     "in place": in_place, "expanded": expanded, "windows": windows, "complex": rotated,
     "fused attention": attended, "checkpoint": recomputed, "steep": steep, "dropout": dropped,
     "silu": functional.silu, "norm": lambda x: functional.layer_norm(x, (16,)),

@@ -17,6 +17,7 @@ found again. What a later operation overwrites is copied before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -72,7 +73,7 @@ class Held:
         if self.exact is None:
             return near
         middle = torch.lerp(near, self.exact.to(dtype), 0.5)
-        if bool(middle.sum().isfinite()):
+        if _is_finite(middle):
             return middle
         return torch.where(middle.isfinite(), middle, self.exact.to(dtype))
 
@@ -325,9 +326,9 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _read_inputs(self, entry: Entry) -> None:
         for one in entry.inputs:
             one.exact = self._read(one)
-        if self._same_branches and entry.packet in _KINKED_BACKWARD:
+        if self._same_branches and entry.packet in _KINKED_BACKWARD | {"_prelu_kernel_backward"}:
             entry.inputs[1].exact = None
-        elif self._same_branches and entry.packet in _JUMPS:
+        elif self._same_branches and entry.packet in _JUMPS and not _is_complex(entry):
             entry.inputs[0].exact = None
 
     def _find_errors(self, entry: Entry) -> None:
@@ -351,10 +352,10 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for index, (held, mine) in enumerate(zip(entry.results, own, strict=True)):
             if _has_digits(held.tensor):
                 apart = held.wide - mine
-                total = apart.abs().sum()
-                if not bool(total.isfinite()):
+                total = float(apart.abs().sum())
+                if not math.isfinite(total):
                     apart = torch.where(apart.isfinite(), apart, 0.0)
-                entry.errors[index] = apart if bool(total) else None
+                entry.errors[index] = apart if total else None
 
     def _write_results(self, entry: Entry, *, keep: bool) -> None:
         deviates = entry.repeats and any(one.exact is not None for one in entry.inputs)
@@ -459,7 +460,7 @@ Grads = Sequence[Tensor | None]
 
 def _through(entry: Entry, wanted: Sequence[Held], found: Sequence[Grads]) -> Sequence[Grads]:
     """Return the adjoints of what an entry read, from those of what it made, for each of several."""
-    if entry.packet in _OF_ONE_NUMBER and len(wanted) == 1:
+    if entry.packet in _OF_ONE_NUMBER and len(wanted) == 1 and not _is_complex(entry):
         slope = _secant(entry, wanted[0])
         return [[None if one[0] is None else one[0] * slope] for one in found]
     if entry.packet in _SLOPE_BACKWARD:
@@ -585,7 +586,7 @@ class Adjoints:
     def add(self, tensor: Tensor, key: int, adjoint: Tensor) -> None:
         """Add to the adjoint of a region, in FP32."""
         adjoint = adjoint.to(torch.complex64 if adjoint.is_complex() else torch.float32)
-        if not bool(adjoint.sum().isfinite()):
+        if not _is_finite(adjoint):
             adjoint = adjoint.nan_to_num(0.0, 0.0, 0.0)
         size, flat = self._of.get(key, (0, None))
         if flat is None or size != _unit(tensor):
@@ -640,6 +641,14 @@ def _flat(tensor: Tensor) -> Tensor:
 def _as_reals(tensor: Tensor) -> Tensor:
     tensor = tensor.contiguous().resolve_conj()
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+
+
+def _is_complex(entry: Entry) -> bool:
+    return any(one.tensor.is_complex() for one in entry.inputs)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return math.isfinite(abs(tensor.sum().item()))
 
 
 def _has_digits(tensor: Tensor) -> bool:

@@ -31,6 +31,7 @@ from halfguard.records.rounding import (
 from halfguard.step.loss import scalar_loss
 from halfguard.tracing.audit import restored
 from halfguard.tracing.operation_places import ModuleStack
+from halfguard.tracing.rounding_sweep import sweep
 from halfguard.tracing.rounding_tape import Entry, Held, RoundingTape
 
 CANDIDATES = 3
@@ -214,9 +215,9 @@ def _effects(
         for one, part in zip(step.grads, apart, strict=True)
         if error
     ]
-    for entry, (on_loss, on_gradients) in step.tape.sweep(ones, along):
+    for entry, (on_loss, on_gradients) in sweep(step.tape, ones, along):
         for one in _sums(step, entry, lines, modules):
-            one.add(entry, on_loss or (0.0, 0.0), on_gradients or (0.0, 0.0))
+            one.add(entry, on_loss, on_gradients)
     return lines, modules
 
 

@@ -38,9 +38,26 @@ from halfguard.tracing.call_arguments import (
 )
 from halfguard.tracing.operation_places import ModuleStack, OperationPlace, OperationPlaces
 from halfguard.tracing.origins import UNWRITTEN
+from halfguard.tracing.rounding_substitutes import substitute_for
 from halfguard.tracing.source import user_frame
+from halfguard.tracing.storage_regions import (
+    as_reals,
+    covers_storage,
+    has_digits,
+    is_all_finite,
+    real_size,
+    region_of,
+    storage_key,
+    whole_storage,
+)
 
 HALF = (torch.float16, torch.bfloat16)
+JUMPS = frozenset({"sgn", "sign", "floor", "ceil", "round", "trunc"})
+# The gradient that arrives, times a slope at the second argument that jumps.
+KINKED_BACKWARD = frozenset({
+    "threshold_backward", "leaky_relu_backward", "hardtanh_backward", "hardsigmoid_backward",
+    "hardswish_backward", "elu_backward",
+})  # fmt: skip
 _EXACT = {
     **dict.fromkeys((*HALF, torch.float32), torch.float64),
     **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
@@ -73,12 +90,9 @@ class Held:
         if self.exact is None:
             return near
         middle = torch.lerp(near, self.exact.to(dtype), 0.5)
-        if _is_finite(middle):
+        if is_all_finite(middle):
             return middle
         return torch.where(middle.isfinite(), middle, self.exact.to(dtype))
-
-
-Seeds = Iterable[tuple[Held, Tensor]]
 
 
 @dataclass(eq=False, slots=True)
@@ -102,6 +116,10 @@ class Entry:
         return name
 
     @property
+    def is_complex(self) -> bool:
+        return any(one.tensor.is_complex() for one in self.inputs)
+
+    @property
     def rounds(self) -> bool:
         """True if a half result is not exact."""
         both = zip(self.results, self.errors, strict=True)
@@ -115,7 +133,7 @@ class Entry:
         decomposed: bool = False,
     ) -> list[Tensor]:
         """Repeat the operation on other numbers; return what it makes, then what it writes to."""
-        if (substitute := _substitute(self.packet)) is not None:
+        if (substitute := substitute_for(self.packet)) is not None:
             given = {a.name: _filled(value, read, dtypes) for a, value in self.values}
             return substitute(given, [one.wide for one in self.results])
         written: list[Tensor] = []
@@ -151,75 +169,6 @@ def _copied(value: Any) -> Any:
 
 def _tensors(value: Any) -> list[Tensor]:
     return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, Tensor)]
-
-
-def _dropout(given: Mapping[str, Any], results: Sequence[Tensor]) -> list[Tensor]:
-    kept = results[1].to(given["input"].dtype)
-    return [given["input"] * kept / (1 - given["p"] if given["p"] < 1 else 1), results[1]]
-
-
-def _attention(given: Mapping[str, Any]) -> Tensor:
-    """Compute attention as written: fused kernels have no second derivative, and some no float64."""
-    query, key, value = given["query"], given["key"], given["value"]
-    if (groups := query.shape[-3] // key.shape[-3]) > 1:
-        key, value = (one.repeat_interleave(groups, -3) for one in (key, value))
-    scale = given.get("scale")
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if given.get("is_causal"):
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
-    mask = given.get("attn_mask", given.get("attn_bias"))
-    if mask is not None and mask.dtype is torch.bool:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    elif mask is not None:
-        scores = scores + mask
-    mixed: Tensor = scores.softmax(-1) @ value
-    return mixed
-
-
-def _attend(given: Mapping[str, Any], results: Sequence[Tensor]) -> list[Tensor]:
-    return [_attention(given), *results[1:]]
-
-
-def _attend_backward(given: Mapping[str, Any], results: Sequence[Tensor]) -> list[Tensor]:
-    names = ("query", "key", "value")
-    arriving = given.get("grad_out", given.get("grad_out_"))
-    further = torch.is_grad_enabled()
-    with torch.enable_grad():
-        inputs = [given[name] for name in names]
-        inputs = [one if one.requires_grad else one.detach().requires_grad_() for one in inputs]
-        out = _attention({**given, **dict(zip(names, inputs, strict=True))})
-        grads = torch.autograd.grad(out, inputs, arriving, create_graph=further)
-    return [*grads, *results[3:]]
-
-
-def _grouped_product(given: Mapping[str, Any], _results: Sequence[Tensor]) -> list[Tensor]:
-    """Multiply the groups of rows of experts one by one; the fused kernel has no float64."""
-    left, right = given["self"], given["mat2"]
-    if given.get("offs") is None:
-        return [left @ right]
-    ends = given["offs"].tolist()
-    slices = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    if left.dim() == right.dim() == 2:
-        return [torch.stack([left[:, one] @ right[one] for one in slices])]
-    if left.dim() == 2:
-        parts = [left[one] @ right[index] for index, one in enumerate(slices)]
-        rest = left[ends[-1] :] @ torch.zeros_like(right[0])
-        return [torch.cat([*parts, rest])]
-    parts = [left[index] @ right[:, one] for index, one in enumerate(slices)]
-    return [torch.cat([*parts, torch.zeros_like(left[0]) @ right[:, ends[-1] :]], -1)]
-
-
-def _substitute(
-    packet: str,
-) -> Callable[[Mapping[str, Any], Sequence[Tensor]], list[Tensor]] | None:
-    if packet == "native_dropout":
-        return _dropout
-    if packet == "_grouped_mm":
-        return _grouped_product
-    if packet.startswith("_scaled_dot_product"):
-        return _attend_backward if packet.endswith("_backward") else _attend
-    return None
 
 
 class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -259,7 +208,7 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         with undispatched():
             results = results_of(out, call.written)
-            if any(map(_has_digits, results)):
+            if any(map(has_digits, results)):
                 repeats = call.can_repeat or packet == "native_dropout"
                 cast = packet in ("_to_copy", "copy_") and results[-1].dtype in HALF
                 entry = Entry(func, values, len(args), place, cast, repeats, inputs)
@@ -269,7 +218,7 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def hold(self, tensor: Tensor) -> Held:
         """Keep a tensor as it is now."""
-        key = _key(tensor)
+        key = storage_key(tensor)
         held = Held(tensor.detach(), key)
         self._held.setdefault(key, []).append(held)
         self._alive.setdefault(key, held.tensor)
@@ -284,13 +233,13 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _keep_overwritten(self, tensor: Tensor) -> None:
-        sharing = self._held.pop(_key(tensor), [])
+        sharing = self._held.pop(storage_key(tensor), [])
         copies: dict[int, Tensor] = {}
         for held in sharing:
             one = held.tensor
             size = one.element_size()
             if size not in copies or copies[size].dtype != one.dtype:
-                copies[size] = _flat(one).clone()
+                copies[size] = whole_storage(one).clone()
             held.tensor = copies[size].as_strided(one.size(), one.stride(), one.storage_offset())
 
     @torch.no_grad()
@@ -326,9 +275,9 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _read_inputs(self, entry: Entry) -> None:
         for one in entry.inputs:
             one.exact = self._read(one)
-        if self._same_branches and entry.packet in _KINKED_BACKWARD | {"_prelu_kernel_backward"}:
+        if self._same_branches and entry.packet in KINKED_BACKWARD | {"_prelu_kernel_backward"}:
             entry.inputs[1].exact = None
-        elif self._same_branches and entry.packet in _JUMPS and not _is_complex(entry):
+        elif self._same_branches and entry.packet in JUMPS and not entry.is_complex:
             entry.inputs[0].exact = None
 
     def _find_errors(self, entry: Entry) -> None:
@@ -337,7 +286,7 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry.is_data = entry.is_cast and not deviates
         if not entry.repeats:
             if deviates and not entry.packet.endswith("_like"):
-                self._note("is random or not torch's own, and was not repeated", entry)
+                self.note("is random or not torch's own, and was not repeated", entry)
             return
         if entry.place.phase == "backward" and not any(
             r.tensor.dtype in HALF for r in entry.results
@@ -346,11 +295,11 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             own = entry.run(lambda one: one.wide)
         except Exception as error:  # noqa: BLE001 - an operation without a kernel for float64
-            self._note(f"cannot be repeated ({type(error).__name__})", entry)
+            self.note(f"cannot be repeated ({type(error).__name__})", entry)
             entry.repeats = False
             return
         for index, (held, mine) in enumerate(zip(entry.results, own, strict=True)):
-            if _has_digits(held.tensor):
+            if has_digits(held.tensor):
                 apart = held.wide - mine
                 total = float(apart.abs().sum())
                 if not math.isfinite(total):
@@ -361,7 +310,7 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         deviates = entry.repeats and any(one.exact is not None for one in entry.inputs)
         right = entry.run(lambda one: one.right) if deviates else []
         for index, (held, error) in enumerate(zip(entry.results, entry.errors, strict=True)):
-            if not _has_digits(held.tensor):
+            if not has_digits(held.tensor):
                 continue
             kept = error if keep else None
             if deviates:
@@ -371,7 +320,8 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 held.exact = None if error is None or keep else held.wide - error
             self._write(held)
 
-    def _note(self, reason: str, entry: Entry) -> None:
+    def note(self, reason: str, entry: Entry) -> None:
+        """Say once that the effect of an entry is not known."""
         source = entry.place.source
         where = f" at {source.file}:{source.line}" if source.file else ""
         self.not_judged.setdefault(f"{entry.packet} {reason}{where}")
@@ -383,296 +333,25 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _read(self, held: Held) -> Tensor | None:
         size, numbers = self._numbers.get(held.key, (0, None))
-        if numbers is None or size != _unit(held.tensor):
+        if numbers is None or size != real_size(held.tensor):
             return None
-        if not _has_digits(held.tensor):
+        if not has_digits(held.tensor):
             return None
-        return _region(numbers, held.tensor)
+        return region_of(numbers, held.tensor)
 
     def _write(self, held: Held) -> None:
         size, numbers = self._numbers.get(held.key, (0, None))
         if held.exact is None and numbers is None:
             return
         exact = held.wide if held.exact is None else held.exact
-        if _covers(held.tensor):
+        if covers_storage(held.tensor):
             if held.exact is None:
                 del self._numbers[held.key]
             else:
-                self._numbers[held.key] = _unit(held.tensor), _as_reals(exact)
+                self._numbers[held.key] = real_size(held.tensor), as_reals(exact)
             return
-        if numbers is None or size != _unit(held.tensor):
-            numbers = _as_reals(_flat(held.tensor)).double()
+        if numbers is None or size != real_size(held.tensor):
+            numbers = as_reals(whole_storage(held.tensor)).double()
         numbers = numbers.clone()  # others hold what was there before
-        _region(numbers, held.tensor).copy_(exact)
-        self._numbers[held.key] = _unit(held.tensor), numbers
-
-    def sweep(
-        self, of_loss: Seeds, of_gradients: Seeds
-    ) -> Iterable[tuple[Entry, list[tuple[float, float] | None]]]:
-        """Yield each entry, from the last, with the sum of the effects of its errors, and of their squares.
-
-        Two effects are followed at once: on the loss, and on the gradients. Each is the sum of the seeds'
-        tensors times their weights.
-        """
-        both = Adjoints(of_loss), Adjoints(of_gradients)
-        for index, entry in reversed([*enumerate(self.entries)]):
-            passed = both if index < self.forward_entries else both[1:]
-            found = [[one.take(r.tensor, r.key) for r in entry.results] for one in passed]
-            if all(one is None for each in found for one in each):
-                continue
-            effects = [_effect(entry.errors, each) for each in found]
-            yield entry, effects if len(effects) == 2 else [None, *effects]
-            self._pass_on(entry, found, passed)
-
-    def _pass_on(
-        self, entry: Entry, found: list[list[Tensor | None]], adjoints: Sequence[Adjoints]
-    ) -> None:
-        """Add to the adjoints of what an entry read."""
-        # What no rounding has changed needs no adjoint.
-        wanted = [one for one in entry.inputs if one.exact is not None]
-        if not wanted or not entry.repeats:
-            return
-        try:
-            passed = _through(entry, wanted, found)
-        except Exception as error:  # noqa: BLE001 - an operation without a derivative
-            self._note(f"has no derivative ({type(error).__name__})", entry)
-            return
-        for adjoint, grads in zip(adjoints, passed, strict=True):
-            for one, grad in zip(wanted, grads, strict=True):
-                if grad is not None:
-                    adjoint.add(one.tensor, one.key, grad)
-
-
-def _effect(
-    errors: Sequence[Tensor | None], adjoints: Sequence[Tensor | None]
-) -> tuple[float, float] | None:
-    total, square = 0.0, 0.0
-    for error, adjoint in zip(errors, adjoints, strict=True):
-        if error is not None and adjoint is not None:
-            product = (error * adjoint.conj()).real if error.is_complex() else error * adjoint
-            total += float(product.sum())
-            square += float(torch.dot(flat := product.reshape(-1), flat))
-    return total, square
-
-
-Grads = Sequence[Tensor | None]
-
-
-def _through(entry: Entry, wanted: Sequence[Held], found: Sequence[Grads]) -> Sequence[Grads]:
-    """Return the adjoints of what an entry read, from those of what it made, for each of several."""
-    if entry.packet in _OF_ONE_NUMBER and len(wanted) == 1 and not _is_complex(entry):
-        slope = _secant(entry, wanted[0])
-        return [[None if one[0] is None else one[0] * slope] for one in found]
-    if entry.packet in _SLOPE_BACKWARD:
-        slopes = _secant_backward(entry, wanted)
-        return [[None if o[0] is None else o[0] * slope for slope in slopes] for o in found]
-    decomposes = entry.func in decomposition_table
-    # The formula for a norm takes its statistics as given.
-    if not decomposes or "norm" not in entry.packet:
-        try:
-            return _derivative(entry, wanted, found, decomposed=False)
-        except (RuntimeError, NotImplementedError):
-            if not decomposes:
-                raise
-    return _derivative(entry, wanted, found, decomposed=True)
-
-
-def _products(entry: Entry, wanted: Sequence[Held], found: Sequence[Grads]) -> Sequence[Grads]:
-    """Pass through a matrix product without computing it again."""
-    left, right = entry.inputs[:2]
-    factors = {
-        id(left): right.middle.mT.conj() if left in wanted else None,
-        id(right): left.middle.mT.conj() if right in wanted else None,
-    }
-
-    def passed(one: Held, adjoint: Tensor | None) -> Tensor | None:
-        factor = factors[id(one)]
-        if adjoint is None or factor is None:
-            return None
-        return adjoint @ factor if one is left else factor @ adjoint
-
-    return [[passed(one, each[0]) for one in wanted] for each in found]
-
-
-@torch.enable_grad()
-def _derivative(
-    entry: Entry, wanted: Sequence[Held], found: Sequence[Grads], *, decomposed: bool
-) -> Sequence[Grads]:
-    if entry.packet in ("mm", "bmm"):
-        return _products(entry, wanted, found)
-    leaves = {id(one): one.middle.detach().requires_grad_() for one in wanted}
-    out = entry.run(
-        lambda one: leaves[id(one)] if id(one) in leaves else one.middle,  # noqa: SIM401
-        dtypes=WIDE,
-        decomposed=decomposed,
-    )
-    passed: list[Grads] = []
-    for each in found:
-        used = [
-            (made, adjoint.to(made.dtype))
-            for made, adjoint in zip(out, each, strict=True)
-            if adjoint is not None and made.requires_grad
-        ]
-        if not used:
-            passed.append([None] * len(wanted))
-            continue
-        outputs, weights = zip(*used, strict=True)
-        passed.append(
-            torch.autograd.grad(
-                outputs,
-                list(leaves.values()),
-                weights,
-                retain_graph=len(found) > 1,
-                allow_unused=True,
-            )
-        )
-    return passed
-
-
-# Functions of one number: between the 16-bit and the exact number, the slope of the line through both is
-# right, also across a kink or where the function bends within the difference.
-_JUMPS = frozenset({"sgn", "sign", "floor", "ceil", "round", "trunc"})
-_OF_ONE_NUMBER = _JUMPS | {
-    "relu", "relu_", "abs", "clamp", "clamp_min", "clamp_max", "hardtanh", "leaky_relu", "threshold",
-    "hardsigmoid", "hardswish", "elu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "reciprocal",
-    "softplus", "gelu", "silu", "sin", "cos", "erf",
-}  # fmt: skip
-# The gradient that arrives, times the slope at the second argument.
-_KINKED_BACKWARD = frozenset({
-    "threshold_backward", "leaky_relu_backward", "hardtanh_backward", "hardsigmoid_backward",
-    "hardswish_backward", "elu_backward",
-})  # fmt: skip
-_SLOPE_BACKWARD = _KINKED_BACKWARD | {
-    "sigmoid_backward", "tanh_backward", "softplus_backward", "gelu_backward", "silu_backward",
-}  # fmt: skip
-_SAME = 1e-9  # relative difference below which two numbers have no slope between them
-
-
-def _slope(rise: Tensor, run: Tensor) -> Tensor:
-    return torch.where(run == 0, 0.0, rise / torch.where(run == 0, 1.0, run))
-
-
-def _secant(entry: Entry, one: Held) -> Tensor:
-    ends = one.wide, one.right
-    apart = ends[0] - ends[1]
-    rise = entry.run(lambda o: o.wide)[0] - entry.run(lambda o: o.right if o is one else o.wide)[0]
-    near = apart.abs() <= _SAME * ends[1].abs()
-    slope = _slope(rise, apart)
-    if not bool(near.any()):
-        return slope
-    ones = torch.ones_like(rise, dtype=torch.float32)
-    smooth = _derivative(entry, [one], [[ones]], decomposed=False)[0][0]
-    return torch.where(near, 0.0 if smooth is None else smooth, slope)
-
-
-def _secant_backward(entry: Entry, wanted: Sequence[Held]) -> Sequence[Tensor]:
-    """Return the slopes of grad * slope(x): for ``grad`` the mean one, for x what a changed one changes."""
-    grad, x = entry.inputs[:2]
-    unit = torch.ones_like(grad.wide)
-    steep = entry.run(lambda o: unit if o is grad else o.wide)[0]
-    even = entry.run(lambda o: unit if o is grad else o.right)[0]
-    changed = grad.middle * _slope(steep - even, x.wide - x.right)
-    return [(steep + even) / 2 if one is grad else changed for one in wanted]
-
-
-class Adjoints:
-    """The derivative of one number with respect to every storage, at one moment of the sweep."""
-
-    def __init__(self, seeds: Seeds) -> None:
-        self._of: dict[int, tuple[int, Tensor]] = {}
-        for held, weights in seeds:
-            self.add(held.tensor, held.key, weights)
-
-    def add(self, tensor: Tensor, key: int, adjoint: Tensor) -> None:
-        """Add to the adjoint of a region, in FP32."""
-        adjoint = adjoint.to(torch.complex64 if adjoint.is_complex() else torch.float32)
-        if not _is_finite(adjoint):
-            adjoint = adjoint.nan_to_num(0.0, 0.0, 0.0)
-        size, flat = self._of.get(key, (0, None))
-        if flat is None or size != _unit(tensor):
-            if _covers(tensor):
-                own = adjoint.conj() if tensor.is_conj() else adjoint
-                self._of[key] = _unit(tensor), _as_reals(own).clone()
-                return
-            count = tensor.untyped_storage().nbytes() // _unit(tensor)
-            flat = torch.zeros(count, device=tensor.device)
-            self._of[key] = _unit(tensor), flat
-        region = _region(flat, tensor)
-        shared = [d for d, s in enumerate(tensor.stride()) if s == 0 and tensor.shape[d] > 1]
-        for dim in shared:  # an expanded tensor: all of its elements are one
-            adjoint, region = adjoint.sum(dim, keepdim=True), region.narrow(dim, 0, 1)
-        if _overlaps(region):
-            index = torch.arange(flat.numel(), device=flat.device)
-            flat.index_add_(0, _region(index, tensor).reshape(-1), adjoint.reshape(-1))
-        else:
-            region.add_(adjoint)
-
-    def take(self, tensor: Tensor, key: int) -> Tensor | None:
-        """Return the adjoint of a region that was written here; before that it had other numbers."""
-        size, flat = self._of.get(key, (0, None))
-        if flat is None or size != _unit(tensor):
-            return None
-        region = _region(flat, tensor)
-        if tensor.numel() * (2 if tensor.is_complex() else 1) == flat.numel():
-            del self._of[key]
-            return region
-        taken = region.clone()
-        region.zero_()
-        return taken
-
-
-def _key(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided:
-        return id(tensor)
-    key: int = tensor.untyped_storage()._cdata
-    return key
-
-
-def _unit(tensor: Tensor) -> int:
-    """Return the size of a real number of the tensor, in bytes."""
-    return tensor.element_size() // (2 if tensor.is_complex() else 1)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.as_strided((count,), (1,), 0)
-
-
-def _as_reals(tensor: Tensor) -> Tensor:
-    tensor = tensor.contiguous().resolve_conj()
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
-
-
-def _is_complex(entry: Entry) -> bool:
-    return any(one.tensor.is_complex() for one in entry.inputs)
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return math.isfinite(abs(tensor.sum().item()))
-
-
-def _has_digits(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _region(numbers: Tensor, tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        numbers = torch.view_as_complex(numbers.view(-1, 2))
-    region = numbers.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-    return region.conj() if tensor.is_conj() else region
-
-
-def _covers(tensor: Tensor) -> bool:
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return whole and tensor.is_contiguous() and not tensor.storage_offset()
-
-
-def _overlaps(tensor: Tensor) -> bool:
-    """Return whether two elements of a view may be the same number, as in a sliding window."""
-    reach = 1
-    sizes = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
-    for stride, size in sizes:
-        if stride < reach:
-            return True
-        reach = stride * (size - 1) + reach
-    return False
+        region_of(numbers, held.tensor).copy_(exact)
+        self._numbers[held.key] = real_size(held.tensor), numbers

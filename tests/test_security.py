@@ -21,6 +21,7 @@ SAFE_LOADERS = {"_PlainLoader", "_LOADER"}  # both are yaml's safe loader: see t
 # Code that is the user's own, named by the user.
 RUNS_CODE = {
     "workload/job.py": {"exec_module", "import_module"},
+    "investigation/held_step.py": {"exec"},
     "investigation/one_pass.py": {"exec", "run_path", "run_module"},
 }
 

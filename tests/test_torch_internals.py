@@ -42,6 +42,7 @@ from tests.support.private_names import private_names
 PACKAGE = Path(__file__).parents[1] / "src/halfguard"
 # Private names of Python and of frameworks, which the search cannot tell from torch's.
 NOT_OF_TORCH = {
+    "_config": "multiprocessing",
     "_fields": "namedtuple, ast",
     "_replace": "namedtuple",
     "_value_": "enum",
@@ -82,7 +83,7 @@ def a_version_counts_changes_in_place() -> None:
     assert x._version == before + 2
 
 
-@used_by("guard investigation tracing workload", "_cdata")
+@used_by("guard investigation numerics tracing workload", "_cdata")
 def a_storage_has_an_identity() -> None:
     x = torch.zeros(2)
     assert x[1:].untyped_storage()._cdata == x.untyped_storage()._cdata
@@ -381,7 +382,7 @@ def wrappers_keep_the_module_under_these_names() -> None:
 # -- the dispatcher and autograd
 
 
-@used_by("precision tracing", "_schema")
+@used_by("investigation precision tracing", "_schema")
 def an_operation_has_a_schema() -> None:
     arguments = torch.ops.aten.add_.Tensor._schema.arguments
     assert [a.name for a in arguments] == ["self", "other", "alpha"]
@@ -447,7 +448,7 @@ def a_tensor_around_others_is_recognised() -> None:
 @used_by("validation", "torch.utils._pytree.tree_flatten")
 @used_by("tracing", "torch.utils._pytree.tree_leaves")
 @used_by("diagnosis", "torch.utils._pytree.tree_map_only")
-@used_by("diagnosis investigation replaying", "torch.utils._pytree.tree_map")
+@used_by("diagnosis replaying", "torch.utils._pytree.tree_map")
 def trees_are_walked() -> None:
     tree = {"b": [1, (2.0, None)], "a": 3}
     assert _pytree.tree_flatten(tree)[0] == _pytree.tree_leaves(tree) == [1, 2.0, None, 3]

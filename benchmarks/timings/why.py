@@ -22,33 +22,34 @@ from halfguard.investigation.investigating import Investigation
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The sensors stay; every other step has an observer that does nothing.
+# The sensors stay; every other step has no listener.
 ALTERNATING = """
 import sys, time
 from pathlib import Path
 import torch
 import torch.nn.functional as F
 from benchmarks.timings.trace import Gpt
+from halfguard.investigation.bus import HookBus
 from halfguard.investigation.passes import PassPlan, Target
 from halfguard.investigation.sensing import Sensing
 from halfguard.investigation.surroundings import Surroundings
-from halfguard.investigation.training_loop import LoopObserver, TrainingLoop
 
 folder = Path.cwd()
 plan = PassPlan(
     kind="sense", target=Target(name="none.py"), folder=str(folder),
     answer=str(folder / "answer.json"), losses=str(folder / "losses.bin"),
 )
-loop, surroundings = TrainingLoop(), Surroundings(plan)
-loop.install()
+bus, surroundings = HookBus(), Surroundings(plan)
+bus.install()
 surroundings.watch()
-sensing, nothing = Sensing(plan, loop, surroundings), LoopObserver()
+Sensing(plan, bus, surroundings)
+publish = bus.publish
 torch.manual_seed(0)
 model = Gpt()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 seconds = []
 for step in range(2 * int(sys.argv[2]) + 6):
-    loop.observer = sensing if step % 2 else nothing
+    bus.publish = publish if step % 2 else (lambda *_: None)
     began = time.process_time()
     ids = torch.randint(0, 4096, (4, 64))
     loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from halfguard.investigation.bus import HookBus
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.passes import Misused
 from tests.repairs.patched_script import first_pass
@@ -32,15 +34,13 @@ class Tracker(nn.Module):
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> MadePlaces:
-    """Return the sensors on modules and casts, for the time of a test."""
-    for name in ("__init__", "half", "bfloat16", "to"):
-        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
-    made = MadePlaces(first_pass(HERE))
-    made._watch_modules()
-    for name in ("half", "bfloat16", "to"):
-        made._watch_cast(name)
-    return made
+def places() -> Iterator[MadePlaces]:
+    """Return what listens to modules and casts, for the time of a test."""
+    made, bus = MadePlaces(first_pass(HERE)), HookBus()
+    bus.listen(made)
+    bus.install()
+    yield made
+    bus.remove()
 
 
 def found(places: MadePlaces, module: nn.Module) -> tuple[Misused, ...]:
@@ -107,11 +107,9 @@ def test_buffers_without_numbers_are_passed_over(places: MadePlaces) -> None:
 
 
 def test_what_is_known_of_an_object_that_is_gone_is_not_said_of_another_one(
-    places: MadePlaces, monkeypatch: pytest.MonkeyPatch
+    places: MadePlaces,
 ) -> None:
     """A new object sooner or later has the identity of a deleted one."""
-    monkeypatch.setattr(torch.optim.Optimizer, "__init__", torch.optim.Optimizer.__init__)
-    places._watch_call(torch.optim.Optimizer, "__init__", places._made_optimizer)
     weight, known, reused = nn.Parameter(torch.ones(1)), set[int](), False
     for number in range(1000):
         if reused:
@@ -120,7 +118,7 @@ def test_what_is_known_of_an_object_that_is_gone_is_not_said_of_another_one(
         reused = id(made) in known
         known.add(id(made))
         assert places.facts(made).stepped_by_scaler is False
-        places._stepped_by_scaler(None, made)
+        places.on_scaler_stepped(None, made)
         assert places.facts(made).stepped_by_scaler is True
         bad = Tracker(torch.full((1,), math.inf))
         places.note_buffers()  # bad on purpose

@@ -16,7 +16,6 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.trial_choice import run_trials
 from halfguard.records.autopsy import Culprit, ReplayTrial
 
 LOSS = Event(kind="loss", backward=4, step=4, how="the loss")
@@ -101,16 +100,3 @@ def test_an_epsilon_is_no_advice_for_bfloat16() -> None:
     assert "epsilon that is not 0" in advise(half, LOSS, "fine")
     brain = found(exact=math.inf, dtype="bfloat16").model_copy(update={"autocast": "bfloat16"})
     assert "epsilon" not in advise(brain, LOSS, "fine")
-
-
-def test_the_largest_scale_is_unknown_if_its_trials_did_not_run() -> None:
-    def run(plan: TrialPlan) -> TrialResult | None:
-        if plan.scale is not None and plan.scale > 1:
-            return None
-        return trial(plan.kind, True, scaled=True).model_copy(update={"plan": plan})
-
-    results = list(run_trials(found(), LOSS, run))
-    lines = [one.trial for one in results if one.plan.scale == 1]
-    assert lines
-    assert {one.largest_scale for one in lines} == {None}
-    assert {one.note for one in lines} == {"largest loss scale unknown"}

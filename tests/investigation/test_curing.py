@@ -46,8 +46,12 @@ class Passes(Investigation):
     judged: dict[str, PassResult] = field(default_factory=dict)  # by the kind of trial
     again: tuple[Misused, ...] = ()  # what the patched script still does
     asked: list[PassKind] = field(default_factory=list)
+    fp32: tuple[float, ...] = ()  # losses in FP32
 
     def run(self, kind: PassKind, doing: str, **options: Any) -> PassResult:
+        if options.get("in_fp32"):
+            (self.place / "fp32.bin").write_bytes(array("d", self.fp32).tobytes())
+            return PassResult(ended="finished", backward=10, steps=10)
         self.asked.append(kind)
         change: TrialPlan | None = options.get("change")
         patch: Patched | None = options.get("trial")
@@ -81,7 +85,7 @@ def seen(kind: MisuseKind, place: Place, **facts: Any) -> PassResult:
 
 def no_scaler(one: Passes) -> PassResult:
     place = at(one.folder / "train.py", "backward")
-    return seen("no scaler", place, norms=(1e-8, 0.0), sizes=(2, 1))
+    return seen("no scaler", place, norms=(1e-8, 0.0), sizes=(2, 1), unsure=True)
 
 
 def in_fp32(one: Passes, *gradients: float, differs_at: int | None = None) -> PassResult:
@@ -178,7 +182,7 @@ def test_a_patch_after_which_an_overflow_is_swallowed_as_before_is_no_cure(one: 
     told, proven = cure_good_run(one, first_run(one), swallowed)
     assert [misused.kind for misused in told] == ["swallowed"]
     assert proven.cure is None
-    assert [trial.note for trial in proven.trials] == ["it is misused as before"]
+    assert [trial.note for trial in proven.trials] == ["10 steps", "it is misused as before"]
 
 
 def test_lost_updates_are_told_with_the_line_of_the_cast(one: Passes) -> None:
@@ -188,6 +192,18 @@ def test_lost_updates_are_told_with_the_line_of_the_cast(one: Passes) -> None:
     (told,), proven = cure_good_run(one, first_run(one, half_weights=at(script, "Net")), lost)
     assert told.sentence.endswith("train.py:2: net = Net().bfloat16().")
     assert "dtype=torch.bfloat16)(net.forward)" in patched(script, proven.cure.patch)
+
+
+@pytest.mark.parametrize("last", [0.1, 0.9])
+def test_many_lost_updates_are_told_if_fp32_learns_more(one: Passes, last: float) -> None:
+    script = one.folder / "train.py"
+    write(script, SCRIPT.replace("Net()", "Net().half()"))
+    one.fp32 = (1.0, 1.0, 0.5, 0.5, 0.2, 0.2, 0.1, 0.1)
+    losses = array("d", [1.0, 1.0, 0.9, 0.9, 0.9, 0.9, last, last])
+    (one.place / "losses.bin").write_bytes(losses.tobytes())
+    lost = seen("lost updates", at(script, "step"), dtype="float16", unsure=True)
+    told, _ = cure_good_run(one, first_run(one, half_weights=at(script, "Net")), lost)
+    assert [misused.kind for misused in told] == (["lost updates"] if last > 0.5 else [])
 
 
 def test_a_run_without_anything_is_not_run_again(one: Passes) -> None:

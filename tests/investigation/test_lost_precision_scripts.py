@@ -140,7 +140,7 @@ def ask_changed(folder: Path, text: str, changes: Changes) -> ScriptAnswer:
 def test_what_is_lost_is_told_with_a_patch_after_which_it_is_not(tmp_path: Path, kind: str) -> None:
     text, changes, told, lines = FAULTS[kind]
     answer = ask_changed(tmp_path, text, changes)
-    assert answer.outcome == "nothing bad"
+    assert answer.outcome == "trains wrongly"
     assert answer.cure is not None, answer.advice
     assert answer.cure.trial == PROOF
     assert told in answer.cure.sentence

@@ -16,7 +16,7 @@ def test_clipping_of_scaled_gradients_and_a_schedule_that_runs_ahead_are_told(
     tmp_path: Path,
 ) -> None:
     answer = ask("clips_scaled.py", tmp_path)
-    assert answer.outcome == "nothing bad"
+    assert answer.outcome == "trains wrongly"
     assert "clips_scaled.py:15: torch.nn.utils.clip_grad_norm_" in answer.cure.sentence
     assert "+    scaler.unscale_(optimizer)" in answer.cure.patch
     assert "clips_scaled.py:18: schedule.step()" in answer.advice
@@ -126,6 +126,7 @@ def test_a_wrong_use_of_the_scaler_is_told_with_a_patch_that_was_run(
         ("scaler.scale(total).backward()", "(scaler.scale(total) / 2).backward()"),
         ("scaler.scale(total).backward()", "sum(scaler.scale([total, total])).backward()"),
         ("    opt.zero_grad()\n", "    for p in net.parameters():\n        p.grad = None\n"),
+        ('"cpu", init_scale=1024.0', '"cpu", enabled=False'),  # as scripts with an option have it
     ],
 )
 def test_a_right_use_of_the_scaler_is_not_told(tmp_path: Path, old: str, new: str) -> None:

@@ -7,12 +7,14 @@ import pytest
 from halfguard.investigation.curing import (
     PROOF,
     SOON_STEPS,
+    Proven,
+    failure,
+    fault_left,
     is_worth_it,
     prove,
-    prove_silence,
     with_audit,
 )
-from halfguard.investigation.passes import Event, Misused, MisuseKind, PassResult
+from halfguard.investigation.passes import Event, Misused, PassResult
 from halfguard.records.autopsy import Cure
 
 EVENT = Event(kind="loss", backward=4, step=4, how="the loss")
@@ -24,16 +26,16 @@ def cure(name: str, *, trial: str = "", diff: bool = True) -> Cure:
     return Cure(what="operation", sentence=name, trial=trial, patch=patch)
 
 
-def runs(**ends: PassResult) -> tuple[list[str], object]:
+def run_all(*cures: Cure, **ends: PassResult) -> tuple[list[str], Proven]:
+    """Prove cures by prepared runs; return the patches that were run, too."""
     ran: list[str] = []
 
-    def run(patch: str, steps: int, seconds: float) -> PassResult:
-        assert steps > EVENT.step
-        assert seconds > 0
+    def run(patch: str) -> PassResult:
         ran.append(patch.rsplit("/", maxsplit=1)[-1])
         return ends[ran[-1]]
 
-    return ran, run
+    proven = prove(cures, run, lambda result, _: failure(result, EVENT))
+    return ran, proven
 
 
 GOOD = PassResult(ended="steps", backward=54, steps=54)
@@ -42,33 +44,40 @@ CRASHED = PassResult(ended="crashed", backward=9, steps=9, error="RuntimeError: 
 
 
 def test_cures_are_run_in_order_until_one_is_good() -> None:
-    ran, run = runs(a=BAD, b=CRASHED, c=GOOD)
     cures = [cure("a", trial="a line in FP32"), cure("b"), cure("c"), cure("d")]
-    proven = prove(cures, FIRST, EVENT, run)  # type: ignore[arg-type]
+    ran, proven = run_all(*cures, a=BAD, b=CRASHED, c=GOOD)
     assert ran == ["a", "b", "c"]
     assert (proven.cure.sentence, proven.cure.trial) == ("c", PROOF)
     assert [trial.good for trial in proven.trials] == [False, False, True]
     assert "mat1 and mat2" in proven.trials[1].note
 
 
-def test_without_a_proof_a_cure_that_was_tried_is_recommended_and_no_other() -> None:
-    _, run = runs(a=BAD, b=BAD)
+def test_what_its_own_run_refutes_is_not_recommended_but_another_cure_that_was_tried() -> None:
     tried = cure("b", trial="this line in FP32")
-    proven = prove([cure("a"), tried], FIRST, EVENT, run)  # type: ignore[arg-type]
-    assert proven.cure == tried.model_copy(update={"patch": ""})  # which was run in vain
-    assert prove([cure("a")], FIRST, EVENT, run).cure is None  # type: ignore[arg-type]
+    _, proven = run_all(cure("a"), tried, a=BAD, b=BAD)
+    assert proven.cure is None
+    plan = cure("plan", trial="'block' in FP32", diff=False)
+    _, proven = run_all(tried, plan, b=BAD)
+    assert proven.cure == plan
+
+
+def test_a_patch_for_which_there_was_no_time_is_not_shown() -> None:
+    slow = BAD.model_copy(update={"seconds": 1000.0})
+    ran, proven = run_all(cure("a"), cure("b", trial="this line in FP32"), a=slow)
+    assert ran == ["a"]
+    assert (proven.cure.trial, proven.cure.patch) == ("this line in FP32", "")
 
 
 def test_a_patch_of_a_config_is_not_run() -> None:
-    ran, run = runs()
     config = cure("config", trial="the whole step in fp32", diff=False)
-    assert prove([config], FIRST, EVENT, run).cure == config  # type: ignore[arg-type]
-    assert not ran
+    ran, proven = run_all(config)
+    assert (ran, proven.cure) == ([], config)
 
 
 def test_a_script_that_does_not_get_beyond_the_step_is_no_proof() -> None:
-    _, run = runs(a=PassResult(ended="finished", backward=4, steps=4))
-    assert prove([cure("a")], FIRST, EVENT, run).cure is None  # type: ignore[arg-type]
+    _, proven = run_all(cure("a"), a=PassResult(ended="finished", backward=4, steps=4))
+    assert proven.cure is None
+    assert proven.trials[0].note == "it did not get beyond the step"
 
 
 def test_a_late_failure_is_not_run_again() -> None:
@@ -79,25 +88,12 @@ def test_a_late_failure_is_not_run_again() -> None:
 
 
 def test_a_patch_that_occurs_twice_keeps_its_first_place() -> None:
-    ran, run = runs(a=BAD, b=BAD, c=BAD)
-    prove([cure(name) for name in "abaca"], FIRST, EVENT, run)  # type: ignore[arg-type]
+    ran, _ = run_all(*(cure(name) for name in "abaca"), a=BAD, b=BAD, c=BAD)
     assert ran == ["a", "b", "c"]
 
 
-def test_after_many_skipped_steps_the_run_goes_beyond_the_backward_pass_that_failed() -> None:
-    skipped = EVENT.model_copy(update={"backward": 80, "step": 0})
-    asked: list[int] = []
-
-    def run(_patch: str, steps: int, _seconds: float) -> PassResult:
-        asked.append(steps)
-        return PassResult(ended="steps", backward=steps, steps=steps)
-
-    assert prove([cure("a")], FIRST, skipped, run).cure is not None
-    assert asked == [130]
-
-
 def test_a_patch_that_does_not_fit_is_no_trial() -> None:
-    proven = prove([cure("a")], FIRST, EVENT, lambda *_: None)
+    proven = prove([cure("a")], lambda _: None, lambda *_: "")
     assert (proven.cure, proven.trials) == (None, ())
 
 
@@ -105,13 +101,11 @@ def test_an_interrupted_run_is_no_proof_and_ends_the_search_but_one_that_is_late
     None
 ):
     interrupted = GOOD.model_copy(update={"ended": "interrupted"})
-    ran, run = runs(a=interrupted, b=GOOD)
     tried = cure("a", trial="this line in FP32")
-    proven = prove([tried, cure("b")], FIRST, EVENT, run)  # type: ignore[arg-type]
+    ran, proven = run_all(tried, cure("b"), a=interrupted, b=GOOD)
     assert ran == ["a"]
     assert (proven.cure, proven.trials) == (tried, ())
-    _, run = runs(a=GOOD.model_copy(update={"ended": "late"}))
-    proven = prove([tried], FIRST, EVENT, run)  # type: ignore[arg-type]
+    _, proven = run_all(tried, a=GOOD.model_copy(update={"ended": "late"}))
     assert proven.cure.trial.endswith(PROOF)
 
 
@@ -131,14 +125,11 @@ CLIPPED = Misused(kind="clipped", sentence="clipped")
 def test_a_patch_is_proven_if_its_fault_is_gone_and_no_other_is_new(
     after: tuple[Misused, ...], good: bool
 ) -> None:
-    first = PassResult(ended="finished", backward=54, steps=54, seconds=1.0)
     result = GOOD.model_copy(update={"misuse": after})
-    before: tuple[MisuseKind, ...] = ("no scaler", "schedule")
-    proven = prove_silence([(cure("a"), MISUSED)], before, first, lambda *_: result)
-    assert (proven.cure is not None) is good
-    assert proven.trials[0].good is good
+    before = (MISUSED, Misused(kind="schedule", sentence="as before"))
+    assert (not fault_left(result, MISUSED, before)) is good
     if CLIPPED in after:
-        assert proven.trials[0].note == "it has a new fault: clipped"
+        assert fault_left(result, MISUSED, before) == "it has a new fault: clipped"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halfguard.investigation.inspecting import SmallGradients
-from halfguard.investigation.passes import Misused
-from halfguard.investigation.training_loop import BackwardCall, TrainingLoop
+from halfguard.investigation.bus import BackwardCall, HookBus
+from halfguard.investigation.detectors import SmallGradients
+from halfguard.investigation.passes import Made, Misused
 
 SMALL, LARGE = 1e-9, 1.0
 
@@ -19,21 +19,22 @@ def run(
     factors: Iterable[float], *, scaled: bool = False, scaler: object = None, sparse: bool = False
 ) -> tuple[Misused, ...]:
     """Train with losses of these sizes under FP16 autocast, and return what the sensor tells."""
-    loop = TrainingLoop(scaler=scaler)
-    sensor = SmallGradients(loop)
+    bus = HookBus(scaler=scaler)
+    sensor = SmallGradients(bus)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         words = nn.Embedding(8, 8, sparse=sparse)
         layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
         parameters = [*words.parameters(), *layers.parameters()]
         for factor in factors:
-            with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast("cpu", dtype=torch.float16) as region:
+                sensor.on_autocast_entered(region)
                 out = layers(words(torch.arange(8)))
             loss = (out * factor).float().mean()
             loss.backward()
             sensor.look(BackwardCall([loss], [loss], scaled, accumulates=True), _take(parameters))
-            loop.backward += 1
-    return sensor.found()
+            bus.backward += 1
+    return tuple(sensor.found(Made(), ""))
 
 
 def _take(parameters: list[nn.Parameter]) -> list[Tensor]:

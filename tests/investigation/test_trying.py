@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from halfguard.investigation.bus import HookBus
 from halfguard.investigation.trying import force_fp32
 from tests.support.forks import FORKED
 
@@ -85,7 +86,9 @@ def test_code_in_a_backward_pass_is_lifted(computed: Computed, start: Start) -> 
 
 def _check(computed: Computed, start: Start) -> None:
     x = torch.ones(3, requires_grad=True)
-    force_fp32([x], [])
+    bus = HookBus()
+    bus.install()
+    force_fp32(bus, bus.changes)
     loss = computed(x).sum()
     forward = len(SEEN)
     start(loss, x)

@@ -31,7 +31,7 @@ FAILING = [
     ("checkpointed.py", (), 3, "sqrt", "fails"),
     ("gradient_penalty.py", ("--steps", "6"), 6, "sqrt", "fails"),
     ("notebook_export.py", (), 0, "addcdiv", "fine"),
-    ("scale_collapse.py", (), 11, "to", "fine"),
+    ("scale_collapse.py", (), 11, "to", "fails"),
     ("accelerate_loop.py", (), 9, "div", "fails"),
     ("lightning_module.py", (), 6, "exp", "fine"),
     # A step breaks parameters that only a later one uses.
@@ -129,7 +129,8 @@ def test_autocast_of_a_missing_device_is_told_and_can_be_emulated(tmp_path: Path
     answer = ask("cuda_autocast.py", tmp_path)
     assert any("--emulate" in note for note in answer.notes)
     emulated = ask("cuda_autocast.py", tmp_path, options=("--emulate",))
-    assert (emulated.step, emulated.culprit.dtype, emulated.in_fp32) == (5, "float16", "fine")
+    assert (emulated.step, emulated.culprit.dtype) == (5, "float16")
+    assert emulated.in_fp32 == "fails"  # at step 7: it diverges in any precision
     assert emulated.culprit.line == culprit_line("cuda_autocast.py")
 
 

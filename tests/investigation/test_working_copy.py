@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.investigation import working_copy
-from halfguard.investigation.working_copy import Links, WorkingCopy
+from halfguard.investigation.working_copy import WorkingCopy, make_own
 
 
 @pytest.fixture
@@ -32,28 +32,51 @@ def test_small_files_are_copied_and_large_ones_linked(folder: Path, tmp_path: Pa
     copy.make()  # a second pass begins from the same files
     assert (inside / "train.py").read_text() == "x = 1"
     assert not (inside / "data" / "new").exists()
-    assert copy.original(str(inside / "train.py")) == str(folder / "train.py")
 
 
 def test_a_link_becomes_a_copy_before_it_is_written(folder: Path, tmp_path: Path) -> None:
     copy = WorkingCopy(tmp_path / "copy", (folder,))
     copy.make()
     large = copy.inside(folder / "data" / "large.bin")
-    links = Links.read(str(copy.links))
-    assert links.make_real(str(large), truncates=False)
+    assert make_own(str(large), str(copy.place))
     assert not large.is_symlink()
+    assert large.stat().st_size == 9 * 2**20
     large.write_bytes(b"changed")
     assert (folder / "data" / "large.bin").stat().st_size == 9 * 2**20
-    assert not links.make_real(str(large), truncates=False)
+    assert make_own(str(large), str(copy.place), truncates=True)  # it is real already
+    assert large.read_bytes() == b"changed"
+    assert not make_own(str(folder / "train.py"), str(copy.place))
 
 
-def test_too_many_files_are_linked_as_a_whole_and_told(
+def test_links_of_the_user_lead_to_copies_too(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "old").write_text("mine")
+    (folder / "out").symlink_to(tmp_path / "elsewhere")
+    copy = WorkingCopy(tmp_path / "why" / "copy", (folder,))
+    copy.place.parent.mkdir()
+    copy.make()
+    for name in ("link", "out/old", "out/new"):
+        made = copy.inside(folder) / name
+        assert make_own(str(made), str(copy.place), truncates=True)
+        made.write_text("the script's")
+    assert (folder / "train.py").read_text() == "x = 1"
+    assert (tmp_path / "elsewhere" / "old").read_text() == "mine"
+    assert not (tmp_path / "elsewhere" / "new").exists()
+    assert (copy.inside(folder) / "train.py").read_text() == "the script's"
+
+
+def test_too_many_files_are_linked_as_a_whole(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(working_copy, "_MOST_ENTRIES", 0)
     copy = WorkingCopy(tmp_path / "copy", (folder,))
     copy.make()
-    assert copy.shared == (str(folder / "data"),)
+    data = copy.inside(folder) / "data"
+    assert data.is_symlink()
+    assert make_own(str(data / "new"), str(copy.place))
+    (data / "new").touch()
+    assert (data / "large.bin").exists()
+    assert not (folder / "data" / "new").exists()
     copy.remove()
     assert (folder / "data" / "large.bin").exists()
 
@@ -82,8 +105,6 @@ def test_what_lies_beside_the_folder_is_linked(folder: Path, tmp_path: Path) -> 
         # a file that is made there is lost with the copy
         (copy.inside(folder) / ".." / "new.txt").write_text("new")
         assert not (tmp_path / "new.txt").exists()
-    module = copy.inside(folder).parent / "data" / "rows.csv"
-    assert copy.original(str(module)) == str(tmp_path / "data" / "rows.csv")
     copy.remove()
     assert (tmp_path / "data" / "rows.csv").exists()
 
@@ -95,12 +116,12 @@ def test_what_is_written_beside_the_folder_stays_in_the_copy(folder: Path, tmp_p
     copy = WorkingCopy(tmp_path / "why" / "copy", (folder,))
     copy.place.parent.mkdir()
     copy.make()
-    links, beside = Links.read(str(copy.links)), copy.inside(folder).parent
+    beside = copy.inside(folder).parent
     for path in (beside / "log.csv", beside / "runs" / "old" / "last.txt"):
         assert path.read_text() == "mine"
-        assert links.make_real(str(path), truncates=True)
+        assert make_own(str(path), str(copy.place), truncates=True)
         path.write_text("the script's")
-    links.open_parents(str(beside / "runs" / "new"))
+    assert make_own(str(beside / "runs"), str(copy.place))
     (beside / "runs" / "new").mkdir()
     assert (tmp_path / "log.csv").read_text() == "mine"
     assert (tmp_path / "runs" / "old" / "last.txt").read_text() == "mine"

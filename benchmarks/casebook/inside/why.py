@@ -81,5 +81,4 @@ def _alarms(answer: ScriptAnswer, name: str) -> list[Alarm]:
         for one in answer.swallowed
         if one.use != "none"
     ]
-    alarms += [Alarm(one.code, one.message, one.line) for one in answer.findings]
     return alarms

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Sequence
 
 from halfguard.formats import FP32
-from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, Place
+from halfguard.investigation.passes import HALF_NAMES, Event, Made, PassResult, Place
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import InFP32
+
+ADVICE_ON_CTC = (
+    "A target of this batch is longer than its input, so there is no alignment, and the loss is infinite in "
+    "any precision: drop such samples, or give CTC zero_infinity=True."
+)
 
 
 def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
@@ -18,6 +22,11 @@ def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
     culprit = found.culprit
     if culprit is None:
         return ""
+    if found.of_data and in_fp32 != "fine":
+        return (
+            f"{culprit.op} at {culprit.place} made a bad number of the data, before any parameter was used: "
+            "the data has a value for which it is not defined, such as log(0). Repair or drop such samples."
+        )
     if culprit.kind == "input":
         hides = describe_place(found.made.hides)
         return (
@@ -40,6 +49,8 @@ def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
 
 def _advise_on_operation(culprit: Culprit, found: PassResult, in_fp32: InFP32) -> str:
     exact = found.exact
+    if "ctc_loss" in culprit.op:
+        return ADVICE_ON_CTC
     if culprit.op.startswith("nll_loss"):
         return (
             "No label is left in this batch (all are ignored): skip it, or divide by max(count, 1)."
@@ -57,7 +68,14 @@ def _advise_on_operation(culprit: Culprit, found: PassResult, in_fp32: InFP32) -
             f"{culprit.op} has no finite value at these inputs in any precision: guard its input (an "
             "epsilon, clamp, torch.where on the input, no empty rows)."
         )
-    if math.isfinite(exact) and culprit.dtype in HALF_NAMES and exact < FP32.largest:
+    fits_fp32 = math.isfinite(exact) and culprit.dtype in HALF_NAMES and exact < FP32.largest
+    if fits_fp32 and in_fp32 == "fails":
+        return (
+            f"The result, up to {exact:.3g}, does not fit {culprit.dtype}, but FP32 alone is no cure: the "
+            "step fails there as well, at a later operation. A row that is masked as a whole, or a sum over "
+            "nothing, is bad in any precision: leave it out."
+        )
+    if fits_fp32:
         return (
             f"The result, up to {exact:.3g}, does not fit {culprit.dtype}: compute {culprit.op} in FP32 "
             "(.float(), with autocast off), or make its input smaller."
@@ -79,18 +97,36 @@ def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
     )
 
 
-def advise_on_swallowed(found: Sequence[AuditFinding]) -> list[str]:
-    """Return what to do about the first overflow that a good run has swallowed."""
-    for one in found:
-        if one.fault == "overflow" and one.file:
-            place = describe_place((one.file, one.line))
-            text = (
-                f"{one.op} leaves the range of {one.half.dtype}, and its infinity became a finite number "
-                "later, so that the step learns something wrong without a NaN. Compute the line in FP32 "
-                f"(.float() on its half inputs, with autocast off): {place}"
-            )
-            return [text]
-    return []
+def advise_on_swallowed(found: AuditFinding) -> str:
+    """Return what to do about numbers that left the range of half in a run without a bad number."""
+    did = (
+        f"{found.op} leaves the range of {found.half.dtype}, and its infinity became a finite number later"
+        if found.fault == "overflow"
+        else f"Numbers of {found.op} are too small for {found.half.dtype}, and became 0"
+    )
+    return (
+        f"{did}, so that the step learns something wrong without a NaN. Compute the line in FP32 (.float() "
+        f"on its half inputs, with autocast off): {describe_place((found.file, found.line))}"
+    )
+
+
+def advise_on_reference(step: InFP32, script: InFP32, made: Made, casts: tuple[Place, ...]) -> str:
+    """Return what to do if the script in FP32 from its first line ends otherwise than the step in FP32."""
+    if (step, script) == ("fails", "fine"):
+        lines = "; ".join(map(describe_place, casts))
+        return (
+            "FP32 from this step on is too late: numbers were rounded to half before, and in FP32 from its "
+            "first line the script trains. Keep them in FP32 where they are made"
+            + (f": {lines}." if lines else ".")
+        )
+    if (step, script) == ("fine", "fails"):
+        made_at = describe_place(made.optimizer)
+        return (
+            "The run diverges in FP32 as well, from its first line: 16 bits show it a few steps earlier. "
+            "Lower the learning rate, warm it up, or clip gradients"
+            + (f": {made_at}." if made_at else ".")
+        )
+    return ""
 
 
 def advise_on_raw_step(place: Place) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import Any
 
+from halfguard.formats import FP16
 from halfguard.investigation.advice import (
     advise,
     advise_on_mask,
     advise_on_raw_step,
+    describe_place,
 )
 from halfguard.investigation.crashes import Crash
-from halfguard.investigation.cures import judge_fp32
 from halfguard.investigation.curing import Proven
 from halfguard.investigation.passes import (
     Event,
@@ -22,15 +23,22 @@ from halfguard.investigation.passes import (
     ScalerFacts,
     Target,
 )
-from halfguard.lint.run import Linter
-from halfguard.lint.settings import Settings
 from halfguard.records.autopsy import Cure
-from halfguard.records.finding import Finding
 from halfguard.records.script_answer import ScriptAnswer
 
-_MOST_FINDINGS = 10
-_MOST_FOLDERS = 5  # that are named
 _LONGEST = 200  # characters of an error
+
+
+def _common(target: Target, first: PassResult, proven: Proven) -> dict[str, Any]:
+    return {
+        "script": str(target),
+        "steps": first.steps,
+        "backward": first.backward,
+        "seconds": first.seconds,
+        "error": first.error or ("the process died" if first.ended == "died" else ""),
+        "cure": proven.cure,
+        "loss_scale": _loss_scale(first.scaler),
+    }
 
 
 def answer_bad_number(
@@ -44,9 +52,8 @@ def answer_bad_number(
     shared: tuple[str, ...],
 ) -> ScriptAnswer:
     """Return the answer for a script with a bad number."""
-    in_fp32 = judge_fp32(second.trials)
-    cure = proven.cure
-    advice = "" if cure is not None else advise(second, event, in_fp32)
+    in_fp32, cure = proven.in_fp32, proven.cure
+    advice = "" if cure is not None else proven.advice or advise(second, event, in_fp32)
     if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
         advice = "" if cure is not None else advise_on_mask(second.mask, second.culprit)
         second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
@@ -54,27 +61,21 @@ def answer_bad_number(
     if raw is not None and cure is None:
         advice = advise_on_raw_step(raw)
     return ScriptAnswer(
-        script=str(target),
+        **_common(target, first, proven),
         outcome="bad number",
-        steps=first.steps,
-        backward=first.backward,
-        seconds=first.seconds,
-        error=first.error,
         step=event.step,
         bad_backward=event.backward,
         event=event.how,
         loss=event.loss,
         scale=event.scale,
         culprit=second.culprit,
+        cause=_cause(second),
         exact=_exact(second),
-        way=second.way,
         repeated=note or _repeated(second, event),
         in_fp32=in_fp32,
         trials=(*(result.trial for result in second.trials), *proven.trials),
-        cure=cure,
         advice=advice,
         incident=second.incident,
-        loss_scale=_loss_scale(first.scaler),
         notes=(*_notes(first, shared), *_misuse(first.misuse, cure)),
     )
 
@@ -84,16 +85,10 @@ def answer_crash(
 ) -> ScriptAnswer:
     """Return the answer for a script that crashed without a bad number."""
     return ScriptAnswer(
-        script=str(target),
+        **_common(target, first, proven),
         outcome="crashed",
-        steps=first.steps,
-        backward=first.backward,
-        seconds=first.seconds,
-        error=first.error,
         trials=proven.trials,
-        cure=proven.cure,
         advice="" if proven.cure is not None else crash.advice,
-        loss_scale=_loss_scale(first.scaler),
         notes=(*_notes(first, shared), *_misuse(first.misuse, proven.cure)),
     )
 
@@ -102,6 +97,15 @@ def _misuse(misused: Sequence[Misused], cure: Cure | None) -> Iterator[str]:
     """Yield what a script misuses besides what its cure mends."""
     told = "" if cure is None else cure.sentence
     yield from (one.sentence for one in misused if one.sentence not in told)
+
+
+def _cause(second: PassResult) -> str:
+    """Return the line of the user that made what failed inside of a library."""
+    made, culprit = second.made, second.culprit
+    if culprit is None or "-packages" not in culprit.file:
+        return ""
+    caller = next(iter(made.half_callers), None)
+    return describe_place(made.half_weights or caller or made.half_module or made.optimizer)
 
 
 def _repeated(second: PassResult, event: Event) -> str:
@@ -145,24 +149,19 @@ def answer_good_run(
         outcome = "interrupted"
     elif first.ended == "died" or first.error:
         outcome = "crashed"
+    elif misused:
+        outcome = "trains wrongly"
     headroom = None if inspected is None else inspected.headroom
-    swallowed = () if inspected is None else inspected.swallowed
+    swallowed = () if inspected is None or not misused else inspected.swallowed
     return ScriptAnswer(
-        script=str(target),
+        **_common(target, first, proven),
         outcome=outcome,  # type: ignore[arg-type]
-        steps=first.steps,
-        backward=first.backward,
-        seconds=first.seconds,
-        error=first.error or ("the process died" if first.ended == "died" else ""),
         log=log,
         loss=first.loss,
         trials=proven.trials,
-        cure=cure,
         advice=" ".join(_misuse(misused, cure)),
-        loss_scale=_loss_scale(first.scaler),
         headroom=_headroom(headroom, inspected),
         swallowed=swallowed,
-        findings=tuple(_lint(first.files)),
         notes=(*_notes(first, shared), *_audit_notes(first, inspected)),
         next=_next(target, first, headroom),
     )
@@ -187,6 +186,11 @@ def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:
     if found is None:
         return f"No tensor was in half in {steps.rstrip(',')}: the script trains in FP32 on this machine."
     place = f"{found.file}:{found.line}" if found.file else "an unknown place"
+    if found.limit > FP16.largest:
+        return (
+            f"The script ran in bfloat16, which has the range of FP32: in {steps} the largest number was "
+            f"{found.largest:.6g}, of {found.op} at {place}."
+        )
     bits = math.log2(found.limit / found.largest) if found.largest else math.inf
     return (
         f"In {steps} the largest half number was {found.largest:.6g}, {bits:.1f} doublings below the limit "
@@ -201,19 +205,13 @@ def _loss_scale(scaler: ScalerFacts) -> str:
     return f"loss scale {scaler.first:g} at first, {scaler.last:g} at last; {skipped}"
 
 
-def _lint(files: tuple[str, ...]) -> list[Finding]:
-    linter = Linter(Settings())
-    found = [d for file in files for d in linter.check_file(Path(file)).diagnostics]
-    return [one.finding for one in found[:_MOST_FINDINGS]]
-
-
 def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
     if first.autocast_off:
         return f"halfguard why --emulate {target}"
     if not first.backward:
         return "halfguard lint ."
     if headroom is not None and headroom.largest > headroom.limit / 8:
-        return "halfguard probe FILE.py:FUNCTION  # FUNCTION(seed) returns a halfguard.Workload"
+        return "halfguard probe FILE.py:FUNCTION"
     return (
         f"halfguard why {target}" if first.ended in ("steps", "interrupted") else "halfguard lint ."
     )
@@ -221,7 +219,7 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
 
 def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
     notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
-    notes += _not_copied(shared)
+    notes += [f"{path} is too large to copy: what was written there stays." for path in shared]
     if first.spawns:
         notes.append(
             "The script starts its ranks itself (torch.multiprocessing.spawn), and only the process that "
@@ -235,16 +233,3 @@ def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
             "script ran in FP32. With --emulate it runs by CUDA's rules on this CPU."
         )
     return tuple(notes)
-
-
-def _not_copied(shared: tuple[str, ...]) -> list[str]:
-    """Tell which folders were not copied: each, or their number and the first if they are many."""
-    if len(shared) <= _MOST_FOLDERS:
-        return [
-            f"{path} is too large to copy: what the script wrote there stays." for path in shared
-        ]
-    told = (
-        f"The working folder is too large to copy: {len(shared)} folders in it, {shared[0]} among them, are "
-        "links, and what the script wrote there stays. Start the script in a folder of its own."
-    )
-    return [told]

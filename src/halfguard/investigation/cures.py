@@ -8,10 +8,17 @@ cure whose ``trial`` is empty was not tried on the step; it is worth nothing unt
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from halfguard.formats import FP16
-from halfguard.investigation.advice import advise_on_mask, advise_on_raw_step, describe_place
+from halfguard.investigation.advice import (
+    ADVICE_ON_CTC,
+    advise_on_mask,
+    advise_on_raw_step,
+    describe_place,
+)
 from halfguard.investigation.passes import (
     HALF_NAMES,
     Event,
@@ -21,6 +28,7 @@ from halfguard.investigation.passes import (
     TrialKind,
     TrialResult,
 )
+from halfguard.investigation.trial_choice import FAR
 from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
@@ -32,7 +40,7 @@ from halfguard.repairs.fp32_weights import fp32_weights
 from halfguard.repairs.framework_precision import framework_precision
 from halfguard.repairs.initial_scale import initial_scale
 from halfguard.repairs.island import island
-from halfguard.repairs.keywords import switch_on
+from halfguard.repairs.keywords import add_keyword, switch_on
 from halfguard.repairs.loss_per_micro_batch import loss_per_micro_batch
 from halfguard.repairs.optimizer_eps import optimizer_eps
 from halfguard.repairs.skip_bad_batch import skip_bad_batch
@@ -43,8 +51,8 @@ from halfguard.repairs.step_by_scaler import leave_out_step, step_by_scaler
 from halfguard.repairs.update_before_continue import update_before_continue
 
 _NOT_UPDATED = 8  # scaled backward passes; more than most loops accumulate
-_FAR = 0.2  # relative error of gradients
 _COMPOSED = {"log(sigmoid": "HG104", "log(1 - sigmoid": "HG104", "log(softmax": "HG105"}
+_CTC = ("CTCLoss", "ctc_loss")
 
 
 def judge_fp32(trials: tuple[TrialResult, ...]) -> InFP32:
@@ -56,10 +64,16 @@ def judge_fp32(trials: tuple[TrialResult, ...]) -> InFP32:
 
 
 def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
-    """Return all cures, the best first; those without a trial only if their patch is certain."""
+    """Return all cures, the best first; those without a trial only if their patch is certain.
+
+    Changes whose gradients are far from those of FP32 come after the others: they keep numbers finite, not
+    right. Where data is bad, no operation is changed.
+    """
     culprit = found.culprit
     if culprit is None:
         return []
+    if found.of_data and judge_fp32(found.trials) != "fine":
+        culprit = replace(culprit, kind="input")
     raw = [*_raw_step(found), *_anomaly(found, event, script)]
     if culprit.kind != "op":
         return [*raw, *_skipped(found, event)]
@@ -72,7 +86,9 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
     ]
     before += _zero_eps(found, culprit, event)
     after = [*_last_resorts(found, culprit), *_skipped(found, event)]
-    return [*before, *_cures(found, culprit, event, script), *after]
+    far = {one.trial.name for one in found.trials if (one.trial.error_as_written or 0) > FAR}
+    tried = sorted(_cures(found, culprit, event, script), key=lambda cure: cure.trial in far)
+    return [*before, *tried, *after]
 
 
 def _raw_step(found: PassResult) -> Iterator[Cure]:
@@ -175,6 +191,11 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
                 patch,
                 "HG302",
             )
+    if "ctc_loss" in culprit.op:
+        made = next((one.place for one in found.made.modules if not one.path), None)
+        patch = add_keyword(made or (culprit.file, culprit.line), "zero_infinity", "True", _CTC)
+        if patch:
+            yield untried(ADVICE_ON_CTC, patch, "HG612")
     if culprit.op.startswith("nll_loss") and culprit.file:
         patch = divide_by_labels((culprit.file, culprit.line))
         if patch:
@@ -217,11 +238,13 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
         yield from _fp32_weights(good["fp32"], culprit, found)
     line = good.get("statement")
     if line is not None and (line.patch or "island" not in good):
-        yield _line(line, f"Compute the statement at {culprit.place} in FP32")
+        lines = [f"{file}:{number}" for file, number in line.plan.places] or [culprit.place]
+        what = "statements" if len(lines) > 1 else "statement"
+        yield _line(line, f"Compute the {what} at {', '.join(lines)} in FP32")
     if "island" in good:
         yield _island(good["island"], culprit, found)
-    # A limit keeps numbers finite, not right: far from FP32 another format is better.
-    if stable is not None and learns and not (stable.trial.error_as_written or 0) > _FAR:
+        yield from _islands(good["island"], found)
+    if stable is not None and learns and stable.limits:
         yield _operation(stable, culprit)
     yield from _lines(good, culprit)
     if "scale" in good:
@@ -233,9 +256,7 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
     if "fp32" in good:
         patch = autocast_region(found.made.autocast, "enabled", "False")
         yield _precision(good["fp32"], "fp32", "nothing smaller helped", patch)
-    if stable is not None and learns:
-        yield _operation(stable, culprit)
-    elif stable is not None and "fp32" not in good:  # this step has no gradient: an empty batch
+    if stable is not None and not learns and "fp32" not in good:  # no gradient: an empty batch
         yield _operation(stable, culprit).model_copy(update={"trial": ""})
 
 
@@ -368,6 +389,21 @@ def _island(result: TrialResult, culprit: Culprit, found: PassResult) -> Cure:
         trial=result.trial.name,
         patch=patch or plan.to_yaml().rstrip("\n"),
     )
+
+
+def _islands(result: TrialResult, found: PassResult) -> Iterator[Cure]:
+    """Yield an island for the same place of every layer: a model repeats a block, and its fault with it."""
+    path = _widened(result.plan.module)
+    widened = ((one.place, _widened(one.path)) for one in found.made.modules)
+    ways = (island(place, inner) for place, inner in widened if "*" in inner)
+    patch = next((way for way in ways if way), "") if "*" in path else ""
+    if patch:
+        text = f"Keep {path!r} in FP32, by halfguard.fp32_island: other layers fail in later steps."
+        yield untried(text, patch, "HG601")
+
+
+def _widened(path: str) -> str:
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path, count=1)
 
 
 def _scale(result: TrialResult, event: Event, culprit: Culprit, found: PassResult) -> Cure:

@@ -1,35 +1,36 @@
 """Choose a cure, and prove it: trials of the bad step, then a run of the patched script.
 
-A run of the patched script costs its own time up to the step again, so it is done only for failures that come
-soon.
+A patch is called a fix only if the patched script was run, went on, and learns as the script does in FP32.
+Such a run costs the script's own time up to the step again, so it is done only for failures that come soon.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from halfguard.investigation.advice import describe_place
+from halfguard.investigation.advice import advise_on_reference, describe_place
 from halfguard.investigation.crashes import Crash
-from halfguard.investigation.cures import list_cures, untried
+from halfguard.investigation.cures import judge_fp32, list_cures, untried
 from halfguard.investigation.misuse_cures import cures_of, misuse_cures
 from halfguard.investigation.passes import (
     Event,
     Misused,
-    MisuseKind,
     PassResult,
     TrialKind,
     TrialPlan,
     TrialResult,
 )
+from halfguard.investigation.reference import OVER, Reference
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.trial_choice import CALIBRATED, run_trials
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
+from halfguard.records.script_answer import InFP32
 from halfguard.repairs.applying import fits
 
 PROOF = "the patched script, run from its start"
@@ -37,22 +38,25 @@ FAILED = "the script, patched"
 SOON_SECONDS = 60.0  # of the first pass
 SOON_STEPS = 1000
 _FURTHER = 50  # optimizer steps
-_MOST = 5  # patches
+_MOST = 6  # patches
 _SECONDS = 300.0  # for all of them
-_OVER = ("finished", "exited", "steps", "late")  # ends of a patched script that ran well
 # Trials of these change torch's state; their patches are edits of other lines, which no trial has run.
 _SETTINGS = frozenset({"island", "scale", "precision"})
 
-# Runs the patched script for a number of steps and seconds; None if the patch does not fit.
-RunPatched = Callable[[str, int, float], PassResult | None]
+_IN_ANY_PRECISION = ("HG215",)  # gradients add up
+
+RunPatched = Callable[[str], PassResult | None]  # None if the patch does not fit
+Judge = Callable[[PassResult, Cure], str]  # what is wrong with a run of a patched script
 
 
 @dataclass(frozen=True)
 class Proven:
-    """The cure that is recommended, and the runs of patched scripts."""
+    """The cure that is recommended, the runs of patched scripts, and what FP32 makes of the script."""
 
     cure: Cure | None = None
     trials: tuple[ReplayTrial, ...] = ()
+    in_fp32: InFP32 = "unknown"
+    advice: str = ""
 
 
 def is_worth_it(first: PassResult, event: Event) -> bool:
@@ -60,79 +64,56 @@ def is_worth_it(first: PassResult, event: Event) -> bool:
     return first.seconds <= SOON_SECONDS and event.step < SOON_STEPS
 
 
-def prove(cures: Sequence[Cure], first: PassResult, event: Event, run: RunPatched) -> Proven:
-    """Return the first cure with which the script trains on; else the best one that a trial has shown."""
-    patched: dict[str, Cure] = {}
-    for cure in cures:
-        if is_source_patch(cure.patch):
-            patched.setdefault(cure.patch, cure)
-    trials, spent = list[ReplayTrial](), 0.0
-    limit = 20 + 3 * first.seconds
-    # Backward passes may be more than steps: a scaler skips some, or batches are accumulated.
-    steps = max(event.step, event.backward) + _FURTHER
-    for patch, cure in list(patched.items())[:_MOST]:
-        if spent > _SECONDS:
-            break
-        result = run(patch, steps, limit)
+def prove(cures: Sequence[Cure], run: RunPatched, judge: Judge) -> Proven:
+    """Return the first cure with which the script trains; else the best one that a trial has shown.
+
+    What a run of the patched script has refuted is not recommended.
+    """
+    patches = dict.fromkeys(cure.patch for cure in cures if is_source_patch(cure.patch))
+    trials, spent, refuted = list[ReplayTrial](), 0.0, set[str]()
+    for patch in list(patches)[:_MOST]:
+        cure = next(one for one in cures if one.patch == patch)
+        result = run(patch) if spent <= _SECONDS else None
         if result is None:
             continue
         if result.ended == "interrupted":
             return Proven(without_proof(cures), tuple(trials))
         spent += result.seconds
-        good = _went_on(result, event)
-        note = "" if not good else f"{result.steps} steps, {result.backward} backward passes"
-        if not good:
-            seen = (
-                ""
-                if result.event is None
-                else f"bad at step {result.event.step}: {result.event.how}"
-            )
-            note = (result.error or seen or "it did not get beyond the step")[:200]
-        name = PROOF if good else f"{FAILED}: {cure.trial or cure.what}"
-        trials.append(ReplayTrial(name=name, good=good, loss=result.loss, note=note))
-        if good:
+        wrong = judge(result, cure)
+        if not wrong:
+            note = f"{result.steps} steps, {result.backward} backward passes"
+            trials.append(ReplayTrial(name=PROOF, good=True, loss=result.loss, note=note))
             shown = f"{cure.trial}; {PROOF}" if cure.trial else PROOF
             return Proven(cure.model_copy(update={"trial": shown}), tuple(trials))
-    best = best_tried(cures)
-    if best is not None and is_source_patch(
-        best.patch
-    ):  # it was run in vain, or there was no time for it
+        refuted.add(patch)
+        name = f"{FAILED}: {cure.trial or cure.what}"
+        trials.append(ReplayTrial(name=name, good=False, loss=result.loss, note=wrong[:200]))
+    best = best_tried([cure for cure in cures if cure.patch not in refuted])
+    if best is not None and is_source_patch(best.patch):  # there was no time for it
         best = best.model_copy(update={"patch": ""})
     return Proven(best, tuple(trials))
 
 
-def prove_silence(
-    cures: Sequence[tuple[Cure, Misused]],
-    before: Collection[MisuseKind],
-    first: PassResult,
-    run: RunPatched,
-) -> Proven:
-    """Return the first cure with which the script runs well, without this misuse and without a new one."""
-    trials, spent = list[ReplayTrial](), 0.0
-    for cure, misused in cures[:_MOST]:
-        if spent > _SECONDS:
-            break
-        result = run(cure.patch, 2 * first.steps + _FURTHER, 20 + 3 * first.seconds)
-        if result is None:
-            continue
-        if result.ended == "interrupted":
-            break
-        spent += result.seconds
-        is_over = result.ended in _OVER and not result.error
-        kinds = {one.kind for one in result.misuse}
-        new = sorted(kinds - set(before))
-        is_gone = misused.kind not in kinds
-        good = is_over and is_gone and not new and result.event is None and result.backward > 0
-        note = f"{result.steps} steps, {result.backward} backward passes"
-        if not good:
-            seen = "" if result.event is None else f"bad at step {result.event.step}"
-            wrong = f"it has a new fault: {', '.join(new)}" if new else "it is misused as before"
-            note = (result.error or seen or wrong)[:200]
-        name = PROOF if good else f"{FAILED}: {misused.kind}"
-        trials.append(ReplayTrial(name=name, good=good, loss=result.loss, note=note))
-        if good:
-            return Proven(cure.model_copy(update={"trial": PROOF}), tuple(trials))
-    return Proven(None, tuple(trials))
+def failure(result: PassResult, event: Event) -> str:
+    """Return why a run of the patched script has not gone on beyond an event; empty if it has."""
+    further = result.backward > event.backward and result.steps > event.step
+    if result.ended in OVER and further and result.event is None and not result.error:
+        return ""
+    seen = "" if result.event is None else f"bad at step {result.event.step}: {result.event.how}"
+    return result.error or seen or "it did not get beyond the step"
+
+
+def fault_left(result: PassResult, misused: Misused, before: Sequence[Misused]) -> str:
+    """Return why a run of the patched script is no cure of a misuse; empty if it is, and none is new."""
+    kinds = {one.kind for one in result.misuse}
+    new = sorted(kinds - {one.kind for one in before})
+    if result.error or result.ended not in OVER or not result.backward:
+        return result.error or "it did not get to its end"
+    if result.event is not None:
+        return f"bad at step {result.event.step}"
+    if new:
+        return f"it has a new fault: {', '.join(new)}"
+    return "it is misused as before" if misused.kind in kinds else ""
 
 
 def without_proof(cures: Sequence[Cure]) -> Cure | None:
@@ -148,12 +129,6 @@ def best_tried(cures: Sequence[Cure]) -> Cure | None:
     return next((cure for cure in cures if cure.trial), None)
 
 
-def _went_on(result: PassResult, event: Event) -> bool:
-    over = result.ended in _OVER
-    further = result.backward > event.backward and result.steps > event.step
-    return over and further and result.event is None and not result.error
-
-
 _AUDIT_SECONDS = 250.0  # an audit ends by itself a little before
 _FEWEST_STEPS = 3  # which an audit needs to tell anything
 _KEPT = 0.8  # of the norm of the gradients in FP32
@@ -163,14 +138,45 @@ _IN_FP32: tuple[TrialKind, ...] = ("statement", "slice", "function")
 def cure_bad_run(
     one: Investigation, first: PassResult, event: Event, second: PassResult, crash: Crash | None
 ) -> Proven:
-    """Choose a cure: the first one whose patch carries the script beyond the bad step."""
+    """Choose a cure: the first one whose patch carries the script beyond the bad step, as FP32 does."""
     script = "" if one.target.is_module else str(one.folder / one.target.name)
     with contextlib.chdir(one.base):  # paths of patches begin there
         cures = list_cures(second, event, script) if crash is None else crash.cures()
         cures = [*misuse_cures(first), *cures]
+    in_fp32 = judge_fp32(second.trials)
     if not _can_patch(one) or second.ended == "interrupted" or not is_worth_it(first, event):
-        return Proven(without_proof(cures))
-    return prove(cures, first, event, lambda *how: _run_patched(one, *how))
+        return Proven(without_proof(cures), in_fp32=in_fp32)
+    # Backward passes may be more than steps: a scaler skips some, or batches are accumulated.
+    steps, seconds = max(event.step, event.backward) + _FURTHER, 20 + 3 * first.seconds
+    of_data = second.culprit is not None and second.culprit.kind == "input"
+    reference = Reference(PassResult(), []) if of_data else run_reference(one, steps, seconds)
+    known = reference.judge(event)
+    advice = advise_on_reference(in_fp32, known, second.made, reference.result.casts)
+    in_fp32 = in_fp32 if known == "unknown" else known
+    if in_fp32 == "fails":  # then no other precision is a cure
+        cures = [cure for cure in cures if cure.what != "precision"]
+    if advice:  # the step alone shows nothing
+        cures = [cure.model_copy(update={"trial": ""}) for cure in cures]
+
+    def judge(result: PassResult, cure: Cure) -> str:
+        return failure(result, event) or _worse(one, reference, cure)
+
+    proven = prove(cures, lambda patch: _run_patched(one, patch, steps, seconds), judge)
+    trials = (reference.trial(event), *proven.trials)
+    trials = trials if reference.result.backward else proven.trials
+    return Proven(proven.cure, trials, in_fp32, advice)
+
+
+def _worse(one: Investigation, reference: Reference, cure: Cure) -> str:
+    """Return by how much the patched script is worse than FP32; with this misuse FP32 is no measure."""
+    return "" if cure.code in _IN_ANY_PRECISION else reference.worse(one.losses("patched"))
+
+
+def run_reference(one: Investigation, steps: int, seconds: float) -> Reference:
+    """Run the script in FP32 from its first line."""
+    limits = Patched("", steps, seconds)
+    result = one.run("sense", "running the script in FP32", trial=limits, in_fp32=True)
+    return Reference(result, one.losses("fp32"))
 
 
 def cure_good_run(
@@ -180,17 +186,21 @@ def cure_good_run(
     seen = () if inspected is None else inspected.misuse
     ended = first.ended in ("finished", "exited", "steps")
     if first.error or not ended or not _can_patch(one) or first.seconds > SOON_SECONDS:
-        told = tuple(misused for misused in seen if misused.kind != "no scaler")
+        told = tuple(misused for misused in seen if not misused.unsure)
         return (*first.misuse, *told), Proven()
-    seen = tuple(found for misused in seen for found in _confirmed(one, first, misused))
-    cures: list[tuple[Cure, Misused]] = []
+    if not first.misuse and not seen:
+        return (), Proven()
+    steps, seconds = 2 * first.steps + _FURTHER, 20 + 3 * first.seconds
+    reference = run_reference(one, steps, seconds)
+    known = (*first.misuse, *seen)  # an audit finds again what was not confirmed before
+    seen = tuple(found for misused in seen for found in _confirmed(one, first, misused, reference))
+    cures: dict[str, tuple[Cure, Misused]] = {}
     with contextlib.chdir(one.base):
         for misused in (*first.misuse, *seen):
-            cures += [(cure, misused) for cure in cures_of(misused, first)]
-    for misused in seen:
-        cures += [(cure, misused) for cure in _fp32_lines(one, misused)]
+            for cure in (*cures_of(misused, first), *_fp32_lines(one, misused)):
+                cures.setdefault(cure.patch, (cure, misused))
 
-    def run(patch: str, steps: int, seconds: float) -> PassResult | None:
+    def run(patch: str) -> PassResult | None:
         result = _run_patched(one, patch, steps, seconds)
         if not seen or result is None or result.error or result.event is not None:
             return result
@@ -198,10 +208,13 @@ def cure_good_run(
         again = one.run("inspect", doing, trial=Patched(patch, steps, max(seconds, _AUDIT_SECONDS)))
         return with_audit(result, again, 0 if inspected is None else inspected.inspected)
 
-    # An audit finds again what was not confirmed before.
-    known = (*first.misuse, *(() if inspected is None else inspected.misuse))
-    before = {misused.kind for misused in known}
-    return (*first.misuse, *seen), prove_silence(cures, before, first, run)
+    def judge(result: PassResult, cure: Cure) -> str:
+        left = fault_left(result, cures[cure.patch][1], known)
+        return left or _worse(one, reference, cure)
+
+    proven = prove([cure for cure, _ in cures.values()], run, judge)
+    trials = (reference.trial(None), *proven.trials) if seen or first.misuse else proven.trials
+    return (*first.misuse, *seen), Proven(proven.cure, trials)
 
 
 def with_audit(result: PassResult, audit: PassResult, inspected: int) -> PassResult:
@@ -215,16 +228,24 @@ def with_audit(result: PassResult, audit: PassResult, inspected: int) -> PassRes
     return result.model_copy(update={"misuse": (*result.misuse, *audit.misuse)})
 
 
-def _confirmed(one: Investigation, first: PassResult, misused: Misused) -> Iterator[Misused]:
-    """Yield what is known; gradients without a scaler only if the same step has others in FP32."""
-    half = describe_place(first.made.half_weights)
+def _confirmed(
+    one: Investigation, first: PassResult, misused: Misused, reference: Reference
+) -> Iterator[Misused]:
+    """Yield what is certain, or what FP32 confirms."""
+    if misused.kind == "no scaler":
+        yield from _lost_gradients(one, first, misused)
+        return
+    half, text = describe_place(first.made.half_weights), misused.sentence
     if misused.kind == "lost updates" and half:
-        text = f"{misused.sentence} They became half at {half}."
-        yield misused.model_copy(update={"sentence": text})
-        return
-    if misused.kind != "no scaler":
-        yield misused
-        return
+        text += f" They became half at {half}."
+    worse = reference.worse(one.losses("losses")) if misused.unsure else ""
+    if worse or not misused.unsure:
+        text += f" The run shows it: {worse}." if worse else ""
+        yield misused.model_copy(update={"sentence": text, "unsure": False})
+
+
+def _lost_gradients(one: Investigation, first: PassResult, misused: Misused) -> Iterator[Misused]:
+    """Yield gradients without a scaler, if the same step has others in FP32."""
     is_off = any(known.kind == "scaler off" for known in first.misuse)  # which tells the same
     if is_off or not first.made.autocast_device:
         return
@@ -244,11 +265,9 @@ def _confirmed(one: Investigation, first: PassResult, misused: Misused) -> Itera
 def _norms(file: Path, sizes: tuple[int, ...]) -> list[float]:
     """Return the norm of each gradient that a trial has kept."""
     values = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.float64)
-    return (
-        [float(one.norm()) for one in torch.split(values, list(sizes))]
-        if sum(sizes) == len(values)
-        else []
-    )
+    if sum(sizes) != len(values):
+        return []
+    return [float(one.norm()) for one in torch.split(values, list(sizes))]
 
 
 def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:
@@ -257,7 +276,8 @@ def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:
         return
     event = Event(kind="loss", how="", step=0, backward=misused.backward)
     for kind in _IN_FP32:
-        plan = TrialPlan(name="this line in FP32", kind=kind, place=misused.place)
+        places = () if misused.place is None else (misused.place,)
+        plan = TrialPlan(name="this line in FP32", kind=kind, places=places, scale=CALIBRATED)
         found = one.run("judge", "trying this line in FP32", event=event, change=plan)
         for trial in found.trials:
             if trial.trial.good and trial.patch:

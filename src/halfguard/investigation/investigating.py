@@ -75,7 +75,7 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     roots = roots_of(one.target, one.folder)
     place = crash_place(one.log_tail(_TRACEBACK_LINES), roots) if first.error else None
     log = with_place(log, place)
-    shared = () if one.copy is None else (*one.copy.shared, *map(str, one.copy.changed()))
+    shared = () if one.copy is None else tuple(map(str, one.copy.changed()))
     if first.event is None:
         inspected = None
         if first.backward and first.ended != "interrupted":

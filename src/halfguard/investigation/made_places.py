@@ -1,17 +1,15 @@
 """Lines of the user's own files that made what a cure may have to change: optimizers, scalers, half weights.
 
-They are sensors of the second pass. A line belongs to the user if its file lies in the folder of the script;
+A line belongs to the user if its file lies in the folder of the script;
 code of installed packages is passed over, so that what a framework makes has the line that called it.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import weakref
 from collections.abc import Iterator, MutableMapping
-from functools import wraps
 from types import FrameType
 from typing import Any
 
@@ -25,7 +23,6 @@ from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.parameters import parameters_of
 
 _PACKAGES = ("site-packages", "dist-packages")
-_CASTS = ("half", "bfloat16", "to")
 
 
 def _facts_of(optimizer: torch.optim.Optimizer, lines: tuple[Place, ...]) -> dict[str, Any]:
@@ -75,7 +72,7 @@ def _is_bad(buffer: torch.Tensor) -> bool:
 
 
 class MadePlaces:
-    """Notes where the script makes things, from the installation of the sensors on."""
+    """Listens for what the script makes."""
 
     def __init__(self, plan: PassPlan) -> None:
         self._folders = plan.isolated or plan.originals
@@ -95,18 +92,6 @@ class MadePlaces:
         self._autocast_device = ""
         self._copied: Place | None = None  # a model, after the last optimizer was made
         self._last_optimizer: dict[str, Any] = {}
-
-    def install(self) -> None:
-        """Put the sensors on torch; they stay for the life of the process."""
-        self._watch_modules()
-        for name in _CASTS:
-            self._watch_cast(name)
-        self._watch_call(torch.optim.Optimizer, "__init__", self._made_optimizer)
-        self._watch_call(torch.amp.GradScaler, "__init__", self._made_scaler)
-        self._watch_call(torch.amp.GradScaler, "scale", self._scaled)
-        self._watch_call(torch.amp.GradScaler, "step", self._stepped_by_scaler)
-        self._watch_call(torch.autocast, "__init__", self._made_autocast)
-        self._watch_copies()
 
     def facts(self, optimizer: torch.optim.Optimizer | None) -> Made:
         """Return the places; those of one optimizer, if it is known."""
@@ -151,13 +136,6 @@ class MadePlaces:
         for module, name, buffer, _ in self._buffers():
             self._bad_before.setdefault(module, {}).setdefault(name, _is_bad(buffer))
 
-    def _note_wide_buffers(self, module: nn.Module) -> None:
-        """Note whether buffers that are not half are bad."""
-        for one in module.modules():
-            for name, buffer in one.named_buffers(recurse=False):
-                if buffer.dtype not in HALF_DTYPES:
-                    self._bad_before.setdefault(one, {})[name] = _is_bad(buffer)
-
     def _buffers(self) -> Iterator[tuple[nn.Module, str, torch.Tensor, Place]]:
         """Yield the buffers of all modules, with the line that made the module."""
         for module, place in list(self._modules.items()):
@@ -176,7 +154,11 @@ class MadePlaces:
                     "weights and the buffers in FP32, and run the model under torch.autocast."
                 )
                 dtype = _common_dtype([buffer])
-                return (Misused(kind="bad buffer", sentence=text, place=half_at, dtype=dtype),)
+                return (
+                    Misused(
+                        kind="bad buffer", code="HD108", sentence=text, place=half_at, dtype=dtype
+                    ),
+                )
         return ()
 
     def _owner(self, parameter: torch.Tensor) -> Place | None:
@@ -216,74 +198,54 @@ class MadePlaces:
                 yield code.co_filename, frame.f_lineno
             frame = frame.f_back
 
-    # -- one sensor each
+    # -- what the script makes
 
-    def _watch_modules(self) -> None:
-        original: Any = nn.Module.__init__
+    def on_module_made(self, module: nn.Module) -> None:
+        """Note the line of a module."""
+        place = self.place(without=module)
+        if place is not None:
+            self._modules[module] = place
 
-        def __init__(module: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(module, *args, **kwargs)
-            place = self.place(without=module)
-            if place is not None:
-                self._modules[module] = place
+    def on_casting(self, module: nn.Module) -> None:
+        """Note whether buffers that are not half yet are bad."""
+        for one in module.modules():
+            for name, buffer in one.named_buffers(recurse=False):
+                if buffer.dtype not in HALF_DTYPES:
+                    self._bad_before.setdefault(one, {})[name] = _is_bad(buffer)
 
-        setattr(nn.Module, __init__.__name__, __init__)
+    def on_cast(self, _module: nn.Module, new: list[torch.Tensor]) -> None:
+        """Note the lines that made parameters half."""
+        lines = tuple(self._places()) if new else ()
+        if lines:
+            self._half.update({id(p): (weakref.ref(p), lines) for p in new})
 
-    def _watch_cast(self, name: str) -> None:
-        original: Any = getattr(nn.Module, name)
+    def on_copied(self, _module: nn.Module) -> None:
+        """Note a copy of a model that was made after the optimizer."""
+        if self._last_optimizer:
+            self._copied = self.place() or self._copied
 
-        def cast(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            before = {id(p) for p in module.parameters() if p.dtype in HALF_DTYPES}
-            self._note_wide_buffers(module)
-            out = original(module, *args, **kwargs)
-            new = [p for p in module.parameters() if p.dtype in HALF_DTYPES and id(p) not in before]
-            lines = tuple(self._places()) if new else ()
-            if lines:
-                self._half.update({id(p): (weakref.ref(p), lines) for p in new})
-            return out
-
-        cast.__name__ = name
-        setattr(nn.Module, name, cast)
-
-    def _watch_copies(self) -> None:
-        original: Any = copy.deepcopy
-
-        @wraps(original)
-        def deepcopy(one: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(one, nn.Module) and self._last_optimizer:
-                self._copied = self.place() or self._copied
-            return original(one, *args, **kwargs)
-
-        setattr(copy, deepcopy.__name__, deepcopy)
-
-    def _watch_call(self, owner: type, name: str, note: Any) -> None:
-        original: Any = getattr(owner, name)
-
-        def call(one: Any, *args: Any, **kwargs: Any) -> Any:
-            out = original(one, *args, **kwargs)
-            note(one, *args)
-            return out
-
-        call.__name__ = name
-        setattr(owner, name, call)
-
-    def _made_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def on_optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the lines of an optimizer."""
         lines = tuple(self._places(without=optimizer))
         self._optimizers[optimizer] = lines
         self._copied = None
         self._last_optimizer = _facts_of(optimizer, lines)
 
-    def _made_scaler(self, scaler: Any, *_: Any) -> None:
+    def on_scaler_made(self, scaler: Any, _device: str) -> None:
+        """Note the line of a scaler."""
         self._scaler = self.place(without=scaler) or self._scaler
 
-    def _scaled(self, *_: Any) -> None:
+    def on_scaled(self, _scaler: Any) -> None:
+        """Note a line that scales a loss."""
         self._scaling = self.place() or self._scaling
 
-    def _stepped_by_scaler(self, _scaler: Any, optimizer: Any = None, *_: Any) -> None:
+    def on_scaler_stepped(self, _scaler: Any, optimizer: Any) -> None:
+        """Note an optimizer that a scaler steps."""
         if optimizer is not None:
             self._by_scaler[optimizer] = True
 
-    def _made_autocast(self, region: Any, *_: Any) -> None:
+    def on_autocast_made(self, region: Any, _device: str) -> None:
+        """Note the line of an FP16 region."""
         if region._enabled and region.fast_dtype is torch.float16:
             self._autocast = self.place() or self._autocast
             self._autocast_device = region.device

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.crashes import Crash, fp32_weight_patches
 from halfguard.investigation.cures import untried
-from halfguard.investigation.naming import code_of_misuse
 from halfguard.investigation.passes import Misused, MisuseKind, PassResult
 from halfguard.records.autopsy import Cure
 from halfguard.repairs.add_scaler import Region, add_scaler
@@ -37,8 +36,7 @@ def cures_of(one: Misused, first: PassResult) -> list[Cure]:
     else:
         make = _PATCHES.get(one.kind)
         found = [] if make is None else list(make(one, first))
-    code = code_of_misuse(one)
-    cures = [untried(one.sentence, patch, code) for patch in dict.fromkeys(found) if patch]
+    cures = [untried(one.sentence, patch, one.code) for patch in dict.fromkeys(found) if patch]
     return [*_prepared(one), *cures]
 
 
@@ -47,7 +45,7 @@ def _prepared(one: Misused) -> Iterator[Cure]:
     patch, lines = add_to_prepare.with_places(one.place if one.kind == "schedule" else None)
     if patch:
         text = f"{one.sentence} Accelerate does so, if it is given the schedule: "
-        yield untried(f"{text}{describe_place(lines[0])}.", patch, code_of_misuse(one))
+        yield untried(f"{text}{describe_place(lines[0])}.", patch, one.code)
 
 
 def _schedule(one: Misused, first: PassResult) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import os
 import pkgutil
 import random
@@ -13,19 +14,19 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from halfguard.errors import HalfguardError
+from halfguard.investigation.bus import HookBus
 from halfguard.investigation.inspecting import Inspecting
 from halfguard.investigation.passes import Ended, PassPlan, PassResult, Target, TrialResult, leave
 from halfguard.investigation.sensing import Sensing
 from halfguard.investigation.surroundings import Surroundings
 from halfguard.investigation.tracking import Tracking
-from halfguard.investigation.training_loop import TrainingLoop
 from halfguard.investigation.trial_choice import FP32
-from halfguard.investigation.trying import Approach, Trying
+from halfguard.investigation.trying import Trying, force_fp32
 from halfguard.precision.emulation import emulate_autocast
 
 _SEED = 0
@@ -86,13 +87,7 @@ def _seed() -> None:
 
 @contextlib.contextmanager
 def _emulated() -> Iterator[None]:
-    """Let ``torch.autocast("cuda")`` and its scaler work on a CPU, by CUDA's rules."""
-    original: Any = torch.amp.GradScaler.__init__
-
-    def __init__(scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(scaler, "cpu" if device == "cuda" else device, *args, **kwargs)
-
-    setattr(torch.amp.GradScaler, __init__.__name__, __init__)
+    """Let ``torch.autocast("cuda")`` work on a CPU, by CUDA's rules; the bus does so with its scaler."""
     with emulate_autocast("cuda"):
         for device in ("cpu", "cuda"):  # on inside the script's own regions only
             torch.set_autocast_enabled(device, False)
@@ -102,40 +97,40 @@ def _emulated() -> Iterator[None]:
 def run_pass(plan: PassPlan) -> NoReturn:
     """Run one pass in this process, which ends with it."""
     sys.dont_write_bytecode = True
-    loop, surroundings = TrainingLoop(alone=plan.alone), Surroundings(plan)
+    # What workers leave behind when a pass ends is removed with its other files.
+    multiprocessing.current_process()._config["tempdir"] = str(Path(plan.answer).parent)  # type: ignore[attr-defined]
+    bus, surroundings = HookBus(alone=plan.alone, emulate=plan.emulate), Surroundings(plan)
     try:
-        loop.install()
+        bus.install()
         surroundings.watch()
-        observer = _observer(plan, loop, surroundings)
-        loop.observer = observer
-        if isinstance(observer, Approach):
-            observer.prepare()
+        _listen(plan, bus, surroundings)
     except HalfguardError as refused:
         leave(plan.answer, PassResult(error=str(refused)))
-    error, ended = run_to_the_end(plan)
-    finishing = loop.observer  # of a trial, in a copy of this process
-    assert isinstance(finishing, Sensing | Approach | Inspecting)  # noqa: S101
-    finishing.finish(error, ended)
+    bus.publish("finished", *run_to_the_end(plan))
+    raise AssertionError  # a listener has left the process
 
 
-def _observer(
-    plan: PassPlan, loop: TrainingLoop, surroundings: Surroundings
-) -> Sensing | Approach | Inspecting:
+def _listen(plan: PassPlan, bus: HookBus, surroundings: Surroundings) -> None:
+    bus.listen(surroundings)
+    if plan.in_fp32:
+        torch.compiler.set_stance("force_eager")
+        bus.has_scalers = False
+        force_fp32(bus, bus.changes)
     code = run_target.__code__
     if plan.kind == "inspect":
-        return Inspecting(plan, loop, code)
-    if plan.event is None:
-        return Sensing(plan, loop, surroundings)
-    if plan.kind == "track":
-        return Tracking(plan, loop, plan.event, code)
+        Inspecting(plan, bus, code)
+    elif plan.event is None:
+        Sensing(plan, bus, surroundings)
+    elif plan.kind == "track":
+        Tracking(plan, bus, plan.event, code).prepare()
+    else:
 
-    def send(result: TrialResult) -> NoReturn:
-        leave(
-            plan.answer, PassResult(ended="event", trials=(result,), differs_at=trying.differs_at)
-        )
+        def send(result: TrialResult) -> NoReturn:
+            found = PassResult(ended="event", trials=(result,), differs_at=trying.differs_at)
+            leave(plan.answer, found)
 
-    trying = Trying(plan, loop, plan.event, plan.trial or FP32, send)
-    return trying
+        trying = Trying(plan, bus, plan.event, code, plan.trial or FP32, send)
+        trying.prepare()
 
 
 if __name__ == "__main__":

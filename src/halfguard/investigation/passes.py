@@ -13,10 +13,9 @@ import shlex
 import sys
 import time
 from array import array
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NoReturn
-
-from pydantic import Field
 
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit, ReplayTrial
@@ -25,16 +24,19 @@ from halfguard.records.base import FloatRecordPart, RecordPart
 _INTERVAL = 0.5  # seconds between two reports
 
 
-def leave(path: str, result: PassResult) -> NoReturn:
-    """Write the answer and end the process."""
+def write_result(path: str, result: PassResult) -> None:
+    """Write an answer or a report, at once."""
     temporary = Path(f"{path}.part")
     temporary.write_text(result.model_dump_json(), "utf-8")
     temporary.rename(path)
+
+
+def leave(path: str, result: PassResult) -> NoReturn:
+    """Write the answer and end the process."""
+    write_result(path, result)
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            continue
     os._exit(0)
 
 
@@ -42,7 +44,7 @@ class ProgressFile:
     """Writes an unfinished answer beside the answer, at most every half second."""
 
     def __init__(self, answer: str) -> None:
-        self._path = Path(f"{answer}.progress")
+        self._path = f"{answer}.progress"
         self._due = 0.0
 
     @property
@@ -53,9 +55,7 @@ class ProgressFile:
     def write(self, result: PassResult) -> None:
         """Replace the last report."""
         self._due = time.monotonic() + _INTERVAL
-        temporary = self._path.with_suffix(".part")
-        temporary.write_text(result.model_dump_json(), "utf-8")
-        temporary.rename(self._path)
+        write_result(self._path, result)
 
 
 def read_result(path: Path) -> PassResult | None:
@@ -73,8 +73,9 @@ EventKind = Literal["loss", "gradients", "scale", "parameters", "looked", "excep
 # Where tracking begins: at the end of the backward pass before the event, at the first call of a module,
 # or with the first line of the script.
 TrialKind = Literal[
-    "fp32", "bf16", "composition", "stable", "statement", "slice", "function", "island", "scale"
-]
+    "fp32", "bf16", "composition", "stable", "statement", "slice", "function", "island", "scale",
+    "unchanged",
+]  # fmt: skip
 MisuseKind = Literal[
     "clipped",  # gradients that are still scaled
     "schedule",  # it moves on while steps are skipped
@@ -110,9 +111,9 @@ class Event(FloatRecordPart):
     """The first bad number that a sensor saw. Backward passes and optimizer steps are counted from 0."""
 
     kind: EventKind
-    backward: int = Field(description="finished backward passes before the one that is concerned")
-    step: int = Field(description="optimizer steps before it")
-    how: str = Field(description="where it was seen, in a few words")
+    backward: int  # finished backward passes before the one that is concerned
+    step: int  # optimizer steps before it
+    how: str  # where it was seen, in a few words
     loss: float = math.nan
     scale: float = 1.0
 
@@ -122,7 +123,7 @@ class TrialPlan(RecordPart):
 
     name: str
     kind: TrialKind
-    place: Place | None = None
+    places: tuple[Place, ...] = ()
     module: str = ""
     scale: float | None = None
 
@@ -132,26 +133,24 @@ class PassPlan(FloatRecordPart):
 
     kind: PassKind
     target: Target
-    folder: str = Field(description="working folder of the script")
-    base: str = Field(description="folder where the paths of a patch begin")
-    answer: str = Field(description="file for the answer")
-    losses: str = Field(description="file of the losses; the first pass writes it")
+    folder: str  # working folder of the script
+    base: str  # folder where the paths of a patch begin
+    answer: str  # file for the answer
+    losses: str = ""  # file of the losses; the first pass writes it
     steps: int | None = None
-    every_step: bool = Field(
-        default=False,
-        description="look at all parameters before each backward pass and after each step",
-    )
+    every_step: bool = False  # look at all parameters before each backward pass, after each step
     event: Event | None = None
-    trial: TrialPlan | None = Field(default=None, description="of a pass that runs one trial")
+    trial: TrialPlan | None = None  # of a pass that runs one trial
     start: Start = "event"
-    alone: bool = Field(default=False, description="loaders have no worker processes")
-    inspect: tuple[int, ...] = Field(default=(), description="backward passes to look at")
-    patched: bool = Field(default=False, description="the script is patched, to see if it trains")
+    alone: bool = False  # loaders have no worker processes
+    inspect: tuple[int, ...] = ()  # backward passes to look at
+    patched: bool = False  # the script is patched, to see if it trains
+    in_fp32: bool = False  # all of it, from the first line
     emulate: bool = False
-    isolated: tuple[str, ...] = Field(default=(), description="folders that may be written to")
-    originals: tuple[str, ...] = Field(default=(), description="the folders that were copied")
-    links: str = Field(default="", description="file that lists links to large files")
-    incident: str = Field(default="", description="folder for an incident of the bad step")
+    isolated: tuple[str, ...] = ()  # folders that may be written to
+    originals: tuple[str, ...] = ()  # the folders that were copied
+    copies: str = ""  # folder of the copies
+    incident: str = ""  # folder for an incident of the bad step
 
 
 class ScalerFacts(FloatRecordPart):
@@ -184,36 +183,24 @@ class Made(FloatRecordPart):
     """Lines of the user's own files that made what a cure may have to change; None if unknown."""
 
     optimizer: Place | None = None
-    optimizer_callers: tuple[Place, ...] = Field(
-        default=(), description="lines that led to the one that made it, innermost first"
-    )
-    optimizer_class: str = Field(default="", description="of the optimizer that stepped")
-    eps: float | None = Field(
-        default=None, description="the smallest of that optimizer, if it has one"
-    )
-    fused: bool = Field(default=False, description="the optimizer skips steps by itself")
-    stepped_by_scaler: bool = Field(default=False, description="of the same optimizer, before")
-    half_weights: Place | None = Field(default=None, description="its weights became half here")
-    half_callers: tuple[Place, ...] = Field(
-        default=(), description="lines that led to that one, innermost first"
-    )
-    half_dtype: str = Field(default="", description="of those weights, if they have one in common")
-    half_module: Place | None = Field(
-        default=None, description="weights that no optimizer holds became half here"
-    )
+    optimizer_callers: tuple[Place, ...] = ()  # lines that led to that one, innermost first
+    optimizer_class: str = ""  # of the optimizer that stepped
+    eps: float | None = None  # the smallest of that optimizer, if it has one
+    fused: bool = False  # the optimizer skips steps by itself
+    stepped_by_scaler: bool = False  # the same optimizer, before
+    half_weights: Place | None = None  # its weights became half here
+    half_callers: tuple[Place, ...] = ()  # lines that led to that one, innermost first
+    half_dtype: str = ""  # of those weights, if they have one in common
+    half_module: Place | None = None  # weights that no optimizer holds became half here
     scaler: Place | None = None
-    scaling: Place | None = Field(default=None, description="a call of scaler.scale")
-    autocast: Place | None = Field(default=None, description="an FP16 region")
-    autocast_device: str = Field(default="", description="of that region")
-    copied: Place | None = Field(
-        default=None, description="a model was copied here, after the optimizer was made"
-    )
-    raw_step: Place | None = Field(default=None, description="a step on scaled gradients")
-    not_updated: int = Field(default=0, description="scaled backward passes since scaler.update()")
-    hides: Place | None = Field(default=None, description="it made bad numbers finite")
-    modules: tuple[SubmodulePlace, ...] = Field(
-        default=(), description="of the culprit's module, and those around it"
-    )
+    scaling: Place | None = None  # a call of scaler.scale
+    autocast: Place | None = None  # an FP16 region
+    autocast_device: str = ""  # of that region
+    copied: Place | None = None  # a model was copied here, after the optimizer was made
+    raw_step: Place | None = None  # a step on scaled gradients
+    not_updated: int = 0  # scaled backward passes since scaler.update()
+    hides: Place | None = None  # it made bad numbers finite
+    modules: tuple[SubmodulePlace, ...] = ()  # of the culprit's module, and those around it
 
 
 class Misused(FloatRecordPart):
@@ -221,27 +208,29 @@ class Misused(FloatRecordPart):
 
     kind: MisuseKind
     sentence: str
-    place: Place | None = Field(default=None, description="the line at fault")
-    by: Place | None = Field(default=None, description="a line that shows it, such as the step")
-    error: str = Field(default="", description="an exception that the script has hidden")
-    scale: float = Field(default=1.0, description="a loss scale that would do")
-    backward: int = Field(default=0, description="finished backward passes before it was seen")
-    norms: tuple[float, ...] = Field(default=(), description="of the gradients there")
-    sizes: tuple[int, ...] = Field(default=(), description="elements of the gradients there")
-    dtype: str = Field(default="", description="of the half weights or buffers")
+    code: str = ""  # of the catalogue
+    place: Place | None = None  # the line at fault
+    by: Place | None = None  # a line that shows it, such as the step
+    error: str = ""  # an exception that the script has hidden
+    scale: float = 1.0  # a loss scale that would do
+    backward: int = 0  # finished backward passes before it was seen
+    norms: tuple[float, ...] = ()  # of the gradients there
+    sizes: tuple[int, ...] = ()  # elements of the gradients there
+    dtype: str = ""  # of the half weights or buffers
+    unsure: bool = False  # only FP32 can tell if it is wrong
 
 
 class TrialResult(FloatRecordPart):
-    """The bad step under one change; ``stable`` has the operations of ``halfguard.ops`` that ran."""
+    """The bad step under one change."""
 
     plan: TrialPlan
     trial: ReplayTrial
-    stable: tuple[str, ...] = ()
-    scaled: bool = Field(default=False, description="a scaler scaled the loss")
-    limits: bool = Field(default=False, description="a stable operation limits its result")
-    rewrite: str = Field(default="", description="what to write for a composition, and where")
-    patch: str = Field(default="", description="the change as a unified diff, if it is certain")
-    gradients: str = Field(default="", description="file with the gradients, unscaled")
+    stable: tuple[str, ...] = ()  # operations of halfguard.ops that ran
+    limits: bool = False  # a stable operation limits its result
+    rewrite: str = ""  # what to write for a composition, and where
+    patch: str = ""  # the change as a unified diff, if it is certain
+    gradients: str = ""  # file with the gradients, unscaled
+    following: Place | None = None  # the line that makes the next bad number with this change
 
 
 class PassResult(FloatRecordPart):
@@ -255,28 +244,23 @@ class PassResult(FloatRecordPart):
     seconds: float = 0.0
     loss: float = math.nan
     scaler: ScalerFacts = ScalerFacts()
-    raw_step: Place | None = Field(
-        default=None, description="a line that stepped on scaled gradients"
-    )
+    raw_step: Place | None = None  # a line that stepped on scaled gradients
     misuse: tuple[Misused, ...] = ()
-    workers: bool = Field(default=False, description="a loader has worker processes")
-    spawns: bool = Field(default=False, description="it started ranks by itself")
-    autocast_off: str = Field(default="", description="a device whose autocast torch switched off")
-    outside: tuple[str, ...] = Field(default=(), description="effects outside the copied folder")
-    files: tuple[str, ...] = Field(default=(), description="source files of the user that ran")
+    workers: bool = False  # a loader has worker processes
+    spawns: bool = False  # it started ranks by itself
+    autocast_off: str = ""  # a device whose autocast torch switched off
+    outside: tuple[str, ...] = ()  # effects outside the copied folder
+    casts: tuple[Place, ...] = ()  # casts to half that a run in FP32 has left out
     # of the second pass
     culprit: Culprit | None = None
-    mask: Culprit | None = Field(default=None, description="a constant infinity among the inputs")
+    of_data: bool = False  # the operation had no parameter among its inputs
+    mask: Culprit | None = None  # a constant infinity among the inputs
     made: Made = Made()
-    way: tuple[str, ...] = ()
-    exact: float = Field(
-        default=math.nan,
-        description="largest result of the operation in FP64 on the same inputs; inf: not finite there",
-    )
-    differs_at: int | None = Field(default=None, description="first loss that was not repeated")
-    bad_before: bool = Field(default=False, description="parameters were bad before the step")
+    exact: float = math.nan  # largest result in FP64 on the same inputs; inf: not finite there
+    differs_at: int | None = None  # first loss that was not repeated
+    bad_before: bool = False  # parameters were bad before the step
     trials: tuple[TrialResult, ...] = ()
-    autocast: str = Field(default="", description="the 16-bit dtype of autocast in the bad step")
+    autocast: str = ""  # the 16-bit dtype of autocast in the bad step
     incident: str = ""
     rank: int = 0
     # of the inspection of a good run
@@ -293,9 +277,7 @@ def write_losses(path: str, losses: list[float]) -> None:
 def read_losses(path: str) -> list[float]:
     """Read what ``write_losses`` wrote; empty if there is nothing."""
     try:
-        values = array("d")
-        values.frombytes(Path(path).read_bytes())
-        return list(values)
+        return list(array("d", Path(path).read_bytes()))
     except (OSError, ValueError):
         return []
 

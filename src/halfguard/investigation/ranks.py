@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from halfguard.errors import UsageError
-from halfguard.investigation.passes import PassResult, read_result
+from halfguard.investigation.passes import PassResult, read_result, write_result
 
 _WAIT = 600.0  # seconds for the other ranks
 _GRACE = 3.0  # seconds in which a rank may see the event itself
@@ -86,10 +86,7 @@ class Ranks:
 
     def agree(self, result: PassResult, rank: int | None) -> PassResult:
         """Give this rank's result; return that of ``rank``, or of the rank where the event began."""
-        path = self._file("result", self.rank)
-        part = path.with_suffix(".part")
-        part.write_text(result.model_dump_json(), "utf-8")
-        part.rename(path)
+        write_result(str(self._file("result", self.rank)), result)
         self.meet("ended")
         found = [read_result(self._file("result", one)) or PassResult() for one in range(self.size)]
         if rank is None:

@@ -34,6 +34,7 @@ from halfguard.investigation.passes import (
     Start,
     Target,
     TrialPlan,
+    read_losses,
     read_result,
 )
 from halfguard.investigation.ranks import Ranks
@@ -253,6 +254,7 @@ class Investigation:
         every_step: bool = False,
         change: TrialPlan | None = None,
         trial: Patched | None = None,
+        in_fp32: bool = False,
     ) -> PassResult:
         """Run one pass, and return its result with the user's own paths."""
         if self.interruption.has_come():
@@ -261,15 +263,22 @@ class Investigation:
         copy, ranks = self.copy, self.ranks
         if copy is not None and (ranks is None or ranks.rank == 0):
             copy.make()
-        if trial is not None and copy is not None:
+        if trial is not None and trial.patch and copy is not None:
             applied = apply_patch(trial.patch, copy.inside(self.base))
             if not applied:  # the file is a link there
                 return PassResult(ended="died", error="the patch could not be applied to the copy")
         variables = {} if ranks is None else ranks.begin_pass()
         self.log.write_bytes(b"")
-        plan = self._plan(kind, change, trial, every_step=every_step).model_copy(
-            update={"event": event, "start": start, "alone": alone}
-        )
+        name = "other" if every_step else "losses" if trial is None else "patched"
+        facts = {
+            "event": event,
+            "start": start,
+            "alone": alone,
+            "every_step": every_step,
+            "in_fp32": in_fp32,
+            "losses": str(self.place / f"{'fp32' if in_fp32 else name}.bin"),
+        }
+        plan = self._plan(kind, change, trial).model_copy(update=facts)
         source = None if self.target.is_module else self.folder / self.target.name
         until = math.inf if trial is None else time.monotonic() + trial.seconds
 
@@ -298,9 +307,7 @@ class Investigation:
             result = ranks.agree(result, self.bad_rank)
         return PassResult.model_validate_json(self.translate(result.model_dump_json()))
 
-    def _plan(
-        self, kind: PassKind, change: TrialPlan | None, trial: Patched | None, *, every_step: bool
-    ) -> PassPlan:
+    def _plan(self, kind: PassKind, change: TrialPlan | None, trial: Patched | None) -> PassPlan:
         """Return the plan of a pass, with the paths of the copy."""
         copy = self.copy
         return PassPlan(
@@ -309,18 +316,20 @@ class Investigation:
             folder=str(self.folder if copy is None else copy.inside(self.folder)),
             base=str(self.base if copy is None else copy.inside(self.base)),
             answer=str(self.place / f"{kind}.json"),
-            losses=str(self.place / ("other.bin" if every_step or trial else "losses.bin")),
             steps=trial.steps if trial else self.steps if kind == "sense" else None,
-            every_step=every_step,
             trial=self._trial_inside(change),
             inspect=self.inspect,
             patched=trial is not None,
             emulate=self.emulate,
             isolated=() if copy is None else copy.folders(),
             originals=(str(self.folder),) if copy is None else tuple(map(str, copy.roots)),
-            links="" if copy is None else str(copy.links),
+            copies="" if copy is None else str(copy.place),
             incident=self.incident if kind == "track" else "",
         )
+
+    def losses(self, name: str) -> list[float]:
+        """Return the losses of the last pass of a kind: "losses" of the first, "patched" or "fp32"."""
+        return read_losses(str(self.place / f"{name}.bin"))
 
     def translate(self, text: str) -> str:
         """Replace paths of the copy by those of the user."""
@@ -346,10 +355,10 @@ class Investigation:
 
     def _trial_inside(self, trial: TrialPlan | None) -> TrialPlan | None:
         """Return a trial with its line in the copy, where a pass looks for it."""
-        if trial is None or trial.place is None or self.copy is None:
+        if trial is None or self.copy is None:
             return trial
-        file, line = trial.place
-        return trial.model_copy(update={"place": (str(self.copy.inside(Path(file))), line)})
+        places = tuple((str(self.copy.inside(Path(file))), line) for file, line in trial.places)
+        return trial.model_copy(update={"places": places})
 
     def _inside(self) -> Target:
         if self.copy is None or self.target.is_module:

@@ -20,9 +20,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from halfguard.investigation.finite import bad_tensors, first_number, storages
+from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
+from halfguard.investigation.detectors import DETECTORS
 from halfguard.investigation.made_places import MadePlaces
-from halfguard.investigation.misuse import Misuse
 from halfguard.investigation.passes import (
     Ended,
     Event,
@@ -35,7 +35,7 @@ from halfguard.investigation.passes import (
     write_losses,
 )
 from halfguard.investigation.surroundings import Surroundings
-from halfguard.investigation.training_loop import BackwardCall, Look, LoopObserver, TrainingLoop
+from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.parameters import parameters_of
 
@@ -83,11 +83,11 @@ class SkipRule:
 MOST_LOSSES = 1_000_000
 
 
-class Sensing(LoopObserver):
+class Sensing:
     """Watches a loop for the first event."""
 
-    def __init__(self, plan: PassPlan, loop: TrainingLoop, surroundings: Surroundings) -> None:
-        self._plan, self._loop, self._surroundings = plan, loop, surroundings
+    def __init__(self, plan: PassPlan, bus: HookBus, surroundings: Surroundings) -> None:
+        self._plan, self._bus, self._surroundings = plan, bus, surroundings
         self._rule = SkipRule()
         self._losses: list[float] = []
         self._stale: set[int] = set()  # storages of gradients that were bad before
@@ -99,37 +99,36 @@ class Sensing(LoopObserver):
         self._scales = ScalerFacts()
         self._started = time.monotonic()
         self._progress = ProgressFile(plan.answer)
-        self._misuse = Misuse(loop)
-        self._misuse.install()
+        self._detectors = [make(bus) for make in DETECTORS]
         self._made = MadePlaces(plan)
-        self._made.install()
+        bus.listen(*self._detectors, self._made, self)
 
-    def before_backward(self, call: BackwardCall) -> None:
-        self._misuse.before_backward(call)
+    def on_backward(self, call: BackwardCall) -> None:
+        """Look at the loss."""
         if not call.accumulates:
             return
-        with self._loop.unobserved():
+        with self._bus.unobserved():
             loss = first_number(call.losses)
             bad = not math.isfinite(loss) and bad_tensors(call.losses)
             if len(call.losses) > 1:
                 bad = bad or bad_tensors(call.losses[1:])
             if self._never_good is None:
-                self._never_good = storages(bad_tensors(self._loop.parameters))
+                self._never_good = storages(bad_tensors(self._bus.parameters))
                 self._made.note_buffers()
         if len(self._losses) < MOST_LOSSES:
             self._losses.append(loss)
         if bad:
             self._found("loss", "the loss, at its backward pass")
-        if self._plan.every_step and self._are_broken(self._loop.parameters):
+        if self._plan.every_step and self._are_broken(self._bus.parameters):
             self._found("parameters", "parameters, before a backward pass")
 
-    def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
-        with self._loop.unobserved():
+    def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
+        """Look at the gradients."""
+        with self._bus.unobserved():
             bad = bad_tensors(gradients)
             stale, self._stale = self._stale, storages(bad)
             new = [g for g in bad if g.untyped_storage()._cdata not in stale]
         self._overflowed = bool(bad) and call.scaled
-        self._misuse.after_backward(call)
         if new and not call.scaled:
             self._found("gradients", "the gradients, after a backward pass")
         elif call.scaled:
@@ -140,7 +139,7 @@ class Sensing(LoopObserver):
                 self._rule.good()
 
     def _note_scale(self) -> None:
-        scale, before = self._loop.scale, self._scales
+        scale, before = self._bus.scale, self._scales
         first = before.first if before.used else scale
         self._scales = ScalerFacts(used=True, first=first, last=scale)
 
@@ -150,31 +149,33 @@ class Sensing(LoopObserver):
         if why:
             self._found("scale", why)
 
-    def backward_failed(self, error: RuntimeError) -> None:
+    def on_backward_failed(self, error: RuntimeError) -> None:
+        """Tell a NaN that torch has found itself."""
         if "nan values" in str(error):  # torch.autograd.detect_anomaly
             self._found("gradients", "detect_anomaly, in the backward pass")
 
-    def between_steps(self) -> None:
+    def on_step_begins(self) -> None:
+        """Report the progress."""
         if self._progress.is_due:
             self._progress.write(self._result("interrupted"))
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the parameters."""
         # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad. If they were not
         # used in between, a pass that looks at every step is run afterwards.
         self._stepped = optimizer
-        self._misuse.after_step(optimizer)
         every = self._plan.every_step
         looked_at = (p for p in parameters_of(optimizer) if every or p.dtype in HALF_DTYPES)
         if self._are_broken(looked_at):
             how = f"parameters, after {type(optimizer).__name__}.step()"
-            self._found("parameters", how, backward=max(0, self._loop.backward - 1))
-        if self._plan.steps is not None and self._loop.steps + 1 >= self._plan.steps:
-            self._loop.steps += 1
+            self._found("parameters", how, backward=max(0, self._bus.backward - 1))
+        if self._plan.steps is not None and self._bus.steps + 1 >= self._plan.steps:
+            self._bus.steps += 1
             self._leave(self._result("steps", event=self._broken()))
 
     def _are_broken(self, parameters: Iterable[Tensor]) -> bool:
         """Return whether some are bad that were good at first."""
-        with self._loop.unobserved():
+        with self._bus.unobserved():
             bad = bad_tensors(parameters)
             return bool(storages(bad) - (self._never_good or set()))
 
@@ -182,19 +183,24 @@ class Sensing(LoopObserver):
         """Return the event of parameters that a step broke: the last one, as far as is known; or None."""
         if self._stepped is None:
             return None
-        if not self._are_broken([*parameters_of(self._stepped), *self._loop.parameters]):
+        if not self._are_broken([*parameters_of(self._stepped), *self._bus.parameters]):
             return None
         finite = [loss for loss in self._losses[-2:] if math.isfinite(loss)]
         return Event(
             kind="parameters",
-            backward=max(0, self._loop.backward - 1),
-            step=max(0, self._loop.steps - 1),
+            backward=max(0, self._bus.backward - 1),
+            step=max(0, self._bus.steps - 1),
             how=f"parameters, after {type(self._stepped).__name__}.step()",
             loss=finite[-1] if finite else math.nan,
-            scale=self._loop.scale,
+            scale=self._bus.scale,
         )
 
-    def looked(self, look: Look) -> None:
+    def on_scaler_failed(self, optimizer: torch.optim.Optimizer | None, _error: Exception) -> None:
+        """Note the optimizer of the error."""
+        self._stepped = getattr(optimizer, "optimizer", optimizer) or self._stepped
+
+    def on_looked(self, look: Look) -> None:
+        """Note that the script may skip the step."""
         if self._plan.patched:  # the patch may look, to leave out the batch
             return
         if look.tensor.requires_grad:
@@ -202,7 +208,7 @@ class Sensing(LoopObserver):
         elif self._looked is None and not self._overflowed:
             self._looked = self._event("looked", f"a number that the script read by {look.how}")
 
-    def finish(self, error: str, ended: Ended) -> NoReturn:
+    def on_finished(self, error: str, ended: Ended) -> NoReturn:
         """Answer after the script's end."""
         event = self._broken()
         why = self._rule.at_end(crashed=bool(error))
@@ -219,11 +225,11 @@ class Sensing(LoopObserver):
     def _event(self, kind: EventKind, how: str, *, backward: int | None = None) -> Event:
         return Event(
             kind=kind,
-            backward=self._loop.backward if backward is None else backward,
-            step=self._loop.steps,
+            backward=self._bus.backward if backward is None else backward,
+            step=self._bus.steps,
             how=how,
             loss=self._losses[-1] if self._losses else math.nan,
-            scale=self._loop.scale,
+            scale=self._bus.scale,
         )
 
     def _found(self, kind: EventKind, how: str, *, backward: int | None = None) -> NoReturn:
@@ -236,25 +242,25 @@ class Sensing(LoopObserver):
             ended=ended,
             error=error,
             event=event,
-            backward=self._loop.backward,
-            steps=self._loop.steps,
+            backward=self._bus.backward,
+            steps=self._bus.steps,
             seconds=time.monotonic() - self._started,
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
-            raw_step=self._loop.raw_step,
-            workers=self._loop.workers,
+            raw_step=self._bus.raw_step,
+            workers=self._bus.workers,
             spawns=self._surroundings.spawns,
             autocast_off=self._surroundings.autocast_off,
             outside=self._surroundings.effects,
+            casts=tuple(self._bus.casts),
         )
 
     def _leave(self, result: PassResult) -> NoReturn:
         write_losses(self._plan.losses, self._losses)
-        files = self._surroundings.source_files()
-        made = self._made.facts(self._stepped or next(iter(self._loop.optimizers), None))
-        misuse = self._misuse.found(made, result.error)
+        made = self._made.facts(self._stepped or next(iter(self._bus.optimizers), None))
+        misuse = tuple(one for d in self._detectors for one in d.found(made, result.error))
         if result.event is None and not result.error:
-            with self._loop.unobserved():
+            with self._bus.unobserved():
                 misuse += self._made.bad_buffers(made)
-        facts = {"files": files, "made": made, "misuse": misuse}
+        facts = {"made": made, "misuse": misuse}
         leave(self._plan.answer, result.model_copy(update=facts))

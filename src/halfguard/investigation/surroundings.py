@@ -13,10 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from halfguard.investigation.passes import PassPlan
-from halfguard.investigation.working_copy import Links
+from halfguard.investigation.working_copy import make_own
 
 _MOST_EFFECTS = 20
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -27,19 +25,18 @@ _LOCAL = ("127.", "::1", "localhost")
 
 
 class Surroundings:
-    """Collects effects outside of some folders."""
+    """Collects effects outside of the copy."""
 
     def __init__(self, plan: PassPlan) -> None:
         self.autocast_off = ""
         self.spawns = False  # the script starts ranks by itself
         self._effects: dict[str, None] = {}
-        # The folder of the copies has records of this pass too; links lie in it.
-        own = (str(Path(plan.links).parent),) if plan.links else ()
-        self._folders = (*plan.isolated, *own)
+        self._place = plan.copies
         caches = (tempfile.gettempdir(), "/dev", "/proc", str(Path.home() / ".cache"))
         self._ours = (*plan.isolated, *caches)
+        # The folder of the copies has records of this pass too.
+        self._folders = (*plan.isolated, *((str(Path(plan.copies).parent),) if plan.copies else ()))
         self._users = plan.originals
-        self._links = Links.read(plan.links)
 
     @property
     def effects(self) -> tuple[str, ...]:
@@ -49,82 +46,55 @@ class Surroundings:
     def watch(self) -> None:
         """Begin to listen; Python has no way to stop it."""
         sys.addaudithook(self._heard)
-        self._watch_save()
-        self._watch_autocast()
-        self._watch_spawn()
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             path, mode, flags = args
             writes = flags & _WRITES if isinstance(flags, int) else set(mode or "") & set("wax+")
             if writes and isinstance(path, str | bytes | os.PathLike):
-                self._written(os.fspath(path), truncates="w" in (mode or ""))
+                self._written(path, truncates="w" in (mode or ""))
         elif event in _CHANGES and isinstance(args[0], str | bytes | os.PathLike):
-            self._written(os.fspath(args[0]), truncates=False)
-        elif event in _ADDITIONS:
-            self._open_parents(args[:2])
-        elif event in _REMOVALS and isinstance(args[0], str | os.PathLike):
-            self._open_parents(args[:2])
-            if event == "shutil.rmtree":  # which refuses a link
-                self._links.make_real(os.path.abspath(os.fspath(args[0])), truncates=False)  # noqa: PTH100
-            folder, name = os.path.split(os.path.abspath(os.fspath(args[0])))  # noqa: PTH100
-            # A link is removed itself, not what it points to.
-            self._note("removed or renamed", os.path.join(os.path.realpath(folder), name))  # noqa: PTH118
+            self._written(args[0], truncates=False)
+        elif event in _ADDITIONS | _REMOVALS:
+            paths = [
+                _absolute(one) for one in args[:2] if isinstance(one, str | bytes | os.PathLike)
+            ]
+            for path in paths:
+                # A link is removed itself, not what it points to; rmtree refuses a link.
+                make_own(path if event == "shutil.rmtree" else os.path.dirname(path), self._place)  # noqa: PTH120
+            if event in _REMOVALS and paths:
+                folder, name = os.path.split(paths[0])
+                self._note("removed or renamed", os.path.join(os.path.realpath(folder), name))  # noqa: PTH118
         elif event == "socket.connect" and isinstance(args[1], tuple):
             host = str(args[1][0])
             if not host.startswith(_LOCAL):
                 self._effects.setdefault(f"connected to {host}:{args[1][1]}")
 
-    def _open_parents(self, paths: tuple[Any, ...]) -> None:
-        for path in paths:
-            if isinstance(path, str | os.PathLike):
-                self._links.open_parents(os.path.abspath(os.fspath(path)))  # noqa: PTH100
-
-    def _written(self, path: str | bytes, *, truncates: bool) -> None:
-        text = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - no file system access here
-        if not self._links.make_real(text, truncates=truncates):
-            self._note("wrote", os.path.realpath(text))
+    def _written(self, path: str | bytes | os.PathLike[Any], *, truncates: bool) -> None:
+        text = _absolute(path)
+        make_own(text, self._place, truncates=truncates)
+        self._note("wrote", os.path.realpath(text))
 
     def _note(self, what: str, full: str) -> None:
-        """Note an effect on a path, from which links of the user, which lead out of the copy, are gone."""
+        """Note an effect on a path from which links are gone."""
         elsewhere = not full.startswith(self._ours)
         users = full.startswith(self._users) and not full.startswith(self._folders)
         if (elsewhere or users) and len(self._effects) < _MOST_EFFECTS:
             self._effects.setdefault(f"{what} {full}")
 
-    def _watch_save(self) -> None:
-        original: Any = torch.save
+    def on_saving(self, path: str) -> None:
+        """Note a file of ``torch.save``, which Python does not see."""
+        self._written(path, truncates=True)
 
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(f, str | os.PathLike):
-                self._written(os.fspath(f), truncates=True)
-            return original(obj, f, *args, **kwargs)
+    def on_spawned(self) -> None:
+        """Note that the script starts ranks."""
+        self.spawns = True
 
-        torch.save = save
+    def on_autocast_made(self, region: Any, device: str) -> None:
+        """Note autocast that torch has switched off."""
+        if device and not region._enabled and device != "cpu":
+            self.autocast_off = device
 
-    def _watch_spawn(self) -> None:
-        processes: Any = torch.multiprocessing
-        original: Any = processes.spawn
 
-        def spawn(*args: Any, **kwargs: Any) -> Any:
-            self.spawns = True
-            return original(*args, **kwargs)
-
-        processes.spawn = spawn
-
-    def _watch_autocast(self) -> None:
-        original: Any = torch.amp.autocast_mode.autocast.__init__
-
-        def __init__(region: Any, device_type: str, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(region, device_type, *args, **kwargs)
-            enabled = kwargs.get("enabled", args[1] if len(args) > 1 else True)
-            if enabled and not region._enabled and device_type != "cpu":
-                self.autocast_off = device_type
-
-        setattr(torch.amp.autocast_mode.autocast, __init__.__name__, __init__)
-
-    def source_files(self) -> tuple[str, ...]:
-        """Return the source files that ran from the working folder."""
-        loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        users = (*self._folders, *self._users)
-        return tuple(sorted({f for f in loaded if f and f.endswith(".py") and f.startswith(users)}))
+def _absolute(path: str | bytes | os.PathLike[Any]) -> str:
+    return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - no file system access here

@@ -13,16 +13,17 @@ import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from linecache import getline
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from halfguard.investigation.called_modules import CalledModules
-from halfguard.investigation.finite import bad_tensors, storages
+from halfguard.dist.collectives import world_size
+from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
 from halfguard.investigation.held_process import HeldProcess
+from halfguard.investigation.held_step import HeldStep, Snapshot, running_frames
 from halfguard.investigation.incident_of_step import ModelCall, keep_incident
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.passes import (
@@ -36,13 +37,15 @@ from halfguard.investigation.passes import (
     TrialResult,
     leave,
 )
-from halfguard.investigation.training_loop import BackwardCall, Look, TrainingLoop
 from halfguard.investigation.trial_choice import run_trials
 from halfguard.investigation.trying import Approach, Trying
+from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.records.autopsy import Culprit, CulpritKind
 from halfguard.replaying.function_modes import user_place
 from halfguard.step.parameters import parameters_of
+from halfguard.step.random_state import capture_random_state
 from halfguard.tracing.call_arguments import Call, tensors_in, undispatched
+from halfguard.tracing.called_modules import CalledModules
 from halfguard.tracing.first_nonfinite import OperationWatch
 from halfguard.tracing.operation_places import ModuleStack
 from halfguard.tracing.origins import Origin
@@ -51,6 +54,7 @@ _MOST = 50  # origins that are run again
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _UNKNOWN = math.nan
 _HIDES = ("nan_to_num", "nan_to_num_")
+_PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "matmul", "conv1d", "conv2d")
 
 
 class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
@@ -61,6 +65,7 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         self.exact: dict[int, float] = {}
         self.masks: dict[int, Culprit] = {}  # the infinity on purpose that an origin made into NaN
         self.hides: tuple[str, int] | None = None  # a line that made bad numbers finite
+        self.of_data: set[int] = set()  # origins outside of modules, whose inputs need no gradient
         self._newest = 0
 
     def __torch_dispatch__(
@@ -75,11 +80,21 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.last is not None and self.last.index > self._newest:
             self._newest = self.last.index
-            if len(self.exact) < _MOST and self.last.culprit.kind == "op":
-                call = Call(func, args, kwargs or {})
+            call = Call(func, args, kwargs or {})
+            culprit = self.last.culprit
+            if culprit.module is None and culprit.phase == "forward" and _is_data(call):
+                self.of_data.add(self._newest)
+            if len(self.exact) < _MOST and culprit.kind == "op":
                 self.exact[self._newest] = _in_fp64(call, args, kwargs or {})
                 self._note_mask(call)
         return out
+
+    def _origin_of(self, name: str, tensor: Tensor, where: Any, frame: Any) -> Origin:
+        """Return the origin of a bad argument; -inf that is multiplied is bad data, not a mask."""
+        origin = super()._origin_of(name, tensor, where, frame)
+        if origin.culprit.kind == "input" and where.op in _PRODUCTS:
+            origin.intended = False
+        return origin
 
     def _note_hiding(self, tensor: Any) -> None:
         if isinstance(tensor, Tensor) and self.origins.get(tensor) is not None:
@@ -90,6 +105,12 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
             known = self.origins.get(one.tensor)
             if known is not None and known.intended and known.index < self._newest:
                 self.masks[self._newest] = known.culprit
+
+
+def _is_data(call: Call) -> bool:
+    """Return whether no argument of a call depends on a parameter, and one is a tensor of numbers."""
+    tensors = [one.tensor for one in call.tensors if one.tensor.is_floating_point()]
+    return bool(tensors) and not any(t.requires_grad or t.grad_fn is not None for t in tensors)
 
 
 def _in_fp64(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
@@ -120,53 +141,55 @@ def _wide(value: Any) -> Any:
 
 _SECONDS = 120.0  # for all trials
 _SLACK = 2  # backward passes after the event in which it is still waited for
-_isfinite = torch.isfinite  # before a sensor replaces it
 
 
 class Tracking(Approach):
     """Tracks from the beginning of the bad step, and answers at its first bad number."""
 
-    def __init__(
-        self, plan: PassPlan, loop: TrainingLoop, event: Event, outermost: CodeType
-    ) -> None:
-        super().__init__(plan, loop, event)
+    def __init__(self, plan: PassPlan, bus: HookBus, event: Event, outermost: CodeType) -> None:
+        super().__init__(plan, bus, event, outermost)
         self._modules = CalledModules()
         self._watch = ExactWatch(self._modules, outermost)
+        self._given = plan, bus, event, outermost
         self._held: HeldProcess | None = None
         self._registered: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._autocast = ""
         self._call: ModelCall | None = None
         self._optimizer: torch.optim.Optimizer | None = None  # that stepped
         self._bad_before: set[int] = set()  # storages of parameters, when tracking began
+        self._loss = math.nan
+        self._random: Any = None  # before the batch of the step was made
+        self._before: Snapshot | None = None  # of a step that is repeated in place
+        self._older: list[FrameType] = []  # that ran when tracking began
         self._made = MadePlaces(plan)
-        self._made.install()
+        bus.listen(self._made)
 
     def begin(self, first: nn.Module | None, args: Any) -> None:
         # Where every step is tracked, the process would be held at the first one.
         wanted = self.plan.start != "first module" and HeldProcess.is_possible()
         held = HeldProcess.hold() if wanted else None
         if held is not None and held.trial is not None:  # a copy of this process, much later
-            trying = Trying(self.plan, self.loop, self.event, held.trial, held.send)
-            self.loop.observer = trying
+            trying = Trying(*self._given, held.trial, held.send)
+            self.bus.only(trying)
             trying.begin(first, args)
             return
         self._held = held
-        with self.loop.unobserved():
-            self._bad_before = storages(bad_tensors(self.loop.parameters))
-        self._modules.watch(self._is_finite, self._entering)
+        self._random, self._older = capture_random_state(), running_frames()
+        with self.bus.unobserved():
+            self._bad_before = storages(bad_tensors(self.bus.parameters))
+        self._modules.watch(self._entering)
         if first is not None:
             self._modules.enter(first, args)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
 
-    def _is_finite(self, tensor: Tensor) -> bool:
-        with self.loop.unobserved():
-            return bool(_isfinite(tensor.detach()).all())
-
     def _entering(self, root: nn.Module, args: Any) -> None:
         """Note the call of the model, and register what is bad before its first use."""
         if self.plan.incident and root is self._modules.model and torch.is_grad_enabled():
-            with self.loop.unobserved():
+            with self.bus.unobserved():
                 self._call = ModelCall.of(root, args)
+        wanted = self._held is None and self.plan.start != "first module" and world_size() == 1
+        if wanted and self._before is None and root is self._modules.model:
+            self._before = Snapshot.take(self.bus, root, self._random)
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -176,7 +199,7 @@ class Tracking(Approach):
         residents: list[tuple[CulpritKind, str, Tensor]] = []
         residents += [("parameter", *item) for item in root.named_parameters()]
         residents += [("buffer", *item) for item in root.named_buffers()]
-        with self.loop.unobserved():
+        with self.bus.unobserved():
             storages = {t.untyped_storage()._cdata for t in bad_tensors(t for *_, t in residents)}
             for kind, name, tensor in residents:
                 known = self._watch.origins.get(tensor) is not None
@@ -189,46 +212,57 @@ class Tracking(Approach):
 
     # -- what the loop does
 
-    def before_backward(self, call: BackwardCall) -> None:
-        super().before_backward(call)
+    def on_backward(self, call: BackwardCall) -> None:
+        super().on_backward(call)
         if self.has_begun and call.accumulates:
+            with self.bus.unobserved():
+                self._loss = first_number(call.losses)
             self._answer_if_bad(call.losses)
             if self.event.kind == "parameters":
-                self._answer_if_bad(self.loop.parameters)
+                self._answer_if_bad(self.bus.parameters)
 
-    def after_backward(self, call: BackwardCall, gradients: list[Tensor]) -> None:
+    def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
+        """Look at the gradients."""
         if self.has_begun and (not call.scaled or self.event.kind == "scale"):
             self._answer_if_bad(gradients)
 
-    def backward_failed(self, error: RuntimeError) -> None:
+    def on_backward_failed(self, error: RuntimeError) -> None:
+        """Answer with the last bad number."""
         if self.has_begun and "nan values" in str(error):
             self._answer(self._watch.last)
 
-    def between_steps(self) -> None:
-        super().between_steps()
-        if self.plan.start == "event" and self.loop.backward > self.event.backward + _SLACK:
+    def on_step_begins(self) -> None:
+        super().on_step_begins()
+        if self.plan.start == "event" and self.bus.backward > self.event.backward + _SLACK:
             self._leave(PassResult(ended="finished"))
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the parameters."""
         if self.has_begun:
             self._optimizer = optimizer
+            self._random = capture_random_state()
             self._answer_if_bad(list(parameters_of(optimizer)))
 
-    def looked(self, look: Look) -> None:
+    def on_scaler_failed(self, optimizer: Any, _error: Exception) -> None:
+        """Note the optimizer of the error."""
+        self._optimizer = getattr(optimizer, "optimizer", optimizer) or self._optimizer
+
+    def on_looked(self, look: Look) -> None:
+        """Look at what the script looks at."""
         expected = look.tensor.requires_grad or self.event.kind == "looked"
         if self.has_begun and expected:
             self._answer_if_bad([look.tensor])
 
-    def finish(self, error: str, ended: Ended) -> NoReturn:
+    def on_finished(self, error: str, ended: Ended) -> NoReturn:
         if self.has_begun and error and self._watch.last is not None:
             self._answer(self._watch.last)
-        made = self._made.facts(next(iter(self.loop.optimizers), None))
+        made = self._made.facts(self._optimizer or next(iter(self.bus.optimizers), None))
         self._leave(PassResult(ended=ended, error=error, made=made))
 
     # -- the answer
 
     def _answer_if_bad(self, tensors: Sequence[Tensor]) -> None:
-        with self.loop.unobserved():
+        with self.bus.unobserved():
             bad = bad_tensors(tensors)
         # Parameters that were bad before are no doing of this step; a loss that they spoil has their origin.
         bad = [tensor for tensor in bad if not storages([tensor]) & self._bad_before]
@@ -245,29 +279,38 @@ class Tracking(Approach):
         culprit = replace(culprit, intended=True) if origin.intended else culprit
         if culprit.phase == "backward" and not culprit.file:
             culprit = _at_backward_call(culprit)
+        exact = self._watch.exact.get(origin.index, math.nan)
         result = PassResult(
             ended="event",
             culprit=culprit,
-            exact=self._watch.exact.get(origin.index, math.nan),
+            exact=exact,
             mask=self._watch.masks.get(origin.index),
+            of_data=origin.index in self._watch.of_data and math.isinf(exact),
             made=self._facts(culprit),
-            way=self._way(culprit),
             autocast=self._autocast,
         )
         if self._call is not None:
             kept = keep_incident(self.plan.incident, self._call, self.event, self._autocast)
             result = result.model_copy(update={"incident": kept})
         older = self.event.kind == "parameters" and culprit.kind == "parameter"
-        if self._held is not None and not older:  # this step would not show a cure
+        self._report(result)
+        held = None if older else self._held or self._in_place()  # it would not show a cure
+        if held is not None:
             done: tuple[TrialResult, ...] = ()
-            self._report(result)
-            for trial in self._trials(result, self._held):
+            for trial in self._trials(result, held):
                 done = (*done, trial)
                 self._report(result.model_copy(update={"trials": done}))
             result = result.model_copy(update={"trials": done})
         self._leave(result)
 
-    def _trials(self, found: PassResult, held: HeldProcess) -> Iterator[TrialResult]:
+    def _in_place(self) -> HeldStep | None:
+        """Return the step if its statements can be repeated in this process."""
+        if self._before is None or self.event.kind == "parameters":
+            return None
+        held = HeldStep(self.bus, self._before, lambda *how: Trying(*self._given, *how))
+        return held if held.find(self._loss, self._older) else None
+
+    def _trials(self, found: PassResult, held: HeldProcess | HeldStep) -> Iterator[TrialResult]:
         """Run trials until their time is used up: those from the script's first line take long."""
         until = time.monotonic() + _SECONDS
 
@@ -278,23 +321,19 @@ class Tracking(Approach):
 
     def _facts(self, culprit: Culprit) -> Made:
         """Return where things were made that a cure may have to change."""
-        steps = self._optimizer or next(iter(self.loop.optimizers), None)
-        modules = self._made.submodule(self._modules.model, culprit.module or "")
+        steps = self._optimizer or next(iter(self.bus.optimizers), None)
+        path = culprit.module or ""
+        name, _, rest = path.partition(".")
+        root = self._modules.module_at(name)  # a loss, for example
+        modules = self._made.submodule(self._modules.model, path)
+        modules = modules or self._made.submodule(root, rest)
         facts = {
             "modules": modules,
-            "raw_step": self.loop.raw_step,
-            "not_updated": self.loop.not_updated,
+            "raw_step": self.bus.raw_step,
+            "not_updated": self.bus.not_updated,
             "hides": self._watch.hides,
         }
         return self._made.facts(steps).model_copy(update=facts)
-
-    def _way(self, culprit: Culprit) -> tuple[str, ...]:
-        """Return the modules that passed it on; those before the culprit hold intended infinities."""
-        if culprit.phase == "backward" or culprit.module is None:
-            return ()
-        names = list(self._modules.carriers)
-        start = names.index(culprit.module) if culprit.module in names else 0
-        return tuple(name or "the model" for name in names[start:])
 
     def _report(self, result: PassResult) -> None:
         """Tell what is known so far, in case that the user does not wait for the rest."""
@@ -307,8 +346,8 @@ class Tracking(Approach):
         facts = {
             "differs_at": self.differs_at,
             "bad_before": bool(self._bad_before),
-            "backward": self.loop.backward,
-            "steps": self.loop.steps,
+            "backward": self.bus.backward,
+            "steps": self.bus.steps,
             "rank": int(os.environ.get("RANK", "0")),
         }
         return result.model_copy(update=facts)

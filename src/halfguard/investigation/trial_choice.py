@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from halfguard.investigation.passes import HALF_NAMES, Event, PassResult, TrialPlan, TrialResult
 from halfguard.records.autopsy import Culprit
+from halfguard.trials.proof import relative, squared_difference
 
 FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
-_DOUBLINGS = 24
+_LINES = 4  # that are changed together
+FAR = 0.2  # relative error of gradients
 CALIBRATED = 1.0  # a scale that a scaler would reach, for changes of the computation
 _IN_FP32 = ("statement", "slice", "function")
 Run = Callable[[TrialPlan], TrialResult | None]
@@ -33,12 +36,13 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
     if culprit is None or culprit.kind != "op":
         return
     if found.autocast == "float16":
-        yield from (_judged(one, full, run) for one in _ran(run(BF16)))
-    for plan in _line_trials(culprit, CALIBRATED, in_fp32=full.trial.good):
-        tried = run(plan)
+        yield from (_judged(one, full) for one in _ran(run(BF16)))
+    for plan in _line_trials(culprit, in_fp32=full.trial.good):
+        tried = _grown(plan, run) if plan.kind == "statement" else run(plan)
         if tried is not None and (plan.kind in _IN_FP32 or tried.stable or tried.rewrite):
-            yield _judged(tried, full, run)
-            if plan.kind in ("statement", "slice") and tried.trial.good:
+            yield (judged := _judged(tried, full))
+            near = not (judged.trial.error_as_written or 0) > FAR
+            if plan.kind in ("statement", "slice") and tried.trial.good and near:
                 break
     if full.trial.good and culprit.module and culprit.dtype in HALF_NAMES:
         island = TrialPlan(
@@ -47,25 +51,37 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
             module=culprit.module,
             scale=CALIBRATED,
         )
-        yield from (_judged(one, full, run) for one in _ran(run(island)))
+        yield from (_judged(one, full) for one in _ran(run(island)))
     if event.kind == "scale" or culprit.phase == "backward":
         yield from _lower_scale(event, run)
 
 
-def _line_trials(culprit: Culprit, scale: float, *, in_fp32: bool) -> Iterator[TrialPlan]:
+def _line_trials(culprit: Culprit, *, in_fp32: bool) -> Iterator[TrialPlan]:
     """Yield the changes of the culprit's line; the whole function comes last, if the line is not enough."""
     if not culprit.file:
         return
-    place = culprit.file, culprit.line
-    yield TrialPlan(name="the composition", kind="composition", place=place, scale=scale)
-    name = f"stable operations for {culprit.op}"
-    yield TrialPlan(name=name, kind="stable", place=place, scale=scale)
+    same: dict[str, Any] = {"places": ((culprit.file, culprit.line),), "scale": CALIBRATED}
+    yield TrialPlan(name="the composition", kind="composition", **same)
+    yield TrialPlan(name=f"stable operations for {culprit.op}", kind="stable", **same)
     if in_fp32 and culprit.dtype in HALF_NAMES:
-        yield TrialPlan(name="this line in FP32", kind="statement", place=place, scale=scale)
+        yield TrialPlan(name="this line in FP32", kind="statement", **same)
         name = "this line and those that lead to it, in FP32"
-        yield TrialPlan(name=name, kind="slice", place=place, scale=scale)
-        name = "the function around this line in FP32"
-        yield TrialPlan(name=name, kind="function", place=place, scale=scale)
+        yield TrialPlan(name=name, kind="slice", **same)
+        yield TrialPlan(name="the function around this line in FP32", kind="function", **same)
+
+
+def _grown(plan: TrialPlan, run: Run) -> TrialResult | None:
+    """Run a change of a line; as long as the next bad number comes from another line, change that one too."""
+    tried = run(plan)
+    while tried is not None and not tried.trial.good and len(plan.places) < _LINES:
+        place = tried.following
+        if place is None or place in plan.places:
+            break
+        places = (*plan.places, place)
+        lines = " and ".join(f"{Path(file).name}:{line}" for file, line in places)
+        plan = plan.model_copy(update={"places": places, "name": f"{lines} in FP32"})
+        tried = run(plan)
+    return tried
 
 
 def _ran(result: TrialResult | None) -> Iterator[TrialResult]:
@@ -92,30 +108,13 @@ def _lower_scale(event: Event, run: Run) -> Iterator[TrialResult]:
     yield from _ran(best)
 
 
-def _judged(tried: TrialResult, full: TrialResult, run: Run) -> TrialResult:
-    """Note how far the gradients are from those of FP32, and the largest loss scale that works."""
+def _judged(tried: TrialResult, full: TrialResult) -> TrialResult:
+    """Note how far the gradients are from those of FP32."""
     if not tried.trial.good:
         return tried
-    facts: dict[str, float | str | None] = {
-        "error_as_written": _relative_error(tried.gradients, full.gradients)
-    }
-    if tried.scaled and tried.plan.scale is not None and tried.plan.kind != "scale":
-        facts["largest_scale"] = largest = _largest_scale(tried.plan, run)
-        if largest is None:
-            facts["note"] = f"{tried.trial.note} largest loss scale unknown".strip()
-    return tried.model_copy(update={"trial": tried.trial.model_copy(update=facts)})
-
-
-def _largest_scale(plan: TrialPlan, run: Run) -> float | None:
-    """Find the largest power of two, up to 2**24, at which a changed step is finite; None if not all ran."""
-    low, high = 0, _DOUBLINGS + 1  # exponents: finite at the first, not at the second
-    while high - low > 1:
-        middle = (low + high) // 2
-        result = run(plan.model_copy(update={"scale": 2.0**middle}))
-        if result is None:
-            return None
-        low, high = (middle, high) if result.trial.good else (low, middle)
-    return 2.0**low
+    error = _relative_error(tried.gradients, full.gradients)
+    trial = tried.trial.model_copy(update={"error_as_written": error})
+    return tried.model_copy(update={"trial": trial})
 
 
 def _relative_error(one: str, other: str) -> float | None:
@@ -125,7 +124,4 @@ def _relative_error(one: str, other: str) -> float | None:
     a, b = (
         torch.frombuffer(bytearray(Path(p).read_bytes()), dtype=torch.float64) for p in (one, other)
     )
-    if a.shape != b.shape:
-        return None
-    size = float(b.norm())
-    return float((a - b).norm()) / size if size else None
+    return relative(*squared_difference([a], [b])) if a.shape == b.shape else None

@@ -1,9 +1,8 @@
 """A copy of the working folder for each pass, so that a rerun repeats no side effect.
 
-Folders are made anew. Small files are copied; large ones are links to the originals, and become copies when
-the script opens them for writing. A tree with more files than can be
-copied in reasonable time is a link as a whole, and the user is told. What lies beside the working folder is
-linked too; such a folder becomes one of links when Python writes in it.
+Small files are copied, up to a limit. Large ones, folders with too many files, and what lies beside the
+working folder (a script may read ``../data``) are links, which become real when Python writes there: a file
+a copy, a folder a folder of links.
 """
 
 from __future__ import annotations
@@ -25,82 +24,48 @@ _MOST_BESIDE = 5_000  # entries of one of them that are linked
 _LINKED = frozenset({".git", ".venv", "venv", "node_modules", ".tox", ".mypy_cache", ".ruff_cache"})
 
 
-@dataclass
-class Links:
-    """Links of a copy to large originals, and to what lies beside the folder."""
-
-    originals: set[str] = field(default_factory=set)
-
-    @classmethod
-    def read(cls, path: str) -> Links:
-        """Read the list that ``WorkingCopy`` wrote."""
-        try:
-            return cls(set(Path(path).read_text("utf-8").splitlines()) if path else set())
-        except OSError:
-            return cls()
-
-    def make_real(self, path: str, *, truncates: bool) -> bool:
-        """Replace a link by a copy before it is written to; return whether it was a link."""
-        self.open_parents(path)
-        if path not in self.originals:
-            return False
-        link = Path(path)
-        if link.is_dir():
-            self._open(link)
-            return True
-        self.originals.discard(path)
+def make_own(path: str, place: str, *, truncates: bool = False) -> bool:
+    """Make a path and the folders above it real before it is written; return whether it is in the copy."""
+    if not place or not Path(path).is_relative_to(place):
+        return False
+    current, parts = Path(place), Path(path).relative_to(place).parts
+    for part in parts:
+        current /= part
+        if not current.is_symlink():
+            continue
         with contextlib.suppress(OSError):
-            original = link.resolve(strict=True)
-            link.unlink()
-            if truncates:
-                link.touch()
+            original = current.resolve(strict=True)
+            if original.is_relative_to(place):  # a link of the user's own
+                return make_own(str(original.joinpath(*parts[parts.index(part) + 1 :])), place)
+            current.unlink()
+            if original.is_dir():
+                current.mkdir()
+                _link_entries(original, current)
+            elif truncates:
+                current.touch()
             else:
-                shutil.copyfile(original, link)
-        return True
-
-    def open_parents(self, path: str) -> None:
-        """Make the folders above a path real, so that what changes in them stays in the copy."""
-        if self.originals:
-            for parent in reversed(Path(path).parents):
-                if str(parent) in self.originals:
-                    self._open(parent)
-
-    def _open(self, link: Path) -> None:
-        """Replace the link of a folder by a folder of links."""
-        self.originals.discard(str(link))
-        with contextlib.suppress(OSError):
-            original = link.resolve(strict=True)
-            link.unlink()
-            link.mkdir()
-            self.originals.update(_link_entries(original, link))
+                shutil.copyfile(original, current)
+    return True
 
 
 @dataclass
 class WorkingCopy:
-    """Copies folders below one place, the same place each time.
-
-    What lies beside a folder, and beside the folders above it, is linked: a script may read ``../data``.
-    """
+    """Copies folders below one place, the same place each time."""
 
     place: Path
     roots: tuple[Path, ...]
-    shared: tuple[str, ...] = ()  # folders that are links as a whole
     _linked: dict[Path, tuple[int, int]] = field(default_factory=dict)  # originals: size, time
+    _entries = _bytes = 0  # that were copied
 
     def make(self) -> None:
         """Make the copies, as they were before the first pass."""
-        shutil.rmtree(self.place, ignore_errors=True)
-        budget = _Budget()
-        links: list[str] = []
+        self.remove()
+        self._entries = self._bytes = 0
         for root in self.roots:
-            _copy_folder(root, self.inside(root), budget, links, own=self.place.parent)
+            self._copy(root, self.inside(root))
         for made, folder in self.pairs():
             if folder not in self.roots:
-                links += _link_entries(folder, made, own=self.place.parent)
-        self.shared = tuple(budget.shared)
-        self.links.write_text("\n".join(links), "utf-8")
-        originals = [path for link in links if (path := Path(link).resolve()).is_file()]
-        self._linked = {path: _state(path) for path in originals} | self._linked
+                _link_entries(folder, made, own=self.place.parent)
 
     def changed(self) -> list[Path]:
         """Return the originals of links that were changed: by a library that Python does not see."""
@@ -110,23 +75,11 @@ class WorkingCopy:
         """Remove the copies. Links are removed, not what they point to."""
         shutil.rmtree(self.place, ignore_errors=True)
 
-    @property
-    def links(self) -> Path:
-        """The file that lists the links."""
-        return self.place.parent / "links.txt"
-
     def inside(self, path: Path) -> Path:
         """Return where a path of the user is in the copy; itself if it was not copied."""
         for number, root in enumerate(self.roots):
             if path.is_relative_to(root):
                 return self._copied(number) / path.relative_to(root)
-        return path
-
-    def original(self, path: str) -> str:
-        """Return the user's path for one in the copy."""
-        for made, folder in self.pairs():
-            if Path(path).is_relative_to(made):
-                return str(folder / Path(path).relative_to(made))
         return path
 
     def folders(self) -> tuple[str, ...]:
@@ -146,6 +99,43 @@ class WorkingCopy:
         names = self.roots[number].parts[1:]
         return Path(self.place, str(number), *names[-_ABOVE:])
 
+    def _copy(self, source: Path, target: Path) -> None:
+        """Copy breadth first, so that what is linked as a whole lies deep, or is large.
+
+        The folder of the copies is left out: a script may run in the folder of temporary files.
+        """
+        target.mkdir(parents=True)
+        waiting = [(source, target)]
+        for folder, copy in waiting:
+            for entry in _entries(folder):
+                if Path(entry.path) == self.place.parent:
+                    continue
+                made, self._entries = copy / entry.name, self._entries + 1
+                if entry.is_symlink():
+                    made.symlink_to(_link_target(Path(entry.path), source))
+                elif entry.is_dir():
+                    if entry.name in _LINKED or self._entries > _MOST_ENTRIES:
+                        made.symlink_to(entry.path)
+                    else:
+                        made.mkdir()
+                        waiting.append((Path(entry.path), made))
+                elif entry.is_file() and not self._copy_file(entry, made):
+                    made.symlink_to(entry.path)
+                    self._linked.setdefault(Path(entry.path), _state(Path(entry.path)))
+
+    def _copy_file(self, entry: os.DirEntry[str], made: Path) -> bool:
+        """Copy a small file; return whether that was done."""
+        size = entry.stat().st_size
+        if size > _LARGE or self._bytes + size > _MOST_BYTES:
+            return False
+        try:
+            shutil.copy2(entry.path, made)
+        except OSError:  # a file that cannot be read: the script meets the same error
+            made.unlink(missing_ok=True)
+            return False
+        self._bytes += size
+        return True
+
 
 def _state(path: Path) -> tuple[int, int]:
     try:
@@ -155,50 +145,12 @@ def _state(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-@dataclass
-class _Budget:
-    entries: int = 0
-    bytes: int = 0
-    shared: list[str] = field(default_factory=list)
-
-
-def _copy_folder(
-    source: Path, target: Path, budget: _Budget, links: list[str], *, own: Path
-) -> None:
-    """Copy breadth first, so that what is linked as a whole lies deep, or is large.
-
-    The folder of the copies is left out: a script may run in the folder of temporary files.
-    """
-    target.mkdir(parents=True)
-    waiting = [(source, target)]
-    for folder, copy in waiting:
-        for entry in _entries(folder):
-            if Path(entry.path) == own:
-                continue
-            made, budget.entries = copy / entry.name, budget.entries + 1
-            if entry.is_symlink():
-                made.symlink_to(_link_target(Path(entry.path), source))
-            elif entry.is_dir():
-                if entry.name in _LINKED or budget.entries > _MOST_ENTRIES:
-                    made.symlink_to(entry.path)
-                    if entry.name not in _LINKED:
-                        budget.shared.append(entry.path)
-                else:
-                    made.mkdir()
-                    waiting.append((Path(entry.path), made))
-            elif entry.is_file():
-                _copy_file(entry, made, budget, links)
-
-
-def _link_entries(source: Path, target: Path, *, own: Path | None = None) -> list[str]:
-    """Link what a folder has and the target has not; return the links."""
-    links = []
+def _link_entries(source: Path, target: Path, *, own: Path | None = None) -> None:
+    """Link what a folder has and the target has not."""
     for entry in islice(_entries(source), _MOST_BESIDE):
         made = target / entry.name
         if Path(entry.path) != own and not made.exists():
             made.symlink_to(entry.path)
-            links.append(str(made))
-    return links
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -215,16 +167,3 @@ def _link_target(link: Path, root: Path) -> Path:
     if target.is_absolute() or not (link.parent / target).resolve().is_relative_to(root.resolve()):
         return (link.parent / target).resolve()
     return target
-
-
-def _copy_file(entry: os.DirEntry[str], made: Path, budget: _Budget, links: list[str]) -> None:
-    size = entry.stat().st_size
-    try:
-        if size <= _LARGE and budget.bytes + size <= _MOST_BYTES:
-            shutil.copy2(entry.path, made)
-            budget.bytes += size
-            return
-    except OSError:  # a file that cannot be read: the script meets the same error
-        made.unlink(missing_ok=True)
-    made.symlink_to(entry.path)
-    links.append(str(made))

@@ -76,6 +76,38 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return not positions or not bool(codes.any())
 
 
+_isfinite = torch.isfinite  # before anybody replaces it
+
+
+@torch.no_grad()
+def bad_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the tensors that hold NaN or infinity, at the price of one sum each.
+
+    A sum cannot hide a bad number, and is faster than a maximum. Only one that is not finite itself, and may
+    have overflowed, is looked at exactly.
+    """
+    by_device: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+    for tensor in tensors:
+        part = _floating_values(tensor)
+        if part is not None and part.numel():
+            by_device.setdefault(part.device, []).append((local_tensor(tensor), part))
+    bad: list[Tensor] = []
+    for group in by_device.values():
+        sums = torch.stack([part.sum(dtype=_wide(part)).to(torch.float32) for _, part in group])
+        if not bool(_isfinite(sums).all()):
+            bad += [tensor for tensor, part in group if not bool(_isfinite(part).all())]
+    return bad
+
+
+def _wide(part: Tensor) -> torch.dtype:
+    return torch.float32 if part.itemsize < 4 else part.dtype
+
+
+def storages(tensors: Iterable[Tensor]) -> set[int]:
+    """Return the identities of the storages of dense tensors."""
+    return {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
+
+
 def has_nan(tensors: Iterable[Tensor]) -> bool:
     """Return whether any tensor holds a NaN, with a single read of the device."""
     positions, codes = find_nonfinite(tensors)

@@ -10,9 +10,10 @@ from pydantic import Field
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit, Cure, ReplayTrial
 from halfguard.records.base import Record
-from halfguard.records.finding import Finding
 
-Outcome = Literal["bad number", "nothing bad", "crashed", "interrupted", "no training"]
+Outcome = Literal[
+    "bad number", "trains wrongly", "nothing bad", "crashed", "interrupted", "no training"
+]
 InFP32 = Literal["fine", "fails", "unknown"]
 
 
@@ -38,8 +39,10 @@ class ScriptAnswer(Record):
     loss: float = nan
     scale: float = 1.0
     culprit: Culprit | None = None
+    cause: str = Field(
+        default="", description="line of the user that it goes back to, if it arose in a library"
+    )
     exact: str = Field(default="", description="the same operation in FP64 on the same inputs")
-    way: tuple[str, ...] = Field(default=(), description="modules that passed it on, in order")
     repeated: str = Field(default="", description="whether the second run was the same")
     in_fp32: InFP32 = "unknown"
     trials: tuple[ReplayTrial, ...] = ()
@@ -51,7 +54,6 @@ class ScriptAnswer(Record):
     loss_scale: str = Field(default="", description="what the scaler did")
     headroom: str = Field(default="", description="how close half tensors came to their limit")
     swallowed: tuple[AuditFinding, ...] = ()
-    findings: tuple[Finding, ...] = Field(default=(), description="of lint, in the files that ran")
 
     notes: tuple[str, ...] = Field(default=(), description="limits of this answer")
     next: str = Field(default="", description="a command to try")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import SourceFile, all_calls, calls_at
+from halfguard.repairs.source_file import SourceFile, all_calls, called_name, calls_at
 
 
 def set_keyword(
@@ -42,6 +42,16 @@ def change_keyword(file: SourceFile, line: int, name: str, value: str) -> None:
     given = [k for call in calls_at(file, line) for k in call.keywords if k.arg == name]
     if len(given) == 1:
         file.replace(given[0].value, value)
+
+
+@Repair
+def add_keyword(
+    file: SourceFile, line: int, name: str, value: str, functions: tuple[str, ...]
+) -> None:
+    """Set a keyword argument of the only call of some functions on a line."""
+    found = [call for call in calls_at(file, line) if called_name(call) in functions]
+    if len(found) == 1:
+        set_keyword(file, found[0], name, value)
 
 
 @Repair

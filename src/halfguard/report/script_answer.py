@@ -20,6 +20,7 @@ _FP32 = {
 _PROVEN, _PATCHED = "the patched script", "the script, patched"  # names of trials
 _TITLES = {
     "nothing bad": "No bad number in {backward} backward passes",
+    "trains wrongly": "No bad number in {backward} backward passes",
     "crashed": "The script crashed, but no number was bad",
     "interrupted": "Interrupted after {backward} backward passes; no number was bad so far",
     "no training": "The script ran no backward pass",
@@ -36,9 +37,9 @@ def script_answer_page(answer: ScriptAnswer) -> Page:
         return Page(title, [*_code(answer), *_bad_number(answer), *_limits(answer)])
     title = _TITLES[answer.outcome].format(backward=answer.backward)
     overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
-    if answer.outcome == "nothing bad" and overflowed:
+    if answer.outcome == "trains wrongly" and overflowed:
         title += f", but an overflow was swallowed at {overflowed[0].place}"
-    elif answer.outcome == "nothing bad" and (answer.advice or answer.cure is not None):
+    elif answer.outcome == "trains wrongly":
         title += ", but the script trains wrongly"
     return Page(title, [*_code(answer), *_good_run(answer), *_limits(answer)])
 
@@ -77,7 +78,7 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.repeated:
         yield Text([answer.repeated])
     if answer.culprit is not None:
-        yield from origin_blocks(answer.culprit, answer.way)
+        yield from origin_blocks(answer.culprit, ())
         if answer.exact:
             yield Text([answer.exact])
     if answer.trials:
@@ -100,6 +101,7 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
             f" {did}, ",
             *module_parts(culprit.module),
             *place,
+            *([". It goes back to ", Mono(answer.cause)] if answer.cause else []),
             f". {_FP32[answer.in_fp32]}{_fixed(answer)}",
         ]
     )
@@ -190,9 +192,6 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
             [f.op, Mono(f.place), f.fault, f"{f.elements} of {f.numel}"] for f in answer.swallowed
         ]
         yield Table(("operation", "place", "fault", "elements"), rows)
-    if answer.findings:
-        yield Heading("What lint found in the files that ran")
-        yield Listing([f"{f.code} {f.place}: {f.message}" for f in answer.findings])
     if answer.trials:
         yield from _trials(answer.trials)
     if answer.cure is not None or answer.advice:

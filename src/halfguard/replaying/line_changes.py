@@ -8,14 +8,13 @@ can tell what it did, and how to write it in the source.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfguard.investigation.passes import TrialPlan
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.repairs.source_file import SourceFile
 from halfguard.repairs.stable_composition import patch_line
@@ -88,24 +87,33 @@ def _is_called(node: ast.Attribute, statement: ast.stmt) -> bool:
 
 @dataclass
 class LineChange:
-    """A change of lines that does nothing."""
+    """A change of lines; the first line is that of the culprit."""
 
-    place: Place
+    places: list[Place]
+    _mode: Any = None
 
     def begin(self) -> None:
         """Change the calls that follow."""
+        self._mode = self._make()
+        self._mode.__enter__()
+
+    def end(self) -> None:
+        """Change no further call."""
+        self._mode.__exit__(None, None, None)
+
+    def _make(self) -> Any:
+        raise NotImplementedError
 
     def facts(self) -> dict[str, Any]:
-        """Return what was changed, as fields of a ``TrialResult``."""
+        """Return what was changed, as fields of the result of a trial."""
         return {}
 
 
 class StableOperations(LineChange):
-    """Stable operations on one line."""
+    """Stable operations on a line."""
 
-    def begin(self) -> None:
-        self._mode = StableSubstitution([self.place])
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+    def _make(self) -> Any:
+        return StableSubstitution(self.places)
 
     def facts(self) -> dict[str, Any]:
         used = set().union(*self._mode.used.values())
@@ -118,22 +126,21 @@ class StableOperations(LineChange):
 class StableComposition(LineChange):
     """The stable forms of all compositions in the function around a line."""
 
-    def begin(self) -> None:
-        file = SourceFile.read(self.place[0])
-        function = None if file is None else file.function_at(self.place[1])
-        first, last = self.place[1], self.place[1]
+    def _make(self) -> Any:
+        path, line = self.places[0]
+        file = SourceFile.read(path)
+        function = None if file is None else file.function_at(line)
+        first, last = line, line
         if function is not None:
             first, last = function.lineno, function.end_lineno or last
-        self._mode = CompositionRewrite(
-            lambda place: place[0] == self.place[0] and first <= place[1] <= last
-        )
-        self._mode.__enter__()
+        return CompositionRewrite(lambda at: at[0] == path and first <= at[1] <= last)
 
     def facts(self) -> dict[str, Any]:
-        involved = [one for one in self._mode.found if self.place in one.lines]
+        here = self.places[0]
+        involved = [one for one in self._mode.found if here in one.lines]
         if not involved or not self._mode.replaced:
             return {}
-        inside = [one for one in self._mode.found if one.place[0] == self.place[0]]
+        inside = [one for one in self._mode.found if one.place[0] == here[0]]
         texts = "; ".join(dict.fromkeys(one.composition.text for one in involved))
         places = ", ".join(dict.fromkeys(f"{one.place[0]}:{one.place[1]}" for one in involved))
         return {"rewrite": f"At {places} write {texts}.", "patch": _patch(involved, inside)}
@@ -149,33 +156,38 @@ def _patch(involved: list[Found], inside: list[Found]) -> str:
 
 
 class InFP32(LineChange):
-    """Statements in FP32: that of the line."""
+    """Statements in FP32: those of the lines; with those before that lead there; or of their functions."""
 
-    def begin(self) -> None:
-        self._list = self._statements()
-        self._mode = UncastStatements(self._list)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+    _FIND = staticmethod(statements_at)
 
-    def _statements(self) -> list[Statement]:
-        return statements_at([self.place])
+    def _make(self) -> Any:
+        self._list = self._FIND(self.places)
+        return UncastStatements(self._list)
 
     def facts(self) -> dict[str, Any]:
         return {"patch": patch_uncast(self._mode, self._list) if self._mode.half else ""}
 
 
-class SliceInFP32(InFP32):
-    """Statements in FP32: that of the line, and those before it that lead to it."""
+def _slices(places: list[Place]) -> list[Statement]:
+    found = statements_at(places)
+    before = [one for statement in found for one in statements_before(*statement)]
+    return list({id(one): (file, one) for file, one in (*before, *found)}.values())
 
-    def _statements(self) -> list[Statement]:
-        found = statements_at([self.place])
-        return [*statements_before(*found[0]), *found] if found else []
+
+def _functions(places: list[Place]) -> list[Statement]:
+    return [one for place in places for one in statements_of_function(place)]
+
+
+class SliceInFP32(InFP32):
+    """Statements in FP32: those of the lines, and those before them that lead there."""
+
+    _FIND = staticmethod(_slices)
 
 
 class FunctionInFP32(InFP32):
-    """Statements in FP32: those of the function around the line."""
+    """Statements in FP32: those of the functions around the lines."""
 
-    def _statements(self) -> list[Statement]:
-        return statements_of_function(self.place)
+    _FIND = staticmethod(_functions)
 
 
 CHANGES = {
@@ -187,7 +199,7 @@ CHANGES = {
 }
 
 
-def line_change(trial: TrialPlan) -> LineChange | None:
-    """Return the change of a trial, or None if it changes no line."""
-    kind = CHANGES.get(trial.kind)
-    return None if kind is None or trial.place is None else kind(trial.place)
+def line_change(kind: str, places: Sequence[Place]) -> LineChange | None:
+    """Return the change of a kind of trial, or None if it changes no line."""
+    change = CHANGES.get(kind)
+    return None if change is None or not places else change(list(places))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from halfguard.investigation.line_changes import SliceInFP32
 from halfguard.repairs.applying import apply_patch
+from halfguard.replaying.line_changes import SliceInFP32
 
 SCHEDULE = """import torch
 betas = torch.linspace(1e-4, 0.04, 1000).half()
@@ -38,7 +38,7 @@ def test_the_lines_that_lead_to_a_quotient_are_changed_and_no_other(
     script = tmp_path / "train.py"
     script.write_text(SCHEDULE)
     assert not run(script)["snr"].isfinite().all()
-    change = SliceInFP32((str(script), 5))
+    change = SliceInFP32([(str(script), 5)])
     found = run(script, change)
     assert found["snr"].isfinite().all()
     assert found["unused"].dtype is torch.float32  # made of betas, whose cast is left out
@@ -57,7 +57,7 @@ def test_a_cast_whose_dtype_is_not_written_out_stays(
             "betas =", "dtype = torch.half\nbetas =", 1
         )
     )
-    change = SliceInFP32((str(script), 6))
+    change = SliceInFP32([(str(script), 6)])
     assert run(script, change)["snr"].isfinite().all()
     assert apply_patch(change.facts()["patch"], tmp_path)
     assert "alpha_bar = torch.cumprod(1 - betas.float(), 0)\n" in script.read_text()
@@ -66,6 +66,6 @@ def test_a_cast_whose_dtype_is_not_written_out_stays(
 def test_a_line_without_half_tensors_has_no_patch(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\na = torch.ones(3)\nb = a / 0\n")
-    change = SliceInFP32((str(script), 3))
+    change = SliceInFP32([(str(script), 3)])
     run(script, change)
     assert not change.facts()["patch"]

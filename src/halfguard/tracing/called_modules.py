@@ -11,17 +11,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 
-from halfguard.step.nested import floating_tensors
 from halfguard.step.parameters import without_wrappers
 from halfguard.tracing.operation_places import ModuleStack
-
-_MOST_CARRIERS = 200
 
 
 class CalledModules(ModuleStack):
@@ -30,23 +27,16 @@ class CalledModules(ModuleStack):
     def __init__(self) -> None:
         super().__init__()
         self.model: nn.Module | None = None
-        self.carriers: dict[str, None] = {}  # modules whose outputs were not finite, in order
         self._entering: Callable[[nn.Module, Any], None] | None = None
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
-    def watch(
-        self, is_finite: Callable[[Tensor], bool], entering: Callable[[nn.Module, Any], None]
-    ) -> None:
+    def watch(self, entering: Callable[[nn.Module, Any], None]) -> None:
         """Hook all modules; ``entering`` is called with each root and its arguments."""
         self._entering = entering
 
-        def leave(module: nn.Module, _args: Any, output: Any) -> None:
+        def leave(*_: Any) -> None:
             if self._paths:
                 self._paths.pop()
-            if output is None or len(self.carriers) >= _MOST_CARRIERS:
-                return
-            if not all(is_finite(value) for _, value in floating_tensors(output)):
-                self.carriers.setdefault(self.path_of(module))
 
         register_module_forward_pre_hook(self.enter)
         register_module_forward_hook(leave, always_call=True)

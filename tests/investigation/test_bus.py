@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import inspect
-from halfguard.investigation.training_loop import TrainingLoop
+from halfguard.investigation.bus import HookBus
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -24,7 +24,7 @@ def names(kind):
     return list(inspect.signature(kind.__init__).parameters)
 
 before = names(DataLoader), names(Optimizer)
-TrainingLoop().install()
+HookBus().install()
 assert (names(DataLoader), names(Optimizer)) == before, (names(DataLoader), before)
 loader = DataLoader([1, 2], 2)
 assert next(iter(loader)).tolist() == [1, 2]
@@ -32,9 +32,9 @@ assert next(iter(loader)).tolist() == [1, 2]
 
 GONE = """
 import torch
-from halfguard.investigation.training_loop import TrainingLoop
+from halfguard.investigation.bus import HookBus
 
-loop = TrainingLoop()
+loop = HookBus()
 loop.install()
 scaler, known = torch.amp.GradScaler("cpu"), set()
 weight = torch.nn.Parameter(torch.ones(1))

@@ -1,0 +1,493 @@
+"""Detectors of what trains wrongly without a bad number: each listens to the bus, and belongs to one failure.
+
+What the script does to gradients itself is not known, and not blamed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.utils.weak import WeakIdKeyDictionary
+
+from halfguard.investigation.advice import describe_place
+from halfguard.investigation.bus import BackwardCall, HookBus
+from halfguard.investigation.crashes import Crash
+from halfguard.investigation.passes import Made, Misused, MisuseKind
+from halfguard.precision.modes import HALF_DTYPES
+from halfguard.replaying.function_modes import Place, user_place
+from halfguard.step.parameters import parameters_of
+
+_OFTEN = 3  # times that it must happen
+
+
+class Detector:
+    """Listens for one failure, whose code it has; ``found`` tells what was seen at the end of a run."""
+
+    code = ""
+
+    def __init__(self, bus: HookBus) -> None:
+        self.bus = bus
+
+    def found(self, made: Made, error: str) -> Iterator[Misused]:
+        """Yield the failure with its line; ``error`` is the one that ended the script."""
+        raise NotImplementedError
+
+
+class ClippedWhileScaled(Detector):
+    """Gradients that are clipped while they are multiplied by the loss scale."""
+
+    code = "HG201"
+    _SMALL = 0.01  # of the loss scale: a limit below it was not multiplied by the scale
+    _seen: tuple[Place, float, float] | None = None  # line, limit and loss scale
+
+    def on_clipped(self, norm: Any, limit: Any) -> None:
+        """Note the first clipping of scaled gradients."""
+        if self._seen is None and self.bus.holds_scaled:
+            place, scale, limit = user_place(), self.bus.scale, float(limit)
+            cut = norm is None or not float(norm) <= limit
+            if place is not None and cut and limit < self._SMALL * scale:
+                self._seen = place, limit, scale
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if self._seen is not None:
+            place, limit, scale = self._seen
+            text = (
+                f"Gradients were clipped to {limit:g} while they were still multiplied by the loss scale of "
+                f"{scale:g}, so that almost nothing was left of them: {describe_place(place)}. Call "
+                "scaler.unscale_(optimizer) before it, or let the framework clip."
+            )
+            yield Misused(kind="clipped", code=self.code, sentence=text, place=place)
+
+
+class ScheduleAhead(Detector):
+    """A schedule that moves on while the scaler skips steps."""
+
+    code = "HG304"
+    _FEWEST, _MOST = 5, 0.1  # moves, and their share of steps
+    # Of a scaler by default; from there on it finds its level, which is not wrong.
+    _DEFAULT_SCALE = 2.0**16
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self._place: Place | None = None
+        self._ahead = 0
+        self._begun: MutableMapping[Any, bool] = WeakIdKeyDictionary()  # by a step of a scaler
+
+    def on_scaler_done(self, _scaler: Any, optimizer: Any) -> None:
+        """Note an optimizer that was stepped."""
+        if not self.bus.was_skipped(optimizer):
+            self._begun[getattr(optimizer, "optimizer", optimizer)] = True
+
+    def on_scheduled(self, schedule: Any) -> None:
+        """Count a move after a step that was skipped."""
+        optimizer = getattr(schedule.optimizer, "optimizer", schedule.optimizer)
+        counts = optimizer in self._begun or self.bus.scale >= self._DEFAULT_SCALE
+        if counts and self.bus.was_skipped(schedule.optimizer):
+            self._ahead += 1
+            self._place = self._place or user_place()
+
+    def found(self, made: Made, _error: str) -> Iterator[Misused]:
+        steps = self.bus.scaler_steps
+        many = self._ahead >= self._FEWEST and self._ahead > self._MOST * steps
+        if self._place is not None and many:
+            made_at = describe_place(made.optimizer if made.fused else made.scaler)
+            fused = "The optimizer is fused, and tells nobody that it skips"
+            subject = fused if made.fused else "The scaler was made at"
+            text = (
+                f"The schedule moved {self._ahead} times after a step that the scaler had skipped, in "
+                f"{steps} steps: {describe_place(self._place)}. Move it only if the optimizer has stepped "
+                "(scaler.get_scale() is not lower than before), or begin with a lower scale."
+                + (f" {subject}: {made_at}." if made_at else "")
+            )
+            yield Misused(kind="schedule", code=self.code, sentence=text, place=self._place)
+
+
+class ScaledPenalty(Detector):
+    """Gradients of a scaled loss that become a part of another loss."""
+
+    code = "HG213"
+    _place: Place | None = None
+    _is_scaled = False  # since the last backward pass
+    _count = 0  # without a look at the scale
+    _reads = 0  # of the scale, until the last backward pass
+
+    def on_backward(self, call: BackwardCall) -> None:
+        """Note gradients that are used in another loss."""
+        if not call.accumulates:
+            if call.scaler is not None and call.creates_graph:
+                self._place, self._is_scaled = self._place or user_place(), True
+        else:
+            reads, self._reads = self._reads, self.bus.scaled_losses.reads
+            self._count += self._is_scaled and self._reads == reads
+            self._is_scaled = False
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if self._place is not None and self._count >= _OFTEN:
+            text = (
+                "Gradients of a scaled loss become a part of another loss, and are still multiplied by the "
+                f"loss scale there: {describe_place(self._place)}. Divide them by scaler.get_scale()."
+            )
+            yield Misused(kind="penalty", code=self.code, sentence=text, place=self._place)
+
+
+class ScalerOff(Detector):
+    """A scaler for a device that is not here, beside autocast in FP16 on one that is."""
+
+    code = "HD113"
+    _seen: tuple[Place, str] | None = None  # line and device
+
+    def on_scaler_made(self, scaler: Any, device: str) -> None:
+        """Note a scaler that torch has switched off."""
+        place = user_place()
+        if device and not scaler.is_enabled() and place is not None:
+            self._seen = place, device
+
+    def found(self, made: Made, _error: str) -> Iterator[Misused]:
+        if self._seen is not None and made.autocast_device and not self.bus.scaler:
+            place, device = self._seen
+            text = (
+                f"The scaler is for {device}, which is not here, so it does nothing, while autocast runs in "
+                f"float16 on {made.autocast_device}: small gradients become 0. Make the scaler for that "
+                f"device: {describe_place(place)}."
+            )
+            yield Misused(kind="scaler off", code=self.code, sentence=text, place=place)
+
+
+class HiddenError(Detector):
+    """An exception of the scaler after which the script went on."""
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self._seen: list[tuple[str, Place | None, int, Any]] = []  # with backward passes, optimizer
+
+    def on_scaler_failed(self, optimizer: Any, error: Exception) -> None:
+        """Note an exception."""
+        of = None if optimizer is None else weakref.ref(optimizer)
+        self._seen.append((str(error), user_place(), self.bus.backward, of))
+
+    def on_scaler_done(self, _scaler: Any, optimizer: Any) -> None:
+        """Forget errors before a complete step of the same optimizer: they were without effect."""
+        self._seen = [
+            one
+            for one in self._seen
+            if one[2] != self.bus.backward or (one[3] is not None and one[3]() is not optimizer)
+        ]
+
+    def found(self, made: Made, error: str) -> Iterator[Misused]:
+        went_on = [
+            (text, place)
+            for text, place, backward, _ in self._seen
+            if backward < self.bus.backward and Crash(text, place, made).advice
+        ]
+        if len(went_on) >= _OFTEN and not error:
+            hidden, place = went_on[0]
+            text = (
+                f"The scaler raised {hidden!r} {len(went_on)} times, and the script went on, without the "
+                f"rest of these steps: {describe_place(place)}."
+            )
+            found = Misused(kind="hidden error", sentence=text, place=place, error=hidden)
+            yield found.model_copy(update={"code": Crash(hidden, place, made).code})
+
+
+@dataclass
+class _Source:
+    """A backward pass that gave gradients to an optimizer."""
+
+    scaler: weakref.ref[Any] | None  # that has scaled its loss, if it is known
+    is_plain: bool  # its loss was not scaled
+    place: Place | None
+
+
+@dataclass
+class _Followed:
+    """What is known of the gradients of one optimizer."""
+
+    sources: list[_Source] = field(default_factory=list)
+    marks: list[tuple[int, int] | None] | None = None  # gradients and versions, as seen last
+    fresh: bool = False  # it has not stepped since
+    left: Place | None = None  # a line that added gradients to those of a step before
+
+    def forget(self) -> None:
+        """Forget where the gradients come from: the script has changed them, or zeroed them."""
+        self.sources, self.left = [], None
+
+
+class WrongGradients(Detector):
+    """Follows which backward pass gave gradients to which optimizer, and by what its loss was scaled.
+
+    A scaler divides the gradients of its optimizer by its scale. It is wrong if a loss was not scaled, or by
+    another scaler, or if gradients of steps before are still there.
+    """
+
+    _SAMPLE = 16  # parameters of an optimizer whose gradients are looked at
+    _CODES: ClassVar = {"not scaled": "HG206", "other scaler": "HG206", "not zeroed": "HG215"}
+    _TEXTS: ClassVar[dict[MisuseKind, str]] = {
+        "not scaled": (
+            "The scaler divides these gradients by its scale, but the loss was not multiplied by it, so that "
+            "almost nothing is left of them: {place}. Write scaler.scale(loss).backward(). They are used at "
+            "{by}."
+        ),
+        "other scaler": (
+            "The loss was multiplied by one scaler, and another one divides its gradients: {place}, {by}. "
+            "Scale every loss by the scaler that steps its optimizer."
+        ),
+        "not zeroed": (
+            "Gradients of the steps before are still there at {place}, and add up. Call "
+            "optimizer.zero_grad() in every step."
+        ),
+    }
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self._followed: MutableMapping[Any, _Followed] = WeakIdKeyDictionary()
+        self._wrong: dict[MisuseKind, list[tuple[Place | None, Place | None]]] = {}
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        for kind, places in self._wrong.items():
+            (place, by), code = places[0], self._CODES[kind]
+            if len(places) >= _OFTEN:
+                text = self._TEXTS[kind].format(place=describe_place(place), by=describe_place(by))
+                yield Misused(kind=kind, code=code, sentence=text, place=place, by=by)
+
+    def on_backward(self, call: BackwardCall) -> None:
+        """Note the gradients that are there."""
+        for optimizer, one, before in self._marked(call):
+            if before != one.marks or not self._are_left(self._sampled(optimizer)):
+                one.forget()
+            elif not one.fresh and one.sources:
+                one.left = user_place() or one.left
+
+    def on_backward_done(self, call: BackwardCall, _gradients: Any) -> None:
+        """Note the optimizers whose gradients have changed."""
+        for _, one, before in self._marked(call):
+            if before == one.marks:
+                continue
+            if not one.fresh:  # a step has used those before
+                one.sources = []
+            one.fresh = True
+            scaler = None if call.scaler is None else weakref.ref(call.scaler)
+            if len(one.sources) < self._SAMPLE:
+                one.sources.append(_Source(scaler, not call.scaled, user_place()))
+
+    def on_unscaling(self, scaler: Any, optimizer: Any) -> None:
+        """Compare the scaler with those of the gradients that it is about to divide; later ones are not."""
+        if not scaler.is_enabled() or not self.bus.scaled_losses.has_scaled(scaler):
+            return
+        state = scaler._per_optimizer_states.get(id(optimizer), {})
+        is_ready = state.get("stage", OptState.READY) is OptState.READY
+        if not is_ready or self.bus.scale_of(scaler) == 1:
+            return
+        one = self._followed.get(getattr(optimizer, "optimizer", optimizer), _Followed())
+        for source in one.sources:
+            by = None if source.scaler is None else source.scaler()
+            if source.is_plain:
+                self._note("not scaled", source.place)
+            elif by is not None and by is not scaler:
+                self._note("other scaler", source.place)
+
+    def on_scaler_stepped(self, _scaler: Any, optimizer: Any) -> None:
+        """Note a step, which may have been skipped."""
+        self.on_stepped(optimizer)
+
+    def on_stepped(self, optimizer: Any) -> None:
+        """Note that the gradients of an optimizer are used up."""
+        stepped = getattr(optimizer, "optimizer", optimizer)
+        one = self._followed.get(stepped)
+        if one is not None:
+            one.fresh, one.marks = False, self._marks_of(stepped)
+            if one.left is not None:
+                self._note("not zeroed", one.left)
+                one.left = None
+
+    def on_zeroed(self, zeroed: Any) -> None:
+        """Forget the gradients of an optimizer; of all, if a model is zeroed."""
+        for optimizer, followed in self._followed.items():
+            if zeroed is None or optimizer is zeroed:
+                followed.forget()
+
+    def _marked(self, call: BackwardCall) -> Iterator[tuple[Any, _Followed, Any]]:
+        """Yield all optimizers with what is known of them; the marks of before come apart."""
+        for optimizer in self.bus.optimizers if call.accumulates else ():
+            one = self._followed.setdefault(optimizer, _Followed())
+            before, one.marks = one.marks, self._marks_of(optimizer)
+            yield optimizer, one, before
+
+    def _are_left(self, grads: list[Tensor | None]) -> bool:
+        with self.bus.unobserved():
+            return any(grad is not None and bool(grad.any()) for grad in grads)
+
+    def _note(self, kind: MisuseKind, place: Place | None) -> None:
+        if place is not None:
+            self._wrong.setdefault(kind, []).append((place, user_place()))
+
+    def _sampled(self, optimizer: torch.optim.Optimizer) -> list[Tensor | None]:
+        """Return gradients of some parameters, spread over an optimizer."""
+        parameters = list(parameters_of(optimizer))
+        stride = max(1, len(parameters) // self._SAMPLE)
+        return [p.grad for p in parameters[::stride]]
+
+    def _marks_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, int] | None]:
+        return [None if g is None else (id(g), g._version) for g in self._sampled(optimizer)]
+
+
+# Of every step of a run; those below look at a few steps that an audit chooses.
+DETECTORS = (
+    ClippedWhileScaled,
+    ScheduleAhead,
+    ScaledPenalty,
+    WrongGradients,
+    ScalerOff,
+    HiddenError,
+)
+
+
+class RoundedPositions(Detector):
+    """Whole numbers in a row that become half, where neighbours become equal."""
+
+    code = "HG117"
+    _FEWEST = 16  # fewer numbers in a row are no positions
+    _place: Place | None = None
+    _dtype = ""
+
+    def on_operation(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Look at the cast of a tensor."""
+        if self._place is not None or func.overloadpacket.__name__ != "_to_copy":
+            return
+        numbers = args[0] if args else None
+        if not isinstance(numbers, Tensor) or not isinstance(out, Tensor):
+            return
+        whole = not numbers.is_floating_point() and not numbers.is_complex()
+        if whole and out.dtype in HALF_DTYPES and self._collide(numbers, out):
+            self._place, self._dtype = user_place(), str(out.dtype).removeprefix("torch.")
+
+    def _collide(self, numbers: Tensor, out: Tensor) -> bool:
+        if numbers.dim() != 1 or numbers.numel() < self._FEWEST or numbers.dtype == torch.bool:
+            return False
+        in_a_row = bool((numbers[1:] - numbers[:-1] == 1).all())
+        return in_a_row and bool((out[1:] == out[:-1]).any())
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if self._place is not None:
+            text = (
+                f"Positions become {self._dtype} at {describe_place(self._place)}: whole numbers above "
+                f"{2048 if self._dtype == 'float16' else 256} are rounded there, and neighbours become "
+                "equal. Compute them in FP32."
+            )
+            yield Misused(kind="rounded integers", code=self.code, sentence=text, place=self._place)
+
+
+class LostUpdates(Detector):
+    """Elements of half weights that a step of torch's own optimizers leaves as they are."""
+
+    code = "HG402"
+    # Of the elements whose gradient is not 0: so many are wrong, so many may be.
+    _MOST_LOST, _MANY_LOST = 0.9, 0.5
+    _MOST_ELEMENTS = 5_000_000  # of parameters that are copied
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self.is_on = False
+        # A parameter, a copy, and where it has a gradient.
+        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._shares: list[float] = []
+        self._place: Place | None = None
+        self._dtype = ""
+
+    def on_stepping(self, optimizer: Any) -> None:
+        """Keep half weights."""
+        self._before = []
+        if not self.is_on or not type(optimizer).__module__.startswith("torch.optim"):
+            return
+        room = self._MOST_ELEMENTS
+        with self.bus.unobserved():
+            # A learning rate of 0 freezes a group.
+            groups = [g for g in optimizer.param_groups if "lr" not in g or float(g["lr"]) != 0]
+            for parameter in (p for group in groups for p in group["params"]):
+                room -= parameter.numel()
+                if parameter.dtype in HALF_DTYPES and parameter.grad is not None and room > 0:
+                    has_gradient = parameter.grad.to_dense() != 0
+                    self._before.append((parameter, parameter.detach().clone(), has_gradient))
+                    self._dtype = str(parameter.dtype).removeprefix("torch.")
+
+    def on_stepped(self, _optimizer: Any) -> None:
+        """Count the elements that are as before."""
+        if not self._before:
+            return
+        self.is_on = False
+        with self.bus.unobserved():
+            lost = sum(int(((p == old) & has).sum()) for p, old, has in self._before)
+            moved = sum(int(has.sum()) for *_, has in self._before)
+        self._before = []
+        if moved:
+            self._shares.append(lost / moved)
+            self._place = self._place or user_place()
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if len(self._shares) < _OFTEN or median(self._shares) < self._MANY_LOST:
+            return
+        certain = min(self._shares) >= self._MOST_LOST
+        share = f"{min(self._shares):.0%}" if certain else f"{median(self._shares):.0%}"
+        text = (
+            f"{share} of the updates of half weights{', or more,' if certain else ''} are lost in each step: "
+            "they are smaller than the distance to the next half number. Keep the weights in FP32, and "
+            "run the model under torch.autocast."
+        )
+        place, dtype = self._place, self._dtype
+        lost = Misused(kind="lost updates", code=self.code, sentence=text, place=place, dtype=dtype)
+        yield lost.model_copy(update={"unsure": not certain})
+
+
+class SmallGradients(Detector):
+    """A backward pass without a scaler, whose gradients are too small for half."""
+
+    code = "HG207"
+    _FEW_BITS = 2.0**-19  # gradients below have at most 5 significant bits in float16
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self._seen: list[Misused] = []
+        self._small: list[bool] = []
+        self._has_fp16 = False  # a region of autocast
+
+    def on_autocast_entered(self, region: Any) -> None:
+        """Note whether a region of FP16 is entered; it stays noted."""
+        self._has_fp16 |= region._enabled and region.fast_dtype is torch.float16
+
+    def look(self, call: BackwardCall, gradients: list[Tensor]) -> None:
+        """Look at the gradients of a backward pass that an audit has chosen."""
+        if call.scaled or self.bus.scaler is not None or not gradients or not self._has_fp16:
+            return
+        with self.bus.unobserved():
+            values = [
+                g.coalesce().values() if g.is_sparse else g for g in map(Tensor.detach, gradients)
+            ]
+            largest = [float(g.abs().max()) for g in values if g.numel()]
+            dense = [g.detach() for g in gradients if not g.is_sparse]
+            norms = tuple(float(g.double().norm()) for g in dense)
+        few = sum(one < self._FEW_BITS for one in largest)
+        self._small.append(few > len(largest) / 2)
+        place = user_place()
+        text = (
+            "Autocast runs in float16 without a loss scale, and most gradients are too small for it: they "
+            f"are 0, or have a few bits left, at {describe_place(place)}. Scale the loss by a GradScaler."
+        )
+        sizes = tuple(g.numel() for g in dense)
+        seen = Misused(
+            kind="no scaler", code=self.code, sentence=text, place=place, norms=norms, sizes=sizes
+        )
+        unsure = {"backward": self.bus.backward, "unsure": True}
+        self._seen.append(seen.model_copy(update=unsure))
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        """Yield what was seen; only FP32 can tell if it is wrong."""
+        # Later they may be small because the model has learnt.
+        early = self._small[1 : len(self._small) // 2 + 1]
+        if len(self._seen) >= _OFTEN and all(early):
+            yield self._seen[len(self._seen) // 2]

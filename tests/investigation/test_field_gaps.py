@@ -1,0 +1,186 @@
+"""What answers on unseen scripts got wrong: bad data, losses as modules, unwritten memory, other causes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from halfguard.investigation.advice import advise, advise_on_reference
+from halfguard.investigation.answering import answer_bad_number
+from halfguard.investigation.bus import HookBus
+from halfguard.investigation.cures import list_cures
+from halfguard.investigation.curing import Proven
+from halfguard.investigation.inspecting import HeadroomWatch
+from halfguard.investigation.passes import Event, Made, PassResult, SubmodulePlace, Target
+from halfguard.investigation.tracking import ExactWatch
+from halfguard.records.autopsy import Culprit
+from halfguard.tracing.call_arguments import undispatched
+from halfguard.tracing.called_modules import CalledModules
+from halfguard.tracing.operation_places import ModuleStack
+from tests.investigation.test_held_step import THREAD, track
+
+LOSS = Event(kind="loss", backward=4, step=4, how="the loss")
+
+
+def culprit(**facts: Any) -> Culprit:
+    given: dict[str, Any] = {
+        "kind": "op", "op": "mul", "phase": "forward", "module": None, "file": "train.py",
+        "line": 1, "code": "", "dtype": "float16", "inputs": (), "outputs": (),
+    }  # fmt: skip
+    return Culprit(**(given | facts))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def outermost() -> CodeType:
+    return culprit.__code__
+
+
+@pytest.mark.parametrize("bad", [-math.inf, math.inf, math.nan])
+def test_data_that_is_multiplied_is_no_mask(outermost: CodeType, bad: float) -> None:
+    layer, x = nn.Linear(4, 2), torch.ones(3, 4)
+    x[1, 2] = bad
+    with ExactWatch(ModuleStack(), outermost) as watch:
+        layer(x)
+    assert watch.last is not None
+    assert watch.last.culprit.kind == "input"
+
+
+def test_a_mask_that_is_added_is_one(outermost: CodeType) -> None:
+    scores, mask = torch.zeros(2, 3), torch.tensor([0.0, 0.0, -math.inf])
+    with ExactWatch(ModuleStack(), outermost) as watch:
+        (scores + mask).softmax(-1)
+    assert watch.last is None
+
+
+def test_an_operation_on_data_alone_is_told_apart(outermost: CodeType) -> None:
+    weight, x = torch.ones(3, requires_grad=True), torch.tensor([1.0, 0.0, 2.0])
+    with ExactWatch(ModuleStack(), outermost) as watch:
+        x.log()
+    assert watch.of_data == {watch.last.index}
+    with ExactWatch(ModuleStack(), outermost) as watch:
+        (weight * x).log()
+    assert watch.of_data == set()
+
+
+def test_bad_data_gets_no_patch_that_hides_it() -> None:
+    found = PassResult(culprit=culprit(op="log"), exact=math.inf, of_data=True)
+    assert list_cures(found, LOSS) == []
+    assert "Repair or drop such samples" in advise(found, LOSS, "fails")
+
+
+def test_a_target_that_is_too_long_for_ctc_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("loss = nn.CTCLoss(blank=0)\n")
+    made = Made(modules=(SubmodulePlace(place=(str(script), 1), path=""),))
+    found = PassResult(culprit=culprit(op="_ctc_loss", module="CTCLoss"), made=made)
+    (cure,) = list_cures(found, LOSS)
+    assert "+loss = nn.CTCLoss(blank=0, zero_infinity=True)" in cure.patch
+    assert "longer than its input" in advise(found, LOSS, "fails")
+
+
+def test_fp32_is_no_advice_where_it_fails() -> None:
+    found = PassResult(culprit=culprit(), exact=131072.0)
+    assert "compute mul in FP32" in advise(found, LOSS, "fine")
+    assert "FP32 alone is no cure" in advise(found, LOSS, "fails")
+
+
+def test_the_script_in_fp32_explains_the_step() -> None:
+    made = Made(optimizer=("train.py", 3))
+    assert "too late" in advise_on_reference("fails", "fine", made, ())
+    assert "learning rate" in advise_on_reference("fine", "fails", made, ())
+    assert advise_on_reference("fine", "fine", made, ()) == ""
+    assert advise_on_reference("fails", "unknown", made, ()) == ""
+
+
+def test_a_fault_in_a_library_names_a_line_of_the_user() -> None:
+    inside = culprit(file="/venv/site-packages/torch/optim/adamw.py", op="addcdiv")
+    found = PassResult(culprit=inside, made=Made(half_weights=("train.py", 27)))
+    target = Target(name="train.py")
+    answer = answer_bad_number(target, found, LOSS, found, Proven(), note="", shared=())
+    assert answer.cause.startswith("train.py:27")
+
+
+def test_memory_that_nobody_has_written_is_no_number(outermost: CodeType) -> None:
+    watch = HeadroomWatch(HookBus(), CalledModules(), outermost)
+    with watch:
+        made = torch.empty(8, dtype=torch.float16)
+        with undispatched():
+            made.fill_(60000.0)
+        made.view(2, 4)
+        unwritten = watch.headroom
+        made.fill_(2.0)
+        made.view(2, 4)
+    assert unwritten is None
+    assert watch.headroom is not None
+    assert watch.headroom.largest == 2.0
+
+
+def test_a_region_that_a_checkpoint_makes_again_is_not_the_users() -> None:
+    class Regions:
+        count = 0
+
+        def on_autocast_made(self, _region: Any, _device: str) -> None:
+            self.count += 1
+
+    bus, regions, layer = HookBus(), Regions(), nn.Linear(4, 4)
+    bus.listen(regions)
+    bus.install()
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = checkpoint(layer, torch.ones(2, 4), use_reentrant=False)
+        before = regions.count
+        out.float().sum().backward()
+    finally:
+        bus.remove()
+    assert before == regions.count
+
+
+LOSS_MODULE = """
+import torch
+from torch import nn
+
+class Area(nn.Module):
+    def forward(self, a, b):
+        size = a * a
+        return (size / (size + b)).float().mean()
+
+torch.manual_seed(0)
+net, area = nn.Linear(8, 1), Area()
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for step in range(6):
+    out = net(torch.randn(16, 8)).half()
+    large = out * (600.0 if step == 4 else 1.0)
+    loss = area(large, torch.ones(1).half())
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["", THREAD], ids=["forked", "in place"])
+def test_a_loss_that_is_a_module_becomes_an_island_in_its_first_call(
+    tmp_path: Path, start: str
+) -> None:
+    found = track(tmp_path, start + LOSS_MODULE)
+    assert found.culprit is not None
+    assert found.culprit.module == "Area"
+    good = [one.plan.kind for one in found.trials if one.trial.good]
+    assert "island" in good
+    assert [one.place for one in found.made.modules]

@@ -1,0 +1,5 @@
+# step_with_gradients.step_with_gradients()
+def update(scaler, optimizers):
+    for optimizer in optimizers:
+        scaler.step(optimizer)  # here
+    scaler.update()

@@ -177,7 +177,11 @@ class SourceFile:
         """Return the text of a node, or the name that it got."""
         if isinstance(node, ast.expr) and node in self.names:
             return self.names[node]
-        return ast.get_source_segment(self.text, node) or ""
+        if not isinstance(node, ast.expr | ast.stmt):
+            return ""
+        start = self._offset(node.lineno, node.col_offset)
+        end = self._offset(node.end_lineno or 0, node.end_col_offset or 0)
+        return self._bytes[start:end].decode("utf-8", "surrogatepass")
 
     def function_at(self, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """Return the innermost function around a line."""

@@ -20,6 +20,9 @@ from halfguard.lint.rule import rule
 
 Entries = list[tuple[str | None, ast.expr]]
 _LOADS = re.compile(r"load|resume|restore", re.IGNORECASE)
+_BEST_IS_LOADED = re.compile(
+    r"(load|resume|restore)[^\n]*best|best[^\n]*(load|resume|restore)", re.I
+)
 _SCALES = re.compile("scaler|amp", re.IGNORECASE)
 _BFLOAT16_ONLY = re.compile(r"^(?!.*(?<!b)float16).*==\s*\(?\S*bfloat16")
 _BFLOAT16_BY_DEFAULT = re.compile(r"""(default|dtype)\s*=\s*["'](torch\.)?(bfloat16|bf16)["']""")
@@ -45,6 +48,8 @@ def check_scaler_state(file: PythonFile) -> Iterator[Match]:
     for call in _saves(file):
         if scalers and not any(_is_available(file, name, call) for name in scalers):
             continue
+        if "best" in file.text(call) and not _BEST_IS_LOADED.search(file.source.text):
+            continue  # nothing resumes from the best weights
         state = next((s for s in _states(file, call) if _lacks_scaler(file, s, call)), None)
         if state is None and not (scalers and _passes_optimizer(file, call)):
             continue

@@ -13,7 +13,7 @@ from halfguard.lint.rule import rule
 from halfguard.repairs.keywords import set_keyword
 
 _VERSION = re.compile(
-    r"\bversion|_version|GREATER|hasattr|is_torch_\w*\d|TORCH_(?!AMP)|torch_\d", re.IGNORECASE
+    r"(?i:\bversion|_version|hasattr)|GREATER|is_torch_(?:version|greater|\w*\d)|TORCH_(?!AMP)|torch_\d"
 )
 _NAMES = {
     "autocast": ("enabled", "dtype", "cache_enabled"),

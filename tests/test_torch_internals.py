@@ -43,6 +43,8 @@ PACKAGE = Path(__file__).parents[1] / "src/halfguard"
 # Private names of Python and of frameworks, which the search cannot tell from torch's.
 NOT_OF_TORCH = {
     "_config": "multiprocessing",
+    "_island": "halfguard.precision.islands",
+    "_island_setting": "halfguard.precision.islands",
     "_fields": "namedtuple, ast",
     "_replace": "namedtuple",
     "_value_": "enum",

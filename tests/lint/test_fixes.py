@@ -154,3 +154,22 @@ def test_a_comment_inside_is_not_lost() -> None:
     text = "import torch\nloss = torch.log(  # why\n    torch.sigmoid(x)\n)\n"
     assert codes(text) == ["HG104"]
     assert fix(text).applied == 0
+
+
+def test_many_places_of_one_file_are_fixed_at_once() -> None:
+    line = "    x = x.masked_fill(m, -1e9).softmax(-1)\n"
+    done = fix(f"import torch\ndef f(x, m):\n{line * 30}    return x\n")
+    assert (done.applied, done.remaining) == (30, [])
+
+
+def test_two_clips_of_a_step_are_unscaled_once() -> None:
+    text = (
+        "import torch\ndef f(a, b, scaler, optimizer, loader):\n    for x in loader:\n"
+        "        scaler.scale(a(x)).backward()\n"
+        "        torch.nn.utils.clip_grad_norm_(a.parameters(), 1.0)\n"
+        "        torch.nn.utils.clip_grad_norm_(b.parameters(), 1.0)\n"
+        "        scaler.step(optimizer)\n        scaler.update()\n"
+    )
+    done = fix(text, "safe")
+    assert done.remaining == []
+    assert done.data.count(b"scaler.unscale_(optimizer)") == 1

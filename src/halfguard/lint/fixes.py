@@ -7,11 +7,12 @@ Imports that a fix leaves without a use are removed.
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from halfguard.lint.engine import lint_bytes, parse
-from halfguard.lint.match import Diagnostic, Edit, Fix, FixKind
+from halfguard.lint.match import Diagnostic, Fix, FixKind
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.rule import Rule
 from halfguard.lint.settings import Settings
@@ -48,14 +49,23 @@ def fix_bytes(
 
 
 def _without_overlaps(fixes: Iterable[Fix | None]) -> list[Fix]:
-    """Return the fixes for one pass: no two of their edits touch, and no two write the same at one place."""
+    """Return the fixes for one pass: no two of their edits touch."""
     chosen: list[Fix] = []
-    taken: list[Edit] = []
+    taken: list[tuple[int, int]] = []  # sorted
     for fix in fixes:
-        if fix is not None and all(e < b or a > f for a, f, _ in fix.edits for b, e, _ in taken):
+        ranges = [(begin, end) for begin, end, _ in fix.edits] if fix is not None else []
+        if fix is not None and all(_is_free(taken, edited) for edited in ranges):
             chosen.append(fix)
-            taken += fix.edits
+            for edited in ranges:
+                insort(taken, edited)
     return chosen
+
+
+def _is_free(taken: list[tuple[int, int]], new: tuple[int, int]) -> bool:
+    """Return whether a range touches no taken one."""
+    at = bisect_left(taken, new)
+    before, after = taken[max(0, at - 1) : at], taken[at : at + 1]
+    return all(end < new[0] for _, end in before) and all(begin > new[1] for begin, _ in after)
 
 
 def _apply(data: bytes, fixes: list[Fix]) -> bytes | None:
@@ -76,9 +86,10 @@ def _without_leftovers(before: ast.Module, text: str) -> str:
     file = SourceFile("", text, parse(Source(text)))
     dead = _used(before) - _used(file.tree)
     # An import in a ``try`` may be a fallback for another version.
-    tried = [n for t in ast.walk(file.tree) if isinstance(t, ast.Try) for n in ast.walk(t)]
+    tries = [node for node in ast.walk(file.tree) if isinstance(node, ast.Try)] if dead else []
+    tried = {node for one in tries for node in ast.walk(one)}
     lines = Source(text).lines
-    for node in ast.walk(file.tree):
+    for node in ast.walk(file.tree) if dead else ():
         if not isinstance(node, ast.Import | ast.ImportFrom) or node in tried:
             continue
         kept = [a for a in node.names if (a.asname or a.name) not in dead]

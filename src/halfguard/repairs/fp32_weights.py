@@ -22,11 +22,15 @@ _DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
 
 @Repair
 def fp32_weights(
-    file: SourceFile, line: int, dtype: str | None, callers: tuple[Place, ...] = ()
+    file: SourceFile,
+    line: int,
+    dtype: str | None,
+    callers: tuple[Place, ...] = (),
+    inputs: bool = True,
 ) -> None:
     """Leave out the cast of a model, and run its forward under autocast instead.
 
-    Without a dtype nothing runs under autocast: what is passed to the model is not cast to half either.
+    Without a dtype nothing runs under autocast: its ``inputs`` are not cast to half either.
     Where the dtype of the cast is given by a caller, the caller's line is changed.
     """
     statement = file.statement_at(line)
@@ -41,7 +45,8 @@ def fp32_weights(
         return
     name, margin = file.source(target), " " * statement.col_offset
     if dtype is None:
-        _leave_out_casts_of_inputs(file, name)
+        if inputs:
+            _leave_out_casts_of_inputs(file, name)
         return
     region = f"torch.autocast({_DEVICE}, dtype=torch.{dtype})"
     file.insert_after(statement, f"{margin}{name}.forward = {region}({name}.forward)")

@@ -222,7 +222,7 @@ def _is_undone(file: PythonFile, call: ast.Call) -> bool:
 
 def _keep_full(file: PythonFile, call: ast.Call) -> Fix | None:
     """Keep a model in float32; unsafe, because it needs twice the memory."""
-    return file.fix("unsafe", fp32_weights.edit, call.lineno, None)
+    return file.fix("unsafe", fp32_weights.edit, call.lineno, None, (), False)
 
 
 def _upcast_trained(file: PythonFile) -> Fix | None:

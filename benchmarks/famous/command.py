@@ -4,6 +4,7 @@ scripts/bench famous check [NAME...]           whether every model fails as publ
 scripts/bench famous run --out FILE [NAME...]  heal the development rows; FILE.md beside it has the table
 scripts/bench famous run --held-out --out FILE the other half, which is measured once
 scripts/bench famous publish FILE...           write the table of results into the page
+scripts/bench famous same --out FILE           whether plan, heal and replay agree on 30 jobs
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.famous import language, vision
+from benchmarks.famous import language, same_answer, vision
 from benchmarks.famous.measuring import check, measure
 from benchmarks.famous.row import Row
 from benchmarks.tables.sections import ROOT, markdown_table, write_section
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         case "run":
             half = [row for row in ROWS.values() if row.held_out == options.held_out]
             run(chosen(options.names, half), options)
+        case "same":
+            compare_answers(options.out, options.names)
         case "publish":
             rows = [row for file in options.files for row in json.loads(file.read_text("utf-8"))]
             for held_out, section in ((False, "development"), (True, "held_out")):
@@ -77,6 +80,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
             command.add_argument("--held-out", action="store_true")
             command.add_argument("--plan", action="store_true", help="search with `plan` as well")
             command.add_argument("--rounds", type=int, default=5, help="of times")
+    same = commands.add_parser("same")
+    same.add_argument("names", nargs="*", help="jobs; without names, the first 30")
+    same.add_argument("--out", type=Path, required=True, help="file of results, JSON")
     commands.add_parser("publish").add_argument("files", nargs="+", type=Path)
     return parser.parse_args(arguments)
 
@@ -128,6 +134,26 @@ def run(rows: list[Row], options: argparse.Namespace) -> None:
         out.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", "utf-8")
         out.with_suffix(".md").write_text(table(results) + "\n", "utf-8")
         print(f"{row.name}: {found.verdict}, {found.healed.repeated} repeated", flush=True)
+
+
+def compare_answers(out: Path, names: list[str]) -> None:
+    """Ask plan, heal and replay for the islands of each job; jobs that the file has already are kept."""
+    quiet()
+    results: dict[str, Any] = json.loads(out.read_text("utf-8")) if out.exists() else {}
+    rows = [row for row in ROWS.values() if not row.held_out]
+    all_jobs = list(same_answer.jobs(rows))
+    jobs = [one for one in all_jobs if one[0] in names] if names else all_jobs[: same_answer.JOBS]
+    for name, job, swallowed in jobs:
+        if name not in results:
+            found = results[name] = same_answer.answers(job, swallowed=swallowed)
+            out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+            print(
+                name,
+                "same" if same_answer.are_equal(found) else f"NOT the same: {found}",
+                flush=True,
+            )
+    equal = sum(map(same_answer.are_equal, results.values()))
+    print(f"the same islands, or islands of equal cost: {equal} of {len(results)}")
 
 
 def without_nan(value: Any) -> Any:

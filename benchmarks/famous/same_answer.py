@@ -32,7 +32,7 @@ from halfguard.workload import TrainingStep, Workload
 
 Job = Callable[[], Workload]
 STEPS = 40  # until healed
-PLAN_STEPS = 8
+PLAN_STEPS = 8  # at least
 EQUAL = 0.01  # of the FLOPs, as in the search
 JOBS = 30
 
@@ -63,10 +63,11 @@ def answers(job: Job, *, swallowed: bool) -> dict[str, Any]:
     """Return the islands that each names, and their share of FLOPs."""
     costs = _costs(job())
     with tempfile.TemporaryDirectory() as name:
-        found = {"heal": _heal(job(), Path(name), swallowed=swallowed)}
+        healed, steps = _heal(job(), Path(name))
+        found = {"heal": healed}
         if not swallowed:
             found["replay"] = _replay(job(), Path(name))
-    found["plan"] = _plan(job())
+    found["plan"] = _plan(job(), max(PLAN_STEPS, steps))
     return {
         name: islands
         if isinstance(islands, str)
@@ -109,23 +110,25 @@ def _costs(work: Workload) -> StepCosts:
     return costs
 
 
-def _heal(work: Workload, folder: Path, *, swallowed: bool) -> list[AnyIsland] | str:
+def _heal(work: Workload, folder: Path) -> tuple[list[AnyIsland] | str, int]:
+    """Return the islands, and the steps until they were made."""
     config = {"skip": {"on_nonfinite": "retry_fp32", "max_consecutive": 1000}, "heal": {}}
     guard = hg.Guard(work.model, work.optimizer, config, run_dir=folder)
-    loss, file = _like_cuda(work), folder / "plan.yaml"
+    loss, file, steps = _like_cuda(work), folder / "plan.yaml", 0
     try:
         for batch in work.take(STEPS):
-            if swallowed:
-                guard.audit(loss, batch)
-            guard.step(loss, batch)
+            steps += 1
+            outcome = guard.step(loss, batch)
+            if outcome.applied and not file.exists():
+                guard.audit(loss, batch)  # as `watch` does once in an interval
             if file.exists():
                 break
     except HalfguardError as error:
-        return f"none: {error.message}"
+        return f"none: {error.message}", steps
     finally:
         guard.close()
     plan = PrecisionPlan.load(file) if file.exists() else PrecisionPlan()
-    return [*plan.islands, *plan.lines]
+    return [*plan.islands, *plan.lines], steps
 
 
 def _replay(work: Workload, folder: Path) -> list[AnyIsland] | str:
@@ -140,9 +143,9 @@ def _replay(work: Workload, folder: Path) -> list[AnyIsland] | str:
     return [] if found is None else list(found[1])
 
 
-def _plan(work: Workload) -> list[AnyIsland] | str:
+def _plan(work: Workload, steps: int) -> list[AnyIsland] | str:
     try:
-        plan = hg.plan(work, steps=PLAN_STEPS)
+        plan = hg.plan(work, steps=steps)
     except HalfguardError as error:
         return f"none: {error.message}"
     return [*plan.islands, *plan.lines]

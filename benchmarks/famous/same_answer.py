@@ -64,9 +64,9 @@ def answers(job: Job, *, swallowed: bool) -> dict[str, Any]:
     costs = _costs(job())
     with tempfile.TemporaryDirectory() as name:
         healed, steps = _heal(job(), Path(name))
-        found = {"heal": healed}
-        if not swallowed:
-            found["replay"] = _replay(job(), Path(name))
+        found: dict[str, list[AnyIsland] | str] = {"heal": healed}
+        if not swallowed and (kept := sorted(Path(name).glob("incidents/*"))):
+            found["replay"] = _replay(job(), kept[min(2, len(kept) - 1)])
     found["plan"] = _plan(job(), max(PLAN_STEPS, steps))
     return {
         name: islands
@@ -131,13 +131,9 @@ def _heal(work: Workload, folder: Path) -> tuple[list[AnyIsland] | str, int]:
     return [*plan.islands, *plan.lines], steps
 
 
-def _replay(work: Workload, folder: Path) -> list[AnyIsland] | str:
-    """Replay the incident of the step that was healed, or the last one."""
-    kept = sorted((folder / "incidents").glob("*"))
-    if not kept:
-        return "none: no incident"
+def _replay(work: Workload, incident: Path) -> list[AnyIsland]:
     work.loss = _like_cuda(work)
-    step = ReplayedStep(open_incident(kept[min(2, len(kept) - 1)]), work)
+    step = ReplayedStep(open_incident(incident), work)
     culprit = find_first_bad_number(step)
     found = None if culprit is None else Trials(step).islands(culprit)
     return [] if found is None else list(found[1])

@@ -2,7 +2,7 @@
 
 Bare FP16, FP16 guarded and healed train the same batches in turn, on one thread, in processor seconds, after
 the run was healed. Memory is the peak of a step: of one that is applied, and the largest of those in which
-the guard repeats a step or looks for a cure. The tables read benchmarks/results/systems.json.
+the guard repeats a step or looks for a cure.
 """
 
 from __future__ import annotations

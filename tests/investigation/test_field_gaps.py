@@ -17,14 +17,16 @@ from halfguard.investigation.advice import advise, advise_on_reference
 from halfguard.investigation.answering import answer_bad_number
 from halfguard.investigation.bus import HookBus
 from halfguard.investigation.cures import list_cures
-from halfguard.investigation.curing import Proven
+from halfguard.investigation.curing import PROOF, Proven
 from halfguard.investigation.inspecting import HeadroomWatch
 from halfguard.investigation.passes import Event, Made, PassResult, SubmodulePlace, Target
 from halfguard.investigation.tracking import ExactWatch
 from halfguard.records.autopsy import Culprit
+from halfguard.records.script_answer import ScriptAnswer
 from halfguard.tracing.call_arguments import undispatched
 from halfguard.tracing.called_modules import CalledModules
 from halfguard.tracing.operation_places import ModuleStack
+from tests.investigation.command import why
 from tests.investigation.test_held_step import THREAD, track
 
 LOSS = Event(kind="loss", backward=4, step=4, how="the loss")
@@ -184,3 +186,34 @@ def test_a_loss_that_is_a_module_becomes_an_island_in_its_first_call(
     good = [one.plan.kind for one in found.trials if one.trial.good]
     assert "island" in good
     assert [one.place for one in found.made.modules]
+
+
+EARLY = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+dtype = torch.float16
+kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 50), 0).to(dtype)
+net = nn.Linear(8, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.001)
+for step in range(30):
+    t = torch.tensor([40, 30, 20, 0 if step == 5 else 10])
+    x = torch.randn(4, 8)
+    error = (net(x) - x[:, :1]).square()
+    loss = (error / (1 - kept[t].float()).unsqueeze(1)).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.slow
+def test_numbers_that_were_rounded_before_the_step_are_kept_in_fp32(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(EARLY.lstrip(), "utf-8")
+    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    assert answer.outcome == "bad number"
+    assert answer.in_fp32 == "fine"
+    assert answer.cure is not None
+    assert "0.02, 50), 0).float()" in answer.cure.patch
+    assert answer.cure.trial == PROOF

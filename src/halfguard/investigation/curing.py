@@ -32,6 +32,7 @@ from halfguard.investigation.trial_choice import CALIBRATED, run_trials
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 from halfguard.records.script_answer import InFP32
 from halfguard.repairs.applying import fits
+from halfguard.repairs.leave_out_cast import leave_out_cast
 
 PROOF = "the patched script, run from its start"
 FAILED = "the script, patched"
@@ -156,7 +157,10 @@ def cure_bad_run(
     if in_fp32 == "fails":  # then no other precision is a cure
         cures = [cure for cure in cures if cure.what != "precision"]
     if advice:  # the step alone shows nothing
-        cures = [cure.model_copy(update={"trial": ""}) for cure in cures]
+        with contextlib.chdir(one.base):
+            kept = filter(None, map(leave_out_cast, reference.result.casts))
+            early = [untried(advice, patch, "HG601") for patch in kept]
+        cures = [*early, *(cure.model_copy(update={"trial": ""}) for cure in cures)]
 
     def judge(result: PassResult, cure: Cure) -> str:
         return failure(result, event) or _worse(one, reference, cure)

@@ -145,17 +145,21 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
             found |= read_facts(data, set(_SEARCHES) - {"pins_old_torch"})
             continue
         found |= read_facts(data, found)
-        configured |= path.suffix in (".yaml", ".yml") and "half" in read_facts(data)
+        configured |= path.suffix in (".yaml", ".yml") and _shows_half(data)
         off |= (
             set(_OFF.findall(data)) if b"add_argument" in data and path.suffix == ".py" else set()
         )
     sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
     # Where a framework reads the precision from a file, all that trains is started by it.
-    half = [p for p, d in sources.items() if _trains(d) and (configured or "half" in read_facts(d))]
+    half = [p for p, d in sources.items() if _trains(d) and (configured or _shows_half(d))]
     called = frozenset(map(str, _reached(half if "half" in found else [], sources)))
     never_on = frozenset(n.replace(b"-", b"_").decode() for n in off if not _is_on(n, contents))
     facts = dict.fromkeys(found, True)
     return Project(lone=False, called_in_half=called, never_on=never_on, **facts)
+
+
+def _shows_half(data: bytes) -> bool:
+    return bool(read_facts(data, set(_SEARCHES) - {"half"}))
 
 
 def _trains(data: bytes) -> bool:

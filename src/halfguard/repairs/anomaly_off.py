@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import SourceFile, all_calls, called_name
+from halfguard.repairs.source_file import SourceFile, called_name
 
 
 @Repair
 def anomaly_off(file: SourceFile, line: int) -> None:  # noqa: ARG001
     """Switch anomaly detection off."""
-    for call in all_calls(file.tree):
+    for call in file.calls:
         given = [k for k in call.keywords if k.arg == "detect_anomaly"]
         given = [k for k in given if isinstance(k.value, ast.Constant) and k.value.value is True]
         if given:

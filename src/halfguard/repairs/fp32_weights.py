@@ -96,7 +96,7 @@ def _cast_by_caller(
 
 def _leave_out_casts_of_inputs(file: SourceFile, name: str) -> None:
     """Leave out casts to half of what is passed to a model, or to its methods."""
-    for call in all_calls(file.tree):
+    for call in file.calls:
         called = file.source(call.func)
         if called != name and not called.startswith(f"{name}."):
             continue

@@ -6,13 +6,13 @@ import ast
 
 from halfguard.repairs.keywords import set_keyword
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import SourceFile, all_calls, called_name
+from halfguard.repairs.source_file import SourceFile, called_name
 
 
 @Repair
 def framework_precision(file: SourceFile, line: int, value: str) -> None:  # noqa: ARG001
     """Train in another 16-bit format, wherever the file asks for FP16."""
-    for call in all_calls(file.tree):
+    for call in file.calls:
         first = call.args[0] if call.args else None
         plugin = called_name(call) == "MixedPrecision" and isinstance(first, ast.Constant)
         if plugin and first is not None and file.source(first).strip("'\"") == "16-mixed":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import SourceFile, all_calls, called_name, calls_at
+from halfguard.repairs.source_file import SourceFile, called_name, calls_at
 
 
 def set_keyword(
@@ -57,7 +57,7 @@ def add_keyword(
 @Repair
 def switch_on(file: SourceFile, line: int, name: str, *, anywhere: bool) -> None:
     """Set a keyword argument that is False on a line, or anywhere in the file, to True."""
-    for call in all_calls(file.tree) if anywhere else calls_at(file, line):
+    for call in file.calls if anywhere else calls_at(file, line):
         for keyword in call.keywords:
             is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
             if keyword.arg == name and is_false:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halfguard.repairs.keywords import set_keyword
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import SourceFile, all_calls, called_name, calls_at
+from halfguard.repairs.source_file import SourceFile, called_name, calls_at
 
 _CONFIGS = ("SFTConfig", "DPOConfig", "RewardConfig")  # of TRL
 
@@ -19,7 +19,7 @@ def optimizer_eps(file: SourceFile, line: int, optimizer: str, eps: str) -> None
         return
     arguments = [
         call
-        for call in all_calls(file.tree)
+        for call in file.calls
         if (name := called_name(call)).endswith("TrainingArguments") or name in _CONFIGS
     ]
     if len(arguments) == 1:

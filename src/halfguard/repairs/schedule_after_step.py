@@ -6,7 +6,7 @@ import ast
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.scalers import steps_around
-from halfguard.repairs.source_file import SourceFile, all_calls, owner_of
+from halfguard.repairs.source_file import SourceFile, owner_of
 
 
 @Repair
@@ -22,7 +22,7 @@ def schedule_after_step(file: SourceFile, line: int) -> None:
     if step is None:
         return
     scaler = owner_of(file, before[-1])
-    updates = [c for c in all_calls(file.tree) if file.source(c.func) == f"{scaler}.update"]
+    updates = [c for c in file.calls if file.source(c.func) == f"{scaler}.update"]
     if any(step.lineno < c.lineno < statement.lineno for c in updates):
         margin = " " * step.col_offset
         file.insert_before(step, f"{margin}scale_before = {scaler}.get_scale()")

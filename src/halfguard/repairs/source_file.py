@@ -31,7 +31,7 @@ def all_calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 def calls_at(file: SourceFile, line: int) -> list[ast.Call]:
     """Return the calls around a line, outermost first."""
-    return [c for c in all_calls(file.tree) if c.lineno <= line <= (c.end_lineno or c.lineno)]
+    return [c for c in file.calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
 
 
 def calls_of(file: SourceFile, line: int, *names: str) -> list[ast.Call]:
@@ -56,7 +56,7 @@ def owner_of(file: SourceFile, call: ast.Call) -> str:
 def has_call(file: SourceFile, owner: str, *names: str) -> bool:
     """Return whether a file calls one of these methods of an owner."""
     called = {f"{owner}.{name}" for name in names}
-    return any(file.source(call.func) in called for call in all_calls(file.tree))
+    return any(file.source(call.func) in called for call in file.calls)
 
 
 def loops_around(scope: ast.AST, line: int) -> list[Loop]:
@@ -187,6 +187,11 @@ class SourceFile:
         """Return the innermost function around a line."""
         around = [f for f in self._functions if f.lineno <= line <= (f.end_lineno or 0)]
         return max(around, key=lambda node: node.lineno, default=None)
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """All calls of the file, outer ones first."""
+        return list(all_calls(self.tree))
 
     @cached_property
     def _functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -13,7 +13,7 @@ def unscale_before_clipping(file: SourceFile, line: int) -> None:
     statement = file.statement_at(line)
     if statement is None:
         return
-    prepare = next((c for c in all_calls(file.tree) if called_name(c) == "prepare"), None)
+    prepare = next((c for c in file.calls if called_name(c) == "prepare"), None)
     clips = [c for c in calls_of(file, line) if called_name(c).startswith("clip_grad_")]
     if prepare is not None and owner_of(file, prepare) and clips:
         file.replace(clips[0].func, f"{owner_of(file, prepare)}.{called_name(clips[0])}")

@@ -350,8 +350,14 @@ def _is_slow(file: PythonFile, node: ast.AST) -> bool:
 _HIDDEN = re.compile(r"(^|[._])(total_|ce_|kd_|train_)?loss$|\.grad(\.data)?$")
 
 
-@rule("HG308", "nan_to_num", "isnan", "isinf", "isfinite", also=("loss", "grad"),
-      pattern=r"nan_to_num|where\(|\*=?\s*0(?:\.0?)?\b|\b0(?:\.0?)?\s*\*")  # fmt: skip
+# Only lines with a loss or a gradient beside one of these are looked at.
+_HIDES = (
+    r"nan_to_num_?\([\w.]*(?:loss|grad)|(?:loss|grad)(?:\.data)?\.nan_to_num|where\(\s*[^\n]*is(?:nan|inf|fin)"
+    r"|(?:loss|grad)(?:\.data)?\s*\*\s*0|\b0(?:\.0?)?\s*\*\s*[\w.]*(?:loss|grad)"
+)
+
+
+@rule("HG308", "nan_to_num", "isnan", "isinf", "isfinite", also=("loss", "grad"), pattern=_HIDES)
 def check_hidden(file: PythonFile) -> Iterator[Match]:
     """Find a NaN loss or gradient that is hidden: ``nan_to_num``, ``where``, a product with zero."""
     for call in file.calls("nan_to_num", "nan_to_num_"):

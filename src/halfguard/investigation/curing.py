@@ -144,7 +144,7 @@ def cure_bad_run(
     with contextlib.chdir(one.base):  # paths of patches begin there
         cures = list_cures(second, event, script) if crash is None else crash.cures()
         cures = [*misuse_cures(first), *cures]
-    in_fp32 = judge_fp32(second.trials)
+    step = in_fp32 = judge_fp32(second.trials)
     if not _can_patch(one) or second.ended == "interrupted" or not is_worth_it(first, event):
         return Proven(without_proof(cures), in_fp32=in_fp32)
     # Backward passes may be more than steps: a scaler skips some, or batches are accumulated.
@@ -168,6 +168,10 @@ def cure_bad_run(
     proven = prove(cures, lambda patch: _run_patched(one, patch, steps, seconds), judge)
     trials = (reference.trial(event), *proven.trials)
     trials = trials if reference.result.backward else proven.trials
+    if proven.cure is not None and step != "unknown" and in_fp32 == "fails":
+        in_fp32 = (
+            step  # with the fault mended the script trains: FP32 fails later, by the same fault
+        )
     return Proven(proven.cure, trials, in_fp32, advice)
 
 

@@ -285,7 +285,10 @@ class Tracking(Approach):
             culprit=culprit,
             exact=exact,
             mask=self._watch.masks.get(origin.index),
-            of_data=origin.index in self._watch.of_data and math.isinf(exact),
+            # 0 / 0 has a harmless stable form; an infinity would only become a large number.
+            of_data=origin.index in self._watch.of_data
+            and math.isinf(exact)
+            and any(one.posinf or one.neginf for one in culprit.outputs),
             made=self._facts(culprit),
             autocast=self._autocast,
         )

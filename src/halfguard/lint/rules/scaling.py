@@ -319,10 +319,15 @@ def check_new_scalers(file: PythonFile) -> Iterator[Match]:
             continue
         callers = [c for c in file.calls(function.name) if file.local_function(c) is function]
         per_epoch = any(_is_over_epochs(p) for c in callers for p in _around(file, c))
-        is_program = "__main__" in file.source.text and file.class_of(function) is None
-        unused = is_program and len(re.findall(rf"\b{function.name}\b", file.source.text)) == 1
-        if per_epoch or ("epoch" in function.name and not unused):
-            yield match_at(call, "Every call of this function starts again with the initial scale.")
+        if not per_epoch and ("epoch" not in function.name or _is_unused(file, function)):
+            continue
+        yield match_at(call, "Every call of this function starts again with the initial scale.")
+
+
+def _is_unused(file: PythonFile, function: Function) -> bool:
+    """Return whether a program defines a function and never names it again."""
+    is_program = "__main__" in file.source.text and file.class_of(function) is None
+    return is_program and len(re.findall(rf"\b{function.name}\b", file.source.text)) == 1
 
 
 def _around(file: PythonFile, node: ast.AST) -> Iterator[ast.AST]:

@@ -333,6 +333,14 @@ def parameters_and_buffers_are_listed_and_non_persistent_ones_are_known() -> Non
 
 
 @used_by("dist", "_orig_mod")
+@used_by("precision", "torch._dynamo.utils")
+def frames_that_were_compiled_are_counted() -> None:
+    counters = torch._dynamo.utils.counters
+    before = counters["frames"].total()
+    torch.compile(lambda x: x + before, backend="eager")(torch.ones(1))
+    assert counters["frames"].total() > before
+
+
 @used_by("diagnosis investigation precision step validation", "torch._dynamo")
 @used_by("dist", "torch._dynamo.eval_frame")
 def a_compiled_module_holds_the_original() -> None:

@@ -839,20 +839,16 @@ class Guard:
     def _skip_if_different(
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals] | None:
-        """Run the step twice as it was; skip it if the two passes differ on any rank, or one raises.
+        """Run the step twice as it was; skip it if the two passes differ on any rank.
 
         That is done at the first repeat, and at the second, fourth, eighth: state may appear late.
         """
         self._repeats += 1
         if self._repeats & (self._repeats - 1):
             return None
-        difference, errors = optional_parts.difference_finder()(
+        difference = optional_parts.difference_finder()(
             self._stepper, report.batches, self._loss_again, whole=not self._hosted
         )
-        if errors:
-            skipped = self._skip_failed(errors, seen, report)
-            self._stepper.discard()
-            return skipped
         if all_agree(not difference, self._stepper.device):
             return None
         names = [difference or "something on another rank"]
@@ -861,7 +857,7 @@ class Guard:
         return self._skip_unrepeatable(seen, report)
 
     def _loss_again(self, micro: MicroBatch, batch: Any) -> Tensor:
-        with autocast(self.config.precision, self._stepper.device.type):
+        with self._lines_in_fp32, autocast(self.config.precision, self._stepper.device.type):
             return self._loss(micro, batch)
 
     def _skip_unrepeatable(

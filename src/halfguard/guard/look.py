@@ -19,6 +19,7 @@ from halfguard.dist.wrapping import is_dtensor, local_tensor
 from halfguard.numerics.checksum import checksums
 from halfguard.numerics.tensor_rows import is_plain
 from halfguard.step.holders import (
+    CellHolder,
     DictHolder,
     HistoryHolder,
     Holder,
@@ -144,18 +145,17 @@ class Schedule:
     def add_assigned(self, reached: Iterable[Holder]) -> None:
         """Keep what the code of the step assigns, at whichever step it does."""
         for holder in reached:
-            known = self._kept.get(id(holder.target))
-            if holder.is_assigned and known is None:
-                if isinstance(holder, DictHolder):
-                    holder.may_hold_graphs = True
-                self._kept[id(holder.target)] = holder, 0
+            if isinstance(holder, CellHolder) and holder.is_assigned:
+                self._kept.setdefault(id(holder.target), (holder, 0))
             elif isinstance(holder, DictHolder) and holder.assigned_keys:
                 self._keep_keys(holder, holder.assigned_keys)
 
     def _keep_keys(self, holder: DictHolder, keys: frozenset[Any]) -> None:
-        known = self._kept.get(id(holder.target))
-        if known is not None and isinstance(known[0], DictHolder):
-            keys |= known[0].keys or frozenset()
+        known = self._kept.get(id(holder.target), (None, 0))[0]
+        if isinstance(known, DictHolder):
+            if known.keys is None:
+                return  # all of them are kept
+            keys |= known.keys
         kept = DictHolder(holder.name, holder.target, style=holder.style, keys=keys)
         kept.may_hold_graphs = True
         self._kept[id(holder.target)] = kept, 0

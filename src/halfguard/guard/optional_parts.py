@@ -78,7 +78,7 @@ def save_on_host(model: nn.Module) -> AbstractContextManager[object]:
     return SavedOnHost(model)
 
 
-def difference_finder() -> Callable[..., tuple[str, list[str]]]:
+def difference_finder() -> Callable[..., str]:
     """Return the function that runs a bad step twice, and compares what it reads."""
     from halfguard.guard.stepping.two_passes import find_difference
 

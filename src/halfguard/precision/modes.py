@@ -114,3 +114,9 @@ def eagerly() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def has_compiled() -> bool:
+    """Return whether ``torch.compile`` has compiled something in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"])

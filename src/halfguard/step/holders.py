@@ -61,7 +61,6 @@ class Holder:
     """An object that holds state; every method may run code of its class, which may raise."""
 
     restorable = True
-    is_assigned = False  # by code that was reached, at some step
     style = "{}[{!r}]"
 
     def __init__(self, name: Name, target: Any) -> None:
@@ -109,7 +108,7 @@ class DictHolder(Holder):
         self._kind: Any = OrderedDict if isinstance(target, OrderedDict) else dict
         self.is_namespace = style != "{}[{!r}]"  # the order of its entries does not count
         self.may_hold_graphs = False  # tensors with a graph, which no reference may keep alive
-        self.assigned_keys = frozenset[str]()  # those of ``keys`` that code assigns
+        self.assigned_keys = frozenset[str]()  # that code which was reached assigns, at some step
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
         if self.keys is not None:
@@ -246,6 +245,7 @@ class CellHolder(Holder):
     """A variable of an enclosing function."""
 
     style = "{}"
+    is_assigned = False  # by code that was reached, at some step
     target: CellType
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
@@ -255,18 +255,17 @@ class CellHolder(Holder):
 
     def save(self) -> Any:
         try:
-            value = self.target.cell_contents
+            return self.target.cell_contents
         except ValueError:  # not assigned yet
             return _MISSING
-        return _GRAPH if _has_graph(value) else value
 
     def is_as(self, saved: Any) -> bool:
-        return saved is _GRAPH or same_value(self.save(), saved)
+        return same_value(self.save(), saved)
 
     def restore(self, saved: Any) -> None:
         if saved is _MISSING:
             del self.target.cell_contents
-        elif saved is not _GRAPH:
+        else:
             self.target.cell_contents = saved
 
 

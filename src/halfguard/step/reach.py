@@ -164,17 +164,12 @@ class _Search:
                 continue
 
     def mark_assigned(self) -> None:
-        """Mark the objects with an attribute that code which was reached assigns."""
+        """Mark the attributes of objects that code which was reached assigns; not those of modules."""
         for holder in self.reached.holders:
-            if isinstance(holder, DictHolder):
-                holder.is_assigned = (
-                    holder.is_namespace
-                    and holder.keys is None
-                    and not self._assigned.isdisjoint(holder.target)
-                )
-            elif isinstance(holder, SlotsHolder):
-                kind: Any = type(holder.target)
-                holder.is_assigned = not self._assigned.isdisjoint(slots_of(kind))
+            if not isinstance(holder, DictHolder) or "_parameters" in holder.target:
+                continue
+            if holder.is_namespace and holder.keys is None:
+                holder.assigned_keys = frozenset(self._assigned.intersection(holder.target))
 
     def _note_place(self, name: Name, value: Any, owner: Any, key: Any) -> None:
         """Prefer a place in a dict: a weight may have been reached through an optimizer's list first."""
@@ -308,8 +303,9 @@ class _Search:
             self._assigned |= assigned["STORE_ATTR"]
         holders: list[Holder] = []
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            holders.append(CellHolder(variable, cell))
-            holders[-1].is_assigned = variable in assigned["STORE_DEREF"]
+            holder = CellHolder(variable, cell)
+            holder.is_assigned = variable in assigned["STORE_DEREF"]
+            holders.append(holder)
         known = function.__globals__
         names = frozenset(name for name in _names_in(code) if name in known)
         variables = DictHolder("", known, style=_VARIABLE, keys=names)

@@ -30,6 +30,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _WRAPPERS = (str(Path(_TORCH, "distributed")), str(Path(_TORCH, "nn", "parallel")))
 _LAYERS = (str(Path(_TORCH, "nn")),)
 _COMPARED = (bool, int, float, complex, str, torch.dtype, type(None))
+_KINDS = (Tensor, nn.Parameter, nn.Buffer)
 _LARGEST = 2**24  # elements of a tensor that are compared
 
 
@@ -43,6 +44,8 @@ class _Operation(NamedTuple):
 
 class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the values that the operations inside the block read from outside."""
+
+    supports_higher_order_operators = True  # such as torch.cond: each is one operation
 
     def __init__(self, *, weights: bool = True) -> None:
         """Prepare; ``weights`` tells whether parameters count: those of FSDP2 are gathered anew."""
@@ -68,14 +71,14 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._read(leaf, is_value=not is_wrapper and (self._weights or not is_weight))
         out = func(*args, **(kwargs or {}))
         outputs = tree_leaves(out)
-        is_random = torch.Tag.nondeterministic_seeded in func.tags
-        for output in outputs:
-            if isinstance(output, Tensor):
-                self._read(output, is_value=is_random)
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        is_drawn = not given and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        results = [output for output in outputs if isinstance(output, Tensor)]
+        for output in results:
+            self._read(output, is_value=is_drawn)
         if is_wrapper:
             return out
-        shapes = [tuple(output.shape) for output in outputs if isinstance(output, Tensor)]
-        numbers, result = _numbers(leaves), f"{_numbers(outputs)} {shapes}"
+        numbers, result = _numbers(leaves), f"{_numbers(outputs)} {_visible(results, given)}"
         frame = user_frame()
         source = SourceLine() if frame is None else locate_frame(frame)
         self._operations.append(_Operation(str(func), numbers, first_read, result, source))
@@ -83,7 +86,7 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _read(self, tensor: Tensor, *, is_value: bool) -> None:
         part = local_tensor(tensor).detach()
-        if not is_plain(part) or part.is_meta or not part.numel():
+        if type(part) not in _KINDS or not is_plain(part) or part.is_meta or not part.numel():
             return
         storage = StorageWeakRef(part.untyped_storage())  # type: ignore[no-untyped-call]
         if storage in self._known:
@@ -123,6 +126,14 @@ def _is_in_wrapper() -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def _visible(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Any]:
+    """Return what the program can see of results: shapes, and values that are copied to the host."""
+    shapes: list[Any] = [tuple(result.shape) for result in results]
+    if any(not tensor.is_cpu for tensor in given):
+        shapes += [r.tolist() for r in results if type(r) in _KINDS and r.is_cpu and not r.is_meta]
+    return shapes
 
 
 def _numbers(leaves: Sequence[Any]) -> str:

@@ -332,7 +332,6 @@ def parameters_and_buffers_are_listed_and_non_persistent_ones_are_known() -> Non
     assert module._non_persistent_buffers_set == {"cache"}
 
 
-@used_by("dist", "_orig_mod")
 @used_by("precision", "torch._dynamo.utils")
 def frames_that_were_compiled_are_counted() -> None:
     counters = torch._dynamo.utils.counters
@@ -341,6 +340,7 @@ def frames_that_were_compiled_are_counted() -> None:
     assert counters["frames"].total() > before
 
 
+@used_by("dist", "_orig_mod")
 @used_by("diagnosis investigation precision step validation", "torch._dynamo")
 @used_by("dist", "torch._dynamo.eval_frame")
 def a_compiled_module_holds_the_original() -> None:

@@ -91,6 +91,7 @@ _CLOSED = (
     memoryview,
 )
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})  # what they assign may stay
 _ATTRIBUTE, _VARIABLE = "{}.{}", "{1}"  # how names are written
 
@@ -395,7 +396,9 @@ def is_users(module: str | None) -> bool:
 @functools.cache
 def _installed() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names})
+    others = (path for path in sys.path if path.endswith(_PACKAGE_FOLDERS))
+    folders = {*map(sysconfig.get_path, names), *others}  # a .pth file may name other packages
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 
 def _generator_kinds() -> tuple[type, ...]:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from tests.lint.fuzz import fuzz
+from halfguard.lint.engine import lint_bytes
+from halfguard.lint.registry import all_rules
+from tests.lint.fuzz import LIMIT, fuzz
+from tests.lint.helper import FIXTURES, PREVIEW
 
-pytestmark = pytest.mark.slow
+
+@pytest.mark.parametrize(
+    ("fixture", "times"), [("HG210/good.py", 540), ("HG104/bad_assigned.py", 84)]
+)
+def test_the_time_grows_with_the_length_of_a_file(fixture: str, times: int) -> None:
+    data = (FIXTURES / fixture).read_bytes() * times
+    start = time.process_time()
+    lint_bytes(data, "train.py", PREVIEW, all_rules())
+    assert time.process_time() - start < LIMIT
 
 
+@pytest.mark.slow
 def test_nothing_raises_and_nothing_hangs() -> None:
     assert fuzz(500).findings > 100

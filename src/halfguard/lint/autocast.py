@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,14 +117,8 @@ class AutocastRegions:
     def _by_callers(self) -> dict[Function, Autocast]:
         """Functions whose calls in this file are all inside autocast, with the autocast of the first."""
         found: dict[Function, Autocast] = {}
-        if not self.by_node:
-            return found
-        regions: dict[Function, list[Autocast | None]] = defaultdict(list)
-        for call in self.tree.calls(*{function.name for function in self.tree.functions}):
-            function = self.tree.local_function(call)
-            if function is not None:
-                regions[function].append(self.directly_around(call))
-        for function, around in regions.items():
-            if around[0] is not None and None not in around:
+        for function in self.tree.functions if self.by_node else ():
+            around = [self.directly_around(call) for call in self.tree.callers_of(function)]
+            if around and around[0] is not None and None not in around:
                 found[function] = around[0]
         return found

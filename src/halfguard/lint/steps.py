@@ -92,16 +92,9 @@ class EventReader:
             calls.sort(key=lambda c: (c.end_lineno or 0, c.end_col_offset or 0))
         return found
 
-    @cached_property
-    def _functions(self) -> dict[tuple[ast.ClassDef | None, str], list[Function]]:
-        found: dict[tuple[ast.ClassDef | None, str], list[Function]] = defaultdict(list)
-        for function in self.tree.functions:
-            found[self.tree.class_of(function), function.name].append(function)
-        return found
-
     def entry_points(self) -> list[Function | None]:
         """Return the functions that no other function of the file calls; None is the module body."""
-        called = {self._callee(c) for calls in self._calls_in.values() for c in calls}
+        called = {self.tree.local_function(c) for calls in self._calls_in.values() for c in calls}
         return [None, *(f for f in self.tree.functions if f not in called and f in self._relevant)]
 
     @cached_property
@@ -111,7 +104,7 @@ class EventReader:
         found: set[Function | None] = set()
         for calls in self._calls_in.values():
             for call in calls:
-                here, callee = self.tree.function_of(call), self._callee(call)
+                here, callee = self.tree.function_of(call), self.tree.local_function(call)
                 if callee is not None:
                     callers[callee].add(here)
                 if called_name(call) in _STEP_METHODS or self._is_whole_step(call):
@@ -129,13 +122,6 @@ class EventReader:
         body = self.tree.root.body if function is None else function.body
         self._block(body, Context(stack=(function,) if function else ()), out)
         return out
-
-    def _callee(self, call: ast.Call) -> Function | None:
-        """Return the function of this file that a call runs, if only one has that name."""
-        name = name_of(call.func)
-        owner = self.tree.class_of(call) if name.startswith("self.") else None
-        candidates = self._functions.get((owner, name.removeprefix("self.")), [])
-        return candidates[0] if len(candidates) == 1 else None
 
     # --- statements --------------------------------------------------------------------------------
 
@@ -198,7 +184,7 @@ class EventReader:
             optimizer = self.roles.resolve_alias(call.args[0]) if call.args else ""
             out.append(self._event(kind, call, context, owner=owner, optimizer=optimizer))
             return
-        callee = self._callee(call)
+        callee = self.tree.local_function(call)
         if callee not in self._relevant or callee in context.stack:
             return
         if callee is None or len(context.stack) > _MAX_DEPTH:
@@ -227,7 +213,7 @@ class EventReader:
         name, owner, roles = called_name(call), receiver(call), self.roles
         if name in _CLIPS:
             return "gradient_norm" if self._never_clips(call) else "clip"
-        if _NORM.search(name) and self._callee(call) not in self._relevant - {None}:
+        if _NORM.search(name) and self.tree.local_function(call) not in self._relevant - {None}:
             return "gradient_norm"
         if owner is None:
             return None

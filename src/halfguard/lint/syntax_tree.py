@@ -7,7 +7,8 @@ called name.
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -265,24 +266,38 @@ class SyntaxTree:
         """Return the function or method of this file that a call runs, if only one has that name."""
         name = name_of(call.func)
         bare = name.removeprefix("self.")
-        if not bare or "." in bare:
+        owner = self.class_of(call) if name != bare else None
+        if name != bare and owner is None:
             return None
-        candidates = self._functions_by_name.get(bare, ())
-        if name != bare:
-            owner = self.class_of(call)
-            candidates = [f for f in candidates if self.parents.get(f) is owner]
-        else:
-            candidates = [
-                f for f in candidates if not isinstance(self.parents.get(f), ast.ClassDef)
-            ]
+        candidates = self._functions_by_name.get((owner, bare), ())
         return candidates[0] if len(candidates) == 1 else None
 
     @cached_property
-    def _functions_by_name(self) -> dict[str, list[Function]]:
-        found: dict[str, list[Function]] = defaultdict(list)
+    def _functions_by_name(self) -> dict[tuple[ast.AST | None, str], list[Function]]:
+        """The functions by name, and by class if they are methods."""
+        found: dict[tuple[ast.AST | None, str], list[Function]] = defaultdict(list)
         for function in self.functions:
-            found[function.name].append(function)
-        return found
+            parent = self.parents.get(function)
+            owner = parent if isinstance(parent, ast.ClassDef) else None
+            found[owner, function.name].append(function)
+        return dict(found)
+
+    def callers_of(self, function: Function) -> list[ast.Call]:
+        """Return the calls of this file that run a function."""
+        return self._callers.get(function, [])
+
+    @cached_property
+    def _callers(self) -> dict[Function, list[ast.Call]]:
+        found: dict[Function, list[ast.Call]] = defaultdict(list)
+        for call in self.calls(*{function.name for function in self.functions}):
+            if (function := self.local_function(call)) is not None:
+                found[function].append(call)
+        return dict(found)
+
+    @cached_property
+    def words(self) -> Counter[str]:
+        """How often each word stands in the source."""
+        return Counter(re.findall(r"\w+", self.source.text))
 
     def returns_of(self, function: Function) -> list[ast.Return]:
         """Return the ``return`` statements of a function, without those of inner functions."""

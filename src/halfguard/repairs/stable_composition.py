@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from halfguard.repairs.source_file import SourceFile
@@ -24,13 +25,8 @@ _TORCH = (
 
 def patch_line(file: SourceFile, line: int, only: ast.expr | None = None) -> bool:
     """Rewrite the compositions that end on a line, or ``only`` one; return False if none is certain."""
-    nodes = [
-        node
-        for node in ast.walk(file.tree)
-        if isinstance(node, ast.Call | ast.BinOp) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
     done: list[ast.expr] = []
-    for node in nodes if only is None else [only]:  # outer expressions come first
+    for node in [only] if only is not None else _operations_at(file, line):
         if any(node in ast.walk(outer) for outer in done):
             continue
         new = _Composition(file, line).stable(node)
@@ -38,6 +34,15 @@ def patch_line(file: SourceFile, line: int, only: ast.expr | None = None) -> boo
             file.replace(node, new)
             done.append(node)
     return bool(done)
+
+
+def _operations_at(file: SourceFile, line: int) -> Iterator[ast.expr]:
+    """Yield the calls and operators around a line, outer ones first."""
+    for node in ast.walk(file.tree):
+        if not isinstance(node, ast.Call | ast.BinOp):
+            continue
+        if node.lineno <= line <= (node.end_lineno or 0):
+            yield node
 
 
 @dataclass(frozen=True)

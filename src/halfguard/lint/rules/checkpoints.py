@@ -190,7 +190,7 @@ def _is_available(file: PythonFile, name: str, call: ast.Call) -> bool:
     if name.startswith("self."):
         makers = [a.value for a in file.assignments[name] if a.value is not None]
         return owner is not None and any(file.class_of(value) is owner for value in makers)
-    callers = [c for c in file.calls(here.name) if file.local_function(c) is here] if here else []
+    callers = file.callers_of(here) if here else []
     places = {here} | {file.function_of(c) for c in callers}
     return any(a.function is None or a.function in places for a in file.assignments[name])
 

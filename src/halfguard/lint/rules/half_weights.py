@@ -151,10 +151,9 @@ def _trained_half_models(file: PythonFile, *kinds: EventKind, fp16: bool) -> Ite
     for call in _half_models(file) if functions else ():
         here = file.function_of(call)
         shared = here is not None and here.name == "__init__" and file.class_of(here) in classes
-        callers = file.calls(here.name) if here is not None else ()
-        if here in functions | {None} or shared or None in functions or any(
-            file.local_function(c) is here and file.function_of(c) in functions for c in callers
-        ):  # fmt: skip
+        callers = file.callers_of(here) if here is not None else ()
+        called = any(file.function_of(caller) in functions for caller in callers)
+        if here in functions | {None} or shared or None in functions or called:
             yield call
 
 

@@ -317,7 +317,7 @@ def check_new_scalers(file: PythonFile) -> Iterator[Match]:
         function = file.function_of(call)
         if function is None or function not in trained:
             continue
-        callers = [c for c in file.calls(function.name) if file.local_function(c) is function]
+        callers = file.callers_of(function)
         per_epoch = any(_is_over_epochs(p) for c in callers for p in _around(file, c))
         if not per_epoch and ("epoch" not in function.name or _is_unused(file, function)):
             continue
@@ -327,7 +327,7 @@ def check_new_scalers(file: PythonFile) -> Iterator[Match]:
 def _is_unused(file: PythonFile, function: Function) -> bool:
     """Return whether a program defines a function and never names it again."""
     is_program = "__main__" in file.source.text and file.class_of(function) is None
-    return is_program and len(re.findall(rf"\b{function.name}\b", file.source.text)) == 1
+    return is_program and file.words[function.name] == 1
 
 
 def _around(file: PythonFile, node: ast.AST) -> Iterator[ast.AST]:

@@ -101,7 +101,7 @@ def repeated_in(engine: Engine) -> list[Any]:
         )
         taken.append(str(guard.step(loss_fn, batch_of(step, 2, dist.get_rank())).action))
     half, full = (torch.float16,) * 2, (torch.float32,) * 2
-    assert seen == [half] * 6 + [full] * 3 + [half] * 3, seen
+    assert seen == [half] * 12 + [full] * 3 + [half] * 3, seen
     return taken
 
 

@@ -82,7 +82,7 @@ def test_probe_is_the_first_to_see_it() -> None:
     told = halfguard("doctor", "workload.py:broken", "--precision", "fp16-mixed", fails=None)
     assert set(re.findall(r"HD\d+", told)) <= {"HD004"}  # some processors are slow in half
     told = halfguard("probe", "workload.py:broken", "--steps", "20", fails=True)
-    assert "HG609 pow at model.py:" in told
+    assert "HG601 pow at model.py:" in told
     assert "in focal, leaves the range of FP16" in told
 
 

@@ -152,7 +152,6 @@ class StepReport:
             batch=self.batch,
             action=decision.action,
             cause=decision.cause,
-            code=decision.cause.code if decision.cause else "",
             loss=seen.loss,
             grad_norm=seen.grad_norm,
             scale=seen.scale,
@@ -247,7 +246,7 @@ class Recorder:
 
     def _warn(self, warning: HealthWarning, text: str, step: int, epoch: int) -> None:
         self.tally.add_warning(warning)
-        row = HealthRow(step=step, epoch=epoch, warning=warning, code=warning.code, text=text)
+        row = HealthRow(step=step, epoch=epoch, warning=warning, text=text)
         self.journal.add_row(row)
         if not rank():
             logger.warning("step %d: %s %s", step, warning.code, text)

@@ -121,7 +121,6 @@ class StepRow(Record):
     batch: int = Field(default=0, ge=0, description="batches of this epoch so far, counted from 0")
     action: Action
     cause: Cause | None
-    code: str = Field(default="", description="of the cause, in the catalogue")
     loss: float
     grad_norm: float
     scale: float
@@ -131,6 +130,11 @@ class StepRow(Record):
     evidence: str = Field(default="", description="what was seen, in one or two sentences")
     routine: bool = Field(default=False, description="the loss scale found its level")
     note: str = ""
+
+    @property
+    def code(self) -> str:
+        """Return the code of the cause in the catalogue; the file has the cause only."""
+        return self.cause.code if self.cause else ""
 
 
 class LossCurve(FloatRecordPart):
@@ -165,8 +169,12 @@ class HealthRow(Record):
     step: int = Field(ge=0, description="the step after which it was given")
     epoch: int = Field(default=0, ge=0)
     warning: HealthWarning
-    code: str = Field(default="", description="of the warning, in the catalogue")
     text: str
+
+    @property
+    def code(self) -> str:
+        """Return the code of the warning in the catalogue; the file has the warning only."""
+        return self.warning.code
 
 
 class NoteRow(Record):

@@ -206,7 +206,7 @@ def test_a_constant_that_half_cannot_hold_is_to_blame() -> None:
             out = self.inner(x)
             return out.masked_fill(out > 9, -1e9)
 
-    finding = found(examine(Filled(), loss, batch()), "HD100")
+    finding = found(examine(Filled(), loss, batch()), "HG101")
     assert "constant" in finding.why
     assert "torch.finfo(x.dtype).min" in finding.cure
 

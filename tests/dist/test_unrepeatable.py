@@ -142,7 +142,7 @@ def test_a_repeat_that_raises_on_one_rank_is_skipped_on_all(
 
 
 def check(group: Ranks, count: int) -> None:
-    answers = group.run(raise_at_random_places, count)
+    answers = group.run(raise_at_random_places, count, timeout=120 + 5 * count)
     assert all(actions == ["skip", "apply"] * count for actions, _ in answers)
     assert all(weights == answers[0][1] for _, weights in answers)
 

@@ -16,6 +16,7 @@ import halfguard as hg
 from halfguard.records.rounding import RoundingReport
 
 CASES = Path(__file__).parent / "cases"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 python -m benchmarks.digits.command predict        healthy models: predicted and measured errors, accusations
 python -m benchmarks.digits.command name [FOLDER]  cases of lost digits: rank of the guilty line, and its fix
+python -m benchmarks.digits.command why [FOLDER]   silent scripts: whether halfguard why names the guilty line
 python -m benchmarks.digits.command cost           processor time of a report, relative to a plain step
 """
 
@@ -11,6 +12,7 @@ import argparse
 import copy
 import itertools
 import math
+import subprocess
 import sys
 import time
 import warnings
@@ -24,12 +26,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import halfguard as hg
-from benchmarks.digits.cases_of import CASES, cases
+from benchmarks.digits.cases_of import CASES, SCRIPTS, cases
 from benchmarks.digits.healthy import Job, repository_models, transformers_models
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision.modes import without_autocast
 from halfguard.precision_names import Precision
 from halfguard.records.rounding import RoundingReport
+from halfguard.records.script_answer import ScriptAnswer
 from halfguard.tracing.rounding import attribute, norm, tape_finite_step
 
 PRECISIONS = {"float16": Precision.FP16_MIXED, "bfloat16": Precision.BF16_MIXED}
@@ -38,15 +41,17 @@ FACTOR = 2.0
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("command", choices=("predict", "name", "cost"))
-    parser.add_argument("folder", nargs="?", type=Path, default=CASES)
+    parser.add_argument("command", choices=("predict", "name", "why", "cost"))
+    parser.add_argument("folder", nargs="?", type=Path)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     if options.command == "predict":
         predict()
     elif options.command == "name":
-        name(options.folder)
+        name(options.folder or CASES)
+    elif options.command == "why":
+        why(options.folder or SCRIPTS)
     else:
         cost()
     return 0
@@ -163,6 +168,20 @@ def name(folder: Path) -> None:
     total = len(ranks)
     first, third = sum(rank == 1 for rank in ranks), sum(rank <= 3 for rank in ranks)
     print(f"first {first} of {total}, in the first three {third}, reported {found}, fixed {fixed}")
+
+
+def why(folder: Path) -> None:
+    """Say of each script whether ``halfguard why`` names its guilty line, and which fix was tested."""
+    named = 0
+    for case in cases(folder):
+        command = [sys.executable, "-m", "halfguard", "why", "--json", case.file.name]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        answer = ScriptAnswer.from_json(done.stdout)
+        cure = "" if answer.cure is None else f"{answer.cure.sentence}, tested: {answer.cure.trial}"
+        is_named = f"lose digits at {case.file.name}:{case.guilty} " in f"{cure}{answer.advice} "
+        named += is_named
+        print(f"{case.name:24} {'named' if is_named else 'missed'}: {cure or answer.advice}")
+    print(f"named {named} of {len(list(cases(folder)))}")
 
 
 def cost() -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from halfguard.precision.upcast import half_state_dict, upcast_trainable
     from halfguard.probing.plan_search import plan
     from halfguard.probing.probe import probe
-    from halfguard.probing.rounding import rounding
     from halfguard.records.plan import PrecisionPlan
     from halfguard.replaying.autopsy import replay
     from halfguard.tracing.audit import audit
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from halfguard.trials.plans import apply_plan
     from halfguard.validation.validate import validate
     from halfguard.workload import Workload
+    from halfguard.workload.rounding import rounding
 
 __version__ = "0.2.0"
 
@@ -61,7 +61,7 @@ _NAMES: dict[str, tuple[str, str | None, str | None]] = {
     "plan": ("halfguard.probing.plan_search", "plan", "torch"),
     "probe": ("halfguard.probing.probe", "probe", "torch"),
     "replay": ("halfguard.replaying.autopsy", "replay", "torch"),
-    "rounding": ("halfguard.probing.rounding", "rounding", "torch"),
+    "rounding": ("halfguard.workload.rounding", "rounding", "torch"),
     "save_checkpoint": ("halfguard.checkpoints", "save_checkpoint", "torch"),
     "trace": ("halfguard.tracing.tracer", "trace", "torch"),
     "upcast_trainable": ("halfguard.precision.upcast", "upcast_trainable", "torch"),

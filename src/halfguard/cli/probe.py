@@ -47,9 +47,9 @@ def probe(
 
     with torch_needed("halfguard probe"):
         from halfguard.probing.probe import probe as run  # noqa: PLC0415
-        from halfguard.probing.rounding import rounding_of_job as rounding  # noqa: PLC0415
-        from halfguard.probing.training import StopTraining  # noqa: PLC0415
         from halfguard.workload import load  # noqa: PLC0415
+        from halfguard.workload.rounding import rounding_of_job as rounding  # noqa: PLC0415
+        from halfguard.workload.training import StopTraining  # noqa: PLC0415
     with (
         progress(f"probe in {precision}, steps", steps) as bar,
         first_interrupt("the report has the steps up to this one") as interrupt,

@@ -14,7 +14,7 @@ from halfguard.investigation.advice import (
     describe_place,
 )
 from halfguard.investigation.crashes import Crash
-from halfguard.investigation.curing import Proven
+from halfguard.investigation.curing import SOON_SECONDS, Proven
 from halfguard.investigation.passes import (
     Event,
     Headroom,
@@ -177,6 +177,9 @@ def _audit_notes(first: PassResult, inspected: PassResult | None) -> Iterator[st
             f"The audit of a few steps failed ({error[:_LONGEST]}), so swallowed overflow, lost updates and "
             "small gradients may have been missed."
         )
+    for one in inspected.misuse:
+        if one.kind == "lost digits" and first.seconds > SOON_SECONDS:
+            yield f"{one.sentence} The run is too long to test whether it learns less than in FP32."
 
 
 def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:

@@ -279,8 +279,8 @@ def _norms(file: Path, sizes: tuple[int, ...]) -> list[float]:
 
 
 def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:
-    """Yield statements in FP32 for overflow that was swallowed there."""
-    if misused.kind != "swallowed":
+    """Yield statements in FP32 for overflow that was swallowed, or digits that were lost there."""
+    if misused.kind not in ("swallowed", "lost digits"):
         return
     event = Event(kind="loss", how="", step=0, backward=misused.backward)
     for kind in _IN_FP32:
@@ -289,7 +289,7 @@ def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:
         found = one.run("judge", "trying this line in FP32", event=event, change=plan)
         for trial in found.trials:
             if trial.trial.good and trial.patch:
-                yield untried(misused.sentence, trial.patch, "HG609")
+                yield untried(misused.sentence, trial.patch, misused.code)
 
 
 def _can_patch(one: Investigation) -> bool:

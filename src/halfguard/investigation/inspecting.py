@@ -1,7 +1,7 @@
-"""A look at a few steps of a good run: headroom, overflow that was swallowed, numbers that half rounds away.
+"""A look at a few steps of a good run: headroom, overflow that was swallowed, digits that half rounds away.
 
-The steps are tracked like those of ``audit``. They are spread over the run, which goes on at full speed
-between them: numbers often grow while a model is trained.
+The steps are tracked like those of ``audit``, and one like that of ``rounding``. They are spread over the
+run, which goes on at full speed between them: numbers often grow while a model is trained.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from halfguard.investigation.advice import advise_on_swallowed
 from halfguard.investigation.bus import BackwardCall, HookBus
 from halfguard.investigation.detectors import LostUpdates, RoundedPositions, SmallGradients
+from halfguard.investigation.lost_digits import LostDigits
 from halfguard.investigation.passes import (
     Ended,
     Headroom,
@@ -49,6 +50,12 @@ def choose_passes(first: PassResult) -> tuple[int, ...]:
         count = max(1, int(count * _SECONDS / first.seconds))
     spread = (0, 1, count // 4, count // 2, 3 * count // 4, count - 2, count - 1)
     return tuple(sorted({one for one in spread if 0 <= one < count}))
+
+
+def choose_taped(inspected: Sequence[int]) -> int | None:
+    """Return a backward pass in the middle of those that are looked at, which is none of them."""
+    between = (one for one in range(inspected[len(inspected) // 2], inspected[-1]))
+    return next((one for one in between if one not in inspected), None)
 
 
 class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
@@ -111,7 +118,11 @@ class Inspecting:
         self._found: dict[tuple[str, int, str], AuditFinding] = {}
         self._steps = 0
         self._updates, self._gradients = LostUpdates(bus), SmallGradients(bus)
-        self._detectors = (RoundedPositions(bus), self._updates, self._gradients)
+        self._digits, self._taped = (
+            LostDigits(bus, self._modules, outermost),
+            choose_taped(plan.inspect),
+        )
+        self._detectors = (RoundedPositions(bus), self._updates, self._gradients, self._digits)
         self._swallowed: list[Misused] = []
         self._until = time.monotonic() + 2 * _SECONDS
         self._handle: Any = register_module_forward_pre_hook(self._first_call)
@@ -121,7 +132,7 @@ class Inspecting:
     def _first_call(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
             self._handle.remove()
-            self._modules.watch(lambda *_: None)
+            self._modules.watch(lambda *_: self._digits.on_entering())
             self._modules.enter(module, args)
             if 0 in self._plan.inspect:
                 self._begin()
@@ -182,6 +193,8 @@ class Inspecting:
         """Begin to track a step that was chosen."""
         if self._bus.backward in self._plan.inspect:
             self._begin()
+        elif self._bus.backward == self._taped:
+            self._digits.look_for()
         elif self._bus.backward > max(self._plan.inspect) or time.monotonic() > self._until:
             self.on_finished("", "steps")
 

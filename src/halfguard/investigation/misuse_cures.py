@@ -14,6 +14,7 @@ from halfguard.repairs.add_to_prepare import add_to_prepare
 from halfguard.repairs.float_positions import float_positions
 from halfguard.repairs.initial_scale import initial_scale
 from halfguard.repairs.keywords import change_keyword
+from halfguard.repairs.leave_out_cast import leave_out_cast
 from halfguard.repairs.scale_loss import scale_loss
 from halfguard.repairs.scaler_device import scaler_device
 from halfguard.repairs.scalers import scaler_at
@@ -80,5 +81,6 @@ _PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterator[str]]] = {
     "no scaler": _add_scaler,
     "lost updates": _fp32_weights,
     "bad buffer": _fp32_weights,
+    "lost digits": lambda one, _: iter((leave_out_cast(one.place),)),
     "rounded integers": lambda one, _: iter((float_positions(one.place),)),
 }

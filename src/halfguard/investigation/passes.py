@@ -90,6 +90,7 @@ MisuseKind = Literal[
     "lost updates",  # of half weights
     "bad buffer",
     "swallowed",  # overflow that became a finite number
+    "lost digits",  # more than rounding must cost
 ]
 Start = Literal["event", "first module", "script"]
 # "late": its time was over; "interrupted": by Ctrl-C

@@ -17,7 +17,6 @@ from halfguard.probing.findings import describe_line
 from halfguard.probing.probe import raise_user_failure
 from halfguard.probing.ranges import find_scale_window, total_by_module
 from halfguard.probing.training import (
-    Advance,
     Failure,
     RunSetting,
     TrainingRun,
@@ -32,6 +31,7 @@ from halfguard.trials.cost import StepCosts, counted_costs
 from halfguard.trials.producer import Producer, find_candidates, modules_by_name
 from halfguard.trials.proof import Proof
 from halfguard.workload import TrainingStep, Workload
+from halfguard.workload.training import Advance
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from halfguard.probing.findings import cure_of_line
 from halfguard.probing.island_trials import IslandTrial, IslandTrials, PlanBench
 from halfguard.probing.ranges import find_scale_window, to_scale_range
 from halfguard.probing.shrink import drop_unneeded, shrink
-from halfguard.probing.training import Advance
 from halfguard.records.plan import AnyIsland, Island, LineIsland, PlanEvidence, PrecisionPlan
 from halfguard.records.ranges import headroom
 from halfguard.step.parameters import is_covered, is_inside, outermost
 from halfguard.trials.producer import Producer, name_of
 from halfguard.trials.search import IslandSearch
 from halfguard.workload import Workload
+from halfguard.workload.training import Advance
 
 _ISLANDS = 16  # of a plan at most, a pattern counts once
 TIGHT_HEADROOM = 4.0  # bits; a leaf module with less is tried before any container

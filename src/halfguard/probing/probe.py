@@ -24,7 +24,6 @@ from halfguard.probing.ranges import (
 from halfguard.probing.training import (
     MAX_SCALE,
     MIN_SCALE,
-    Advance,
     RunSetting,
     TrainingRun,
     audited_steps,
@@ -33,6 +32,7 @@ from halfguard.probing.training import (
 from halfguard.records.finding import Finding
 from halfguard.records.ranges import ProbeReport
 from halfguard.workload import Workload
+from halfguard.workload.training import Advance
 
 
 def probe(

@@ -12,7 +12,7 @@ loss. So some steps are run once more under ``find_first_nonfinite``: it names t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.tracing.tracer import Detail, Tracer
 from halfguard.trials.line_islands import LineIslands
 from halfguard.workload import TrainingStep, Workload, final_loss
+from halfguard.workload.training import Advance, StopTraining
 from halfguard.workload.user_error import describe_error
 
 AUDITS = 20  # of one run at most, evenly spread
@@ -80,11 +81,6 @@ def audited_steps(steps: int) -> frozenset[int]:
 
 
 MIN_SCALE, MAX_SCALE = 2.0**MIN_EXPONENT, 2.0**MAX_EXPONENT
-Advance = Callable[[], None]
-
-
-class StopTraining(Exception):  # noqa: N818 - like StopIteration, no error
-    """Ends a run after the step that was just finished; ``advance`` may raise it."""
 
 
 @dataclass(frozen=True)

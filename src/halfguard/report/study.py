@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from halfguard.records.rounding import RoundingReport
 from halfguard.records.sizes import format_bytes
 from halfguard.records.study import (
     Approval,
@@ -20,6 +21,7 @@ from halfguard.records.study import (
 )
 from halfguard.report.blocks import Block, Code, Figure, Heading, Mono, Page, Table, Text, Tone
 from halfguard.report.curves import Line, Series, draw_curves, gather_columns
+from halfguard.report.rounding import describe
 from halfguard.report.svg import percent_label
 
 _ROWS = 400  # runs that are listed one by one
@@ -144,11 +146,17 @@ _VERBS = {  # for one candidate, and for several
 _ANSWERS = {"yes": "yes", "no": "NO", "unknown": "not known", "person": "for a person"}
 
 
-def study_page(study: Study, verdict: Verdict, approval: Approval | None = None) -> Page:
-    """Return the page of a study; ``approval`` is its sign-off, if there is one."""
+def study_page(
+    study: Study,
+    verdict: Verdict,
+    approval: Approval | None = None,
+    lost_digits: Mapping[str, RoundingReport] | None = None,
+) -> Page:
+    """Return the page of a study: ``approval`` is its sign-off, ``lost_digits`` are by candidate."""
     signed = approval is not None and approval.covers(study.digest(), verdict)
     blocks: list[Block] = [
         *verdict_section(verdict),
+        *_lost_digits(lost_digits or {}),
         *_question(study, verdict),
         *cost_section(study, verdict),
         *training_section(study, verdict),
@@ -201,6 +209,18 @@ def _comparison(row: Comparison) -> list[str]:
         between = f"{row.low:z.2%} to {row.high:z.2%}"
         numbers = [f"{row.loss:z.2%}", between, str(row.pairs), f"{row.p_pass:.2g}"]
     return [Mono(row.candidate), row.word, *numbers, further]
+
+
+def _lost_digits(reports: Mapping[str, RoundingReport]) -> Iterator[Block]:
+    """Yield the lines that lose the digits of a candidate that failed."""
+    for candidate, report in reports.items():
+        yield Text(
+            [Mono(candidate), f": lines that lose digits, in one step in {report.precision}:"]
+        )
+        for found in report.findings:
+            yield Text([Mono(found.place), ": ", Mono(found.code), ". ", describe(found)], "bad")
+        if not report.findings:
+            yield Text([f"{str(report).capitalize()}."])
 
 
 def _question(study: Study, verdict: Verdict) -> Iterator[Block]:

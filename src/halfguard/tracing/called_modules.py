@@ -57,6 +57,11 @@ class CalledModules(ModuleStack):
         """Return the module of a path."""
         return next((module for module, name in self._names.items() if name == path), None)
 
+    @property
+    def named(self) -> dict[str, nn.Module]:
+        """All modules that were called, or lie in one that was, by their paths."""
+        return {path: module for module, path in self._names.items()}
+
     def has_root(self, module: nn.Module) -> bool:
         """Return whether a module was named before."""
         return module in self._names

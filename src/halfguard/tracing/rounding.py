@@ -11,7 +11,7 @@ loop inside the line counts once in d. Weights must be rounded, so a cast of wei
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,7 @@ from halfguard.step.loss import scalar_loss
 from halfguard.tracing.audit import restored
 from halfguard.tracing.operation_places import ModuleStack
 from halfguard.tracing.rounding_sweep import sweep
-from halfguard.tracing.rounding_tape import Entry, Held, RoundingTape
+from halfguard.tracing.rounding_tape import HALF, Entry, Held, RoundingTape
 
 CANDIDATES = 3
 _MAX_SCALE = 65536.0  # where torch's scaler starts
@@ -47,7 +47,7 @@ class TapedStep:
     """One step on tape, with its loss and gradients."""
 
     tape: RoundingTape
-    model: nn.Module
+    modules: Mapping[str, nn.Module]  # by path
     loss: Held
     grads: list[Held]
     scale: float
@@ -65,7 +65,7 @@ class TapedStep:
     def place(self, entry: Entry) -> Place:
         """Return the line of an entry, and the module of torch that runs it for the line."""
         path, source = entry.place.module, entry.place.source
-        module = None if not path else self._modules.get(path)
+        module = None if not path else self.modules.get(path)
         if module is None or not type(module).__module__.startswith("torch."):
             return source.file, source.line, ""
         return source.file, source.line, _pattern(path or "")
@@ -77,8 +77,11 @@ class TapedStep:
         of_weights = any(one.key in self.weights for one in entry.inputs)
         return "cast of weights" if of_weights else "cast"
 
-    def __post_init__(self) -> None:
-        self._modules = dict(self.model.named_modules())
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The narrowest half of the step; None if nothing was rounded to half."""
+        made = {one.tensor.dtype for entry in self.tape.entries for one in entry.results}
+        return next((dtype for dtype in reversed(HALF) if dtype in made), None)
 
 
 def _pattern(path: str) -> str:
@@ -97,7 +100,8 @@ def tape_step(run: Run, model: nn.Module, *, scale: float) -> TapedStep:
             loss = _run(run, tape, scale)
         grads = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
         held = [tape.hold(grad) for grad in grads]
-        return TapedStep(tape, model, tape.hold(loss.detach()), held, scale, weights)
+        by_path = dict(model.named_modules())
+        return TapedStep(tape, by_path, tape.hold(loss.detach()), held, scale, weights)
 
 
 @contextmanager

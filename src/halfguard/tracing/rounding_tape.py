@@ -172,9 +172,11 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps every operation of the step that runs under it."""
+    """Keeps every operation of the step that runs under it; nothing, if that is more than ``max_bytes``."""
 
-    def __init__(self, modules: ModuleStack, outermost: CodeType) -> None:
+    def __init__(
+        self, modules: ModuleStack, outermost: CodeType, max_bytes: float = math.inf
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.entries: list[Entry] = []
         self.forward_entries = 0
@@ -185,6 +187,12 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._outermost = outermost
         self._numbers: dict[int, tuple[int, Tensor]] = {}  # exact ones, with the size of an element
         self._same_branches = True
+        self._room = max_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """True if the step was too large to be kept."""
+        return self._room < 0
 
     def __torch_dispatch__(
         self,
@@ -196,7 +204,7 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         packet = func.overloadpacket.__name__
         place = self._places.of(packet, user_frame(self._outermost))
-        if func.is_view or packet in UNWRITTEN:
+        if func.is_view or packet in UNWRITTEN or self.is_full:
             return func(*args, **kwargs)
         with undispatched():
             call = Call(func, args, kwargs)
@@ -221,7 +229,12 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage_key(tensor)
         held = Held(tensor.detach(), key)
         self._held.setdefault(key, []).append(held)
-        self._alive.setdefault(key, held.tensor)
+        if key not in self._alive:
+            self._alive[key] = held.tensor
+            self._room -= tensor.untyped_storage().nbytes()
+            if self.is_full:
+                for kept in (self.entries, self._held, self._alive):
+                    kept.clear()
         return held
 
     def _hold_in(self, value: Any, inputs: list[Held]) -> Any:

@@ -15,6 +15,7 @@ from halfguard.records import write_atomically
 from halfguard.records.study import Approval, Study, Verdict
 from halfguard.report import study_page, to_html, to_markdown
 from halfguard.report.blocks import Page
+from halfguard.validation.lost_digits import read_lost_digits
 
 _VERDICT, _APPROVAL = "verdict.json", "approval.json"
 
@@ -45,7 +46,7 @@ def page_of_study(folder: Path, study: Study, verdict: Verdict) -> Page:
     """Return the page of a study with the sign-off in its folder."""
     path = folder / _APPROVAL
     approval = Approval.from_json(path.read_bytes()) if path.is_file() else None
-    return study_page(study, verdict, approval)
+    return study_page(study, verdict, approval, read_lost_digits(folder, verdict))
 
 
 def write_reports(folder: Path, study: Study, verdict: Verdict) -> Page:

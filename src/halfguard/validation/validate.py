@@ -12,6 +12,7 @@ from halfguard.records.study import Verdict
 from halfguard.report.blocks import Page
 from halfguard.validation.executors import Executor
 from halfguard.validation.judgement.verdict import judge
+from halfguard.validation.lost_digits import find_lost_digits
 from halfguard.validation.spec import Spec
 from halfguard.validation.study import OnProgress, run_study
 from halfguard.validation.study_files import write_reports
@@ -41,6 +42,7 @@ def run_validation(
     """Run and judge a study, and write its files; return the verdict and the page of the report."""
     study = run_study(spec, folder, executor, on_progress)
     verdict = judge(study)
+    find_lost_digits(spec, verdict, folder)
     return verdict, write_reports(folder, study, verdict)
 
 

@@ -7,7 +7,7 @@ same everywhere: torch's own autocast and torch's own GradScaler, and nothing of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,12 @@ from halfguard.precision.modes import autocast
 from halfguard.precision_names import Precision
 from halfguard.step.parameters import parameters_of
 from halfguard.workload.job import Workload
+
+Advance = Callable[[], None]
+
+
+class StopTraining(Exception):  # noqa: N818 - like StopIteration, no error
+    """Ends a run after the step that was just finished; ``advance`` may raise it."""
 
 
 class TrainingStep:

@@ -23,7 +23,9 @@ from halfguard.precision.modes import without_autocast
 from halfguard.records.autopsy import Culprit
 from halfguard.step.nested import floating_tensors, iter_leaves
 from halfguard.step.random_state import capture_random_state
+from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
+from halfguard.tracing.rounding import attribute, tape_finite_step
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,36 @@ def find_culprit(
             return find_first_nonfinite(step, model)
         except Exception:  # noqa: BLE001  the pass is described without it
             return None
+
+
+def find_lossy_line(setup: TrainingSetup) -> tuple[str, int, str] | None:
+    """Return file and line that overflow unseen, or lose digits, and what happens there; None if unknown."""
+    model, run = setup.model, setup.run_forward
+    assert model is not None  # noqa: S101 - see can_repeat
+    assert run is not None  # noqa: S101
+
+    def step() -> Tensor:
+        result = run()
+        loss = loss_in(result)
+        if loss is not None and loss.numel() == 1:
+            return loss.float()
+        squares = [one.float().square().mean() for _, one in floating_tensors(result)]
+        return torch.stack(squares).sum()
+
+    with restore_afterwards(model), quiet(eager=True), torch.inference_mode(False):
+        try:
+            for one in audit(step, model).findings:
+                return one.file, one.line, f"{one.op} {one.fault}s there ({one.code})"
+            is_fp16 = setup.trains_through_fp16 or next(model.parameters()).dtype is torch.float16
+            taped = tape_finite_step(step, model, is_fp16=is_fp16)
+            if taped.dtype is not None:
+                for found in attribute(taped, taped.dtype).findings:
+                    file, _, line = found.place.rpartition(":")
+                    how = f"digits are lost there ({found.code}), {found.share:.0%} of the lost accuracy"
+                    return file, int(line), how
+        except Exception:  # noqa: BLE001  the difference is reported without it
+            return None
+    return None
 
 
 def _differ(before: dict[str, Any]) -> bool:

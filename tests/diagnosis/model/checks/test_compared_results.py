@@ -115,3 +115,23 @@ def test_a_swallowed_overflow_is_found_with_a_loss(factor: float) -> None:
 
     finding = found(hg.doctor(Kernel(1000.0).half(), loss=value, batch=x), "HG609")
     assert finding.subject == "the loss"
+    assert (finding.path, "overflows there" in finding.message) == (__file__, True)
+
+
+class Moments(nn.Module):
+    """A variance as the difference of two moments, which has no digits left in half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        var = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2
+        return var.clamp(min=0.1) * self.gain
+
+
+def test_the_line_that_loses_digits_is_named() -> None:
+    x = 60 + 0.5 * torch.randn(16, 8, generator=torch.Generator().manual_seed(0)).half()
+    finding = found(hg.doctor(Moments().half(), batch=x), "HG609")
+    assert (finding.path, "digits are lost there (var = " in finding.message) == (__file__, True)
+    assert f"line {finding.line} of {__file__} in FP32" in finding.cure

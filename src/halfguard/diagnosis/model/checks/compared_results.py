@@ -16,6 +16,7 @@ from halfguard.diagnosis.model.repeats import (
     RepeatedForward,
     bad_result,
     can_repeat,
+    find_lossy_line,
     in_fp32,
     named_results,
     relative_error,
@@ -124,15 +125,26 @@ def check_hg609(setup: TrainingSetup) -> Iterator[Finding]:
         if error > _FAR:
             if name == "the loss" and _is_rounding(setup, model, one, other, outputs):
                 return
-            yield Finding(
-                code="HG609",
-                message=f"{name} differs by {error:.0%} from that of an FP32 run of the same batch.",
-                subject=name,
-                why="Rounding explains less than 1%: a number overflows and the infinity is swallowed, or "
-                "digits are lost in a difference.",
-                cure="Find the modules that need FP32: halfguard plan ENTRY -o plan.yaml",
-            )
+            yield _differs(setup, name, error)
             return
+
+
+def _differs(setup: TrainingSetup, name: str, error: float) -> Finding:
+    message = f"{name} differs by {error:.0%} from that of an FP32 run of the same batch"
+    why = (
+        "Rounding explains less than 1%: a number overflows and the infinity is swallowed, or digits are "
+        "lost in a difference."
+    )
+    place = find_lossy_line(setup)
+    if place is None or not place[0]:
+        cure = "Find the modules that need FP32: halfguard plan ENTRY -o plan.yaml"
+        return Finding(code="HG609", message=f"{message}.", subject=name, why=why, cure=cure)
+    file, line, how = place
+    message = f"{message}: at {file}:{line}, {how}."
+    cure = f"Compute line {line} of {file} in FP32: .float() on its inputs, with autocast off."
+    return Finding(
+        code="HG609", message=message, path=file, line=line, subject=name, why=why, cure=cure
+    )
 
 
 def _is_rounding(

@@ -15,14 +15,14 @@ from torch import nn
 from halfguard.errors import UsageError
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision_names import Precision
-from halfguard.probing.training import Advance, StopTraining
 from halfguard.records.plan import AnyIsland, Island, LineIsland
 from halfguard.records.rounding import LineInFloat, RoundingReport
 from halfguard.step.loss import LossFunction
 from halfguard.tracing.rounding import attribute, norm, tape_finite_step
 from halfguard.trials.applied_islands import AppliedIslands
 from halfguard.trials.line_islands import LineIslands
-from halfguard.workload import TrainingStep, Workload
+from halfguard.workload.job import Workload
+from halfguard.workload.training import Advance, StopTraining, TrainingStep
 
 _PRECISIONS = {
     "float16": Precision.FP16_MIXED,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from halfguard.dist.wrapping import local_tensor
 from halfguard.integrations.accelerate import AcceleratorGuard, attach
 
 INIT_SCALE = 1024.0  # small enough that healthy runs see no overflow
@@ -40,6 +45,47 @@ class Classifier(nn.Module):
         return logits
 
 
+class Block(nn.Module):
+    """A part that FSDP2 shards on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.linear(self.norm(x)))
+
+
+class Sharded(nn.Module):
+    """A model of two blocks with a statistic of its own; inputs from 1000 on overflow in half.
+
+    Without autocast, as FSDP2 runs it, everything is computed in the dtype of the gathered weights.
+    """
+
+    seen: Tensor
+
+    def __init__(self, overflow: bool = False, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.dropout, self.overflow = dropout, overflow
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.register_buffer("seen", torch.zeros(16, dtype=torch.float32))
+        self.dtypes: set[torch.dtype] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        self.dtypes.add(hidden.dtype)
+        if self.overflow:
+            hidden = hidden * 2.0**30 / 2.0**30
+        if self.training:
+            self.seen.lerp_(hidden.detach().float().mean(0), 0.1)
+        for block in self.blocks:
+            hidden = block(hidden)
+        hidden = nn.functional.dropout(hidden, self.dropout, self.training)
+        logits: Tensor = self.last(hidden)
+        return logits.float()
+
+
 def loss_fn(model: Any, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
 
@@ -64,6 +110,26 @@ def accelerator(precision: str = "fp16", **given: Any) -> Any:
     return made
 
 
+def sharded_accelerator(precision: str = "fp16", **given: Any) -> Any:
+    """Return an accelerator that shards with FSDP2 on CPUs, where Accelerate itself uses DDP."""
+    reduce = {"param_dtype": torch.float16, "reduce_dtype": torch.float32}
+    policy = MixedPrecisionPolicy(**reduce) if precision == "fp16" else None
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        mixed_precision_policy=given.pop("policy", policy),
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Block"],
+        cpu_ram_efficient_loading=False,
+    )
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    made = accelerator(precision, fsdp_plugin=plugin, **given)
+    if precision != "no":
+        plugin.set_mixed_precision(precision)
+    made.state.fsdp_plugin, made.state.distributed_type = plugin, DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    return made
+
+
 @dataclass
 class Loop:
     """A training loop as Accelerate's documentation has it; with ``guard`` a configuration, guarded."""
@@ -76,6 +142,7 @@ class Loop:
     overflow: bool = False
     dropout: float = 0.1
     repeatable: bool = True  # the loss comes from guard.forward
+    sharded: bool = False  # by FSDP2
     run_dir: Path | None = None
     given: dict[str, Any] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
@@ -83,14 +150,16 @@ class Loop:
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
-        self.accelerator = accelerator(
+        make = sharded_accelerator if self.sharded else accelerator
+        self.accelerator = make(
             self.precision, gradient_accumulation_steps=self.accumulate, **self.given
         )
         self.attached: AcceleratorGuard | None = None
         if self.guard is not None:
             config = {"scale": {"init": INIT_SCALE}} | self.guard
             self.attached = attach(self.accelerator, config, run_dir=self.run_dir, log_every=1)
-        self.plain = Classifier(self.overflow, self.dropout)
+        kind = Sharded if self.sharded else Classifier
+        self.plain: Any = kind(self.overflow, self.dropout)
         optimizer = AdamW(self.plain.parameters(), lr=0.05, fused=self.fused)
         scheduler = LambdaLR(optimizer, lambda step: 0.9**step)
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(
@@ -122,9 +191,14 @@ class Loop:
         return self.attached.hosted.summary()
 
     def state(self) -> dict[str, Any]:
+        """Return everything that a step changes; of sharded tensors, the parts of this rank."""
+        moments = self.optimizer.state_dict()["state"]
         return {
-            "model": {k: v.clone() for k, v in self.plain.state_dict().items()},
-            "optimizer": self.optimizer.state_dict()["state"],
+            "model": {k: local_tensor(v).clone() for k, v in self.plain.state_dict().items()},
+            "optimizer": {
+                number: {name: local_tensor(value).clone() for name, value in held.items()}
+                for number, held in moments.items()
+            },
             "schedule": self.scheduler.state_dict()["last_epoch"],
             "rates": self.rates,
         }

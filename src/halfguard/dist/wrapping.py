@@ -199,15 +199,29 @@ class GradientSync:
     def drop_gradients(self) -> None:
         """Drop the gradients of an abandoned step that FSDP2 keeps where no optimizer sees them."""
         reset_sharding(self._sharded)
-        groups = (group for sharded in self._sharded for group in _fsdp_groups(sharded))
-        for parameter in (p for group in groups for p in group.fsdp_params):
+        for parameter in self._fsdp_parameters():
             if "unsharded_accumulated_grad" in vars(parameter):  # since torch 2.15 a property
                 parameter.unsharded_accumulated_grad = None
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
 
 
-def _fsdp_groups(module: FSDPModule) -> list[Any]:
+    @property
+    def holds_gradients(self) -> bool:
+        """True if FSDP2 keeps gradients of micro-batches that ranks have not reduced, and no optimizer sees."""
+        return any(
+            getattr(parameter, "unsharded_accumulated_grad", None) is not None
+            or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
+            for parameter in self._fsdp_parameters()
+        )
+
+    def _fsdp_parameters(self) -> Iterator[Any]:
+        groups = (group for sharded in self._sharded for group in fsdp_groups(sharded))
+        return (parameter for group in groups for parameter in group.fsdp_params)
+
+
+def fsdp_groups(module: FSDPModule) -> list[Any]:
+    """Return FSDP2's groups of the parameters that were sharded with a module; torch's own objects."""
     state: Any = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.13; before, one or none
     return list(filter(None, [state._fsdp_param_group] if groups is None else groups))
@@ -234,7 +248,7 @@ def _policies(module: FSDPModule) -> Iterator[tuple[Any, str, MixedPrecisionPoli
     """Yield the objects that hold the policy: state, groups and parameters, which of them depends on torch."""
     state: Any = module._get_fsdp_state()
     yield state, "_mp_policy", state._mp_policy
-    for group in _fsdp_groups(module):
+    for group in fsdp_groups(module):
         for holder in (group, *group.fsdp_params):
             if hasattr(holder, "mp_policy"):
                 yield holder, "mp_policy", holder.mp_policy
@@ -247,7 +261,7 @@ def _without_mixed_precision(policy: MixedPrecisionPolicy) -> MixedPrecisionPoli
 
 
 def _apply_policies(module: FSDPModule) -> None:
-    for group in _fsdp_groups(module):
+    for group in fsdp_groups(module):
         group._init_mp_dtypes()
         for parameter in group.fsdp_params:
             # Buffers for the gathered parameter have the old dtype; FSDP2 allocates missing ones again.

@@ -86,8 +86,27 @@ class GuardScaler(torch.amp.GradScaler):
                 "GuardScaler.step() takes no closure and no arguments for the optimizer.",
                 cure="Compute the loss before, and use an optimizer that steps once per backward pass.",
             )
+        if self._makes_state(optimizer):
+            optimizer.step()
+            return
         self._bound.apply(optimizer)
         self._stepped = True
+
+    def _makes_state(self, optimizer: Optimizer) -> bool:
+        """Return whether this step only makes an optimizer's state, so that a checkpoint can be read into it.
+
+        torch's distributed checkpoints do that for a fresh optimizer, with gradients and rates of 0.
+        """
+        if optimizer.state or (self.guard is not None and self.guard.has_losses):
+            return False
+        return all(group.get("lr", 1.0) == 0 for group in optimizer.param_groups)
+
+    @property
+    def _device(self) -> str:  # type: ignore[override]
+        return "cpu" if self.guard is None else self.guard.scaler._device
+
+    def _lazy_init_scale_growth_tracker(self, _device: torch.device) -> None:
+        """Make nothing: the guard's scaler has its state. Accelerate calls this after loading one."""
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Show the new scale, which ``step`` has decided, or set it to ``new_scale``."""

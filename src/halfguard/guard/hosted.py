@@ -163,7 +163,7 @@ class HostedGuard(Guard):
             further = first and bool(
                 self._batches.micro_batches
             )  # of a window that is open already
-            if further and not any(map(_has_gradients, self.optimizers)):
+            if further and not self._has_any_gradients():
                 self._forget_cleared_batches()
             self._begin_step(late=True)
             if not (first and self._is_loss_of_forward(loss)):
@@ -298,6 +298,11 @@ class HostedGuard(Guard):
         return self._spent
 
     @property
+    def has_losses(self) -> bool:
+        """True if a loss was scaled, and no optimizer has stepped with it yet."""
+        return bool(self._batches.micro_batches)
+
+    @property
     def _window_in_use(self) -> StepBatches:
         return self._window if self._spent else self._batches
 
@@ -354,6 +359,9 @@ class HostedGuard(Guard):
             self._stepper.scaler.abandon_step()
         self._examined.clear()
         self._batches = StepBatches()
+
+    def _has_any_gradients(self) -> bool:
+        return any(map(_has_gradients, self.optimizers)) or self._stepper.holds_gradients
 
     def _is_loss_of_forward(self, loss: Tensor) -> bool:
         """Return whether a repetition of the last forward pass would compute this very loss."""

@@ -23,7 +23,7 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
-from halfguard.precision_names import PrecisionName
+from halfguard.integrations.accelerator_precision import precision_of, raise_if_unsupported
 from halfguard.records import Summary
 from halfguard.step.loss import LossFunction, scalar_loss
 from halfguard.step.parameters import parameters_of
@@ -65,6 +65,7 @@ class AcceleratorGuard:
         self._clipping: set[int] = set()  # parameters that are being clipped
         # Attributes hide methods: these call the accelerator's own method and more.
         around: dict[str, Callable[..., Any]] = {
+            "prepare": self._prepare,
             "prepare_model": self._prepare_model,
             "clip_grad_norm_": self._clip,
             "clip_grad_value_": self._clip,
@@ -104,11 +105,21 @@ class AcceleratorGuard:
 
     # -- a step
 
+    def _prepare(self, prepare: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        prepared = prepare(*args, **kw)  # FSDP2 shards a model here, and calls no prepare_model
+        for one in prepared if isinstance(prepared, list | tuple) else [prepared]:
+            if isinstance(one, nn.Module):
+                self._hook(one)
+        return prepared
+
     def _prepare_model(self, prepare: Callable[..., nn.Module], *args: Any, **kw: Any) -> nn.Module:
-        model = prepare(*args, **kw)
+        return self._hook(prepare(*args, **kw))
+
+    def _hook(self, model: nn.Module) -> nn.Module:
         if all(model is not known for known in self._models):
             self._models.append(model)
-            model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            # Before FSDP2's own hook, which casts the inputs to half.
+            model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         return model
 
     def _before_forward(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -125,10 +136,11 @@ class AcceleratorGuard:
         optimizers = [unwrap_optimizer(one) for one in accelerator._optimizers]
         trained = set().union(*map(_parameters, optimizers))
         models = [m for m in self._models if not trained.isdisjoint(map(id, m.parameters()))]
+        model = models[0] if len(models) == 1 else nn.ModuleList(models)
         hosted = HostedGuard(
-            models[0] if len(models) == 1 else nn.ModuleList(models),
+            model,
             optimizers,
-            self._config.model_copy(update={"precision": precision_of(accelerator)}),
+            self._config.model_copy(update={"precision": precision_of(accelerator, model)}),
             scheduler=[one.scheduler for one in accelerator._schedulers],
             clip=lambda _: [clip() for clip in self._clips],
             log=accelerator.log,
@@ -184,30 +196,6 @@ class AcceleratorGuard:
 
 def _parameters(optimizer: Optimizer) -> set[int]:
     return set(map(id, parameters_of(optimizer)))
-
-
-_PRECISIONS: dict[str, PrecisionName] = {"fp16": "fp16-mixed", "bf16": "bf16-mixed", "no": "fp32"}
-
-
-def raise_if_unsupported(accelerator: Any) -> None:
-    """Raise for engines that scale losses and step optimizers by themselves, and for FP8."""
-    precision, where = accelerator.mixed_precision, accelerator.distributed_type.value
-    if precision not in _PRECISIONS or not (where == "NO" or where.startswith("MULTI_")):
-        raise UsageError(
-            f"The guard does not run with mixed_precision={precision!r} under {where}.",
-            cure='Use "fp16", "bf16" or "no" with one process or DDP; for FSDP2 halfguard.Guard.',
-        )
-
-
-def precision_of(accelerator: Any) -> PrecisionName:
-    """Return the precision that the accelerator's models run in; say if it is not the one asked for."""
-    asked: str = accelerator.mixed_precision
-    if asked != "no" and not accelerator.native_amp:
-        logger.warning(
-            "Accelerate does not run %s on this device: the model trains in FP32.", asked
-        )
-        return "fp32"
-    return _PRECISIONS[asked]
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:

@@ -20,11 +20,8 @@ from transformers import Trainer
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
-from halfguard.integrations.accelerate import (
-    precision_of,
-    raise_if_unsupported,
-    unwrap_optimizer,
-)
+from halfguard.integrations.accelerate import unwrap_optimizer
+from halfguard.integrations.accelerator_precision import precision_of, raise_if_unsupported
 
 _LOGGED = "halfguard/"
 
@@ -85,7 +82,7 @@ class GuardMixin:
             return
         before = self.guard.state_dict() if same and self.guard is not None else {}
         self._scheduler = self.lr_scheduler
-        precision = precision_of(self.accelerator)
+        precision = precision_of(self.accelerator, model)
         self.guard = HostedGuard(
             model,
             optimizer,

@@ -285,13 +285,15 @@ class _Search:
         links: list[tuple[Name, Any]] = [
             ((name, _ATTRIBUTE, child), part) for child, part in module.named_children()
         ]
-        if _is_closed(type(module).__module__):  # a wrapper, or scripted
+        if _is_closed(home_of(module)):  # a wrapper, or scripted
             links += [
                 ((name, _ATTRIBUTE, key), b) for key, b in module.named_buffers(recurse=False)
             ]
             return [], links
-        weights = DictHolder(name, module._parameters, style=_ATTRIBUTE)
-        holders: list[Holder] = [*attributes_and_buffers(name, module), weights]
+        holders: list[Holder] = [*attributes_and_buffers(name, module)]
+        if home_of(module) != type(module).__module__:  # FSDP2 exchanges its parameters, in hooks
+            return holders, [*links, *self._classes(type(module))]
+        holders.append(DictHolder(name, module._parameters, style=_ATTRIBUTE))
         for hooks in (vars(module).get(key) for key in _HOOKS):
             if hooks:  # one may remove itself
                 holders.append(DictHolder("the hooks of a module", hooks))
@@ -329,9 +331,19 @@ def function_of(value: Any) -> Any:
     return value.__func__ if isinstance(value, MethodType) else value
 
 
+def home_of(module: nn.Module) -> str:
+    """Return the name of the Python module that defines a module's class.
+
+    ``fully_shard`` gives a module a class that it makes from the module's own, which is the second base.
+    """
+    kind = type(module)
+    is_made = kind.__module__.startswith("torch.distributed.") and len(kind.__bases__) == 2
+    return (kind.__bases__[1] if is_made else kind).__module__
+
+
 def attributes_and_buffers(name: Name, module: nn.Module) -> list[DictHolder]:
     """Return the holders of a module's own attributes and of its buffers; none for a wrapper."""
-    if _is_closed(type(module).__module__):
+    if _is_closed(home_of(module)):
         return []
     own = DictHolder(name, vars(module), style=_ATTRIBUTE, left_out=OWN_OF_MODULES)
     own.may_hold_graphs = True

@@ -53,7 +53,14 @@ from halfguard.step.holders import (
 )
 from halfguard.step.nested import PLAIN, tensors_in
 from halfguard.step.random_state import preserved_generators
-from halfguard.step.reach import Reached, attributes_and_buffers, function_of, is_users, reach
+from halfguard.step.reach import (
+    Reached,
+    attributes_and_buffers,
+    function_of,
+    home_of,
+    is_users,
+    reach,
+)
 
 _NEW_OBJECTS = 200  # that are followed from a new entry of something kept
 _WIDEST = 64  # entries of something kept that are followed, half of them the last ones
@@ -368,7 +375,7 @@ def _is_worth_keeping(holder: DictHolder, module: nn.Module) -> bool:
     """Return whether a module's attributes or buffers are saved before every step."""
     values = [value for _, value in holder.entries()]
     holder.may_hold_graphs = holder.target is vars(module) and any(map(_is_tensor, values))
-    is_own = is_users(type(module).__module__) and holder.target is vars(module)
+    is_own = is_users(home_of(module)) and holder.target is vars(module)
     return bool(values) and (is_own or any(map(_holds_tensor, values)))
 
 

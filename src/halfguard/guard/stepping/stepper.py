@@ -111,6 +111,11 @@ class Stepper:
         """True if there are no other ranks."""
         return self._consensus.single_rank
 
+    @property
+    def holds_gradients(self) -> bool:
+        """True if gradients wait where no optimizer sees them, to be reduced with later ones."""
+        return self._wrappers.holds_gradients
+
     def micro_batch(self, batches: StepBatches) -> AbstractContextManager[Any]:
         """Return the context for one micro-batch: ranks reduce gradients with the last one only."""
         if self.config.accumulate == 1 or self.single_rank:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from halfguard.dist.collectives import run_on_all
+from halfguard.dist.collectives import all_agree, run_on_all
 from halfguard.dist.wrapping import sharded_modules, unreduced_gradients
 from halfguard.guard.step_batches import MicroBatch, StepBatches, copy_containers
 from halfguard.guard.stepping.stepper import Stepper
@@ -38,30 +38,36 @@ def find_difference(
     repeat may still succeed. Every rank must call this; gradients are cleared.
     """
     own = [generator for generator, _ in batches.micro_batches[0].own_generators]
-    after = capture_random_state(), [generator_state(generator) for generator in own]
 
-    def compare() -> str:
-        with stepper.step_state.preserved():  # also what a repeat would not put back
-            first = _run(stepper, batches, loss_of)
-            now = capture_random_state(), [generator_state(generator) for generator in own]
-            second = _run(stepper, batches, loss_of)
-            difference = first.first_difference(second)
-            if difference:  # the first pass may have filled a cache
-                difference = second.first_difference(_run(stepper, batches, loss_of))
-        checks_generators = (
-            whole and not has_compiled()
-        )  # which draws other numbers than eager code
-        if not difference and checks_generators and not same_random_state(now, after):
-            return "a generator of random numbers, which is in another state when the step is run again"
-        return difference and f"what {difference} reads"
+    def generators() -> tuple[Any, list[Any]]:
+        return capture_random_state(), [generator_state(generator) for generator in own]
 
+    def run() -> tuple[ValuesRead, Any]:
+        return _run(stepper, batches, loss_of), generators()
+
+    after = generators()
     try:
-        difference, errors = run_on_all(compare, stepper.device)
+        with stepper.step_state.preserved():  # also what a repeat would not put back
+            both, errors = run_on_all(lambda: (run(), run()), stepper.device)
+            if errors:
+                return ""
+            ((first, now), (second, _)) = both
+            difference = first.first_difference(second)
+            # The first pass may have filled a cache. All ranks run the third one, or none: FSDP2 gathers.
+            if not all_agree(not difference, stepper.device):
+                third, errors = run_on_all(run, stepper.device)
+                if errors:
+                    return ""
+                difference = second.first_difference(third[0])
     finally:
         restore_random_state(after[0])
         for generator, state in zip(own, after[1], strict=True):
             set_generator_state(generator, state)
-    return "" if errors else difference
+    # Compiled code draws other numbers than eager code.
+    checks_generators = whole and not has_compiled()
+    if not difference and checks_generators and not same_random_state(now, after):
+        return "a generator of random numbers, which is in another state when the step is run again"
+    return difference and f"what {difference} reads"
 
 
 def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> ValuesRead:

@@ -1,0 +1,134 @@
+"""Train with Accelerate's FSDP2 on CPU ranks; every case in one launch, because starting ranks takes longest.
+
+``torchrun --nproc-per-node=2 -m tests.integrations.fsdp_ranks FOLDER [resume]``. The last case saves a
+checkpoint and is killed in the middle of a later step; a second launch with ``resume`` continues it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch.distributed.fsdp import FSDPModule
+
+from tests.dist.count_collectives import Collectives
+from tests.integrations.accelerate_runs import RETRY, SKIP, Batch, Loop, batches
+
+STEPS, SAVED = 6, 3
+
+
+def data_of(rank: int, accumulate: int, fault: str) -> list[Batch]:
+    data = batches(STEPS * accumulate, seed=rank)
+    bad = slice(accumulate, 2 * accumulate)  # the second step
+    if fault == "without":
+        return data[: bad.start] + data[bad.stop :]
+    if rank == 1 and fault == "nan":  # on one rank only
+        data[accumulate]["x"][0, 0] = torch.nan
+    if rank == 1 and fault == "large":
+        data[accumulate]["x"][0] = 1e5  # leaves the range of half
+    return data
+
+
+def make(who: str, fault: str = "none", accumulate: int = 1, **changed: Any) -> Loop:
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+    given: dict[str, Any] = {
+        "guard": None if who in {"stock", "fp32"} else SKIP if who == "skipping" else RETRY,
+        "precision": "no" if who == "fp32" else "fp16",
+        "accumulate": accumulate,
+        "max_norm": 0.5,
+        "overflow": fault == "overflow",
+        "sharded": True,
+    }
+    loop = Loop(**given | changed)
+    assert isinstance(loop.plain, FSDPModule)
+    return loop
+
+
+def outcome(loop: Loop) -> dict[str, Any]:
+    counts = None if loop.attached is None else loop.counts
+    return loop.state() | {
+        "dtypes": sorted(map(str, loop.plain.dtypes)),
+        "counts": None if counts is None else [counts.retried, sum(counts.skipped.values())],
+    }
+
+
+def train(rank: int, who: str, fault: str, accumulate: int, **changed: Any) -> dict[str, Any]:
+    loop = make(who, fault, accumulate, **changed)
+    loop.fit(data_of(rank, accumulate, fault))
+    return outcome(loop)
+
+
+def collectives(rank: int, who: str, max_norm: float | None) -> list[list[tuple[str, int]]]:
+    """Return the collectives of each step, with their bytes, once FSDP2 has started."""
+    loop, found = make(who, max_norm=max_norm), []
+    for batch in data_of(rank, 1, "none"):
+        with Collectives() as counter:
+            loop.fit([batch])
+        found.append(counter.seen)
+    return found[2:]
+
+
+def die(rank: int, folder: Path) -> None:
+    """Train, save, train on, and be killed in the middle of a step."""
+    loop, data = make("guarded"), data_of(rank, 1, "large")
+    loop.fit(data[:SAVED])
+    loop.accelerator.save_state(str(folder / "checkpoint"))
+    loop.fit(data[SAVED : SAVED + 1])
+    loop.accelerator.wait_for_everyone()
+    loop.accelerator.backward(loop.attached.forward(loss_of_model, data[SAVED + 1]))  # type: ignore[union-attr]
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loss_of_model(model: Any, batch: Batch) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
+
+
+def resume(rank: int, folder: Path) -> dict[str, Any]:
+    loop = make("guarded")
+    torch.manual_seed(99)  # the checkpoint has the generators
+    loop.accelerator.load_state(str(folder / "checkpoint"))
+    loop.fit(data_of(rank, 1, "large")[SAVED:])
+    return outcome(loop)
+
+
+CASES = [
+    ("stock", "none"),
+    ("guarded", "none"),
+    ("fp32", "overflow"),
+    ("guarded", "overflow"),
+    ("stock", "without"),
+    ("guarded", "nan"),
+    ("skipping", "large"),
+    ("guarded", "large"),
+]
+
+
+def main(folder: Path, how: str = "") -> None:
+    state = PartialState(cpu=True)
+    rank = state.process_index
+    if how == "resume":
+        torch.save({"resumed": resume(rank, folder)}, folder / f"resumed-{rank}.pt")
+        state.destroy_process_group()
+        return
+    results: dict[str, Any] = {
+        f"{who} {fault} {accumulate}": train(
+            rank, who, fault, accumulate, dropout=0.1 if fault in {"none", "large"} else 0.0
+        )
+        for accumulate in (1, 3)
+        for who, fault in CASES
+    }
+    for who in ("stock", "guarded"):
+        for max_norm in (None, 0.5):
+            results[f"collectives {who} {max_norm}"] = collectives(rank, who, max_norm)
+    torch.save(results, folder / f"{rank}.pt")
+    die(rank, folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

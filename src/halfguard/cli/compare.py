@@ -26,7 +26,7 @@ def compare(
         bool | None,
         typer.Option(
             "--higher-is-better/--lower-is-better",
-            help="Default: told by a name such as loss or accuracy.",
+            help="Default: inferred from a name such as loss or accuracy.",
         ),
     ] = None,
     at: Annotated[

@@ -52,7 +52,7 @@ def why(
 
     The script runs in a copy of the working folder, two or three times. Its own output is not shown.
 
-    Exit code 0: nothing is wrong; 1: a bad number, a wrong use, or a crash; 2: usage error.
+    Exit code 0: nothing is wrong; 1: NaN or Inf, a misuse, or a crash; 2: usage error.
     """
     check_folders(markdown=markdown, html=html, patch=patch)
     if not is_module and not Path(script).is_file():  # before torch is imported

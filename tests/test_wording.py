@@ -1,0 +1,53 @@
+"""What users read avoids the words of CONTRIBUTING's style sheet, outside of code and of program output."""
+
+from __future__ import annotations
+
+import re
+
+from typer.testing import CliRunner
+
+from benchmarks.tables.sections import read_section
+from halfguard.cli.app import COMMANDS, app
+from tests.support.cases import each
+from tests.support.docs import ROOT
+
+ROWS = read_section((ROOT / "CONTRIBUTING.md", "words")).splitlines()[2:]
+AVOID = sorted({word for row in ROWS for word in re.findall(r"`([^`]+)`", row.split("|")[1])})
+PATTERN = re.compile(rf"\b(?:{'|'.join(map(re.escape, AVOID))})\b", re.IGNORECASE)
+PAGES = ["docs/index.md", "docs/reference/glossary.md"]
+
+
+def prose(markdown: str) -> str:
+    """Return a page without code, quoted code, link targets and comments, on one line."""
+    for code in (r"^```.*?^```$", r"`[^`\n]*`", r"(?<=\])\([^)]*\)", r"<!--.*?-->"):
+        markdown = re.sub(code, " ", markdown, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"\s+", " ", markdown)
+
+
+def odd(text: str) -> list[str]:
+    """Return each word to avoid with the words around it."""
+    return [text[max(0, m.start() - 30) : m.end() + 30] for m in PATTERN.finditer(text)]
+
+
+def test_the_sheet_lists_words_and_finds_them() -> None:
+    assert len(AVOID) >= 40
+    found = odd(prose("It told `told` us\n```\nThe cure\n```\nof the bad\nnumber."))
+    assert len(found) == 2
+    assert "bad number" in found[1]
+
+
+@each("page", PAGES)
+def test_pages_avoid_them(page: str) -> None:
+    assert odd(prose((ROOT / page).read_text("utf-8"))) == []
+
+
+def test_the_newest_changes_avoid_them() -> None:
+    newest = (ROOT / "CHANGELOG.md").read_text("utf-8").split("\n## ")[1]
+    assert odd(prose(newest)) == []
+
+
+@each("command", [*COMMANDS, ""])
+def test_the_help_avoids_them(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"] if command else ["--help"])
+    assert shown.exit_code == 0
+    assert odd(prose(shown.output)) == []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from benchmarks.tables.sections import read_section
 from typer.testing import CliRunner
 
-from benchmarks.tables.sections import read_section
 from halfguard.cli.app import COMMANDS, app
 from tests.support.cases import each
 from tests.support.docs import ROOT

@@ -32,7 +32,7 @@ from benchmarks.timings.trace import Gpt
 from halfguard.investigation.bus import HookBus
 from halfguard.investigation.passes import PassPlan, Target
 from halfguard.investigation.sensing import Sensing
-from halfguard.investigation.surroundings import Surroundings
+from halfguard.investigation.working_copy import Surroundings
 
 folder = Path.cwd()
 plan = PassPlan(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.crashes import Crash, crash_place
+from halfguard.investigation.misuse import Crash, crash_place
 from halfguard.investigation.passes import Made
 from halfguard.repairs.applying import apply_patch
 from halfguard.report.script_answer import script_answer_page

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from halfguard.investigation.made_places import MadePlaces
-from halfguard.investigation.misuse_cures import cures_of
+from halfguard.investigation.misuse import cures_of
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
 from halfguard.repairs.anomaly_off import anomaly_off
 from halfguard.repairs.loss_per_micro_batch import loss_per_micro_batch

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.incident import open_incident
 from halfguard.investigation.curing import PROOF
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.replaying import read_kept_answer, replay
-from halfguard.workload import load
 from tests.investigation.command import SCRIPTS, ask, culprit_line, environment, python_for, why
 from tests.support.forks import forked_path, forked_python
 from tests.support.programs import TWO_RANKS, captured
@@ -132,41 +129,6 @@ def test_autocast_of_a_missing_device_is_told_and_can_be_emulated(tmp_path: Path
     assert (emulated.step, emulated.culprit.dtype) == (5, "float16")
     assert emulated.in_fp32 == "fails"  # at step 7: it diverges in any precision
     assert emulated.culprit.line == culprit_line("cuda_autocast.py")
-
-
-ENTRY = """
-import torch
-from torch import nn
-import halfguard as hg
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(16, 32)
-        self.last = nn.Linear(32, 4)
-
-    def forward(self, x):
-        h = self.first(x).exp()
-        return self.last(h / h.sum(-1, keepdim=True))
-
-def job(seed):
-    net = Net()
-    def loss(model, batch):
-        return model(*batch["args"], **batch["kwargs"]).float().square().mean()
-    batches = [{"args": (torch.randn(8, 16),), "kwargs": {}}]
-    return hg.Workload(net, loss, batches, torch.optim.SGD(net.parameters(), 0.01), seed=seed)
-"""
-
-
-def test_the_bad_step_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
-    answer = ask("plain_loop.py", tmp_path, options=("--incidents", "kept"))
-    assert answer.incident == str(tmp_path / "kept" / "000007-r0")
-    kept = read_kept_answer(open_incident(answer.incident))
-    assert (kept.culprit, kept.cure) == (answer.culprit, answer.cure)
-    (tmp_path / "entry.py").write_text(ENTRY)
-    autopsy = replay(answer.incident, load(f"{tmp_path}/entry.py:job"))
-    assert (autopsy.culprit.op, autopsy.reproduced) == ("exp", "same fault")
-    assert any(trial.name == "the whole step in fp32" and trial.good for trial in autopsy.trials)
 
 
 def test_a_step_without_the_scaler_is_named(tmp_path: Path) -> None:

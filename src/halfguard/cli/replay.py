@@ -11,7 +11,6 @@ from halfguard.cli.pages import check_folders, show_page
 
 if TYPE_CHECKING:
     from halfguard.records.autopsy import Autopsy
-    from halfguard.records.script_answer import ScriptAnswer
 
 app = typer.Typer(add_completion=False)
 
@@ -31,28 +30,15 @@ def replay(
 ) -> None:
     """Repeat a bad step, find where it began, and try changes that could have prevented it.
 
-    A step that halfguard why kept has no ENTRY: without --entry its answer is shown.
-
     Exit code 0: a change makes the step good; 1: none does, or the step did not break again; 2: usage error.
     """
     check_folders(markdown=markdown, html=html)
-    found = (None if entry else _kept(incident)) or _run(incident, entry)
-    from halfguard.records.autopsy import Autopsy  # noqa: PLC0415
-    from halfguard.report import autopsy_page, script_answer_page  # noqa: PLC0415
+    found = _run(incident, entry)
+    from halfguard.report import autopsy_page  # noqa: PLC0415
 
-    page = autopsy_page(found) if isinstance(found, Autopsy) else script_answer_page(found)
+    page = autopsy_page(found)
     show_page(lambda _: page, found.to_json(), markdown, html, as_json=as_json)
     raise typer.Exit(0 if found.cure is not None else 1)
-
-
-def _kept(incident: Path) -> ScriptAnswer | None:
-    """Return the answer of ``halfguard why`` that lies in an incident without an ENTRY."""
-    from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
-
-    with torch_needed("halfguard replay"):
-        from halfguard.incident import open_incident  # noqa: PLC0415
-        from halfguard.replaying import read_kept_answer  # noqa: PLC0415
-    return read_kept_answer(open_incident(incident))
 
 
 def _run(incident: Path, entry: str | None) -> Autopsy:

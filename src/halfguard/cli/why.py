@@ -38,9 +38,6 @@ def why(
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Run in the working folder, not in a copy of it.")
     ] = False,
-    incidents: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep the bad step here, for replay.")
-    ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Save the answer as Markdown.")] = None,
     html: Annotated[Path | None, typer.Option(help="Save the answer as HTML.")] = None,
     patch: Annotated[
@@ -70,7 +67,6 @@ def why(
             steps=steps,
             in_place=in_place,
             emulate=emulate,
-            incident="" if incidents is None else str(incidents.resolve()),
             watch=(lambda *_: None) if rank else _Progress(bar).show,
         )
     if rank:

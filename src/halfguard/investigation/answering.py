@@ -1,4 +1,4 @@
-"""From the results of the passes to the answer."""
+"""From the results of the passes to the answer, and the code of the failure that it is about."""
 
 from __future__ import annotations
 
@@ -13,18 +13,41 @@ from halfguard.investigation.advice import (
     advise_on_raw_step,
     describe_place,
 )
-from halfguard.investigation.crashes import Crash
 from halfguard.investigation.curing import SOON_SECONDS, Proven
+from halfguard.investigation.misuse import Crash
 from halfguard.investigation.passes import (
     Event,
     Headroom,
+    Made,
     Misused,
     PassResult,
     ScalerFacts,
     Target,
 )
-from halfguard.records.autopsy import Cure
+from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.script_answer import ScriptAnswer
+
+_CULPRITS = {"input": "HG612", "parameter": "HG613", "buffer": "HG613"}
+
+
+def name_failure(answer: ScriptAnswer, misused: Sequence[Misused]) -> str:
+    """Return the code: that of the recommended fix, else that of what was seen; empty if nothing is wrong."""
+    if answer.cure is not None and answer.cure.code:
+        return answer.cure.code
+    if answer.outcome == "bad number" and answer.culprit is not None:
+        return _code_of_culprit(answer.culprit)
+    known = [Crash(answer.error, None, Made()).code, *(one.code for one in misused)]
+    if any(one.fault == "overflow" and one.use != "none" for one in answer.swallowed):
+        known.append("HG609")
+    return next(filter(None, known), "")
+
+
+def _code_of_culprit(culprit: Culprit) -> str:
+    if culprit.op.startswith("nll_loss") or "ctc_loss" in culprit.op:
+        return "HG612"
+    backward = "HG611" if culprit.phase == "backward" else "HG601"
+    return _CULPRITS.get(culprit.kind, backward)
+
 
 _LONGEST = 200  # characters of an error
 
@@ -75,7 +98,6 @@ def answer_bad_number(
         in_fp32=in_fp32,
         trials=(*(result.trial for result in second.trials), *proven.trials),
         advice=advice,
-        incident=second.incident,
         notes=(*_notes(first, shared), *_misuse(first.misuse, cure)),
     )
 

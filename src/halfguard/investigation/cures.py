@@ -28,7 +28,7 @@ from halfguard.investigation.passes import (
     TrialKind,
     TrialResult,
 )
-from halfguard.investigation.trial_choice import FAR
+from halfguard.investigation.trying import FAR
 from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32

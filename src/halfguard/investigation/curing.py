@@ -1,7 +1,9 @@
 """Choose a cure, and prove it: trials of the bad step, then a run of the patched script.
 
-A patch is called a fix only if the patched script was run, went on, and learns as the script does in FP32.
-Such a run costs the script's own time up to the step again, so it is done only for failures that come soon.
+A patch is called a fix only if the patched script was run, went on, and learns as the script does in FP32
+from its first line: casts to half become FP32 there, autocast is off, and scalers do nothing. A loud NaN
+must not become a silent failure. Such runs cost the script's own time again, so they are done only for failures that
+come soon.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from halfguard.investigation.advice import advise_on_reference, describe_place
-from halfguard.investigation.crashes import Crash
 from halfguard.investigation.cures import judge_fp32, list_cures, untried
-from halfguard.investigation.misuse_cures import cures_of, misuse_cures
+from halfguard.investigation.misuse import Crash, cures_of, misuse_cures
 from halfguard.investigation.passes import (
     Event,
     Misused,
@@ -26,13 +28,73 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.reference import OVER, Reference
 from halfguard.investigation.script_passes import Investigation, Patched
-from halfguard.investigation.trial_choice import CALIBRATED, run_trials
+from halfguard.investigation.trying import CALIBRATED, run_trials
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 from halfguard.records.script_answer import InFP32
 from halfguard.repairs.applying import fits
 from halfguard.repairs.leave_out_cast import leave_out_cast
+
+_IN_FP32_NAME = "the script in FP32, from its first line"
+_FEWEST = 2  # losses that are compared
+_MOST_LOST = 0.5  # of what FP32 has gained
+_NOISE = 3.0  # standard errors
+OVER = ("finished", "exited", "steps", "late")  # ends of a script that ran well
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run in FP32, and its losses."""
+
+    result: PassResult
+    losses: list[float]
+
+    def judge(self, event: Event | None) -> InFP32:
+        """Return whether it trains, beyond the step of an event if there was one."""
+        result = self.result
+        if result.event is not None and result.event.kind != "exception":
+            return "fails"
+        step, backward = (-1, -1) if event is None else (event.step, event.backward)
+        over = result.ended in OVER and not result.error
+        is_beyond = result.steps > step and result.backward > backward
+        return "fine" if over and is_beyond else "unknown"
+
+    def trial(self, event: Event | None) -> ReplayTrial:
+        """Return the run as a row of the trials."""
+        seen, result = self.result.event, self.result
+        bad = "" if seen is None else f"bad at step {seen.step}: {seen.how}"
+        note = result.error or bad or f"{result.steps} steps"
+        good = self.judge(event) == "fine"
+        return ReplayTrial(name=_IN_FP32_NAME, good=good, loss=result.loss, note=note[:200])
+
+    def worse(self, losses: Sequence[float]) -> str:
+        """Return by how much a run is worse at its end; empty if it is not, or if FP32 learns nothing.
+
+        Both runs have the same batches, so that losses are compared in pairs. What FP32 gains is the way down
+        from its highest quarter: a loss may rise at first.
+        """
+        count = min(len(losses), len(self.losses))
+        part = count // 4
+        if part < _FEWEST or self.judge(None) != "fine":
+            return ""
+        quarters = [self.losses[at : at + part] for at in range(0, 4 * part, part)]
+        full, now = median(quarters[-1]), median(losses[3 * part : 4 * part])
+        after = f"after {count} backward passes"
+        text = f"it learns less than in FP32: loss {now:.4g}, in FP32 {full:.4g}, {after}"
+        if not math.isfinite(now):
+            return text
+        gained = max(map(median, quarters)) - full
+        apart = [a - b for a, b in zip(losses[3 * part :], quarters[-1], strict=False)]
+        lost = median(apart)
+        limit = max(_MOST_LOST * gained, _noise(apart))
+        return text if gained > _noise(quarters[-1]) and lost > limit else ""
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return how far the median of values may be off."""
+    middle = median(values)
+    return _NOISE * median(abs(value - middle) for value in values) / math.sqrt(len(values))
+
 
 PROOF = "the patched script, run from its start"
 FAILED = "the script, patched"

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.bus import BackwardCall, HookBus
-from halfguard.investigation.crashes import Crash
+from halfguard.investigation.misuse import Crash
 from halfguard.investigation.passes import Made, Misused, MisuseKind
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.function_modes import Place, user_place

@@ -12,19 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from halfguard.errors import UsageError
-from halfguard.investigation.answering import answer_bad_number, answer_crash, answer_good_run
-from halfguard.investigation.crashes import Crash, crash_place, with_place
+from halfguard.investigation.answering import (
+    answer_bad_number,
+    answer_crash,
+    answer_good_run,
+    name_failure,
+)
 from halfguard.investigation.curing import cure_bad_run, cure_good_run, try_in_passes
 from halfguard.investigation.inspecting import choose_passes
-from halfguard.investigation.naming import name_failure
+from halfguard.investigation.misuse import Crash, crash_place, with_place
 from halfguard.investigation.passes import Event, PassResult, Start, Target
 from halfguard.investigation.ranks import Ranks
 from halfguard.investigation.script_passes import Investigation, Watch, roots_of
 from halfguard.investigation.working_copy import WorkingCopy
-from halfguard.records import write_atomically
 from halfguard.records.autopsy import is_source_patch
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.replaying import ANSWER_FILE
 
 __all__ = ["Investigation", "investigate"]
 _TRACEBACK_LINES = 2000
@@ -38,7 +40,6 @@ def investigate(
     steps: int | None = None,
     in_place: bool = False,
     emulate: bool = False,
-    incident: str = "",
     watch: Watch = lambda *_: None,
 ) -> ScriptAnswer:
     """Run a script until a number is bad, and answer where it arose and what prevents it."""
@@ -52,7 +53,7 @@ def investigate(
     with _temporary_folder() as place:
         shared = place if ranks is None else ranks.folder
         copy = None if in_place else WorkingCopy(shared / "copy", roots_of(target, folder))
-        one = Investigation(target, folder, place, watch, steps, emulate, copy, incident, ranks)
+        one = Investigation(target, folder, place, watch, steps, emulate, copy, ranks)
         # Ranks end each other; a signal that raises nothing would leave one waiting.
         listening = one.interruption.listen() if ranks is None else contextlib.nullcontext()
         try:
@@ -105,10 +106,7 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     notes = (*answer.notes, *_further_notes(one, answer))
     code = name_failure(answer, first.misuse)
     known = {"log": log, "rank": one.bad_rank, "notes": notes, "code": code}
-    answer = answer.model_copy(update=known)
-    if answer.incident:
-        write_atomically(Path(answer.incident) / ANSWER_FILE, one.as_named(answer).to_json())
-    return answer
+    return answer.model_copy(update=known)
 
 
 def _further_notes(one: Investigation, answer: ScriptAnswer) -> Iterator[str]:

@@ -23,10 +23,9 @@ from halfguard.investigation.bus import HookBus
 from halfguard.investigation.inspecting import Inspecting
 from halfguard.investigation.passes import Ended, PassPlan, PassResult, Target, TrialResult, leave
 from halfguard.investigation.sensing import Sensing
-from halfguard.investigation.surroundings import Surroundings
 from halfguard.investigation.tracking import Tracking
-from halfguard.investigation.trial_choice import FP32
-from halfguard.investigation.trying import Trying, force_fp32
+from halfguard.investigation.trying import FP32, Trying, force_fp32
+from halfguard.investigation.working_copy import Surroundings
 from halfguard.precision.emulation import emulate_autocast
 
 _SEED = 0

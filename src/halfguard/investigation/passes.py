@@ -151,7 +151,6 @@ class PassPlan(FloatRecordPart):
     isolated: tuple[str, ...] = ()  # folders that may be written to
     originals: tuple[str, ...] = ()  # the folders that were copied
     copies: str = ""  # folder of the copies
-    incident: str = ""  # folder for an incident of the bad step
 
 
 class ScalerFacts(FloatRecordPart):
@@ -262,7 +261,6 @@ class PassResult(FloatRecordPart):
     bad_before: bool = False  # parameters were bad before the step
     trials: tuple[TrialResult, ...] = ()
     autocast: str = ""  # the 16-bit dtype of autocast in the bad step
-    incident: str = ""
     rank: int = 0
     # of the inspection of a good run
     headroom: Headroom | None = None

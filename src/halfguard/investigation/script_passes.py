@@ -227,7 +227,6 @@ class Investigation:
     steps: int | None = None
     emulate: bool = False
     copy: WorkingCopy | None = None
-    incident: str = ""
     ranks: Ranks | None = None
     bad_rank: int | None = None
     inspect: tuple[int, ...] = ()  # backward passes of a good run
@@ -292,12 +291,7 @@ class Investigation:
             self.watch(_doing(doing, seen, event), counts, seconds)
 
         result = launch(
-            plan,
-            self.log,
-            report,
-            fork=can_fork(source),
-            variables=variables,
-            is_over=is_over,
+            plan, self.log, report, fork=can_fork(source), variables=variables, is_over=is_over
         )
         if self.interruption.has_come():
             self.interruption.during = _doing(doing, result, event)
@@ -324,7 +318,6 @@ class Investigation:
             isolated=() if copy is None else copy.folders(),
             originals=(str(self.folder),) if copy is None else tuple(map(str, copy.roots)),
             copies="" if copy is None else str(copy.place),
-            incident=self.incident if kind == "track" else "",
         )
 
     def losses(self, name: str) -> list[float]:

@@ -34,7 +34,7 @@ from halfguard.investigation.passes import (
     leave,
     write_losses,
 )
-from halfguard.investigation.surroundings import Surroundings
+from halfguard.investigation.working_copy import Surroundings
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.parameters import parameters_of

@@ -22,9 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.dist.collectives import world_size
 from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
-from halfguard.investigation.held_process import HeldProcess
-from halfguard.investigation.held_step import HeldStep, Snapshot, running_frames
-from halfguard.investigation.incident_of_step import ModelCall, keep_incident
+from halfguard.investigation.held_step import HeldProcess, HeldStep, Snapshot, running_frames
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.passes import (
     Ended,
@@ -37,8 +35,7 @@ from halfguard.investigation.passes import (
     TrialResult,
     leave,
 )
-from halfguard.investigation.trial_choice import run_trials
-from halfguard.investigation.trying import Approach, Trying
+from halfguard.investigation.trying import Approach, Trying, run_trials
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.records.autopsy import Culprit, CulpritKind
 from halfguard.replaying.function_modes import user_place
@@ -154,7 +151,6 @@ class Tracking(Approach):
         self._held: HeldProcess | None = None
         self._registered: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._autocast = ""
-        self._call: ModelCall | None = None
         self._optimizer: torch.optim.Optimizer | None = None  # that stepped
         self._bad_before: set[int] = set()  # storages of parameters, when tracking began
         self._loss = math.nan
@@ -182,11 +178,8 @@ class Tracking(Approach):
             self._modules.enter(first, args)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
 
-    def _entering(self, root: nn.Module, args: Any) -> None:
-        """Note the call of the model, and register what is bad before its first use."""
-        if self.plan.incident and root is self._modules.model and torch.is_grad_enabled():
-            with self.bus.unobserved():
-                self._call = ModelCall.of(root, args)
+    def _entering(self, root: nn.Module, _args: Any) -> None:
+        """Register what is bad before its first use."""
         wanted = self._held is None and self.plan.start != "first module" and world_size() == 1
         if wanted and self._before is None and root is self._modules.model:
             self._before = Snapshot.take(self.bus, root, self._random)
@@ -292,9 +285,6 @@ class Tracking(Approach):
             made=self._facts(culprit),
             autocast=self._autocast,
         )
-        if self._call is not None:
-            kept = keep_incident(self.plan.incident, self._call, self.event, self._autocast)
-            result = result.model_copy(update={"incident": kept})
         older = self.event.kind == "parameters" and culprit.kind == "parameter"
         self._report(result)
         held = None if older else self._held or self._in_place()  # it would not show a cure

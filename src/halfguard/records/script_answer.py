@@ -48,7 +48,6 @@ class ScriptAnswer(Record):
     trials: tuple[ReplayTrial, ...] = ()
     cure: Cure | None = None
     advice: str = ""
-    incident: str = Field(default="", description="folder of the bad step, for halfguard replay")
 
     # a run without one
     loss_scale: str = Field(default="", description="what the scaler did")

@@ -11,7 +11,6 @@ unless the reader names it.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from halfguard.errors import RecordError, UsageError
+from halfguard.errors import UsageError
 from halfguard.incident import Incident, open_incident
 from halfguard.records.autopsy import Autopsy, Culprit, Reproduced
-from halfguard.records.script_answer import ScriptAnswer
 from halfguard.replaying.cures import find_candidates
 from halfguard.replaying.replayed_step import ReplayedStep, Result
 from halfguard.replaying.restore import raise_if_private
@@ -31,9 +29,6 @@ from halfguard.step.nested import floating_tensors
 from halfguard.step.parameters import without_wrappers
 from halfguard.step.random_state import seeded
 from halfguard.workload import Workload, load
-
-ANSWER_FILE = "answer.json"
-_MAX_BYTES = 16 * 2**20
 
 
 def find_workload(entry: Workload | str | None, incident: Incident) -> Workload:
@@ -56,20 +51,6 @@ def find_workload(entry: Workload | str | None, incident: Incident) -> Workload:
             cure=f"Look at that file first. {cure}",
         )
     return load(recorded)
-
-
-def read_kept_answer(incident: Incident) -> ScriptAnswer | None:
-    """Return the answer that lies in an incident without an ENTRY; None if there is none."""
-    path = incident.folder / ANSWER_FILE
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    if incident.record.entry or not stat.S_ISREG(found.st_mode):
-        return None
-    if found.st_size > _MAX_BYTES:
-        raise RecordError(f"{path} has {found.st_size} bytes; {_MAX_BYTES} is the limit.")
-    return ScriptAnswer.from_json(path.read_bytes().decode("utf-8", "replace"))
 
 
 def _came_with_it(entry: str, folder: Path) -> bool:

@@ -165,9 +165,6 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
         yield Text([f"This was not tested{tried}."])
     elif answer.cure is None:
         yield Text(["No cure is known."], "bad")
-    if answer.incident:
-        yield Text(["The bad step is kept in ", Mono(answer.incident), "."])
-        yield Code(f"halfguard replay {answer.incident}")
 
 
 def _good_run(answer: ScriptAnswer) -> Iterator[Block]:

@@ -6,14 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import (
-    argument,
-    called_name,
-    has_keyword,
-    name_of,
-    receiver,
-    string,
-)
+from halfguard.lint.expressions import argument, called_name, has_keyword, name_of, receiver, string
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import rule

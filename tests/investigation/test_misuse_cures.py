@@ -10,9 +10,9 @@ import torch
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.misuse import cures_of
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
-from halfguard.repairs.anomaly_off import anomaly_off
-from halfguard.repairs.loss_per_micro_batch import loss_per_micro_batch
-from halfguard.repairs.skip_bad_batch import skip_bad_batch
+from halfguard.repairs.masks import skip_bad_batch
+from halfguard.repairs.scaling import loss_per_micro_batch
+from halfguard.repairs.settings import anomaly_off
 from tests.repairs.patched_script import at, first_pass, patched, write
 
 LOOP = """

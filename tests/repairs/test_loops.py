@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.repairs.float_arguments import float_arguments
+from halfguard.repairs.casts import float_arguments
 from halfguard.repairs.fp32_weights import fp32_weights
-from halfguard.repairs.load_if_not_empty import load_if_not_empty
-from halfguard.repairs.optimizer_last import is_returned, optimizer_last
-from halfguard.repairs.unscale_once import unscale_once
-from halfguard.repairs.update_after_step import update_after_step
+from halfguard.repairs.scaling import load_if_not_empty, unscale_once
+from halfguard.repairs.steps import is_returned, optimizer_last, update_after_step
 from tests.repairs.patched_script import at, patched, write
 
 LOOP = """

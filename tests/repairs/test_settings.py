@@ -6,20 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.repairs.add_to_prepare import add_to_prepare
-from halfguard.repairs.autocast_region import autocast_region
-from halfguard.repairs.call_in_fp32 import call_in_fp32
-from halfguard.repairs.divide_by_labels import divide_by_labels
-from halfguard.repairs.fp32_parameters import fp32_parameters
-from halfguard.repairs.fp32_weights import fp32_weights
-from halfguard.repairs.framework_precision import framework_precision
-from halfguard.repairs.initial_scale import initial_scale
-from halfguard.repairs.island import island
-from halfguard.repairs.optimizer_eps import optimizer_eps
-from halfguard.repairs.smaller_masks import smaller_masks
-from halfguard.repairs.smallest_number import smallest_number
-from halfguard.repairs.step_by_scaler import leave_out_step, step_by_scaler
-from halfguard.repairs.update_before_continue import update_before_continue
+from halfguard.repairs.casts import call_in_fp32
+from halfguard.repairs.fp32_weights import fp32_parameters, fp32_weights, island
+from halfguard.repairs.masks import divide_by_labels, smaller_masks, smallest_number
+from halfguard.repairs.settings import (
+    add_to_prepare,
+    autocast_region,
+    framework_precision,
+    initial_scale,
+    optimizer_eps,
+)
+from halfguard.repairs.steps import leave_out_step, step_by_scaler, update_before_continue
 from tests.repairs.patched_script import at, patched
 
 

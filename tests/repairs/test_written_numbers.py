@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.repairs.cast_source import cast_source
-from halfguard.repairs.island import island
-from halfguard.repairs.keywords import add_keyword
-from halfguard.repairs.step_with_gradients import step_with_gradients
+from halfguard.repairs.casts import cast_source
+from halfguard.repairs.fp32_weights import island
+from halfguard.repairs.settings import add_keyword
+from halfguard.repairs.steps import step_with_gradients
 from tests.repairs.patched_script import at, patched, write
 
 

@@ -32,23 +32,9 @@ from halfguard.investigation.trying import FAR
 from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
-from halfguard.repairs.add_to_prepare import add_to_prepare
-from halfguard.repairs.anomaly_off import anomaly_off
-from halfguard.repairs.autocast_region import autocast_region, is_region
-from halfguard.repairs.divide_by_labels import divide_by_labels
-from halfguard.repairs.fp32_weights import fp32_weights
-from halfguard.repairs.framework_precision import framework_precision
-from halfguard.repairs.initial_scale import initial_scale
-from halfguard.repairs.island import island
-from halfguard.repairs.keywords import add_keyword, switch_on
-from halfguard.repairs.loss_per_micro_batch import loss_per_micro_batch
-from halfguard.repairs.optimizer_eps import optimizer_eps
-from halfguard.repairs.skip_bad_batch import skip_bad_batch
-from halfguard.repairs.smaller_masks import smaller_masks
-from halfguard.repairs.smallest_number import smallest_number
+from halfguard.repairs import masks, scaling, settings, steps
+from halfguard.repairs.fp32_weights import fp32_weights, island
 from halfguard.repairs.stable_operation import make_patch
-from halfguard.repairs.step_by_scaler import leave_out_step, step_by_scaler
-from halfguard.repairs.update_before_continue import update_before_continue
 
 _NOT_UPDATED = 8  # scaled backward passes; more than most loops accumulate
 _COMPOSED = {"log(sigmoid": "HG104", "log(1 - sigmoid": "HG104", "log(softmax": "HG105"}
@@ -97,9 +83,13 @@ def _raw_step(found: PassResult) -> Iterator[Cure]:
     if place is None:
         return
     text = advise_on_raw_step(place)
-    last = leave_out_step(place) if made.stepped_by_scaler else step_by_scaler(place, made.scaling)
-    lightning = switch_on(place, "use_pl_optimizer", anywhere=True)
-    ways = (add_to_prepare(place), lightning, last)
+    last = (
+        steps.leave_out_step(place)
+        if made.stepped_by_scaler
+        else steps.step_by_scaler(place, made.scaling)
+    )
+    lightning = settings.switch_on(place, "use_pl_optimizer", anywhere=True)
+    ways = (settings.add_to_prepare(place), lightning, last)
     yield from (untried(text, patch, "HG205") for patch in ways if patch)
 
 
@@ -108,7 +98,7 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
     lower = _trial(found.trials, "scale")
     if not event.how.startswith("detect_anomaly") or lower is None or not lower.trial.good:
         return
-    patch, places = anomaly_off.with_places((script, 0) if script else None)
+    patch, places = settings.anomaly_off.with_places((script, 0) if script else None)
     if patch:
         yield untried(
             "detect_anomaly raises at an overflow that the scaler would skip while its scale finds a level. "
@@ -121,7 +111,7 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
 def _micro_batches(culprit: Culprit) -> Iterator[Cure]:
     """Yield a mean over micro-batches, if the sum of their gradients does not fit half."""
     if "AccumulateGrad" in culprit.op and culprit.dtype in HALF_NAMES:
-        patch = loss_per_micro_batch((culprit.file, culprit.line))
+        patch = scaling.loss_per_micro_batch((culprit.file, culprit.line))
         if patch:
             yield untried(
                 f"The sum of the gradients of all micro-batches does not fit {culprit.dtype} at "
@@ -140,7 +130,7 @@ def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
         or event.kind not in ("loss", "gradients", "looked")
     ):
         return
-    patch = skip_bad_batch(hides)
+    patch = masks.skip_bad_batch(hides)
     if patch:
         culprit = "" if found.culprit is None else f" What is bad comes from {found.culprit.place}."
         yield untried(
@@ -160,7 +150,7 @@ def untried(sentence: str, patch: str, code: str) -> Cure:
 def _mask(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     if found.mask is not None and judge_fp32(found.trials) == "fine":
         place = found.mask.file, found.mask.line
-        patch = smallest_number(place, found.mask.dtype or "float16")
+        patch = masks.smallest_number(place, found.mask.dtype or "float16")
         if patch:
             yield untried(advise_on_mask(found.mask, culprit), patch, "HG101")
 
@@ -170,7 +160,7 @@ def _added_masks(culprit: Culprit) -> Iterator[Cure]:
     low = min((one.low for one in culprit.inputs if math.isfinite(one.low)), default=0.0)
     if culprit.op not in ("add", "sub") or culprit.dtype != "float16" or low > -FP16.largest / 4:
         return
-    patch, lines = smaller_masks.with_places((culprit.file, culprit.line))
+    patch, lines = masks.smaller_masks.with_places((culprit.file, culprit.line))
     if patch:
         places = "; ".join(map(describe_place, lines))
         yield untried(
@@ -183,7 +173,7 @@ def _added_masks(culprit: Culprit) -> Iterator[Cure]:
 
 def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     if event.kind == "scale" and found.made.not_updated > _NOT_UPDATED:
-        patch, places = update_before_continue.with_places(found.made.scaling)
+        patch, places = steps.update_before_continue.with_places(found.made.scaling)
         if patch:
             yield untried(
                 f"The loop goes on without scaler.update() at {describe_place(places[0])}: the loss scale "
@@ -193,11 +183,13 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
             )
     if "ctc_loss" in culprit.op:
         made = next((one.place for one in found.made.modules if not one.path), None)
-        patch = add_keyword(made or (culprit.file, culprit.line), "zero_infinity", "True", _CTC)
+        patch = settings.add_keyword(
+            made or (culprit.file, culprit.line), "zero_infinity", "True", _CTC
+        )
         if patch:
             yield untried(ADVICE_ON_CTC, patch, "HG612")
     if culprit.op.startswith("nll_loss") and culprit.file:
-        patch = divide_by_labels((culprit.file, culprit.line))
+        patch = masks.divide_by_labels((culprit.file, culprit.line))
         if patch:
             text = (
                 "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
@@ -254,7 +246,7 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
         patch = _use_bfloat16(found.made.autocast, script)
         yield _precision(good["bf16"], "bf16-mixed", why, patch)
     if "fp32" in good:
-        patch = autocast_region(found.made.autocast, "enabled", "False")
+        patch = settings.autocast_region(found.made.autocast, "enabled", "False")
         yield _precision(good["fp32"], "fp32", "nothing smaller helped", patch)
     if stable is not None and not learns and "fp32" not in good:  # no gradient: an empty batch
         yield _operation(stable, culprit).model_copy(update={"trial": ""})
@@ -262,14 +254,18 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
 
 def _use_bfloat16(place: Place | None, script: str) -> str:
     """Let an FP16 region be one of BF16; or the setting of a framework, if the line has no region."""
-    if is_region(place):
-        return autocast_region(place, "dtype", "torch.bfloat16")
-    return framework_precision((script, 0) if script else None, "bf16")
+    if settings.is_region(place):
+        return settings.autocast_region(place, "dtype", "torch.bfloat16")
+    return settings.framework_precision((script, 0) if script else None, "bf16")
 
 
 def _give_eps(made: Made, eps: str) -> str:
     """Give an optimizer another eps, if it has one."""
-    return "" if made.eps is None else optimizer_eps(made.optimizer, made.optimizer_class, eps)
+    return (
+        ""
+        if made.eps is None
+        else settings.optimizer_eps(made.optimizer, made.optimizer_class, eps)
+    )
 
 
 def _make_island(made: Made) -> str:
@@ -338,7 +334,7 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     )
     trial = result.trial.name
     kept = fp32_weights(made.half_weights, culprit.dtype)
-    adapters = switch_on(made.half_weights, "autocast_adapter_dtype", anywhere=False)
+    adapters = settings.switch_on(made.half_weights, "autocast_adapter_dtype", anywhere=False)
     for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
         yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch, code="HG403")
     patch = _give_eps(made, "1e-4")
@@ -413,7 +409,7 @@ def _scale(result: TrialResult, event: Event, culprit: Culprit, found: PassResul
         sentence=f"The gradients of {culprit.op} fit at a loss scale of {scale:g}, not at {event.scale:g}: "
         "begin there, and let the scale fall further if it must.",
         trial=result.trial.name,
-        patch=initial_scale(found.made.scaler, scale) or f"scale:\n  init: {scale!r}",
+        patch=settings.initial_scale(found.made.scaler, scale) or f"scale:\n  init: {scale!r}",
     )
 
 

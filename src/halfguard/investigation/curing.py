@@ -1,9 +1,8 @@
 """Choose a cure, and prove it: trials of the bad step, then a run of the patched script.
 
 A patch is called a fix only if the patched script was run, went on, and learns as the script does in FP32
-from its first line: casts to half become FP32 there, autocast is off, and scalers do nothing. A loud NaN
-must not become a silent failure. Such runs cost the script's own time again, so they are done only for failures that
-come soon.
+from its first line: casts to half become FP32 there, autocast is off, and scalers do nothing. Such runs cost
+the script's own time again, so they are done only for failures that come soon.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from halfguard.investigation.trying import CALIBRATED, run_trials
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 from halfguard.records.script_answer import InFP32
 from halfguard.repairs.applying import fits
-from halfguard.repairs.leave_out_cast import leave_out_cast
+from halfguard.repairs.casts import leave_out_cast
 
 _IN_FP32_NAME = "the script in FP32, from its first line"
 _FEWEST = 2  # losses that are compared

@@ -18,31 +18,10 @@ from halfguard.investigation.cures import untried
 from halfguard.investigation.made_places import is_own_file
 from halfguard.investigation.passes import Made, Misused, MisuseKind, PassResult, Place
 from halfguard.records.autopsy import Cure
+from halfguard.repairs import casts, masks, scaling, settings, steps
 from halfguard.repairs.add_scaler import Region, add_scaler
-from halfguard.repairs.add_to_prepare import add_to_prepare
-from halfguard.repairs.call_in_fp32 import call_in_fp32
-from halfguard.repairs.cast_source import cast_source
-from halfguard.repairs.float_arguments import float_arguments
-from halfguard.repairs.float_positions import float_positions
-from halfguard.repairs.fp32_parameters import fp32_parameters
-from halfguard.repairs.fp32_weights import fp32_weights
-from halfguard.repairs.initial_scale import initial_scale
-from halfguard.repairs.keywords import change_keyword, switch_on
-from halfguard.repairs.leave_out_cast import leave_out_cast
-from halfguard.repairs.load_if_not_empty import load_if_not_empty
-from halfguard.repairs.optimizer_last import is_returned, optimizer_last
-from halfguard.repairs.scale_loss import scale_loss
-from halfguard.repairs.scaler_device import scaler_device
+from halfguard.repairs.fp32_weights import fp32_parameters, fp32_weights
 from halfguard.repairs.scalers import scaler_at
-from halfguard.repairs.schedule_after_step import schedule_after_step
-from halfguard.repairs.smallest_number import smallest_number
-from halfguard.repairs.step_with_gradients import step_with_gradients
-from halfguard.repairs.unscale_before_clipping import unscale_before_clipping
-from halfguard.repairs.unscale_once import unscale_once
-from halfguard.repairs.unscale_penalty import unscale_penalty
-from halfguard.repairs.update_after_step import update_after_step
-from halfguard.repairs.update_before_continue import update_before_continue
-from halfguard.repairs.zero_gradients import zero_gradients
 
 _PLACE = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 
@@ -92,7 +71,7 @@ class Crash:
     def _named(self) -> Iterator[Cure]:
         """Yield cures whose line is another than that of the advice."""
         if self.code == "HG202":
-            patch, places = update_before_continue.with_places(self.made.scaling)
+            patch, places = steps.update_before_continue.with_places(self.made.scaling)
             if patch:
                 yield untried(
                     f"The loop goes on without scaler.update() at {describe_place(places[0])}, so that the "
@@ -103,8 +82,8 @@ class Crash:
                 )
         if self.code == "HD106" and self.made.optimizer is not None:
             lines = (self.made.optimizer, *self.made.optimizer_callers)
-            named = next((one for one in lines if not is_returned(one)), None)
-            patch, places = optimizer_last.with_places(named)
+            named = next((one for one in lines if not steps.is_returned(one)), None)
+            patch, places = steps.optimizer_last.with_places(named)
             if patch:
                 text = f"{self.advice} Its statement is moved: {describe_place(places[0])}."
                 yield untried(text, patch, self.code)
@@ -139,7 +118,7 @@ def with_place(log: str, place: Place | None) -> str:
 def _fp32_call(crash: Crash) -> Iterator[str]:
     kernel = re.search(_NO_KERNEL, crash.error)
     if kernel is not None and crash.place is not None:
-        ways = (call_in_fp32(crash.place, kernel[1], index) for index in count())
+        ways = (casts.call_in_fp32(crash.place, kernel[1], index) for index in count())
         yield from takewhile(bool, ways)
 
 
@@ -163,7 +142,7 @@ _KNOWN = (
         "FP32, and run the model under torch.autocast.{half}",
         lambda one: (
             *fp32_weight_patches(one.made),
-            switch_on(one.place, "autocast_adapter_dtype", anywhere=True),
+            settings.switch_on(one.place, "autocast_adapter_dtype", anywhere=True),
             fp32_parameters(one.made.optimizer),
         ),
     ),
@@ -172,7 +151,7 @@ _KNOWN = (
         "HG101",
         "A constant does not fit half, whose smallest is -65504: write torch.finfo(torch.float16).min, or "
         "compute the line in FP32.{at}",
-        lambda one: (smallest_number(one.place, "float16"),),
+        lambda one: (masks.smallest_number(one.place, "float16"),),
     ),
     _Known(
         "No inf checks were recorded for this optimizer",
@@ -180,42 +159,42 @@ _KNOWN = (
         "No parameter of this optimizer has a gradient. It may hold other tensors than the model that was "
         "trained, which was copied, replaced or wrapped later (then make the optimizer last); or gradients "
         "were set to None before the step; or all of its parameters are frozen.{optimizer}{copied}",
-        lambda one: (step_with_gradients(one.place),),
+        lambda one: (steps.step_with_gradients(one.place),),
     ),
     _Known(
         "No inf checks were recorded prior to update",
         "HG303",
         "scaler.update() was called without a scaler.step() before it: call both once, after the last "
         "micro-batch of a step.{at}",
-        lambda one: (update_after_step(one.place),),
+        lambda one: (steps.update_after_step(one.place),),
     ),
     _Known(
         r"(unscale_|step)\(\) has already been called",
         "HG202",
         "Gradients are unscaled once per step: call scaler.unscale_(optimizer) (a clipping of Accelerate "
         "does it too) only after the last micro-batch, and scaler.update() after every step.{at}",
-        lambda one: (unscale_once(one.place),),
+        lambda one: (scaling.unscale_once(one.place),),
     ),
     _Known(
         "source state dict is empty, possibly because it was saved from a disabled",
         "HG312",
         "The checkpoint has no state of a scaler: it was written by a run without one, or whose scaler was "
         "off. Load the state only if there is one.{at}",
-        lambda one: (load_if_not_empty(one.place),),
+        lambda one: (scaling.load_if_not_empty(one.place),),
     ),
     _Known(  # of functions that write into a tensor
         "source.*same (scalar type|dtype)|self.dtype to be equal to src.dtype|source and destination dty",
         "HD110",
         "Numbers of one dtype are written into a tensor of another: under autocast a result is half, and the "
         "tensor that gathers it is not. Cast what is written: source.to(target.dtype).{at}",
-        lambda one: (cast_source(one.place),),
+        lambda one: (casts.cast_source(one.place),),
     ),
     _Known(  # of Linear and of convolutions; with other dtypes half is not to blame
         "same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same",
         "HD110",
         "Half weights met FP32 numbers outside of autocast. Keep the weights in FP32, and run the model "
         "under torch.autocast; or cast the inputs.{at}{half}",
-        lambda one: (*fp32_weight_patches(one.made), float_arguments(one.place, one.error)),
+        lambda one: (*fp32_weight_patches(one.made), casts.float_arguments(one.place, one.error)),
     ),
     _Known(
         _NO_KERNEL,
@@ -245,7 +224,9 @@ def cures_of(one: Misused, first: PassResult) -> list[Cure]:
 
 def _prepared(one: Misused) -> Iterator[Cure]:
     """Yield a schedule that Accelerate moves, if it was not given to prepare."""
-    patch, lines = add_to_prepare.with_places(one.place if one.kind == "schedule" else None)
+    patch, lines = settings.add_to_prepare.with_places(
+        one.place if one.kind == "schedule" else None
+    )
     if patch:
         text = f"{one.sentence} Accelerate does so, if it is given the schedule: "
         yield untried(f"{text}{describe_place(lines[0])}.", patch, one.code)
@@ -254,9 +235,9 @@ def _prepared(one: Misused) -> Iterator[Cure]:
 def _schedule(one: Misused, first: PassResult) -> Iterator[str]:
     made = first.made
     if made.fused:
-        yield change_keyword(made.optimizer, "fused", "False")
-    yield schedule_after_step(one.place)
-    yield initial_scale(made.scaler, first.scaler.last)
+        yield settings.change_keyword(made.optimizer, "fused", "False")
+    yield steps.schedule_after_step(one.place)
+    yield settings.initial_scale(made.scaler, first.scaler.last)
 
 
 def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
@@ -273,16 +254,20 @@ def _fp32_weights(one: Misused, first: PassResult) -> Iterator[str]:
 
 
 _PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterator[str]]] = {
-    "clipped": lambda one, _: iter((unscale_before_clipping(one.place),)),
+    "clipped": lambda one, _: iter((scaling.unscale_before_clipping(one.place),)),
     "schedule": _schedule,
-    "not scaled": lambda one, _: iter((scale_loss(one.place, scaler_at(one.by)),)),
-    "other scaler": lambda one, _: iter((scale_loss(one.place, scaler_at(one.by), instead=True),)),
-    "penalty": lambda one, _: iter((unscale_penalty(one.place),)),
-    "scaler off": lambda one, first: iter((scaler_device(one.place, first.made.autocast_device),)),
-    "not zeroed": lambda one, _: iter((zero_gradients(one.by),)),
+    "not scaled": lambda one, _: iter((scaling.scale_loss(one.place, scaler_at(one.by)),)),
+    "other scaler": lambda one, _: iter(
+        (scaling.scale_loss(one.place, scaler_at(one.by), instead=True),)
+    ),
+    "penalty": lambda one, _: iter((scaling.unscale_penalty(one.place),)),
+    "scaler off": lambda one, first: iter(
+        (settings.scaler_device(one.place, first.made.autocast_device),)
+    ),
+    "not zeroed": lambda one, _: iter((steps.zero_gradients(one.by),)),
     "no scaler": _add_scaler,
     "lost updates": _fp32_weights,
     "bad buffer": _fp32_weights,
-    "lost digits": lambda one, _: iter((leave_out_cast(one.place),)),
-    "rounded integers": lambda one, _: iter((float_positions(one.place),)),
+    "lost digits": lambda one, _: iter((casts.leave_out_cast(one.place),)),
+    "rounded integers": lambda one, _: iter((casts.float_positions(one.place),)),
 }

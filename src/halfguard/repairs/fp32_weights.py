@@ -1,4 +1,4 @@
-"""Keep weights in FP32: leave out their cast to half, and run the forward pass under autocast instead."""
+"""Repairs that keep weights in FP32: where they became half, after the optimizer was made, or in a module."""
 
 from __future__ import annotations
 
@@ -142,3 +142,36 @@ def _is_cast(call: ast.Call, file: SourceFile) -> bool:
 
 def _is_half(node: ast.expr, file: SourceFile) -> bool:
     return file.source(node).removeprefix("torch.") in _HALF_NAMES
+
+
+@Repair
+def fp32_parameters(file: SourceFile, line: int) -> None:
+    """Convert the parameters of an optimizer, where a GradScaler needs FP32 weights."""
+    statement = file.statement_at(line)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return
+    name, margin = file.source(statement.targets[0]), " " * statement.col_offset
+    lines = (
+        f"for group in {name}.param_groups:  # a GradScaler needs FP32 weights",
+        '    for parameter in group["params"]:',
+        "        parameter.data = parameter.data.float()",
+    )
+    file.insert_after(statement, "\n".join(margin + line for line in lines))
+
+
+@Repair
+def island(file: SourceFile, line: int, path: str) -> None:
+    """Make an FP32 island of the module at a path below what a line makes; ``*`` is every layer of a list."""
+    statement = file.statement_at(line)
+    target = None if statement is None else assigned_target(statement)
+    if statement is not None and target is not None:
+        name, margin = file.source(target), " " * statement.col_offset
+        above, star, below = path.partition("*")
+        if star:
+            layers = f'{name}.get_submodule("{above.rstrip(".")}")' if above else name
+            inner = f'layer.get_submodule("{below.lstrip(".")}")' if below else "layer"
+            file.insert_after(statement, f"{margin}for layer in {layers}:")
+            file.insert_after(statement, f"{margin}    halfguard.fp32_island({inner})")
+            return
+        module = f'{name}.get_submodule("{path}")' if path else name
+        file.insert_after(statement, f"{margin}halfguard.fp32_island({module})")

@@ -48,6 +48,21 @@ def called_name(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
+def only_call(file: SourceFile, line: int, *names: str) -> ast.Call | None:
+    """Return the call of one of these functions around a line, if it is the only one."""
+    found = [call for call in calls_at(file, line) if called_name(call) in names]
+    return found[0] if len(found) == 1 else None
+
+
+def sole_call(file: SourceFile, line: int, *names: str) -> tuple[ast.stmt, ast.Call] | None:
+    """Return the statement of a line and its call, if it is nothing but a call of one of these."""
+    statement = file.statement_at(line)
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if statement is None or not isinstance(call, ast.Call):
+        return None
+    return (statement, call) if not names or called_name(call) in names else None
+
+
 def owner_of(file: SourceFile, call: ast.Call) -> str:
     """Return the text of what a method is called on."""
     return file.source(call.func.value) if isinstance(call.func, ast.Attribute) else ""
@@ -219,9 +234,10 @@ class SourceFile:
     def assigned(self, name: str, line: int) -> ast.expr | None:
         """Return the value of a name on a line, if there is one assignment before it in the function."""
         scope = self.function_at(line)
-        if scope is None or (line in _stores(name, scope) and self.statement_at(line) is None):
+        lines = [] if scope is None else _stores(name, scope)
+        if scope is None or (line in lines and self.statement_at(line) is None):
             return None
-        stores = [row for row in _stores(name, scope) if row < line]
+        stores = [row for row in lines if row < line]
         found = [
             node.value
             for node in ast.walk(scope)

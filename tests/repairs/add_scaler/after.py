@@ -1,4 +1,4 @@
-# add_scaler.add_scaler(made=Region(optimizer, region, "cpu"), scale=1024.0)
+# add_scaler(made=Region(optimizer, region, "cpu"), scale=1024.0)
 import torch
 
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)  # optimizer

@@ -1,4 +1,4 @@
-# add_to_prepare.add_to_prepare()
+# add_to_prepare()
 model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 for batch in loader:
     accelerator.backward(model(batch))

@@ -1,4 +1,4 @@
-# add_to_prepare.add_to_prepare()
+# add_to_prepare()
 model, optimizer = accelerator.prepare(model, optimizer)
 for batch in loader:
     accelerator.backward(model(batch))

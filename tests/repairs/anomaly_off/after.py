@@ -1,4 +1,4 @@
-# anomaly_off.anomaly_off()
+# anomaly_off()
 import torch
 
 torch.autograd.set_detect_anomaly(False)

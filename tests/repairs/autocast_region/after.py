@@ -1,4 +1,4 @@
-# autocast_region.autocast_region(name="dtype", value="torch.bfloat16")
+# autocast_region(name="dtype", value="torch.bfloat16")
 import torch
 
 with torch.autocast("cuda", dtype=torch.bfloat16):  # here

@@ -1,4 +1,4 @@
-# cast_source.cast_source()
+# cast_source()
 def gather(messages, target, index):
     target.index_add_(0, index, messages.to(target.dtype))  # here
     return target

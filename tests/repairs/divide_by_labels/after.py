@@ -1,4 +1,4 @@
-# divide_by_labels.divide_by_labels()
+# divide_by_labels()
 import torch.nn.functional as F
 
 loss = (F.cross_entropy(logits, target, ignore_index=-1, reduction="sum") / (target != -1).sum().clamp(min=1))  # here

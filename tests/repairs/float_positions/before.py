@@ -1,4 +1,4 @@
-# float_positions.float_positions()
+# float_positions()
 import torch
 
 t = torch.arange(n, device=x.device).to(x.dtype)  # here

@@ -1,4 +1,4 @@
-# fp32_parameters.fp32_parameters()
+# fp32_parameters()
 import torch
 
 

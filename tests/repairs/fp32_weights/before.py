@@ -1,4 +1,4 @@
-# fp32_weights.fp32_weights(dtype="float16")
+# fp32_weights(dtype="float16")
 import torch
 
 model = Net(3).half()  # here

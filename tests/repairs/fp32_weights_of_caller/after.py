@@ -1,4 +1,4 @@
-# fp32_weights.fp32_weights(dtype="float16", callers=(caller,))
+# fp32_weights(dtype="float16", callers=(caller,))
 import torch
 
 

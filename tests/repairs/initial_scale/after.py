@@ -1,4 +1,4 @@
-# initial_scale.initial_scale(scale=1024.0)
+# initial_scale(scale=1024.0)
 import torch
 
 scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)  # here

@@ -1,4 +1,4 @@
-# island.island(path="decoder.out")
+# island(path="decoder.out")
 import torch
 
 model = Transformer(12)  # here

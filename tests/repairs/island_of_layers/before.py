@@ -1,4 +1,4 @@
-# island.island(path="blocks.*.norm")
+# island(path="blocks.*.norm")
 import halfguard
 
 model = make()  # here

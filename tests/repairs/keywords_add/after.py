@@ -1,4 +1,4 @@
-# keywords.add_keyword(name="zero_infinity", value="True", functions=("CTCLoss",))
+# add_keyword(name="zero_infinity", value="True", functions=("CTCLoss",))
 from torch import nn
 
 loss = nn.CTCLoss(blank=0, zero_infinity=True)  # here

@@ -1,4 +1,4 @@
-# keywords.change_keyword(name="fused", value="False")
+# change_keyword(name="fused", value="False")
 import torch
 
 optimizer = torch.optim.AdamW(model.parameters(), fused=False)  # here

@@ -1,2 +1,2 @@
-# load_if_not_empty.load_if_not_empty()
+# load_if_not_empty()
 scaler.load_state_dict(checkpoint["scaler"])  # here

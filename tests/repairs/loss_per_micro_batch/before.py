@@ -1,4 +1,4 @@
-# loss_per_micro_batch.loss_per_micro_batch()
+# loss_per_micro_batch()
 for batch in loader:
     for part in range(PARTS):
         loss = model(batch[part])

@@ -1,4 +1,4 @@
-# optimizer_last.optimizer_last()
+# optimizer_last()
 import torch
 
 model.head = torch.nn.Linear(8, 2)

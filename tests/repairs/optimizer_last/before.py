@@ -1,4 +1,4 @@
-# optimizer_last.optimizer_last()
+# optimizer_last()
 import torch
 
 optimizer = torch.optim.AdamW(model.parameters())  # here

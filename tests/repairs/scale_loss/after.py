@@ -1,4 +1,4 @@
-# scale_loss.scale_loss(scaler="scaler")
+# scale_loss(scaler="scaler")
 for x, y in loader:
     loss = loss_fn(model(x), y)
     scaler.scale(loss).backward()  # here

@@ -1,3 +1,3 @@
-# scale_loss.scale_loss(scaler="scaler_d", instead=True)
+# scale_loss(scaler="scaler_d", instead=True)
 scaler_d.scale(fake_loss).backward()  # here
 scaler_d.step(optimizer_d)

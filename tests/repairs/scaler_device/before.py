@@ -1,4 +1,4 @@
-# scaler_device.scaler_device(device="cpu")
+# scaler_device(device="cpu")
 import torch
 
 scaler = torch.amp.GradScaler()  # here

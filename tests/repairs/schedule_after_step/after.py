@@ -1,4 +1,4 @@
-# schedule_after_step.schedule_after_step()
+# schedule_after_step()
 for x in loader:
     scaler.scale(model(x)).backward()
     scale_before = scaler.get_scale()

@@ -1,4 +1,4 @@
-# skip_bad_batch.skip_bad_batch()
+# skip_bad_batch()
 import torch
 
 for x in loader:

@@ -1,4 +1,4 @@
-# smaller_masks.smaller_masks()
+# smaller_masks()
 import torch
 
 

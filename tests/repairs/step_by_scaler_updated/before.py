@@ -1,4 +1,4 @@
-# step_by_scaler.step_by_scaler(scaling=scaled)
+# step_by_scaler(scaling=scaled)
 for x in loader:
     scaler.scale(model(x)).backward()  # scaled
     optimizer.step()  # here

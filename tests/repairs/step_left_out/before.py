@@ -1,4 +1,4 @@
-# step_by_scaler.leave_out_step()
+# leave_out_step()
 for x in loader:
     scaler.scale(model(x)).backward()
     scaler.step(optimizer)

@@ -1,4 +1,4 @@
-# step_with_gradients.step_with_gradients()
+# step_with_gradients()
 def update(scaler, optimizers):
     for optimizer in optimizers:
         scaler.step(optimizer)  # here

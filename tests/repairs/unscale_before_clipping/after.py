@@ -1,4 +1,4 @@
-# unscale_before_clipping.unscale_before_clipping()
+# unscale_before_clipping()
 import torch
 
 for x in loader:

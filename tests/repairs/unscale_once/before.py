@@ -1,4 +1,4 @@
-# unscale_once.unscale_once()
+# unscale_once()
 for i, x in enumerate(loader):
     scaler.scale(model(x) / 4).backward()
     scaler.unscale_(optimizer)  # here

@@ -1,4 +1,4 @@
-# unscale_penalty.unscale_penalty()
+# unscale_penalty()
 import torch
 
 grads = [g / scaler.get_scale() for g in torch.autograd.grad(scaler.scale(out.sum()), x, create_graph=True)]  # here

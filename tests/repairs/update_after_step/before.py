@@ -1,4 +1,4 @@
-# update_after_step.update_after_step()
+# update_after_step()
 for i, x in enumerate(loader):
     scaler.scale(model(x)).backward()
     if i % 4 == 3:

@@ -1,4 +1,4 @@
-# update_before_continue.update_before_continue()
+# update_before_continue()
 for x in loader:
     scaler.scale(model(x)).backward()  # here
     if bad(model):

@@ -1,4 +1,4 @@
-# zero_gradients.zero_gradients()
+# zero_gradients()
 for x in loader:
     scaler.scale(model(x)).backward()
     scaler.step(optimizer)  # here

@@ -13,7 +13,7 @@ from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile, is_name_or_attribute
 from halfguard.lint.rule import rule
 from halfguard.lint.values import origin_of
-from halfguard.repairs.smallest_number import write_limit
+from halfguard.repairs.masks import write_limit
 
 OVERFLOW = FP16.overflow_threshold  # the smallest magnitude that rounds to infinity
 UNDERFLOW = FP16.underflow_threshold  # the largest magnitude that rounds to zero

@@ -10,7 +10,7 @@ from halfguard.lint.expressions import has_keyword, name_of, name_parts
 from halfguard.lint.match import Fix, FixKind, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import rule
-from halfguard.repairs.keywords import set_keyword
+from halfguard.repairs.settings import set_keyword
 
 _VERSION = re.compile(
     r"(?i:\bversion|_version|hasattr)|GREATER|is_torch_(?:version|greater|\w*\d)|TORCH_(?!AMP)|torch_\d"

@@ -23,10 +23,9 @@ from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import rule
 from halfguard.lint.steps import Event, EventKind, Step
 from halfguard.lint.syntax_tree import Function, parameter_default, parameter_names
-from halfguard.repairs.anomaly_off import anomaly_off
-from halfguard.repairs.scale_loss import scale_loss
-from halfguard.repairs.step_by_scaler import leave_out_step, step_by_scaler
-from halfguard.repairs.unscale_before_clipping import unscale_before_clipping
+from halfguard.repairs.scaling import scale_loss, unscale_before_clipping
+from halfguard.repairs.settings import anomaly_off
+from halfguard.repairs.steps import leave_out_step, step_by_scaler
 
 
 @rule("HG201", "clip_grad")

@@ -12,7 +12,7 @@ from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import rule
 from halfguard.lint.steps import Event, Step
-from halfguard.repairs.update_before_continue import update_before_continue
+from halfguard.repairs.steps import update_before_continue
 
 _COLLECTIVES = re.compile(r"all_reduce|all_gather|any_rank|broadcast|reduce_boolean|reduce_mean")
 _HANGS = "A rank that {} here skips the backward pass, and the other ranks hang."

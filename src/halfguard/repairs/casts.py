@@ -1,0 +1,124 @@
+"""Repairs of casts: numbers that have to be FP32, or have the dtype of a tensor that they are written to."""
+
+from __future__ import annotations
+
+import ast
+
+from halfguard.repairs.repair import Repair
+from halfguard.repairs.source_file import SourceFile, called_name, calls_of, owner_of
+
+_WORDS = ("dtype", "half", "float16")
+
+
+@Repair
+def leave_out_cast(file: SourceFile, line: int) -> None:
+    """Cast to FP32 instead, in every cast of the statement on a line."""
+    for call in calls_of(file, line, "half", "bfloat16", "to"):
+        given = [file.source(one) for one in (*call.args, *(k.value for k in call.keywords))]
+        by_name = called_name(call) != "to" and not given
+        by_dtype = len(given) == 1 and any(word in given[0] for word in _WORDS)
+        if isinstance(call.func, ast.Attribute) and (by_name or by_dtype):
+            file.replace(call, f"{file.source(call.func.value)}.float()")
+
+
+_HALF_FIRST = ("got Half and Float", "got BFloat16 and Float", "Input type (c10::Half) and",
+               "Input type (c10::BFloat16) and")  # fmt: skip
+
+
+@Repair
+def float_arguments(file: SourceFile, line: int, error: str) -> None:
+    """Cast the argument of a module that an error names to FP32."""
+    if not any(text in error for text in _HALF_FIRST):
+        return
+    for call in calls_of(file, line):
+        named = isinstance(call.func, ast.Name | ast.Attribute)
+        names = [one for one in call.args if isinstance(one, ast.Name | ast.Attribute)]
+        if named and len(call.args) == 1 and names and not call.keywords:
+            file.replace(names[0], f"{file.source(names[0])}.float()")
+            return
+
+
+@Repair
+def call_in_fp32(file: SourceFile, line: int, kernel: str, index: int) -> None:
+    """Cast the argument of one of the calls of a line: those of the kernel's own function come first."""
+    calls = [call for call in calls_of(file, line) if call.args]
+    calls.sort(key=lambda call: not kernel.startswith(called_name(call) or "-"))
+    if index < len(calls):
+        given = calls[index].args[0]
+        text = file.source(given)
+        simple = isinstance(given, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+        file.replace(given, f"{text}.float()" if simple else f"({text}).float()")
+
+
+_WRITERS = ("index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce", "index_put")
+
+
+@Repair
+def cast_source(file: SourceFile, line: int) -> None:
+    """Cast the last tensor that a writing call on a line is given."""
+    found = [call for call in calls_of(file, line) if called_name(call).rstrip("_") in _WRITERS]
+    if len(found) != 1:
+        return
+    call, target = found[0], owner_of(file, found[0])
+    at = 1 if called_name(call).startswith("index_put") else 2
+    source = call.args[at] if len(call.args) > at else None
+    source = next((k.value for k in call.keywords if k.arg in ("src", "source", "values")), source)
+    if target.isidentifier() and isinstance(source, ast.expr):
+        text = file.source(source)
+        simple = isinstance(source, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+        file.replace(source, f"{text if simple else f'({text})'}.to({target}.dtype)")
+
+
+_HALF = ("float16", "half", "bfloat16")
+_CASTS = ("to", "half", "bfloat16", "type", "type_as")
+_MOVES = ("to", "cuda", "unsqueeze", "view", "reshape", "expand", "contiguous")
+_WHOLE = ast.Add | ast.Sub | ast.Mult | ast.FloorDiv
+
+
+@Repair
+def float_positions(file: SourceFile, line: int) -> None:
+    """Cast the whole numbers of a statement to FP32, if it is certain which cast is theirs."""
+    casts = calls_of(file, line, *_CASTS)
+    counts = [call for call in casts if _is_count(file, _receiver(call))]
+    theirs = [call for call in counts if _dtype(file, call) is not None] if counts else casts
+    dtype = _dtype(file, theirs[0]) if len(theirs) == 1 else None
+    owner = _receiver(theirs[0]) if dtype is not None else None
+    if dtype is None or owner is None:
+        return
+    if dtype is theirs[0] or len(_given(theirs[0])) == 1:
+        file.replace(theirs[0], f"{file.source(owner)}.float()")
+    else:
+        file.replace(dtype, "torch.float32")
+
+
+def _receiver(call: ast.Call) -> ast.expr | None:
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _dtype(file: SourceFile, call: ast.Call) -> ast.expr | None:
+    """Return the dtype that a cast is given, or the cast itself if it is named by its dtype."""
+    if called_name(call) in _HALF:
+        return call
+    found = []
+    for one in _given(call):
+        is_name = isinstance(one, ast.Name | ast.Attribute)
+        name = file.source(one).rsplit(".", maxsplit=1)[-1] if is_name else ""
+        if "dtype" in name or name in _HALF:
+            found.append(one)
+    return found[0] if called_name(call) == "to" and len(found) == 1 else None
+
+
+def _is_count(file: SourceFile, node: ast.expr | None) -> bool:
+    """Return whether an expression is surely a row of whole numbers, such as ``torch.arange(n)``."""
+    if isinstance(node, ast.Call) and called_name(node) == "arange":
+        return all(keyword.arg != "dtype" for keyword in node.keywords)
+    if isinstance(node, ast.Call) and called_name(node) in _MOVES:
+        return _dtype(file, node) is None and _is_count(file, _receiver(node))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, _WHOLE):
+        return _is_count(file, node.left) or _is_count(file, node.right)
+    value = file.assigned(node.id, node.lineno) if isinstance(node, ast.Name) else None
+    return value is not None and _is_count(file, value)

@@ -1,0 +1,83 @@
+"""Repairs of numbers that are bad in half or in any precision: masks, empty batches, a NaN that is hidden."""
+
+from __future__ import annotations
+
+import ast
+
+from halfguard.repairs.repair import Repair
+from halfguard.repairs.source_file import (
+    SIMPLE,
+    SourceFile,
+    called_name,
+    loop_at,
+    only_call,
+)
+
+
+@Repair
+def smaller_masks(file: SourceFile, line: int) -> None:
+    """Divide the smallest numbers of the function around a line."""
+    for node in ast.walk(file.function_at(line) or file.tree):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Call):
+            continue
+        if node.attr == "min" and called_name(node.value) == "finfo":
+            file.replace(node, f"({file.source(node)} / 4)")
+            file.changed.append(node.lineno)
+    file.changed[:] = sorted(set(file.changed))
+
+
+_LARGE = 1e4  # a constant from here on is taken for a mask
+
+
+def write_limit(file: SourceFile, value: ast.expr, dtype: str, *, lowest: bool) -> None:
+    """Write the smallest or the largest number of a dtype in place of a constant."""
+    file.replace(value, f"torch.finfo({dtype}).{'min' if lowest else 'max'}")
+
+
+@Repair
+def smallest_number(file: SourceFile, line: int, dtype: str) -> None:
+    """Write the smallest number of a dtype for the masks of a statement."""
+    statement = file.statement_at(line)
+    if not isinstance(statement, SIMPLE):
+        return
+    for node in ast.walk(statement):
+        if isinstance(node, ast.expr) and _is_far_below(node, file):
+            write_limit(file, node, f"torch.{dtype}", lowest=True)
+
+
+def _is_far_below(node: ast.expr, file: SourceFile) -> bool:
+    text = file.source(node).replace(" ", "").replace("'", '"')
+    if text in ('float("-inf")', "-torch.inf", "-math.inf", "-np.inf", '-float("inf")'):
+        return True
+    number = (
+        node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else None
+    )
+    if not isinstance(number, ast.Constant) or not isinstance(number.value, int | float):
+        return False
+    return number.value > _LARGE
+
+
+@Repair
+def divide_by_labels(file: SourceFile, line: int) -> None:
+    """Divide a cross-entropy by the number of labels, or by 1."""
+    call = only_call(file, line, "cross_entropy")
+    if call is None or len(call.args) != 2 or {k.arg for k in call.keywords} - {"ignore_index"}:
+        return
+    ignored = next((file.source(k.value) for k in call.keywords), "-100")
+    target = file.source(call.args[1])
+    text = file.source(call)
+    count = f"({target} != {ignored}).sum().clamp(min=1)"
+    file.replace(call, f'({text[:-1].rstrip().rstrip(",")}, reduction="sum") / {count})')
+
+
+@Repair
+def skip_bad_batch(file: SourceFile, line: int) -> None:
+    """Leave a batch out instead of hiding its NaN."""
+    statement = file.statement_at(line)
+    if not isinstance(statement, ast.Assign) or loop_at(file, line) is None:
+        return
+    target, call = statement.targets[0], statement.value
+    given = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    if isinstance(target, ast.Name) and isinstance(given, ast.Name) and given.id == target.id:
+        margin = " " * statement.col_offset
+        file.replace(statement, f"if not torch.isfinite({target.id}):\n{margin}    continue")

@@ -1,0 +1,141 @@
+"""Repairs of what a loss and its gradients are multiplied by: scaled, unscaled, divided, once per step."""
+
+from __future__ import annotations
+
+import ast
+
+from halfguard.repairs.repair import Repair
+from halfguard.repairs.scalers import CLIPPINGS, scaler_steps, steps_around
+from halfguard.repairs.source_file import (
+    SourceFile,
+    all_calls,
+    called_name,
+    calls_of,
+    has_call,
+    loop_at,
+    owner_of,
+    sole_call,
+)
+
+
+@Repair
+def scale_loss(file: SourceFile, line: int, scaler: str, *, instead: bool = False) -> None:
+    """Scale a loss, or scale it by this scaler ``instead`` of another one."""
+    for call in calls_of(file, line) if scaler else ():
+        function = call.func
+        if not isinstance(function, ast.Attribute):
+            continue
+        if instead and function.attr == "scale":
+            file.replace(function.value, scaler)
+            return
+        if not instead and function.attr == "backward":
+            file.replace(function.value, f"{scaler}.scale({file.source(function.value)})")
+            return
+
+
+@Repair
+def unscale_before_clipping(file: SourceFile, line: int) -> None:
+    """Unscale before the first clipping of a step."""
+    statement = file.statement_at(line)
+    if statement is None:
+        return
+    prepare = next((c for c in file.calls if called_name(c) == "prepare"), None)
+    clips = [c for c in calls_of(file, line) if called_name(c).startswith("clip_grad_")]
+    if prepare is not None and owner_of(file, prepare) and clips:
+        file.replace(clips[0].func, f"{owner_of(file, prepare)}.{called_name(clips[0])}")
+        return
+    for step in steps_around(file, statement.lineno):
+        if step.args and step.lineno > statement.lineno:
+            call = f"{owner_of(file, step)}.unscale_({file.source(step.args[0])})"
+            if not _is_written(file, line, call):
+                file.insert_before(statement, f"{' ' * statement.col_offset}{call}")
+            return
+
+
+def _is_written(file: SourceFile, line: int, call: str) -> bool:
+    """Return whether the same call already follows the last backward pass before a line."""
+    scope = file.function_at(line) or file.tree
+    before = sorted((c for c in all_calls(scope) if c.lineno < line), key=lambda c: c.lineno)
+    for one in reversed(before):
+        if called_name(one) == "backward":
+            return False
+        if file.source(one) == call:
+            return True
+    return False
+
+
+_UNSCALING = (*CLIPPINGS, "unscale_gradients")  # of Accelerate
+
+
+@Repair
+def unscale_once(file: SourceFile, line: int) -> None:
+    """Unscale once per step."""
+    statement = file.statement_at(line)
+    if not isinstance(statement, ast.Expr | ast.Assign):
+        return
+    calls = [c for c in all_calls(statement) if isinstance(c.func, ast.Attribute)]
+    for call in calls:
+        owner = owner_of(file, call)
+        if called_name(call) in _UNSCALING and has_call(file, owner, "accumulate"):
+            file.indent(statement, f"if {owner}.sync_gradients:")
+            return
+    unscale = next((c for c in calls if called_name(c) == "unscale_"), None)
+    if unscale is None or not isinstance(statement, ast.Expr):
+        return
+    steps = scaler_steps(file, owner_of(file, unscale), file.function_at(line) or file.tree)
+    step = next((one for one in steps if one.lineno > line), None)
+    if step is None:
+        return
+    block = file.block_of(statement)
+    if any(one is step for one in block):
+        file.remove(statement)
+        return
+    at = next(index for index, one in enumerate(block) if one is statement)
+    group: list[ast.stmt] = [statement]
+    for one in block[at + 1 :]:  # the clipping that follows it
+        if not any(called_name(call) in CLIPPINGS for call in all_calls(one)):
+            break
+        group.append(one)
+    file.insert_before(step, "\n".join(file.moved(one, step.col_offset) for one in group))
+    for one in group:
+        file.remove(one)
+
+
+@Repair
+def unscale_penalty(file: SourceFile, line: int) -> None:
+    """Unscale the gradients of a penalty."""
+    statement, scales = file.statement_at(line), calls_of(file, line, "scale")
+    if not isinstance(statement, ast.Assign) or not scales:
+        return
+    value, scaler = statement.value, owner_of(file, scales[0])
+    if isinstance(value, ast.Subscript):
+        file.append(value, f" / {scaler}.get_scale()")
+    elif isinstance(statement.targets[0], ast.Tuple) and len(statement.targets[0].elts) == 1:
+        file.replace(value, f"({file.source(value)}[0] / {scaler}.get_scale(),)")
+    else:
+        file.replace(value, f"[g / {scaler}.get_scale() for g in {file.source(value)}]")
+
+
+@Repair
+def loss_per_micro_batch(file: SourceFile, line: int) -> None:
+    """Divide each loss by the number of micro-batches."""
+    backward = [c for c in calls_of(file, line, "backward") if not c.args]
+    loop = loop_at(file, line)
+    if len(backward) != 1 or not isinstance(loop, ast.For):
+        return
+    count, function = loop.iter, backward[0].func
+    steps = any(called_name(call) == "step" for call in all_calls(loop))
+    if steps or not isinstance(count, ast.Call) or called_name(count) != "range":
+        return
+    if len(count.args) == 1 and isinstance(function, ast.Attribute):
+        number = file.source(count.args[0])
+        file.replace(function.value, f"({file.source(function.value)} / {number})")
+
+
+@Repair
+def load_if_not_empty(file: SourceFile, line: int) -> None:
+    """Load a state only if it is not empty."""
+    found = sole_call(file, line, "load_state_dict")
+    state = found[1].args[0] if found is not None and len(found[1].args) == 1 else None
+    if found is not None and isinstance(state, ast.Name | ast.Subscript | ast.Attribute):
+        file.indent(found[0], f"if {file.source(state)}:")

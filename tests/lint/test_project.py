@@ -10,6 +10,7 @@ import pytest
 from halfguard.lint.engine import lint_bytes
 from halfguard.lint.project import Project, find_root, project_files, read_facts, read_project
 from halfguard.lint.registry import all_rules
+from halfguard.lint.requirements import Version, read_torch
 from halfguard.lint.settings import Settings
 from tests.support.cases import each
 
@@ -71,17 +72,34 @@ def test_code_beside_the_model_is_not_trained() -> None:
         (b"def kl_loss(p, q):\n    y = labels.float()\n", set()),
         (b"from flash_attn import flash_attn_func", {"needs_ampere"}),
         (b"x = 16", set()),
-        (b"torch==1.13.1\n", {"pins_old_torch"}),
-        (b"  - pytorch=1.12\n", {"pins_old_torch"}),
-        (b"torch>=1.8,<2.0", {"pins_old_torch", "allows_old_torch"}),
-        (b"torch>=1.8", {"allows_old_torch"}),
-        (b'torch >= 2.4", "numpy', set()),
-        (b"torch>=2.10", set()),
-        (b"torch==2.13.0", set()),
     ],
 )
 def test_facts(text: bytes, facts: set[str]) -> None:
     assert read_facts(text) == facts
+
+
+@each(
+    ("text", "pinned", "least"),
+    [
+        ("torch==1.13.1", [(1, 13)], []),
+        ("  - pytorch=1.10.2=py3.8_cuda11.3", [(1, 10)], []),
+        ('torch = "^1.13"', [(1, 13)], []),
+        ("torch>=1.8,<2", [(2, 0)], [(1, 8)]),
+        ('"torch >= 2.4", "numpy', [], [(2, 4)]),
+        ("torch>=2.10", [], [(2, 10)]),
+        ("pip install torch torchvision  # install torch-1.13.1", [(1, 13)], []),
+        ("FROM pytorch/pytorch:1.11.0-cuda11.3", [(1, 11)], []),
+        ("FROM nvcr.io/nvidia/pytorch:19.10-py3", [(1, 5)], []),
+        ("FROM nvcr.io/nvidia/pytorch:21.11-py3", [(2, 2)], []),
+        ("FROM nvcr.io/nvidia/pytorch:25.01-py3", [], []),
+        ("segmentation-models-pytorch==0.3.2, rotary_embedding_torch==0.1.0", [], []),
+        ("pytorch-lightning==1.6, torchvision==0.13, py38_torch_1.10.0, PyTorch 1.7", [], []),
+    ],
+)
+def test_versions_of_torch(text: str, pinned: list[Version], least: list[Version]) -> None:
+    found = list(read_torch(Path("a"), text.encode()))
+    assert [r.version for r in found if not r.is_least] == pinned
+    assert [r.version for r in found if r.is_least] == least
 
 
 def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
@@ -183,18 +201,39 @@ def test_an_old_torch_keeps_its_names() -> None:
         text.encode(), "a.py", Settings(), all_rules(), Project(allows_old_torch=True)
     )
     assert [d.fix and d.fix.kind for d in found] == ["unsafe"]
-    assert codes(text, Project(pins_old_torch=True)) == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["requirements_training.txt", "det/det-requirements.txt", "requirements/base.txt", "README.md"],
+DEPRECATED = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
+APEX = "import torch\nfrom apex import amp\nm, o = amp.initialize(m, o)\n"
+
+
+@each(
+    ("name", "text", "wanted"),
+    [
+        ("requirements_training.txt", "torch==1.9.0", ["HG413"]),
+        ("requirements.txt", "torch==1.0", []),  # there is no other amp
+        ("det/det-requirements.txt", "torch==1.9.0", ["HG405", "HG413"]),  # of the code in det
+        ("det/requirements.txt", "torch==1.9.0", ["HG405", "HG413"]),
+        ("requirements/base.txt", "torch==1.9.0", ["HG413"]),
+        ("env/any_name.yml", "  - pytorch=1.10.2=py3.8_cuda11.3", ["HG413"]),
+        ("README.md", "pip install torch==1.13.1+cu116", ["HG413"]),
+        ("docker/Dockerfile.train", "FROM pytorch/pytorch:1.11.0-cuda11.3", ["HG413"]),
+        ("requirements.txt", "torch==2.6.0", ["HG405", "HG413"]),
+        ("other.py", "# torch==1.9.0", ["HG405", "HG413"]),
+    ],
 )
-def test_requirements_under_other_names_are_read(tmp_path: Path, name: str) -> None:
-    (tmp_path / "train.py").write_text("loss.backward()\n")
+def test_an_old_torch_keeps_its_names_near_its_requirements(
+    tmp_path: Path, name: str, text: str, wanted: list[str]
+) -> None:
+    (tmp_path / "det").mkdir()
+    (tmp_path / "det/train.py").write_text(DEPRECATED)
+    (tmp_path / "train.py").write_text(DEPRECATED)
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("numpy\ntorch==1.9.0\n")
-    assert read(tmp_path).pins_old_torch
+    (tmp_path / name).write_text(f"numpy\n{text}\n")
+    found = codes(DEPRECATED, read(tmp_path), str(tmp_path / "train.py"))
+    assert found + codes(APEX, read(tmp_path), str(tmp_path / "train.py")) == wanted
+    if name.startswith("det/"):
+        assert codes(DEPRECATED, read(tmp_path), str(tmp_path / "det/train.py")) == []
 
 
 def test_a_name_with_a_stand_in_for_old_versions_is_not_rewritten() -> None:

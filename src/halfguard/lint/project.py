@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from halfguard.lint.requirements import WITH_NEW_NAMES, Required, Version, read_torch
+
 _PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
 _READ = (".py", ".yaml", ".yml", ".sh", ".json", ".md", ".toml", ".cfg", "Pipfile")
 _MAX_FILES = 20_000
@@ -20,7 +22,6 @@ _MAX_BYTES = 2_000_000
 _VENDORED = re.compile(
     r"(^|/)(third_?-?part(y|ies)|3rd_?party|vendor(ed|s)?|externals?|submodules?)/", re.I
 )
-_OLD = rb"\s?(?:[01]\.|2\.[0-2](?:[.\s\"',*]|$))"
 
 # For each fact: texts that a file may contain, each with the pattern that then proves the fact; an empty one
 # means that the text is proof. A text is searched much faster than a pattern with alternatives, and a pattern
@@ -61,13 +62,6 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
         ),
     ),
     "needs_ampere": ((b"import flash_attn", b""), (b"from flash_attn", b"")),
-    "pins_old_torch": (
-        *((b"torch" + s, b"torch" + s + b"=*" + _OLD) for s in (b"=", b" ==", b"~=", b" ~=", b"<", b" <")),
-        (b"torch>", rb"torch>=?[\d. ]+,\s?<=?" + _OLD),
-    ),
-    "allows_old_torch": tuple(
-        (b"torch" + sign, b"torch" + sign + b"=?" + _OLD) for sign in (b">", b" >")
-    ),
 }  # fmt: skip
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))",
@@ -92,14 +86,20 @@ class Project:
     resumes: bool = False  # the state of an optimizer is loaded
     casting_losses: bool = False  # loss functions cast their inputs themselves
     needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
-    pins_old_torch: bool = False  # requirements name a version without torch.amp.GradScaler
-    allows_old_torch: bool = False  # requirements allow such a version
+    pins: tuple[tuple[str, Version], ...] = ()  # folders, and the torch that their code requires
+    allows_old_torch: bool = False  # requirements allow one without torch.amp.GradScaler
     called_in_half: frozenset[str] = frozenset()  # files that one which trains in float16 imports
     never_on: frozenset[str] = frozenset()  # switches of mixed precision that nothing turns on
 
     def may_call_in_half(self, path: str) -> bool:
         """Return whether a file is one that trains in float16, or is imported by it."""
         return self.lone or os.path.abspath(path) in self.called_in_half  # noqa: PTH100
+
+    def requires_before(self, version: Version, path: str) -> bool:
+        """Return whether the requirements nearest to a file name an older torch."""
+        file = os.path.abspath(path)  # noqa: PTH100
+        near = [(-len(f), pin) for f, pin in self.pins if file.startswith(f + os.sep)]
+        return bool(near) and min(near)[1] < version
 
     def is_vendored(self, path: str) -> bool:
         """Return whether a file is a copy of another project's."""
@@ -136,13 +136,15 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
     found: set[str] = set()
     contents: dict[Path, bytes] = {}
     off, configured = set[bytes](), False
+    required: list[Required] = []
     for path, data in files:
         if len(data) > _MAX_BYTES:
             continue
         contents[path.absolute()] = data
-        # Prose and data say nothing about how the code trains, but which options and which torch are used.
-        if path.suffix in (".md", ".json", ".sh"):
-            found |= read_facts(data, set(_SEARCHES) - {"pins_old_torch"})
+        if path.suffix not in (".py", ".json") or path.name == "setup.py":
+            required += read_torch(path.absolute(), data)
+        # Prose and data say nothing about how the code trains.
+        if path.suffix not in (".py", ".yaml", ".yml", ".toml", ".cfg"):
             continue
         found |= read_facts(data, found)
         configured |= path.suffix in (".yaml", ".yml") and _shows_half(data)
@@ -154,8 +156,18 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
     half = [p for p, d in sources.items() if _trains(d) and (configured or _shows_half(d))]
     called = frozenset(map(str, _reached(half if "half" in found else [], sources)))
     never_on = frozenset(n.replace(b"-", b"_").decode() for n in off if not _is_on(n, contents))
-    facts = dict.fromkeys(found, True)
-    return Project(lone=False, called_in_half=called, never_on=never_on, **facts)
+    around = {folder for path in sources for folder in path.parents} if required else set()
+    pins = tuple((_nearest(r.path, around), r.version) for r in required if not r.is_least)
+    old = any(r.is_least and r.version < WITH_NEW_NAMES for r in required)
+    return Project(
+        lone=False, called_in_half=called, never_on=never_on, pins=pins, allows_old_torch=old,
+        **dict.fromkeys(found, True),
+    )  # fmt: skip
+
+
+def _nearest(path: Path, around: set[Path]) -> str:
+    """Return the nearest folder around requirements that has code: the one around ``docker/``."""
+    return str(next((folder for folder in path.parents if folder in around), path.parent))
 
 
 def _shows_half(data: bytes) -> bool:
@@ -219,10 +231,12 @@ def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
     """Yield the files of a project that tell how it trains, without hidden and excluded folders."""
     count = 0
     for parent, folders, files in os.walk(root):
-        folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in excluded)
+        # A folder ``env`` may also hold the requirements.
+        excludes = {*excluded} - ({"env"} if not os.path.exists(f"{parent}/env/lib") else set())  # noqa: PTH110
+        folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in excludes)
         for name in files:
             is_list = name.endswith(".txt") and "requirement" in f"{Path(parent).name}/{name}"
-            if is_list or name.endswith(_READ):
+            if is_list or name.lower().startswith("dockerfile") or name.endswith(_READ):
                 count += 1
                 if count > _MAX_FILES:
                     return

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from halfguard.lint.expressions import has_keyword, name_of, name_parts
 from halfguard.lint.match import Fix, FixKind, Match, match_at
 from halfguard.lint.python_file import PythonFile
+from halfguard.lint.requirements import WITH_AMP, WITH_NEW_NAMES
 from halfguard.lint.rule import rule
 from halfguard.repairs.settings import set_keyword
 
@@ -30,7 +31,7 @@ def check_nothing(file: PythonFile) -> Iterator[Match]:  # noqa: ARG001
 @rule("HG405", "cuda.amp", "cpu.amp", "cuda import amp", once=True)
 def check_deprecated(file: PythonFile) -> Iterator[Match]:
     """Find deprecated calls."""
-    if file.project.pins_old_torch:
+    if file.project.requires_before(WITH_NEW_NAMES, file.path):
         return
     for name, positions in _NAMES.items():
         for call in file.calls(name):
@@ -80,8 +81,9 @@ def _modern(file: PythonFile, call: ast.Call, begin: str, positions: tuple[str, 
 
 @rule("HG413", "apex", once=True)
 def check_apex(file: PythonFile) -> Iterator[Match]:
-    """Find the entry point of apex.amp."""
-    for call in file.calls("initialize"):
+    """Find the entry point of apex.amp, where torch has another one."""
+    is_old = file.project.requires_before(WITH_AMP, file.path)
+    for call in () if is_old else file.calls("initialize"):
         if file.full_name(call.func) == "apex.amp.initialize":
             yield match_at(call, "apex.amp is no longer developed.")
 

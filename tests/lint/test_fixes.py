@@ -162,6 +162,20 @@ def test_many_places_of_one_file_are_fixed_at_once() -> None:
     assert (done.applied, done.remaining) == (30, [])
 
 
+@each("test", ["self.fp16", "(self.batch + 1) % self.accumulation == 0"])
+def test_unscaling_is_not_inserted_where_no_step_may_follow(test: str) -> None:
+    text = (
+        "import torch\nclass T:\n    def one(self, loss):\n"
+        "        if self.fp16:\n            self.scaler.scale(loss).backward()\n"
+        "        else:\n            loss.backward()\n"
+        "        torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)\n"
+        f"        if {test}:\n            self.scaler.step(self.optimizer)\n"
+        "            self.scaler.update()\n"
+    )
+    done = fix(text)
+    assert (done.data.decode(), [d.code for d in done.remaining]) == (text, ["HG201"])
+
+
 def test_two_clips_of_a_step_are_unscaled_once() -> None:
     text = (
         "import torch\ndef f(a, b, scaler, optimizer, loader):\n    for x in loader:\n"

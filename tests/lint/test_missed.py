@@ -199,6 +199,8 @@ MISSED = {
         loop().replace("loss = F.cross_entropy(model(x), y)", "out = model(x)").replace(
             "            scaler.scale", "            with torch.autocast('cuda', enabled=False):\n"
             "                loss = criterion(out, y)\n            scaler.scale"), "HG115"),
+    "ranks that exchange another value after the skip": (
+        loop(f"if torch.isnan(loss):;     continue; dist.all_reduce(x); {STEPS}"), "HG301"),
     "arguments from a dictionary": (
         ("from transformers import AutoModel, TrainingArguments\n"
          "model = AutoModel.from_pretrained('m', torch_dtype=torch.float16)\n"
@@ -263,6 +265,30 @@ RIGHT = {
     "norm after unscale": loop(
         "scaler.scale(loss).backward(); scaler.unscale_(optimizer); "
         "n = nn.utils.get_total_norm(model.parameters()); scaler.step(optimizer); scaler.update()"
+    ),
+    "a norm divided by the scale, by the function": loop(
+        "scaler.scale(loss).backward(); n = get_grad_norm(model, scale=scaler.get_scale()); "
+        "scaler.step(optimizer); scaler.update()"
+    ),
+    "a norm divided by the scale, later": loop(
+        "scaler.scale(loss).backward(); n = get_grad_norm(model); n = n / scaler.get_scale(); "
+        "scaler.step(optimizer); scaler.update()"
+    ),
+    "a scale of one that stays": loop(
+        "scaler.scale(loss).backward(); optimizer.step()",
+        scaler="scaler = torch.amp.GradScaler(init_scale=1)",
+    ),
+    "a benchmark that zeroes no gradients": (
+        "def test_speed(net, x):\n    optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "    scaler = torch.amp.GradScaler('cuda')\n    for _ in range(10):\n"
+        "        scaler.scale(net(x).mean()).backward()\n        scaler.step(optimizer)\n"
+        "        scaler.update()\n"
+    ),
+    "anomaly mode as an option": (
+        f"{NEW}\nif args.detect_anomaly:\n    torch.autograd.set_detect_anomaly(True)\n"
+    ),
+    "a skip after ranks have agreed": loop(
+        f"bad = torch.isnan(loss); dist.all_reduce(bad); if bad:;     continue; {STEPS}"
     ),
     "step and update in some micro-batches": loop(
         "scaler.scale(loss).backward(); if epoch % 4 == 0:;     scaler.step(optimizer);     scaler.update()"

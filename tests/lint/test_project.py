@@ -48,7 +48,8 @@ def test_the_project_decides(text: str, project: Project, wanted: list[str]) -> 
 
 
 def test_code_beside_the_model_is_not_trained() -> None:
-    for path in ("tests/test_attention.py", "examples/legacy/attention.py", "third_party/loss.py"):
+    paths = ("tests/test_attention.py", "examples/legacy/attention.py", "third_party/loss.py")
+    for path in (*paths, "old/loss.py"):
         reached = replace(HALF, called_in_half=frozenset({str(Path(path).absolute())}))
         assert codes(ATTENTION, reached, path) == []
     assert codes(ATTENTION.replace("def forward", "def generate"), HALF) == []

@@ -20,7 +20,8 @@ _READ = (".py", ".yaml", ".yml", ".sh", ".json", ".md", ".toml", ".cfg", "Pipfil
 _MAX_FILES = 20_000
 _MAX_BYTES = 2_000_000
 _VENDORED = re.compile(
-    r"(^|/)(third_?-?part(y|ies)|3rd_?party|vendor(ed|s)?|externals?|submodules?)/", re.I
+    r"(^|/)(third_?-?part(y|ies)|3rd_?party|vendor(ed|s)?|externals?|submodules?|old|archived?|deprecated)/",
+    re.I,
 )
 
 # For each fact: texts that a file may contain, each with the pattern that then proves the fact; an empty one
@@ -39,13 +40,6 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
         (b"mixed_precision", rb"mixed_precision\s*[=:(,]+\s*[\"']?fp16"),
         (b"fp16", rb"fp16(?<=\bfp16)\s*[=:]\s*[Tt]rue"),
         (b"autocast(", rb"autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"),
-    ),
-    "distributed": (
-        (b"DistributedDataParallel", b""),
-        (b"init_process_group", b""),
-        (b"FullyShardedDataParallel", b""),
-        (b"fully_shard", b""),
-        (b"DDP(", rb"\bDDP\("),
     ),
     # A checkpoint of the optimizer is loaded again, by this project's own code or by a framework's.
     "resumes": (
@@ -82,7 +76,6 @@ class Project:
     lone: bool = True  # nothing but the file itself is known
     known: bool = False  # a training loop was seen
     half: bool = False  # something trains in float16
-    distributed: bool = False
     resumes: bool = False  # the state of an optimizer is loaded
     casting_losses: bool = False  # loss functions cast their inputs themselves
     needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
@@ -102,7 +95,7 @@ class Project:
         return bool(near) and min(near)[1] < version
 
     def is_vendored(self, path: str) -> bool:
-        """Return whether a file is a copy of another project's."""
+        """Return whether a file is a copy of another project's, or kept from an earlier time."""
         return not self.lone and bool(_VENDORED.search(path.replace("\\", "/")))
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from halfguard.lint.autocast import AutocastRegions
 from halfguard.lint.conditions import is_for_full_precision
-from halfguard.lint.expressions import argument, name_of, name_parts
+from halfguard.lint.expressions import argument, name_of, name_parts, number, receiver
 from halfguard.lint.match import Fix, FixKind, Span
 from halfguard.lint.precision import Precision, PrecisionReader, precision_of_dtype
 from halfguard.lint.project import UNKNOWN, Project
@@ -88,8 +88,13 @@ class PythonFile(SyntaxTree):
 
     @cached_property
     def is_never_on(self) -> bool:
-        """True if a switch that nothing in the project turns on decides about every scaler of the file."""
-        enabled = [argument(call, -1, "enabled") for call in self.roles.constructed_scalers]
+        """True if every scaler of the file is off, by a switch that nothing turns on, or scales by 1."""
+        scalers = self.roles.constructed_scalers
+        updated = any(self.roles.is_scaler(receiver(call)) for call in self.calls("update"))
+        by_one = all(number(argument(call, 0, "init_scale")) == 1 for call in scalers)
+        if scalers and by_one and not updated:
+            return True
+        enabled = [argument(call, -1, "enabled") for call in scalers]
         names = [
             name_of(self.assigned_value(e)).rpartition(".")[2] for e in enabled if e is not None
         ]

@@ -21,7 +21,7 @@ _HANGS = "A rank that {} here skips the backward pass, and the other ranks hang.
 @rule("HG301", "isnan", "isinf", "isfinite", also=("backward", "training_step", "scaler("))
 def check_hangs(file: PythonFile) -> Iterator[Match]:
     """Find skips that the ranks do not agree on."""
-    if file.roles.may_be_distributed or file.project.distributed:
+    if file.roles.may_be_distributed:
         for step in file.steps:
             if step.has("optimizer_step", "scaler_step"):
                 yield from _check_skips(file, step)
@@ -32,13 +32,11 @@ def check_hangs(file: PythonFile) -> Iterator[Match]:
 
 
 def _agree(file: PythonFile, node: ast.AST) -> bool:
-    """Return whether the function around a node, or one that its test calls, exchanges something."""
-    function = file.function_of(node)
-    scope = function or file.root
-    texts = [ast.unparse(scope)] if function else [file.source.text]
-    calls = (n for n in ast.walk(scope) if isinstance(n, ast.Call))
-    texts += [ast.unparse(f) for f in map(file.local_function, calls) if f is not None]
-    return any(map(_COLLECTIVES.search, texts))
+    """Return whether ranks exchange something before a node, in its function or in one that it calls."""
+    scope, last = file.function_of(node) or file.root, getattr(node, "end_lineno", 0)
+    calls = [n for n in ast.walk(scope) if isinstance(n, ast.Call) and n.lineno <= last]
+    called = [ast.unparse(f) for f in map(file.local_function, calls) if f is not None]
+    return any(map(_COLLECTIVES.search, (*map(called_name, calls), *called)))
 
 
 def _check_skips(file: PythonFile, step: Step) -> Iterator[Match]:
@@ -69,7 +67,7 @@ def _check_conditional_backward(file: PythonFile, step: Step) -> Iterator[Match]
     backwards = step.find("backward", "scaled_backward")
     for event in backwards:
         branch = next((p for p in file.ancestors(event.node) if isinstance(p, ast.If)), None)
-        if branch is None or not is_loss_check(file, branch.test) or _agree(file, branch):
+        if branch is None or not is_loss_check(file, branch.test) or _agree(file, branch.test):
             continue
         if branch.test in event.tests and not any(event.excludes(other) for other in backwards):
             yield match_at(branch.test, _HANGS.format("fails this test"))

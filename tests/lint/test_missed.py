@@ -175,6 +175,10 @@ MISSED = {
     "the optimizer added to a checkpoint later": (
         loop(after="state = {'m': model.state_dict()}; state['o'] = optimizer.state_dict(); "
              "torch.save(state, 'p')".replace("; ", "\n        ")), "HG309"),
+    "a best score in a checkpoint that is not of the best weights": (
+        loop(after='save_checkpoint({"o": optimizer.state_dict(), "best_iou": 0}, is_best=False)'), "HG309"),
+    "a helper that does not begin with save": (
+        loop(after="checkpoint_save(epoch, model, optimizer)"), "HG309"),
     "half weights to resume from": (
         ("def save(model, optimizer):\n    state = {'m': model.half(), 'o': optimizer.state_dict()}\n"
          "    torch.save(state, 'p')\n"), "HG311"),
@@ -223,6 +227,17 @@ RIGHT = {
     ),
     "scaler per fold": PER_EPOCH.replace("for epoch in range(10)", "for fold in range(5)").replace(
         "train_one_epoch", "train_fold"
+    ),
+    "the best weights, which nothing resumes from": loop(after=SAVE.replace("last", "best")),
+    "pictures, with the settings of the optimization": loop(
+        after="save_images_png(loader, OPTIMIZATION=self.OPTIMIZATION, options=options)"
+    ),
+    "the scaler of another optimizer": (
+        "class GAN:\n    def __init__(self):\n        self.scaler = torch.amp.GradScaler('cuda')\n"
+        "    def train_classifier(self, model, loader):\n"
+        "        optimizer = torch.optim.SGD(model.parameters(), 0.1)\n        for x in loader:\n"
+        "            model(x).mean().backward()\n            optimizer.step()\n"
+        f"        {SAVE}\n"
     ),
     "integer mask": "def f(s, m):\n    m = m.long()\n    return s.half() + (1 - m) * -1e9\n",
     "boolean mask": "def f(s, m):\n    return s.half() + (~m).float() * -1e9\n",

@@ -66,9 +66,6 @@ def test_code_beside_the_model_is_not_trained() -> None:
         (b"use_amp = cfg.amp", set()),
         (b"torch.autocast('cuda', dtype=torch.bfloat16)", set()),
         (b"model.half()", {"half"}),
-        (b"optimizer.load_state_dict(state)", {"resumes"}),
-        (b"self.optimizers[i].load_state_dict(s)", {"resumes"}),
-        (b"model.load_state_dict(state)", set()),
         (b"def kl_loss(p, q):\n    p = p.float()\n", {"casting_losses"}),
         (b"def kl_loss(p, q):\n    y = labels.float()\n", set()),
         (b"from flash_attn import flash_attn_func", {"needs_ampere"}),
@@ -176,13 +173,28 @@ LOSS = HEAD + (
 
 
 def test_a_checkpoint_that_nothing_loads_is_not_resumed_from() -> None:
-    resumes = replace(HALF, resumes=True)
+    resumes = replace(HALF, resumes=frozenset({"builders"}))
     loads = "def load(optimizer):\n    optimizer.load_state_dict(torch.load('last.pt')['o'])\n"
     helped = "utils.load_checkpoint('last.pt', model, optimizer)\n"
     assert codes(SAVES + loads, resumes) == ["HG309", "HG311"]
     assert codes(SAVES + helped, resumes) == ["HG309", "HG311"]
+    built = "from train.builders import get_model\nmodel, optimizer = get_model(1)\n"
+    assert codes(SAVES + built, resumes) == ["HG309", "HG311"]
+    assert codes(SAVES + built.replace("builders", "others"), resumes) == ["HG311"]
     assert codes(SAVES, resumes) == ["HG311"]
     assert codes(SAVES, HALF) == []
+
+
+@each(
+    ("line", "wanted"),
+    [
+        ("optimizer.load_state_dict(state)", {"a"}),
+        ("self.optimizers[i].load_state_dict(s)", {"a"}),
+        ("model.load_state_dict(state)", set()),
+    ],
+)
+def test_modules_that_load_the_state_of_an_optimizer(line: str, wanted: set[str]) -> None:
+    assert read_project([(Path("a.py"), line.encode())]).resumes == wanted
 
 
 def test_a_project_whose_losses_cast_their_inputs_may_call_them_outside_of_autocast() -> None:

@@ -41,10 +41,6 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
         (b"fp16", rb"fp16(?<=\bfp16)\s*[=:]\s*[Tt]rue"),
         (b"autocast(", rb"autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"),
     ),
-    # A checkpoint of the optimizer is loaded again, by this project's own code or by a framework's.
-    "resumes": (
-        (b".load_state_dict(", rb"opt\w*(?:\[[^\]\n]*\]|\.optimizer)?\.load_state_dict\("),
-    ),
     # A loss function or a criterion begins by casting its inputs to float32.
     "casting_losses": (
         (
@@ -57,6 +53,7 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
     ),
     "needs_ampere": ((b"import flash_attn", b""), (b"from flash_attn", b"")),
 }  # fmt: skip
+_RESUMES = re.compile(rb"opt\w*(?:\[[^\]\n]*\]|\.optimizer)?\.load_state_dict\(")
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))",
     re.M,
@@ -76,7 +73,7 @@ class Project:
     lone: bool = True  # nothing but the file itself is known
     known: bool = False  # a training loop was seen
     half: bool = False  # something trains in float16
-    resumes: bool = False  # the state of an optimizer is loaded
+    resumes: frozenset[str] = frozenset()  # modules that load the state of an optimizer
     casting_losses: bool = False  # loss functions cast their inputs themselves
     needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
     pins: tuple[tuple[str, Version], ...] = ()  # folders, and the torch that their code requires
@@ -145,6 +142,8 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
             set(_OFF.findall(data)) if b"add_argument" in data and path.suffix == ".py" else set()
         )
     sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
+    loading = (p for p, d in sources.items() if b".load_state_dict(" in d and _RESUMES.search(d))
+    resumes = frozenset(path.stem for path in loading)
     # Where a framework reads the precision from a file, all that trains is started by it.
     half = [p for p, d in sources.items() if _trains(d) and (configured or _shows_half(d))]
     called = frozenset(map(str, _reached(half if "half" in found else [], sources)))
@@ -153,8 +152,8 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
     pins = tuple((_nearest(r.path, around), r.version) for r in required if not r.is_least)
     old = any(r.is_least and r.version < WITH_NEW_NAMES for r in required)
     return Project(
-        lone=False, called_in_half=called, never_on=never_on, pins=pins, allows_old_torch=old,
-        **dict.fromkeys(found, True),
+        lone=False, called_in_half=called, resumes=resumes, never_on=never_on, pins=pins,
+        allows_old_torch=old, **dict.fromkeys(found, True),
     )  # fmt: skip
 
 

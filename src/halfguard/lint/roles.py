@@ -15,7 +15,10 @@ from halfguard.lint.expressions import called_name, name_of, receiver
 from halfguard.lint.syntax_tree import Assignment, Function, SyntaxTree
 
 SCALERS = {"GradScaler", "ShardedGradScaler"}
-_OPTIMIZER = re.compile(r"(^|[._])(optim|optimi[sz]er|opt)(s)?(_?[a-z0-9]{1,13})?$", re.IGNORECASE)
+_OPTIMIZER = re.compile(
+    r"(^|[._])(?!opti(on|mi[sz]ation))(optim|optimi[sz]er|opt)(s)?(_?[a-z0-9]{1,13})?$",
+    re.IGNORECASE,
+)
 _SCHEDULER = re.compile(r"(^|[._])(lr_?)?sched(uler)?(s)?(_?[a-z0-9]{1,8})?$", re.IGNORECASE)
 _DISTRIBUTED = re.compile(
     r"DistributedDataParallel|DistributedSampler|init_process_group|FullyShardedDataParallel|"

@@ -41,10 +41,13 @@ def check_scaler_state(file: PythonFile) -> Iterator[Match]:
     for call in _saves(file):
         if scalers and not any(_is_available(file, name, call) for name in scalers):
             continue
-        if "best" in file.text(call) and not _BEST_IS_LOADED.search(file.source.text):
+        paths = " ".join(file.text(a) for a in _given(call) if not isinstance(a, ast.Dict))
+        if re.search(r"(?<!is_)best", paths) and not _BEST_IS_LOADED.search(file.source.text):
             continue  # nothing resumes from the best weights
         state = next((s for s in _states(file, call) if _lacks_scaler(file, s, call)), None)
         if state is None and not (scalers and _passes_optimizer(file, call)):
+            continue
+        if scalers and _is_stepped_alone(file, state or call):
             continue
         # A helper saves several models of one training; one report is enough for all of them.
         one = state or file.function_of(call) or file.root
@@ -139,10 +142,18 @@ def _lacks_scaler(file: PythonFile, state: ast.Dict | ast.Call, save: ast.Call) 
     return _has_optimizer(file, entries)
 
 
+def _is_stepped_alone(file: PythonFile, saved: ast.expr) -> bool:
+    """Return whether the function around steps this optimizer without a scaler: it is that of others."""
+    names = {name_of(n) for n in ast.walk(saved) if file.roles.is_optimizer(n)}
+    steps = [c for c in file.calls("step") if file.function_of(c) is file.function_of(saved)]
+    alone = {name_of(receiver(call)) for call in steps if not call.args}
+    return bool(names & alone) and not any(name_of(c.args[0]) in names for c in steps if c.args)
+
+
 def _passes_optimizer(file: PythonFile, call: ast.Call) -> bool:
     """Return whether a helper of another file gets the optimizer to save, and not the scaler."""
     is_local = file.local_function(call) is not None or has_keyword(call, "scaler")
-    if is_local or not called_name(call).lstrip("_").startswith("save"):
+    if is_local or not re.search("(^|_)save", called_name(call)):
         return False
     names = [name_of(part) for a in _given(call) for part in ast.walk(a)]
     if any(map(_SCALES.search, names)):
@@ -159,7 +170,13 @@ def _resumes(file: PythonFile) -> bool:
     if any(is_optimizer(receiver(call)) for call in file.calls("load_state_dict")):
         return True
     loads = (c for c in file.nodes(ast.Call) if _LOADS.search(called_name(c)))
-    return any(is_optimizer(given) for call in loads for given in _given(call))
+    if any(is_optimizer(given) for call in loads for given in _given(call)):
+        return True
+    # optimizer = build(...), of a module that loads its state
+    assigned = [a for name, one in file.assignments.items() if "opt" in name for a in one]
+    made = [value for a in assigned if isinstance(value := a.value or a.container, ast.Call)]
+    modules = {file.full_name(call.func).rpartition(".")[0].rpartition(".")[2] for call in made}
+    return bool(modules & file.project.resumes)
 
 
 def _is_rarely_on(file: PythonFile) -> bool:

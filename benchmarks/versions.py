@@ -1,4 +1,4 @@
-"""Run tests on other versions of torch and of frameworks; the tables in README.md are made from the records.
+"""Run tests on other versions of torch and of frameworks, for the tables of docs/reference/versions.md.
 
 scripts/bench versions 2.9.1 2.15.0        the fast tests: a virtual environment for each torch
 scripts/bench versions 2.9.1 --record      and write benchmarks/results/versions/
@@ -7,7 +7,7 @@ scripts/bench versions --frameworks trl    the adapters' tests: the oldest and t
 scripts/bench versions --frameworks trl --record      and write benchmarks/results/frameworks/
 scripts/bench versions --run --record      run in the present environment, with --frameworks as well
 
-`scripts/tables versions` writes the tables to README.md; with `--check` it also fails if pyproject.toml
+`scripts/tables versions` writes the tables; with `--check` it also fails if pyproject.toml
 permits an older version of a framework than was run.
 """
 
@@ -30,7 +30,7 @@ from xml.etree import ElementTree
 from benchmarks.tables.sections import ROOT, update_sections
 
 RECORDS = ROOT / "benchmarks" / "results"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "reference" / "versions.md"
 EXTRAS = "dev"
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 FAST = ["-n", "3", "--dist", "worksteal", "-m", "not slow", "--hypothesis-profile=ci"]
@@ -195,7 +195,7 @@ def not_run() -> list[str]:
 
 def update(*, check: bool) -> list[str]:
     """Write the tables, or return what is wrong with them or was not run."""
-    problems = update_sections({(README, kind): table(kind) for kind in COLUMNS}, check=check)
+    problems = update_sections({(PAGE, kind): table(kind) for kind in COLUMNS}, check=check)
     return problems + [
         f"the oldest permitted version was not run: scripts/bench versions --frameworks {name} --record"
         for name in not_run()

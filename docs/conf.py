@@ -22,7 +22,6 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
 default_role = "code"
-exclude_patterns = ["explanation/lint-truth/*"]
 
 html_theme = "furo"
 html_title = f"halfguard {release}"

@@ -167,7 +167,7 @@ def from_wheel(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-def test_the_wheel_runs_what_the_readme_shows(from_wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_runs_what_the_pages_show(from_wheel: Path, tmp_path: Path) -> None:
     where = run(
         from_wheel / "python", "-c", "import halfguard; print(halfguard.__file__)", cwd=tmp_path
     )
@@ -178,7 +178,8 @@ def test_the_wheel_runs_what_the_readme_shows(from_wheel: Path, tmp_path: Path) 
     assert (linted.returncode, linted.stderr) == (1, "")
     assert "HG104" in linted.stdout
     table = run(from_wheel / "python", ROOT / "examples/quickstart.py", cwd=tmp_path)
-    (shown,) = (s.output for s in snippets(ROOT / "README.md") if "quickstart.py" in s.source)
+    page = ROOT / "docs/tutorial/first-guard.md"
+    (shown,) = (s.output for s in snippets(page) if "quickstart.py" in s.source)
     assert table.stdout.split() == shown.split(), table.stderr
 
 

@@ -14,7 +14,7 @@ from tests.support.docs import ROOT
 ROWS = read_section((ROOT / "CONTRIBUTING.md", "words")).splitlines()[2:]
 AVOID = sorted({word for row in ROWS for word in re.findall(r"`([^`]+)`", row.split("|")[1])})
 PATTERN = re.compile(rf"\b(?:{'|'.join(map(re.escape, AVOID))})\b", re.IGNORECASE)
-PAGES = ["docs/index.md", "docs/reference/glossary.md"]
+PAGES = ["README.md", "docs/index.md", "docs/reference/glossary.md"]
 
 
 def prose(markdown: str) -> str:

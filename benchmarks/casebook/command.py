@@ -1,4 +1,4 @@
-"""Run instruments on the casebook and keep the score: docs/explanation/casebook.md.
+"""Run instruments on the casebook and keep the score: benchmarks/casebook/SCORES.md.
 
 scripts/bench casebook run --out FOLDER      run what has no result in FOLDER yet
 scripts/bench casebook publish --out FOLDER  add them to the published results, and make the tables
@@ -24,13 +24,14 @@ from benchmarks.casebook.page import scoreboard_page
 from benchmarks.casebook.results import path_of
 from benchmarks.casebook.running import Job, missing, run_all
 from benchmarks.casebook.scoring import Results
-from benchmarks.casebook.summary import fault_summary, summary
+from benchmarks.casebook.summary import comparison, fault_summary, summary
 from benchmarks.casebook.tables import scoreboard
 from benchmarks.tables.sections import Place, read_section, update_sections
 from halfguard.report import to_html
 
 OTHERS = {"grist": grist.main, "traincheck": traincheck.main}
-PAGE = ROOT / "docs" / "explanation" / "casebook.md"
+PAGE = ROOT / "benchmarks" / "casebook" / "SCORES.md"
+SUMMARY = ROOT / "docs" / "explanation" / "results.md"
 README = ROOT / "README.md"
 
 
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         case "faults":
             table = fault_table()
             update_sections(
-                {(PAGE, "faults"): table, (README, "faults"): fault_summary(table)}, check=False
+                {(PAGE, "faults"): table, (SUMMARY, "faults"): fault_summary(table)}, check=False
             )
             return 0
         case "grist" | "traincheck":
@@ -110,11 +111,12 @@ def forget(cases: list[Case], instruments: list[Instrument], out: Path) -> None:
 
 
 def made_tables(cases: list[Case], results: Results) -> dict[Place, str]:
-    """Return the tables that are made from the results, and README's from the table of faults."""
+    """Return the tables that are made from the results, and the summary of the table of faults."""
     return {
         (PAGE, "scoreboard"): scoreboard(cases, results),
-        (README, "casebook"): summary(cases, results),
-        (README, "faults"): fault_summary(read_section((PAGE, "faults")) + "\n"),
+        (SUMMARY, "casebook"): summary(cases, results),
+        (README, "casebook"): comparison(cases, results),
+        (SUMMARY, "faults"): fault_summary(read_section((PAGE, "faults")) + "\n"),
     }
 
 

@@ -1,4 +1,4 @@
-"""What README.md shows of the scoreboard and of the faults: fewer columns, and no case by name."""
+"""What README.md and the page of results show of the scoreboard and of the faults: no case by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from benchmarks.casebook.tables import markdown
 from benchmarks.rate import Rate
 
 HEADS = ("held-out programs", "detected", "in time", "names the line", "false alarms")
-FAULT_HEADS = ("training loop", "faults that do harm")
+FAULT_HEADS = ("training loop", "faults with lasting damage")
+# What README.md compares: a row of the scoreboard, and its name there.
+COMPARED = {
+    "halfguard, all": "**halfguard**",
+    "torch.autograd.detect_anomaly": "`torch.autograd.detect_anomaly`",
+    "DebugUnderflowOverflow": "`DebugUnderflowOverflow` (transformers)",
+    "TorchFix": "TorchFix",
+    "the program itself": "no tool: an error, or NaN in the output",
+}
 TOGETHER = ("halfguard without why", "halfguard, all", "the others, all")
 NO_HARM = "-"
 
@@ -19,12 +27,20 @@ def summary(cases: list[Case], results: Results) -> str:
     held_out = [case for case in cases if case.held_out]
     (failing, healthy), (failing_here, healthy_here) = _count(cases), _count(held_out)
     seen = [row for row in rows(held_out, results) if row.detected.total]
-    told = (
-        f"{failing} programs that fail in 16 bits as users' programs do, and {healthy} healthy ones; "
+    counts = (
+        f"{failing} failing programs modeled on users' reports, and {healthy} healthy ones; "
         f"{failing_here} and {healthy_here} of them were held out while the tools were built."
     )
     table = markdown(HEADS, [_cells(row, bold=row.title in TOGETHER) for row in seen])
-    return "\n\n".join([told, table, *_not_run({row.title for row in seen})])
+    return "\n\n".join([counts, table, *_not_run({row.title for row in seen})])
+
+
+def comparison(cases: list[Case], results: Results) -> str:
+    """Return the rows of ``COMPARED``, on held-out programs."""
+    held_out = [case for case in cases if case.held_out]
+    by_title = {row.title: row for row in rows(held_out, results)}
+    cells = [[name, *_cells(by_title[title], bold=False)[1:]] for title, name in COMPARED.items()]
+    return markdown(HEADS, cells)
 
 
 def _count(cases: list[Case]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Measure healing on models whose FP16 failures are published: docs/explanation/famous-failures.md.
+"""Measure healing on models whose FP16 failures are published: benchmarks/famous/README.md.
 
 scripts/bench famous check [NAME...]           whether every model fails as published; no healing, so all rows
 scripts/bench famous run --out FILE [NAME...]  heal the development rows; FILE.md beside it has the table
@@ -29,7 +29,7 @@ from benchmarks.famous.row import Row
 from benchmarks.tables.sections import ROOT, markdown_table, write_section
 
 ROWS = {row.name: row for row in sorted((*language.ROWS, *vision.ROWS), key=lambda row: row.number)}
-PAGE = ROOT / "docs" / "explanation" / "famous-failures.md"
+PAGE = ROOT / "benchmarks" / "famous" / "README.md"
 NAMED = ("published", "part", "inside", "line")
 HEAD = [
     "model",

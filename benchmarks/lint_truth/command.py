@@ -51,7 +51,7 @@ JUDGED = {
     "held-out-2": "heldout2",
     "held-out-3": "heldout3",
 }
-TABLE = (ROOT / "docs" / "explanation" / "lint-truth.md", "rules")
+TABLE = (ROOT / "benchmarks" / "lint_truth" / "README.md", "rules")
 ENOUGH, NEEDED = (
     5,
     0.8,

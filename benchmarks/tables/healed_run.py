@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
@@ -25,7 +26,8 @@ from halfguard.records import write_atomically
 PICTURE = ROOT / "docs" / "how-to" / "healed-run.svg"
 STEPS, SECOND, LOUD = 320, 140, 500.0  # the second fault begins at its step; loud is so much louder
 SCALE, WRONG = 1024.0, 0.01  # of the loss: further from FP32's than this is wrong
-WIDTH, LEFT, RIGHT, MARGIN = 880, 64, 690, 24  # of the picture, and of the panels in it
+# Of the picture, and of the panels in it: narrow, so that a phone shows the text in its own size.
+WIDTH, LEFT, RIGHT, MARGIN, TOPS, HEIGHT = 460, 56, 440, 20, (162, 322, 482), 84
 KINDS = ("bad", "good")  # the classes of torch.amp's run and of the guard's
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 # The paper is drawn too: the colours follow the reader's system, which may differ from the page around them.
@@ -33,8 +35,8 @@ STYLE = """
 svg{--ink:#1f2328;--soft:#59636e;--paper:#fff;--line:#d1d9e0;--good:#1a7f37;--bad:#c2410c}
 @media (prefers-color-scheme:dark){svg{--ink:#f0f6fc;--soft:#9ea7b3;--paper:#0d1117;--line:#3d444d;
 --good:#3fb950;--bad:#ff9d66}}
-text{font:14px -apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:var(--ink)}
-.title{font-size:20px;font-weight:600}.head{font-weight:600}.soft{fill:var(--soft);font-size:13px}.end{text-anchor:end}
+text{font:15px -apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:var(--ink)}
+.title{font-size:19px;font-weight:600}.head{font-weight:600}.soft{fill:var(--soft);font-size:14px}.end{text-anchor:end}
 .mid{text-anchor:middle}.paper{fill:var(--paper);stroke:var(--line)}.grid{stroke:var(--line)}
 .curve{fill:none;stroke-width:2.5;stroke-linejoin:round}
 .change{fill:none;stroke:var(--ink);stroke-dasharray:2 4}
@@ -189,26 +191,30 @@ def write(x: float, y: float, text: str, kind: str = "") -> str:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over the steps, with a heading above them and names at their right ends."""
+    """Curves over the steps; above them a heading, and how each run ended."""
 
     title: str
     top: int
-    height: int
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
 
     def down(self, value: float) -> float:
         share = (value - self.low) / (self.high - self.low)
-        return self.top + self.height * (1 - min(1.0, max(0.0, share)))
+        return self.top + HEIGHT * (1 - min(1.0, max(0.0, share)))
 
     def frame(self) -> list[str]:
-        parts = [write(LEFT, self.top - 10, self.title, "head")]
+        parts = [write(MARGIN, self.top - 34, self.title, "head")]
         for value, text in self.ticks:
             y = f"{self.down(value):.0f}"
             parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}"/>')
             parts.append(write(LEFT - 8, self.down(value) + 5, text, "soft end"))
         return parts
+
+    def ends(self, texts: Sequence[str]) -> list[str]:
+        places = (MARGIN, WIDTH // 2)
+        named = zip(places, texts, KINDS, strict=True)
+        return [write(x, self.top - 12, text, kind) for x, text, kind in named]
 
     def curve(self, values: Sequence[float], kind: str) -> str:
         """Draw a curve in stairs: a value holds until the next one."""
@@ -220,7 +226,7 @@ class Panel:
 
     def bars(self, values: Sequence[float], kind: str, *, above: float) -> str:
         """Draw a bar for each value above a bound, beside the one of the other run."""
-        bottom, beside = self.top + self.height, 1.5 * (KINDS.index(kind) - 0.5)
+        bottom, beside = self.top + HEIGHT, 1.5 * (KINDS.index(kind) - 0.5)
         path = "".join(
             f"M{across(index + 1) + beside:.1f} {bottom}V{self.down(value):.0f}"
             for index, value in enumerate(values)
@@ -232,75 +238,62 @@ class Panel:
 def draw(bare: Run, guarded: Run, healings: Sequence[Healing]) -> str:
     """Return the picture."""
     runs = (bare, guarded)
-    title = "The guard heals a run that torch.amp loses batch by batch"
+    title = "One model in FP16, with and without halfguard"
     about = (
-        f"The same model and the same {STEPS} batches in FP16. Every eighth batch overflows; "
-        f"from step {SECOND} on, a second fault is silent."
+        f"The same {STEPS} batches. Every eighth one overflows;",
+        f"from step {SECOND} on, a second fault is silent.",
     )
-    parts = [write(MARGIN, 44, title, "title"), write(MARGIN, 68, about, "soft")]
+    parts = [write(MARGIN, 38, title, "title")]
+    parts += [write(MARGIN, 64 + 20 * row, text, "soft") for row, text in enumerate(about)]
     parts += [*draw_bad(runs), *draw_scales(runs), *draw_errors(runs)]
-    parts += [write(across(step), 552, str(step), "soft mid") for step in range(0, STEPS + 1, 80)]
+    under = TOPS[-1] + HEIGHT + 22
+    parts += [write(across(step), under, str(step), "soft mid") for step in range(0, STEPS, 80)]
+    parts += [write(RIGHT, under, "step", "soft end")]
     parts += [mark(number, healing.step) for number, healing in enumerate(healings, 1)]
-    return framed([*parts, *explain(healings)], 630, f"{title}. {about}")
+    notes = list(explain(healings))
+    return framed([*parts, *notes], under + 32 + 20 * len(notes), f"{title}. {' '.join(about)}")
 
 
 def draw_bad(runs: Sequence[Run]) -> list[str]:
     totals = [run.bad_so_far for run in runs]
     high = 10 * math.ceil(max(map(max, totals)) / 10)
-    panel = Panel(
-        "Batches lost, or computed twice, so far", 118, 110, 0, high, [(0, "0"), (high, str(high))]
-    )
+    ticks = [(0, "0"), (high, str(high))]
+    panel = Panel("Batches lost, or computed twice, so far", TOPS[0], 0, high, ticks)
     curves = [panel.curve(total, kind) for total, kind in zip(totals, KINDS, strict=True)]
-    ends = [
-        (totals[0], f"torch.amp: {totals[0][-1]} lost"),
-        (totals[1], f"halfguard: {totals[1][-1]} repeated"),
-    ]
-    names = [(panel.down(total[-1]) + 5, text) for total, text in ends]
-    return [*panel.frame(), *curves, *name_ends(names)]
+    texts = (f"torch.amp: {totals[0][-1]} lost", f"halfguard: {totals[1][-1]} repeated")
+    return [*panel.frame(), *panel.ends(texts), *curves]
 
 
 def draw_scales(runs: Sequence[Run]) -> list[str]:
     powers = [[math.log2(scale) for scale in run.scale] for run in runs]
     low = 10 * math.floor(min(map(min, powers)) / 10)
     ticks = [(low, f"2{str(low).translate(RAISED)}"), (0, "1"), (10, "1024")]
-    panel = Panel("Loss scale", 274, 100, low, 14, ticks)
-    curves = [panel.curve(one, kind) for one, kind in zip(powers, KINDS, strict=True)]
+    panel = Panel("Loss scale", TOPS[1], low, 14, ticks)
+    curves = [panel.curve(power, kind) for power, kind in zip(powers, KINDS, strict=True)]
     texts = (
         f"torch.amp: 1e{math.log10(runs[0].scale[-1]):.0f}",
         f"halfguard: {runs[1].scale[-1]:g}",
     )
-    names = [(panel.down(one[-1]) + 5, text) for one, text in zip(powers, texts, strict=True)]
-    return [*panel.frame(), *curves, *name_ends(names)]
+    return [*panel.frame(), *panel.ends(texts), *curves]
 
 
 def draw_errors(runs: Sequence[Run]) -> list[str]:
     high = 0.2 * math.ceil(max(e for run in runs for e in run.error if math.isfinite(e)) / 0.2)
     ticks = [(0, "0%"), (high, f"{high:.0%}")]
-    panel = Panel(
-        "Error of the step's loss against FP32: silent, everything is finite",
-        420,
-        110,
-        0,
-        high,
-        ticks,
-    )
+    panel = Panel("Loss of a step against FP32: finite, but wrong", TOPS[2], 0, high, ticks)
     bars = [panel.bars(run.error, kind, above=WRONG) for run, kind in zip(runs, KINDS, strict=True)]
     texts = (f"torch.amp: {runs[0].wrong} wrong", f"halfguard: {runs[1].wrong} wrong")
-    return [*panel.frame(), *bars, *name_ends(zip((470, 494), texts, strict=True))]
-
-
-def name_ends(names: Iterable[tuple[float, str]]) -> list[str]:
-    return [write(RIGHT + 10, y, text, kind) for (y, text), kind in zip(names, KINDS, strict=True)]
+    return [*panel.frame(), *panel.ends(texts), *bars]
 
 
 def mark(number: int, step: int) -> str:
-    x = f"{across(step + 1):.0f}"
-    lines = "".join(f"M{x} {top}V{bottom}" for top, bottom in ((118, 228), (274, 374), (420, 536)))
+    x, y = f"{across(step + 1):.0f}", TOPS[-1] + HEIGHT + 16
+    lines = "".join(f"M{x} {top}V{top + HEIGHT}" for top in TOPS)
     line, badge = (
         f'<path class="change" d="{lines}"/>',
-        f'<circle class="badge" cx="{x}" cy="547" r="10"/>',
+        f'<circle class="badge" cx="{x}" cy="{y}" r="11"/>',
     )
-    return f'{line}{badge}<text class="number" x="{x}" y="552">{number}</text>'
+    return f'{line}{badge}<text class="number" x="{x}" y="{y + 5}">{number}</text>'
 
 
 def explain(healings: Sequence[Healing]) -> Iterator[str]:
@@ -308,14 +301,21 @@ def explain(healings: Sequence[Healing]) -> Iterator[str]:
     first, second = healings
     within = r"within ([\d.]+%) of FP32"
     loss = second.number(r"the loss by ([0-9.]+%)")
-    told = [
-        f"Step {first.step}: {first.module} has overflowed in 3 steps and runs in FP32 from here on.",
-        f"The failed step, repeated: gradients within {first.number(within)} of FP32's.",
-        f"Step {second.step}: an infinity in {second.module} became 0, the loss is wrong by {loss}.",
-        f"In FP32 from here on: gradients within {second.number(within)} of FP32's.",
+    notes = [
+        (
+            f"1  Step {first.step}: {first.module} overflowed for the third time. It runs in FP32 from "
+            f"here on; gradients are within {first.number(within)} of FP32."
+        ),
+        (
+            f"2  Step {second.step}: Inf in {second.module} became 0, and the loss was off by {loss}. It "
+            f"runs in FP32 from here on; gradients are within {second.number(within)} of FP32."
+        ),
     ]
-    lines = [f"1  {told[0]} {told[1]}", f"2  {told[2]} {told[3]}"]
-    yield from (write(MARGIN, 588 + 22 * index, text, "soft") for index, text in enumerate(lines))
+    lines = [line for note in notes for line in textwrap.wrap(note, 60, subsequent_indent="    ")]
+    top = TOPS[-1] + HEIGHT + 60
+    for index, line in enumerate(lines):
+        indent = 16 if line.startswith(" ") else 0
+        yield write(MARGIN + indent, top + 20 * index, line.strip(), "soft")
 
 
 def framed(parts: Sequence[str], height: int, label: str) -> str:

@@ -1,4 +1,4 @@
-"""Search plans for ten models that overflow in half: the table in docs/explanation/plan-search.md."""
+"""Search plans for ten models that overflow in half: the table in benchmarks/plans.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halfguard.probing.plan_search import plan
 from halfguard.records.plan import PrecisionPlan
 from halfguard.workload import load
 
-TABLE = (ROOT / "docs" / "explanation" / "plan-search.md", "plan_table")
+TABLE = (ROOT / "benchmarks" / "plans.md", "plan_table")
 HEAD = ["job", "modules", "islands", "trials", "allowed", "loss, FP32", "loss, plan", "apart"]
 STEPS, TOLERANCE = 24, 0.01
 

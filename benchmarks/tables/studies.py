@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from benchmarks.tables.sections import ROOT, markdown_table, update_sections
 from halfguard.records.study import Comparison, TrainingStats, Verdict
 
-# README.md is shown by PyPI too, where no relative link works.
-REPOSITORY = "https://github.com/halfguard/halfguard"
 PLACES = {
-    "system": (ROOT / "README.md", "studies_table"),
-    "candidate": (ROOT / "docs" / "explanation" / "five-systems.md", "studies_table"),
+    "system": (ROOT / "docs" / "explanation" / "results.md", "studies_table"),
+    "candidate": (ROOT / "examples" / "README.md", "studies_table"),
 }
 
 
@@ -35,9 +33,12 @@ class System:
 
 
 SYSTEMS = (
-    System("accuracy_conditioning", "GELU and clamps cure the overflow, quality is kept"),
-    System("mmgcn", "an epsilon of 1e-8 cures NaN; 1.5 to 2 times as fast, 40 to 50% less memory"),
-    System("sar_distillation", "clamps and low rates cure NaN; 90% of steps succeed, under 2 GB"),
+    System("accuracy_conditioning", "GELU and clamps fix the overflow, quality is kept"),
+    System("mmgcn", "an epsilon of 1e-8 fixes NaN; 1.5 to 2 times as fast, 40 to 50% less memory"),
+    System(
+        "sar_distillation",
+        "clamps and low learning rates fix NaN; 90% of steps succeed, under 2 GB",
+    ),
     System("audio_lora", "FP16 weights without a scaler: same performance, speed and memory"),
     System("dbnet_ocr", "clipping and accumulation: below 1%; 15 to 20% faster, 30% less memory"),
 )
@@ -78,14 +79,14 @@ def metric_cell(verdict: Verdict) -> str:
 def rows_of(system: System) -> list[list[str]]:
     """Return one row for each candidate; the first names the system."""
     rows = []
-    for name, what in (("verdict", ""), ("verdict_cured", ", cured job")):
+    for name, what in (("verdict", ""), ("verdict_cured", ", fixed job")):
         verdict = system.verdict(name)
         stats = {one.candidate: one for one in verdict.efforts}
         for index, one in enumerate(verdict.comparisons):
             head = ["", metric_cell(verdict) if index == 0 else ""]
             cells = [f"`{one.candidate}`{what}", verdict_cell(one), loss_cell(one)]
             rows.append([*head, *cells, *stats_cells(stats[one.candidate])])
-    rows[0][0] = f"[{system.folder}](../../examples/{system.folder}/README.md)"
+    rows[0][0] = f"[{system.folder}]({system.folder}/README.md)"
     return rows
 
 
@@ -94,7 +95,7 @@ def row_of(system: System) -> list[str]:
     named = {one.candidate: one for one in verdict.comparisons}
     stats = {one.candidate: one for one in verdict.efforts}
     bare, chosen = named["fp16-mixed"], named[system.recommended]
-    link = f"[{system.folder}]({REPOSITORY}/blob/main/examples/{system.folder}/README.md)"
+    link = f"[{system.folder}](../../examples/{system.folder}/README.md)"
     lost = stats[bare.candidate]
     before = f"{verdict_cell(bare)}, {share(lost.skipped, lost.steps)} of steps lost"
     after = f"{verdict_cell(chosen)} {loss_cell(chosen)}"
@@ -103,11 +104,11 @@ def row_of(system: System) -> list[str]:
 
 def table(kind: str) -> str:
     if kind == "system":
-        head = ["system", "what its team was told", "FP16 as it is", "FP16 healed: loss of quality"]
+        head = ["system", "advice its team received", "plain FP16", "FP16 healed: degradation"]
         head += ["repeated in FP32", "speed", "memory"]
         rows = [row_of(system) for system in SYSTEMS]
     else:
-        head = ["system", "in FP32", "candidate", "verdict", "loss of quality, 95% interval"]
+        head = ["system", "in FP32", "candidate", "verdict", "degradation, 95% interval"]
         head += ["steps lost", "repeated in FP32", "speed", "memory"]
         rows = [row for system in SYSTEMS for row in rows_of(system)]
     return markdown_table(head, rows)

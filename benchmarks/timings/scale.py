@@ -1,6 +1,6 @@
 """Measure costs as something grows: the model, ranks, runs of a study, lines of code, steps of a journal.
 
-Prints the tables of ``docs/explanation/scale.md``. Seconds are processor seconds of one core; ranks are
+Prints the tables of ``benchmarks/timings/SCALE.md``. Seconds are processor seconds of one core; ranks are
 simulated, and runs of a study have made-up results.
 
 ``python -m benchmarks.timings.scale [model | instruments | ranks | study | lint | journal]...``

@@ -93,13 +93,13 @@ def test_the_page_has_the_figures_of_the_published_results() -> None:
 def test_a_table_with_other_figures_is_told_and_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readme = tmp_path / "README.md"
-    text = command.README.read_text("utf-8")
-    readme.write_text(text.replace(" of 11 |", " of 12 |", 1))
-    monkeypatch.setattr(command, "README", readme)
-    assert command.update(check=True) == ["README.md has another table (faults)"]
+    page = tmp_path / "results.md"
+    text = command.SUMMARY.read_text("utf-8")
+    page.write_text(text.replace(" of 11 |", " of 12 |", 1))
+    monkeypatch.setattr(command, "SUMMARY", page)
+    assert command.update(check=True) == ["results.md has another table (faults)"]
     assert command.update(check=False) == []
-    assert readme.read_text("utf-8") == text
+    assert page.read_text("utf-8") == text
 
 
 def test_the_summary_counts_loops_and_names_who_has_not_run() -> None:
@@ -109,7 +109,7 @@ def test_the_summary_counts_loops_and_names_who_has_not_run() -> None:
     programs = {"broken": Ran((Alarm("A", "", hidden.culprit_line),)), "cured": Ran(())}
     said = Result(hidden.name, "lint", hidden.digest, programs)
     told = summary([hidden, HEALTHY], {(hidden.name, "lint"): said})
-    assert told.startswith("1 programs that fail")
+    assert told.startswith("1 failing programs")
     assert "| halfguard lint | 1 of 1 |" in told
     assert told.rpartition("\n\n")[2].startswith("Not run on held-out programs yet: hg.doctor")
 

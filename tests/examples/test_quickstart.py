@@ -1,4 +1,4 @@
-"""The example that the README shows: short, quick, and saying what the page says it says."""
+"""The example that the tutorial shows: short, quick, and saying what the page says it says."""
 
 from __future__ import annotations
 

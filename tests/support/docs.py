@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGES_OF_TESTS = ("REQUIREMENTS.md", "device/README.md", "support/standin/README.md")
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -26,8 +27,12 @@ class Snippet:
 
 
 def pages() -> list[Path]:
+    """Return the pages that people read: those of the docs first, so that their snippets run once."""
     examples = sorted((ROOT / "examples").rglob("README.md"))
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *examples]
+    tests = [ROOT / "tests" / name for name in PAGES_OF_TESTS]
+    measured = sorted((ROOT / "benchmarks").rglob("*.md"))
+    docs = sorted((ROOT / "docs").rglob("*.md"))
+    return [*sorted(ROOT.glob("*.md")), *docs, *examples, *tests, *measured]
 
 
 def snippets(page: Path) -> Iterator[Snippet]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,13 +120,18 @@ def sharded_accelerator(precision: str = "fp16", **given: Any) -> Any:
         transformer_cls_names_to_wrap=["Block"],
         cpu_ram_efficient_loading=False,
     )
-    os.environ["ACCELERATE_USE_FSDP"] = "true"
     made = accelerator(precision, fsdp_plugin=plugin, **given)
-    if precision != "no":
-        plugin.set_mixed_precision(precision)
-    made.state.fsdp_plugin, made.state.distributed_type = plugin, DistributedType.FSDP
-    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    shard_on_cpu(made, plugin)
     return made
+
+
+def shard_on_cpu(accelerator: Any, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Let an accelerator do on CPUs what it does on GPUs with this plugin."""
+    state = accelerator.state
+    if state.mixed_precision != "no":
+        plugin.set_mixed_precision(state.mixed_precision)
+    state.fsdp_plugin, state.distributed_type = plugin, DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
 
 @dataclass

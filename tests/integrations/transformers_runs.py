@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -42,6 +43,12 @@ class HalfOnCpu:
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         self.accelerator: Any
+        if self.args.fsdp_plugin_args is not None:
+            from tests.integrations.accelerate_runs import shard_on_cpu
+
+            plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            shard_on_cpu(self.accelerator, plugin)
+            self.is_fsdp_enabled = True
         if self.accelerator.mixed_precision == "fp16":
             self.accelerator.native_amp = True
             self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=INIT_SCALE)
@@ -50,6 +57,7 @@ class HalfOnCpu:
         return SequentialSampler(dataset if dataset is not None else self.train_dataset)
 
     train_dataset: Any
+    args: Any
 
 
 class StockTrainer(HalfOnCpu, Trainer):

@@ -207,6 +207,11 @@ class GradientSync:
 
 
     @property
+    def shards(self) -> bool:
+        """True if FSDP2 shards modules."""
+        return bool(self._sharded)
+
+    @property
     def holds_gradients(self) -> bool:
         """True if FSDP2 keeps gradients of micro-batches that ranks have not reduced, and no optimizer sees."""
         return any(

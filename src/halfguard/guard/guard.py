@@ -518,10 +518,16 @@ class Guard:
         write = self._recorder.add_watched_step
         make = optional_parts.watching_class()
         watching = make(self.config.watch, self.model, self.optimizers, schedulers, write)
-        watching.preserved = self._stepper.step_state.preserved
+        watching.preserved = self._undisturbed
         if self._healing is not None:
             watching.on_alarm = self._healing.on_watch_alarm
         return watching
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Run a step again to look into it; what it changes is put back."""
+        with self._repeating(), self._stepper.step_state.preserved():
+            yield
 
     @property
     def _observing(self) -> AbstractContextManager[Any]:

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.forward_pass import FullPrecisionForward
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.precision.modes import autocast
-from halfguard.records import Action
+from halfguard.records import Action, Summary
 from halfguard.step.loss import LossFunction
 from halfguard.step.parameters import parameters_of
 from halfguard.step.random_state import capture_random_state
@@ -53,11 +53,6 @@ from halfguard.step.random_state import capture_random_state
 logger = logging.getLogger("halfguard")
 
 Repeat = Callable[[Any], "Tensor | Mapping[str, Any]"]
-_WATCH_IS_OFF = (
-    "watch is off in this run: it measures the operations of forward and backward passes, and here a "
-    "framework runs them. Everything else is guarded. To look inside a step, call halfguard.audit(fn, model) "
-    "on a batch; to watch a whole run, train with halfguard.Guard and guard.step(loss_fn, batch)."
-)
 _OWN_STATE = "halfguard"  # in a state_dict, beside the entries of torch's scaler
 
 
@@ -86,7 +81,7 @@ class HostedGuard(Guard):
         log_every: int = 50,
     ) -> None:
         given = GuardConfig.load(config)
-        own = given.model_copy(update={"clip": None, "accumulate": 1, "watch": None})
+        own = given.model_copy(update={"clip": None, "accumulate": 1})
         self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
         super().__init__(
             model,
@@ -124,8 +119,10 @@ class HostedGuard(Guard):
                 "clip.max_norm=%g of the configuration is not used: the framework clips. Set it there.",
                 given.clip.max_norm,
             )
-        if given.watch is not None:
-            logger.warning(_WATCH_IS_OFF)
+        self._observed = ExitStack()  # the host's passes of a sampled step
+        if self.watching is not None:
+            # The host's own model runs in a repeat, and one rank alone would wait for the others in it.
+            self.watching.audits = self._stepper.single_rank
 
     # -- the five verbs
 
@@ -137,6 +134,7 @@ class HostedGuard(Guard):
         """
         if self.repeating or self._in_loss_fn:
             return
+        self._observed.close()
         with self._transaction:
             self._open_window(late=False)
             self._overlapping = self._in_forward and self._micro.loss_fn is not None
@@ -145,6 +143,8 @@ class HostedGuard(Guard):
                 self._stepper.step_state.expect(repeat, whole=False)
             self._begin_step()
             self._micro = self._micro_batch_of(batch, about, repeat)
+        # From here to unscale() the host runs nothing but the two passes.
+        self._observed.enter_context(self._observing)
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss of a micro-batch, for the host's backward pass.
@@ -165,6 +165,8 @@ class HostedGuard(Guard):
             )  # of a window that is open already
             if further and not self._has_any_gradients():
                 self._forget_cleared_batches()
+            elif further:
+                self._batches.reduced_each = self._stepper.has_reduced
             self._begin_step(late=True)
             if not (first and self._is_loss_of_forward(loss)):
                 self._micro = replace(self._micro, loss_fn=None)
@@ -178,6 +180,7 @@ class HostedGuard(Guard):
         optimizer = self._own(optimizer)
         if self.repeating or self._void:
             return
+        self._observed.close()
         if not self._window_in_use.micro_batches or id(optimizer) in self._stepped_in_window:
             raise UsageError(
                 "unscale() or apply() was called without a scale(loss) since the optimizer's last apply().",
@@ -211,7 +214,9 @@ class HostedGuard(Guard):
             self._window, self._spent = self._window_in_use, True
             self._batches, self._begun = self._window, True
             self._stepped_in_window.add(id(optimizer))
-            self.last = self._outcomes[id(optimizer)] = self._conclude([optimizer], *measured)
+            with self._watched_update(measured[1]):
+                self.last = self._conclude([optimizer], *measured)
+            self._outcomes[id(optimizer)] = self.last
         self._void = self.last.action is Action.ROLL_BACK
         if self.last.action is Action.SKIP:
             self._rates_at_skip[id(optimizer)] = _rates(optimizer)
@@ -225,6 +230,7 @@ class HostedGuard(Guard):
 
     def abandon(self) -> None:
         """Leave no trace of the open window: the host does not step. Every rank must call it."""
+        self._stop_observing()
         self._stepper.discard()
         self._forget_window()
         self.last = None
@@ -249,6 +255,10 @@ class HostedGuard(Guard):
     def expect_divided_loss(self) -> None:
         """Expect in ``scale`` what ``forward`` returned, divided once, as Accelerate does in any case."""
         self._operations_on_loss = 1
+
+    def reads_also(self, models: Iterable[nn.Module]) -> None:
+        """Name models that a loss reads besides, such as a frozen reference: FSDP2 runs them in FP32 too."""
+        self._stepper.further_models = list(models)
 
     def outcome_of(self, optimizer: Optimizer) -> StepOutcome | None:
         """Return the outcome of the optimizer's last step; its scheduler advances if that was applied."""
@@ -382,7 +392,18 @@ class HostedGuard(Guard):
         self._examined.clear()
         self._stepped_in_window.clear()
 
+    def close(self) -> Summary:
+        """Write everything to the journal, and return the counts of the whole run."""
+        self._stop_observing()
+        return super().close()
+
+    def _stop_observing(self) -> None:
+        self._observed.close()
+        if self.watching is not None:
+            self.watching.abandon()
+
     def _abandon(self, error: BaseException) -> None:
+        self._observed.close()
         super()._abandon(error)
         self._kept = None
         self._stepper.clear()  # what a failed pass left in them is of no use to the host

@@ -110,6 +110,7 @@ class StepBatches:
     loss: Tensor | None = None  # summed over micro-batches, each divided by their number
     micro_batches: list[MicroBatch] = field(default_factory=list)
     gradients_held_back: bool = False  # not reduced over ranks until the last micro-batch
+    reduced_each: bool = False  # a host lets FSDP2 reduce the gradients of each micro-batch
     unrepeatable: bool = False  # they change something that nobody can put back
 
     def add(self, part: Tensor, micro_batch: MicroBatch) -> None:

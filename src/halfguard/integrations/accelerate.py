@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,18 @@ def attach(
         logger.warning("GradScalerKwargs are not used: set `scale` in the guard's configuration.")
     settings = {"run_dir": run_dir, "entry": entry, "log_every": log_every}
     return AcceleratorGuard(accelerator, GuardConfig.load(config), settings)
+
+
+def reduce_in_fp32(accelerator: Accelerator) -> None:
+    """Let FSDP2 add gradients over ranks in FP32: before ``accelerator.prepare`` or ``trainer.train``.
+
+    Accelerate's own policy adds them in 16 bits, and a Trainer has no argument for it.
+    """
+    plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None or plugin.mixed_precision_policy is None or plugin.fsdp_version != 2:
+        raise UsageError("This accelerator has no FSDP2 plugin with a mixed-precision policy.")
+    policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32)
+    plugin.mixed_precision_policy = policy
 
 
 class AcceleratorGuard:

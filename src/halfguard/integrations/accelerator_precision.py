@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from halfguard.dist.collectives import rank
 from halfguard.dist.sharded_dtypes import ShardedDtypes, sharded_dtypes
 from halfguard.errors import UsageError
 from halfguard.precision_names import PrecisionName
@@ -51,18 +52,17 @@ def _sharded_precision(asked: str, groups: list[ShardedDtypes]) -> PrecisionName
     """Return the lowest precision in which FSDP2 computes a group, whatever was asked for."""
     found = {_COMPUTED.get(group.computed, "fp32") for group in groups}
     runs = min(found, key=["fp16-mixed", "bf16-mixed", "fp32"].index)
-    if runs != _PRECISIONS[asked]:
+    if runs != _PRECISIONS[asked] and rank() == 0:
         logger.warning(
             "mixed_precision=%r was asked for, and FSDP2's policy computes in %s: the policy counts.",
             asked,
             runs,
         )
     narrow = next((group for group in groups if group.reduced == torch.float16), None)
-    if narrow is not None:
+    if narrow is not None and rank() == 0:
         logger.warning(
-            "Ranks add gradients in float16 (%s), where small ones are lost and sums overflow. Pass "
-            "mixed_precision_policy=MixedPrecisionPolicy(param_dtype=torch.float16, "
-            "reduce_dtype=torch.float32) to FullyShardedDataParallelPlugin.",
+            "Ranks add gradients of %s in float16, where small ones are lost and sums overflow. Call "
+            "halfguard.integrations.accelerate.reduce_in_fp32(accelerator) before prepare() or train().",
             narrow.module or "the whole model",
         )
     return runs

@@ -92,6 +92,8 @@ class GuardMixin:
             run_dir=self._run_dir,
             entry=self._entry,
         )
+        others = [one for one in vars(self).values() if isinstance(one, nn.Module)]
+        self.guard.reads_also(one for one in others if one is not model)  # TRL's ref_model
         self.guard.load_state_dict(before)
         self.accelerator.scaler.bind(self.guard)
 

@@ -95,6 +95,7 @@ class Stepper:
         self._stepped: set[int] = set()
         self._precision = config.precision  # of FSDP2's mixed-precision policy
         self._in_fp32: ExitStack | None = None  # undoes what FP32 as a remedy changed
+        self.further_models: list[nn.Module] = []  # that a loss reads besides: a frozen reference
         self._expected = config.accumulate  # backward passes per step
         self.replicas = Replicas(model, optimizers, self._scale)
         self._parameter_ids: list[int] = []  # of all optimizers, in order
@@ -116,6 +117,11 @@ class Stepper:
         """True if gradients wait where no optimizer sees them, to be reduced with later ones."""
         return self._wrappers.holds_gradients
 
+    @property
+    def has_reduced(self) -> bool:
+        """True if FSDP2 has reduced all gradients that there are."""
+        return self._wrappers.shards and not self.holds_gradients
+
     def micro_batch(self, batches: StepBatches) -> AbstractContextManager[Any]:
         """Return the context for one micro-batch: ranks reduce gradients with the last one only."""
         if self.config.accumulate == 1 or self.single_rank:
@@ -136,7 +142,7 @@ class Stepper:
         wide = config.precision == "fp32" != self._precision
         if wide and self._in_fp32 is None:
             self._in_fp32 = ExitStack()
-            self._in_fp32.callback(disable_fsdp_mixed_precision(self.model))
+            self._disable_fsdp_mixed_precision(self._in_fp32)
             self._in_fp32.enter_context(frozen_half_weights_in_fp32(self.model))
         elif not wide and self._in_fp32 is not None:
             self._in_fp32.close()
@@ -391,9 +397,14 @@ class Stepper:
             self.clear()
             self._sync_begun = False
 
+    def _disable_fsdp_mixed_precision(self, stack: ExitStack) -> None:
+        for model in (self.model, *self.further_models):
+            stack.callback(disable_fsdp_mixed_precision(model))
+
     def _repeat_all(self, batches: StepBatches, saving: Saving) -> list[Tensor]:
-        narrow_again = disable_fsdp_mixed_precision(self.model)
+        narrow_again = ExitStack()
         try:
+            self._disable_fsdp_mixed_precision(narrow_again)
             with (
                 frozen_half_weights_in_fp32(self.model),
                 self.step_state.in_fp32(),
@@ -402,14 +413,16 @@ class Stepper:
             ):
                 count = len(batches.micro_batches)
                 return [
-                    self._repeat(micro, self._holds_back(index, count), count)
+                    self._repeat(
+                        micro, self._holds_back(index, count) and not batches.reduced_each, count
+                    )
                     for index, micro in enumerate(batches.micro_batches)
                 ]
         except torch.OutOfMemoryError:
             self._ran_out = True
             raise
         finally:
-            narrow_again()
+            narrow_again.close()
 
     def _repeat(self, micro: MicroBatch, held_back: bool, count: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:

@@ -165,6 +165,7 @@ class Watching:
     ) -> None:
         self.alarms: list[Alarm] = []
         self.on_alarm: OnAlarm | None = None
+        self.audits = True  # a step that is suspicious is run again
         self.preserved: Callable[[], AbstractContextManager[None]] = nullcontext  # around an audit
         self._model = model
         self._write = write
@@ -278,7 +279,7 @@ class Watching:
     ) -> tuple[Alarm, ...]:
         """Audit the step if a new line left the range of half; return what is wrong."""
         new = {one.place for one in found if leaves_range(one)} - self._known
-        if not new or not can_audit(self._model, batches):
+        if not new or not self.audits or not can_audit(self._model, batches):
             return ()
         report = audit_step(self._model, batches, precision, scale, self.preserved)
         if report is None:

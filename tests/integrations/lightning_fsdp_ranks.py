@@ -1,0 +1,119 @@
+"""Train with Lightning's ModelParallelStrategy and FSDP2 on two CPU ranks, every case in one launch.
+
+``torchrun --nproc-per-node=2 -m tests.integrations.lightning_fsdp_ranks FOLDER``
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.data import DataLoader
+
+from halfguard.dist.wrapping import local_tensor
+from tests.integrations.lightning_ranks import PerRank, data_of
+from tests.integrations.lightning_runs import RETRY, Classifier, guard_plugin, stock_plugin
+from tests.support import quiet
+
+SAVED = 5
+CASES = [
+    ("stock", "healthy"),
+    ("guarded", "healthy"),
+    ("fp32", "overflow"),
+    ("guarded", "overflow"),
+    ("stock", "without"),
+    ("guarded", "nan"),
+]
+
+
+class Sharded(Classifier):
+    """Shards its layers; half is computed in the dtype of FSDP2's policy and by autocast."""
+
+    def __init__(self, half: bool) -> None:
+        super().__init__(dropout=0)
+        self.half_dtype = torch.float16 if half else None
+        self.net = nn.Sequential(nn.Linear(12, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, 4))
+
+    def configure_model(self) -> None:
+        policy = MixedPrecisionPolicy(self.half_dtype, torch.float32)
+        mesh = self.device_mesh["data_parallel"]  # type: ignore[index]
+        for layer in (self.net[0], self.net[3], self.net):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        inputs, labels = batch
+        logits = self.net(inputs)
+        self.dtypes.add(logits.dtype)
+        return nn.functional.cross_entropy(logits.float(), labels)
+
+
+class SaveAfter(Callback):
+    """Saves a checkpoint in the middle of an epoch."""
+
+    def __init__(self, batches: int, path: Path) -> None:
+        self._batches, self._path = batches, path
+
+    def on_train_batch_end(self, trainer: Trainer, *call: Any) -> None:
+        if call[-1] + 1 == self._batches:
+            trainer.save_checkpoint(self._path)
+
+
+def train(who: str, fault: str, accumulate: int, **how: Any) -> dict[str, Any]:
+    path = how.pop("ckpt_path", None)
+    plugins: dict[str, Any] = {"stock": stock_plugin, "guarded": lambda: guard_plugin(RETRY)}
+    module = Sharded(half=who != "fp32")
+    trainer = Trainer(
+        devices=2,
+        strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+        plugins=plugins[who]() if who in plugins else None,
+        accumulate_grad_batches=accumulate,
+        use_distributed_sampler=False,
+        **{"max_epochs": 1} | quiet.LIGHTNING | how,
+    )
+    torch.manual_seed(3)
+    data = data_of(trainer.global_rank, fault)
+    if path is not None:  # Lightning counts the batches, and does not go on in the data
+        data = data[SAVED:] + data[:SAVED]
+    trainer.fit(module, DataLoader(PerRank(data), batch_size=None), ckpt_path=path)  # type: ignore[arg-type]
+    moments = trainer.optimizers[0].state_dict()["state"]
+    found: dict[str, Any] = {
+        "model": {k: local_tensor(v).clone() for k, v in module.state_dict().items()},
+        "optimizer": {
+            number: {name: local_tensor(value).clone() for name, value in held.items()}
+            for number, held in moments.items()
+        },
+        "schedule": trainer.lr_scheduler_configs[0].scheduler.state_dict()["last_epoch"],
+        "dtypes": sorted(map(str, module.dtypes)),
+    }
+    if who == "guarded":
+        summary = trainer.precision_plugin.guard.summary()  # type: ignore[attr-defined]
+        found["counts"] = [summary.applied, summary.retried, sum(summary.skipped.values())]
+    return found
+
+
+def main(folder: Path) -> None:
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    results = {
+        f"{who} {fault} {accumulate}": train(who, fault, accumulate)
+        for accumulate in (1, 4)
+        for who, fault in CASES
+    }
+    train("guarded", "healthy", 1, callbacks=[SaveAfter(SAVED, folder / "checkpoint")])
+    path = str(folder / "checkpoint")
+    results["resumed"] = train("guarded", "healthy", 1, ckpt_path=path)
+    torch.save(results, folder / f"{os.environ['RANK']}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

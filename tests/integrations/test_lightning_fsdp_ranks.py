@@ -1,0 +1,58 @@
+"""Lightning's ModelParallelStrategy with FSDP2 on two real ranks, alone and with the guard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.models import differences
+from tests.support.programs import run_ranks
+
+pytestmark = pytest.mark.slow
+accumulations = pytest.mark.parametrize("accumulate", [1, 4])
+Rank = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks("lightning", "tests.integrations.lightning_fsdp_ranks", str(folder))
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def assert_same_run(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for part in ("model", "optimizer", "schedule"):
+        assert not differences(one[part], other[part])
+
+
+@accumulations
+def test_a_healthy_run_is_lightnings_own(ranks: list[Rank], accumulate: int) -> None:
+    for rank in ranks:
+        guarded = rank[f"guarded healthy {accumulate}"]
+        assert guarded["dtypes"] == ["torch.float16"]
+        assert guarded["counts"] == [12 // accumulate, 0, 0]
+        assert_same_run(rank[f"stock healthy {accumulate}"], guarded)
+
+
+@accumulations
+def test_every_step_retried_is_lightnings_own_in_fp32(ranks: list[Rank], accumulate: int) -> None:
+    """The strategy reduces the gradients of every micro-batch, and so does a repeat."""
+    for rank in ranks:
+        guarded = rank[f"guarded overflow {accumulate}"]
+        assert guarded["counts"] == [12 // accumulate, 12 // accumulate, 0]
+        assert_same_run(rank[f"fp32 overflow {accumulate}"], guarded)
+
+
+def test_a_nan_batch_of_one_rank_leaves_no_trace_on_any(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        assert rank["guarded nan 1"]["counts"] == [11, 0, 1]
+        assert rank["guarded nan 4"]["counts"] == [2, 0, 1]
+        assert_same_run(rank["stock without 4"], rank["guarded nan 4"])  # of a whole window
+
+
+def test_a_run_that_is_resumed_is_the_run_that_was_not(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        assert rank["resumed"]["counts"] == [12, 0, 0]
+        assert_same_run(rank["guarded healthy 1"], rank["resumed"])

@@ -1,0 +1,48 @@
+"""transformers' Trainer and TRL's trainers under FSDP2 on two real ranks, alone and with the guard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.models import differences
+from tests.support.programs import run_ranks
+
+pytestmark = pytest.mark.slow
+Run = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Run]]:
+    """Return the runs of SFT on each rank; DPO and GRPO take the same way, and longer."""
+    return ranks_of("sft", tmp_path_factory.mktemp("ranks"))
+
+
+def ranks_of(kind: str, folder: Path) -> list[dict[str, Run]]:
+    module = "tests.integrations.trainer_fsdp_ranks"
+    run_ranks("transformers", module, str(folder), kind, ACCELERATE_USE_CPU="true")
+    return [torch.load(folder / f"{kind}-{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def assert_same(one: Run, other: Run) -> None:
+    for part in ("model", "optimizer"):
+        assert not differences(one[part], other[part])
+
+
+def check(runs: list[dict[str, Run]]) -> None:
+    """Compare the runs of each rank with those of the trainer alone."""
+    for rank in runs:
+        assert rank["healthy"]["dtypes"] == ["torch.float16"]
+        assert rank["healthy"]["counts"] == [4, 0, 0]
+        assert_same(rank["stock"], rank["healthy"])
+        assert rank["retried"]["counts"] == [4, 4, 0]
+        assert_same(rank["fp32"], rank["retried"])
+        assert rank["nan"]["counts"] == [3, 0, 1]
+        assert_same(rank["without"], rank["nan"])
+
+
+def test_runs_under_fsdp2_are_the_trainers_own(runs: list[dict[str, Run]]) -> None:
+    check(runs)

@@ -1,0 +1,82 @@
+"""Runs of transformers' Trainer and TRL's under FSDP2, on CPU ranks started by torchrun.
+
+``torchrun --nproc-per-node=2 -m tests.integrations.trainer_fsdp_ranks FOLDER KIND ...``: each rank takes
+every second micro-batch. The states go to FOLDER/KIND-RANK.pt.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch.distributed.fsdp import FSDPModule
+
+from halfguard.dist.wrapping import local_tensor
+from halfguard.integrations.accelerate import reduce_in_fp32
+from tests.integrations.trl_runs import make, rows
+
+RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
+BATCHES = 8  # of one rank each
+SHARDED = {
+    "fsdp": True,
+    "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+    "ddp_backend": "gloo",
+    "use_cpu": True,
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "stock": {},
+    "healthy": {"guard": RETRY},
+    "fp32": {"fp16": False, "overflow": True},
+    "retried": {"guard": RETRY, "overflow": True},
+    "without": {"data": "without"},
+    "nan": {"guard": RETRY, "data": "nan"},
+}
+
+
+def data_of(kind: str, fault: str) -> list[dict[str, str]]:
+    """Return a row for each micro-batch of each rank; the fourth is bad, or its step is left out."""
+    found = rows(kind, BATCHES, bad=3 if fault == "nan" else None)
+    return found[:2] + found[4:] if fault == "without" else found
+
+
+def state(trainer: Any) -> dict[str, Any]:
+    moments = trainer.optimizer.state_dict()["state"]
+    found: dict[str, Any] = {
+        "model": {k: local_tensor(v).clone() for k, v in trainer.model.state_dict().items()},
+        "optimizer": {
+            number: {name: local_tensor(value).clone() for name, value in held.items()}
+            for number, held in moments.items()
+        },
+        "dtypes": sorted(map(str, trainer.model.dtypes)),
+    }
+    if getattr(trainer, "guard", None) is not None:
+        counts = trainer.guard.counts
+        found["counts"] = [counts.applied, counts.retried, sum(counts.skipped.values())]
+    return found
+
+
+def train(kind: str, folder: Path, how: dict[str, Any]) -> dict[str, Any]:
+    for shared in (AcceleratorState, GradientState):
+        shared._reset_state()
+    given = {name: value for name, value in how.items() if name != "data"}
+    trainer = make(kind, folder, data_of(kind, how.get("data", "")), **SHARDED, **given)
+    if how.get("fp16", True):
+        reduce_in_fp32(trainer.accelerator)
+    trainer.train()
+    assert isinstance(trainer.model, FSDPModule)
+    return state(trainer)
+
+
+def main(folder: str, *kinds: str) -> None:
+    torch.set_num_threads(1)
+    for kind in kinds:
+        found = {name: train(kind, Path(folder, kind, name), how) for name, how in RUNS.items()}
+        torch.save(found, Path(folder, f"{kind}-{PartialState().process_index}.pt"))
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

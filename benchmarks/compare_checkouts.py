@@ -4,7 +4,7 @@ scripts/bench compare_checkouts OLD NEW              print a table; exit code 1 
 scripts/bench compare_checkouts OLD NEW --json       print one JSON object; the table goes to standard error
 scripts/bench compare_checkouts OLD NEW --runs 'gpt/default/*' --steps 40 --out FOLDER
 
-The same training program (tests/support/checkout_runs.py) runs on a CPU with the src folder of each checkout:
+The same training program (benchmarks/checkout_runs.py) runs on a CPU with the src folder of each checkout:
 small models, healthy and with faults, in several configurations. Compared are the outcome of every step, with
 its loss; the bits of weights, buffers, optimizer, scheduler, average and guard state at the end; and every
 file of the run: run.json, steps.jsonl, incidents, snapshots. Values that differ between two runs of the same
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = ROOT / "tests" / "support" / "checkout_runs.py"
+PROGRAM = ROOT / "benchmarks" / "checkout_runs.py"
 # Name of the file, text before the value, the value, and why it is left out.
 LEFT_OUT = (
     ("run.json", r'"started":\s*', r'"[^"]*"', "started: the time"),

@@ -1,12 +1,17 @@
-"""The result of running the ``halfguard`` program in a test, and a way to run it in a new process."""
+"""The result of running the ``halfguard`` program in a test: in this process, or in a new one."""
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+from halfguard.cli import main
 from tests.support.programs import captured
 
 
@@ -22,6 +27,18 @@ class CommandResult(NamedTuple):
 
 
 Run = Callable[..., CommandResult]
+
+
+def run_in(folder: Path, *arguments: object, columns: int = 100) -> CommandResult:
+    """Run the program in this process, as a shell in ``folder`` does."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", str(columns))
+        patch.setattr(sys, "argv", ["halfguard", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return CommandResult(ended.value.code, out.getvalue(), err.getvalue())
 
 
 def in_a_process(*arguments: object, before: str = "pass", stdin: str = "") -> CommandResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import rich.console  # noqa: F401 - its first import draws from Python's random generator
 
 from halfguard.comparison.compare import LoggedComparison
@@ -24,14 +23,6 @@ def test_it_prints_verdict_and_pairs(tmp_path: Path, halfguard: Run) -> None:
     assert ["1", "1.1", "1.09945"] in lines
     assert "Seeds were read from: setting seed (10 runs)." in result.out
     assert "lower is better" in result.out
-
-
-@pytest.mark.parametrize(("worse_by", "exit_code"), [(0.0, 0), (0.015, 1), (0.12, 1)])
-def test_the_exit_code_is_that_of_validate(
-    tmp_path: Path, halfguard: Run, worse_by: float, exit_code: int
-) -> None:
-    places = write_fp32_and_fp16(tmp_path, worse_by)
-    assert halfguard("compare", *places, "--metric", "val_loss").exit_code == exit_code
 
 
 def test_json_is_one_record(tmp_path: Path, halfguard: Run) -> None:
@@ -54,29 +45,6 @@ def test_pages_are_saved(tmp_path: Path, halfguard: Run) -> None:
     assert html.count("<svg") == 1  # the curves
     assert "| seed | fp32 | fp16 |" in markdown
     assert "Return to FP32" not in html
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--metric", "val_los"], "Did you mean val_loss?"),
-        (["--metric", "train"], "no run has a metric 'train'"),
-        (["--metric", "epoch"], "Add --higher-is-better or --lower-is-better."),
-        (["--metric", "val_loss", "--at", "first"], "'first' is none of last, best, tail"),
-        (["--metric", "val_loss", "--html", "gone/page.html"], "the folder of gone/page.html"),
-        ([], "--metric"),
-    ],
-)
-def test_a_mistake_ends_with_2_and_no_traceback(
-    tmp_path: Path, halfguard: Run, options: list[str], expected: str
-) -> None:
-    places = write_fp32_and_fp16(tmp_path, 0.0)
-    result = halfguard(
-        "compare", *places, *options, *(["--lower-is-better"] * ("train" in options))
-    )
-    assert result.exit_code == 2, result.out
-    assert expected in " ".join(result.err.replace("│", " ").split())
-    assert "Traceback" not in result.err
 
 
 def test_names_from_a_log_cannot_control_the_terminal(tmp_path: Path, halfguard: Run) -> None:

@@ -10,17 +10,16 @@ import pytest
 import torch
 
 from halfguard.records.machine import MachineReport
-from tests.cli.command_result import Run
+from tests.cli.command_result import Run, run_in
+from tests.support.docs import ROOT
 
-ROOT = Path(__file__).parents[2]
 on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
 
 
 @pytest.fixture
-def doctor(halfguard: Run, monkeypatch: pytest.MonkeyPatch, seed: object) -> Run:
+def doctor(seed: object) -> Run:
     """``halfguard doctor`` in this process; ``seed`` puts back the generator that rich draws from."""
-    monkeypatch.chdir(ROOT)
-    return partial(halfguard, "doctor")
+    return partial(run_in, ROOT, "doctor")
 
 
 @pytest.mark.slow
@@ -69,12 +68,7 @@ def test_json_has_everything(doctor: Run) -> None:
     ("name", "choice"),
     [
         ("TITAN RTX", "fp16-mixed"),
-        ("P100", "fp16-mixed"),
-        ("Tesla T4", "fp16-mixed"),
-        ("V100", "fp16-mixed"),
         ("NVIDIA A100-SXM4-80GB", "bf16-mixed"),
-        ("Apple M1", "fp16-mixed"),
-        ("Apple M3 Max", "bf16-mixed"),
         ("GTX 1660", "fp32"),
     ],
 )
@@ -91,13 +85,6 @@ def test_the_vendor_is_named_once(doctor: Run) -> None:
     assert doctor("--gpu", "T4").out.startswith("T4: NVIDIA Turing\n")
 
 
-def test_a_name_of_two_cards_is_answered_with_both(doctor: Run) -> None:
-    done = doctor("--gpu", "RTX 6000")
-    assert (done.exit_code, done.out) == (2, "")
-    assert "Quadro RTX 6000" in done.err
-    assert "RTX 6000 Ada" in done.err
-
-
 @pytest.mark.parametrize(
     ("args", "code"),
     [
@@ -112,32 +99,6 @@ def test_a_precision_that_a_card_does_badly(doctor: Run, args: tuple[str, str], 
     choice = json.loads(doctor("--gpu", args[0], "--json").out)["machine"]["choice"]["precision"]
     mended = doctor("--gpu", args[0], "--precision", choice)
     assert (mended.exit_code, "No findings." in mended.out) == (0, True)
-
-
-def test_an_unknown_card_is_answered_with_close_ones(doctor: Run) -> None:
-    done = doctor("--gpu", "TITAN RT")
-    assert (done.exit_code, done.out) == (2, "")
-    assert "TITAN RTX" in done.err
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--precision", "fp8"),
-        ("--gpu", "T4", "examples/overflowing.py:t5"),
-        ("--gpu", "T4", "--batch-size", "4"),
-        ("--cost",),
-        ("examples/overflowing.py:t5", "--budget", "2GB"),
-        ("examples/overflowing.py:t5", "--cost", "--budget", "2 parsecs"),
-        ("--batch-size", "0"),
-        ("no/such/file.py:build",),
-    ],
-    ids=" ".join,
-)
-def test_a_mistake_in_the_call_is_no_traceback(doctor: Run, args: tuple[str, ...]) -> None:
-    done = doctor(*args)
-    assert done.exit_code == 2
-    assert done.err
 
 
 @pytest.mark.slow

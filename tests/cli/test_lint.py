@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from halfguard.catalogue import all_entries, removed_codes
+from halfguard.cli.rule import page_of
 from tests.cli.command_result import Run, in_a_process
+from tests.support.docs import ROOT
 
 pytestmark = pytest.mark.usefixtures("seed")  # rich draws from Python's random generator
 BAD = "import torch\n\n\ndef f(x, m):\n    return x.masked_fill(m, -1e9).softmax(-1)  # mask\n"
@@ -56,26 +60,6 @@ def test_stdin() -> None:
     assert (fixed.exit_code, "finfo" in fixed.out) == (0, True)
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("lint", "nowhere.py"),
-        ("lint", ".", "--select", "HG9"),
-        ("lint", "."),
-        ("lint", ".", "--format", "xml"),
-        ("lint",),
-        ("rule", "HG999"),
-    ],
-)
-def test_a_mistake_in_the_call_is_exit_code_2(
-    halfguard: Run, args: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.halfguard.lint]\nwrong = 1\n")
-    done = halfguard(*args)
-    assert (done.exit_code, done.out) == (2, "")
-    assert "Traceback" not in done.err
-
-
 def test_select_and_sarif(halfguard: Run, script: Path) -> None:
     assert halfguard("lint", script, "--select", "HG2").exit_code == 0
     assert halfguard("lint", script, "--ignore", "hg101").exit_code == 0
@@ -97,3 +81,41 @@ def test_a_removed_rule_is_answered_in_one_line(halfguard: Run) -> None:
     done = halfguard("rule", "hg407")
     said = "HG407 was removed: doctor's HD115 reads the live arguments."
     assert (done.exit_code, done.out) == (0, f"{said}\n")
+
+
+# -- ``halfguard rule`` answers for every code that any instrument prints
+
+
+def test_a_page_says_who_sees_it_why_and_what_to_do() -> None:
+    assert page_of("hd106").startswith(
+        "# HD106: optimizer-of-other-parameters\n\nThe optimizer has the old parameters of the model.\n\n"
+        "*severity warning; seen by `halfguard doctor` at start-up; `halfguard why` in a run of the script*\n"
+    )
+    assert page_of("HD104").startswith("HD104 is HG402 now.\n\n# HG402: half-weights-trained\n")
+    assert page_of("HG116").startswith("HG116 was removed: ")
+
+
+def test_all_codes_are_listed(halfguard: Run) -> None:
+    listed = halfguard("rule").out.splitlines()
+    assert [line[:5] for line in listed] == [one.code for one in all_entries()]
+    rows = json.loads(halfguard("rule", "--json").out)
+    assert [row["code"] for row in rows] == [one.code for one in all_entries()]
+
+
+@pytest.mark.parametrize(
+    ("page", "instrument", "prefixes"),
+    [
+        ("how-to/ask-the-doctor.md", "doctor", ("HD0",)),
+        ("reference/doctor.md", "doctor", ("HD1",)),
+        ("reference/probe.md", "probe", ("HG6",)),
+    ],
+)
+def test_the_tables_of_the_docs_have_the_codes(
+    page: str, instrument: str, prefixes: tuple[str, ...]
+) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    rows = set(re.findall(r"^\| (H[DG]\d{3}) \|", text, re.MULTILINE))
+    seen = {one.code for one in all_entries() if instrument in one.seen}
+    assert rows <= seen
+    assert {code for code in seen if code.startswith(prefixes)} <= rows
+    assert not rows & set(removed_codes())

@@ -14,9 +14,8 @@ from tests.cli.command_result import Run
 
 
 @pytest.fixture
-def presets(halfguard: Run, monkeypatch: pytest.MonkeyPatch, seed: object) -> Run:
-    monkeypatch.setenv("COLUMNS", "120")
-    return partial(halfguard, "presets")
+def presets(halfguard: Run, seed: object) -> Run:
+    return partial(halfguard, "presets", columns=120)
 
 
 def test_the_list_names_every_preset_with_its_numbers(presets: Run) -> None:
@@ -43,21 +42,3 @@ def test_one_is_printed_for_a_framework(presets: Run) -> None:
     result = json.loads(presets("fp16_safe", "--for", "hydra", "--json").out)
     assert result["text"] == framework_text("fp16_safe", "hydra")
     assert result["for"] == "hydra"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("fp16_saef",), ("no preset named 'fp16_saef'", "Did you mean fp16_safe?")),
-        (("fp16_safe", "--for", "keras"), ("no framework named 'keras'", "There are: plain")),
-        (("--for", "plain"), ("without the name of a preset", "Presets are: balanced")),
-    ],
-)
-def test_a_mistake_ends_in_a_sentence(
-    presets: Run, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    done = presets(*arguments)
-    assert done.exit_code == 2
-    assert not done.out
-    assert all(word in done.err for word in words)
-    assert "Traceback" not in done.err

@@ -57,7 +57,6 @@ def test_what_does_not_break_again_ends_with_one(tmp_path: Path, halfguard: Run)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "is not an incident"),
         (["{incident}", "--entry", "train.py:jab"], "no function 'jab'"),
         (["{incident}", "--entry", "train.py:fails"], "KeyError: 'missing'"),
         (["{incident}", "--entry", "train.py:other"], "is not the one of the incident"),

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
-import sys
-from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 import halfguard as hg
-from halfguard.cli import main
 from halfguard.records.study import Study, Verdict, VerdictLabel
 from halfguard.validation.finished_runs import FinishedRuns
-from tests.cli.command_result import CommandResult
+from tests.cli.command_result import run_in
 from tests.validation.helper import JOBS
 
 SPEC = {
@@ -31,16 +28,7 @@ SPEC = {
 FILES = {"study.json", "verdict.json", "report.html", "report.md"}
 
 
-def halfguard(folder: Path, *arguments: object) -> CommandResult:
-    """Run the program as a shell in ``folder`` does."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.chdir(folder)
-        patch.setenv("COLUMNS", "120")
-        patch.setattr(sys, "argv", ["halfguard", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return CommandResult(ended.value.code, out.getvalue(), err.getvalue())
+halfguard = partial(run_in, columns=120)
 
 
 @pytest.fixture(scope="module")
@@ -148,26 +136,6 @@ def test_an_interrupt_before_the_first_run_is_no_error(
 @pytest.mark.parametrize("command", [["validate", "run"], ["plan"]])
 def test_the_help_names_the_exit_code_of_an_interrupt(tmp_path: Path, command: list[str]) -> None:
     assert "130" in halfguard(tmp_path, *command, "--help").out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["gone.yaml"], "gone.yaml"),
-        (["spec.yaml", "--executor", "kubernetes"], "kubernetes"),
-        (["bad.yaml"], "thresholds.pas"),
-        (["approve", ".", "--by", "Ada"], "verdict.json"),
-    ],
-)
-def test_a_mistake_ends_with_2_and_no_traceback(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(SPEC | {"thresholds": {"pas": 1}}))
-    result = halfguard(tmp_path, "validate", *arguments)
-    assert result.exit_code == 2
-    assert message in result.err
-    assert "Traceback" not in result.err
 
 
 def test_slurm_needs_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import halfguard as hg
 from halfguard.guard.step_batches import StepBatches
 from tests.dist.jobs import Engine, batch_of, full_state, loss_fn, make, optimizer_of
-from tests.support.failing import out_of_memory
+from tests.support.models import out_of_memory
 from tests.support.ranks import Ranks
 
 

@@ -292,16 +292,29 @@ def _context_variable() -> Job:
     return Job(model, CURRENT.get)
 
 
+class Noise:
+    """A loss function that draws from generators of its own, and from one of the model's."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, Any] = {"torch": torch.Generator().manual_seed(1)}
+        self.python = [random.Random(2)]
+        self.old = np.random.RandomState(4)
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        scale = self.python[0].random() + model.rng.random() + self.old.random_sample()
+        return loss_fn(model, batch + torch.rand(WIDTH, generator=self.own["torch"]) * scale)
+
+
 def _generators() -> Job:
-    own: dict[str, Any]
-    own = {"torch": torch.Generator().manual_seed(1), "noise": [random.Random(2)]}
-    rng = np.random.default_rng(3)
+    model, noise = Net(), Noise()
+    vars(model)["rng"] = rng = np.random.default_rng(3)
+    closed = torch.Generator().manual_seed(5)
 
     def noisy(model: nn.Module, batch: Any) -> Tensor:
-        scale = own["noise"][0].random() + rng.random()
-        return loss_fn(model, batch + torch.rand(WIDTH, generator=own["torch"]) * scale)
+        return noise.loss(model, batch) * torch.rand((), generator=closed)
 
-    return Job(Net(), lambda: [own["torch"].get_state(), rng.random()], noisy)
+    drawn: list[Any] = [noise.python[0].random, noise.old.random_sample, rng.random]
+    return Job(model, lambda: [closed.get_state(), *(draw() for draw in drawn)], noisy)
 
 
 def _batch(change: Callable[[Any], object], batch: Callable[[Tensor], Any]) -> Job:

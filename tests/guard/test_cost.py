@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
+from halfguard.guard.guard_scaler import GuardScaler
+from halfguard.guard.hosted import HostedGuard
 from halfguard.guard.policy import StepLimits
 from halfguard.guard.step_batches import MicroBatch, StepBatches
 from halfguard.guard.stepping.outcome import StepOutcome
@@ -230,3 +235,102 @@ def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None
             assert row.shape == (5,)  # the fifth checks the running statistics
         with pytest.raises(Exception, match=r"(?i)data.dependent|_local_scalar_dense"):
             refused.item()
+
+
+# -- a hosted guard beside torch's scaler
+
+
+# A framework clips by a norm of its own, so norms are computed twice. Most of the rest is for BatchNorm.
+AT_MOST_HOSTED = 30
+RETRY = {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}}
+
+
+def count(tensors: int, *, norm: bool, fused: bool, guarded: bool) -> OpCounter:
+    model: nn.Module = Many(tensors, norm=norm)
+    optimizer = AdamW(model.parameters(), lr=1e-3, fused=fused, foreach=not fused)
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
+    guard: HostedGuard | None = None
+    if guarded:
+        guard = HostedGuard(model, optimizer, RETRY)
+        scaler = GuardScaler(guard)
+    batches = endless_batches()
+    repeat: Callable[[Any], Any] = lambda batch: loss_fn(model, batch)  # noqa: E731
+
+    def step() -> None:
+        batch = next(batches)
+        if guard is not None:
+            guard.begin(batch, repeat=repeat)
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_fn(model, batch)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return counted(step)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("seed")
+@each("norm", [False, True])
+@each("fused", [False, True])
+def test_what_the_guard_adds_does_not_depend_on_the_number_of_tensors(
+    fused: bool, norm: bool
+) -> None:
+    added = []
+    for tensors in (20, 200):
+        stock = count(tensors, norm=norm, fused=fused, guarded=False)
+        guarded = count(tensors, norm=norm, fused=fused, guarded=True)
+        added.append(guarded.total - stock.total)
+        # A host asks at once whether the step was applied, so a fused optimizer waits as well.
+        assert guarded.host_syncs - stock.host_syncs == (1 if fused else 0)
+    print(f"fused={fused} norm={norm}: {added} operations more")
+    assert added[0] == added[1]
+    assert added[0] <= AT_MOST_HOSTED
+
+
+# -- what a guard imports: the optional parts only when a configuration switches them on
+
+LIMIT = 70  # modules of ours
+
+STEPS = """
+import json, sys
+import halfguard
+
+def loaded():
+    return sorted(name for name in sys.modules if name.split(".")[0] == "halfguard")
+
+halfguard.Guard
+imported = loaded()
+
+import torch
+
+def step(config="default", **options):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    guard = halfguard.Guard(model, optimizer, config, **options)
+    assert guard.step(lambda model, x: model(x).float().sum() / 1000, torch.ones(1, 2)).applied
+    guard.close()
+
+step()
+stepped = loaded()
+step({"watch": {}, "heal": {}, "recovery": {}})
+print(json.dumps([imported, stepped, loaded()]))
+"""
+
+
+@pytest.mark.slow
+def test_a_default_guard_loads_few_modules() -> None:
+    ran = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    imported, stepped, everything = json.loads(ran.stdout)
+    assert len(imported) <= LIMIT, imported
+    assert len(stepped) <= LIMIT, stepped
+    optional = {
+        f"halfguard.{name}" for name in ("guard.healing", "guard.recovery", "guard.watching")
+    }
+    optional |= {"halfguard.tracing", "halfguard.incident", "halfguard.hardware"}
+    assert not optional & set(stepped)
+    assert optional - {"halfguard.incident", "halfguard.hardware"} <= set(everything)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,9 +195,8 @@ def test_a_padded_nan_sample_that_the_loss_leaves_out(
     def without_padding(model: Any, x: Tensor) -> Tensor:
         return model[2](model[1](model[0](x)[:3])).float().square().mean()
 
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        assert all(guard.step(without_padding, x).applied for _ in range(4))
-        guard.summary()
+    assert all(guard.step(without_padding, x).applied for _ in range(4))
+    guard.summary()
     assert all(buffer.isfinite().all() for buffer in model.buffers())
     assert [r.getMessage().startswith("step 0: running statistics") for r in caplog.records] == [
         True
@@ -332,59 +329,6 @@ def test_a_repeat_is_in_fp32_although_the_loss_function_has_its_own_autocast() -
     assert dtypes.take()[0::3] == [torch.float16, torch.float32], "two passes are between"
     with torch.autocast("cpu", torch.float16):
         assert torch.is_autocast_enabled("cpu"), "autocast works again"
-
-
-class Noisy:
-    def __init__(self, generator: Any) -> None:
-        self.generator, self.drawn = generator, Recorder()
-
-    def draw(self) -> float:
-        kind = self.generator
-        if isinstance(kind, torch.Generator):
-            return torch.rand((), generator=kind).item()
-        return float(kind.random() if hasattr(kind, "random") else kind.random_sample())
-
-    def loss(self, model: nn.Module, x: Tensor) -> Tensor:
-        self.drawn.append(self.draw())
-        return overflowing(model, x)
-
-
-@each("kind", ["torch", "python", "numpy", "numpy state"])
-@each("where", ["method", "closure", "module"])
-def test_a_repeat_draws_the_same_numbers_from_a_generator_of_ones_own(
-    kind: str, where: str
-) -> None:
-    np = pytest.importorskip("numpy")
-    generators = {
-        "torch": torch.Generator().manual_seed(1), "python": random.Random(1),
-        "numpy": np.random.default_rng(1), "numpy state": np.random.RandomState(1),
-    }  # fmt: skip
-    noisy = Noisy(generators[kind])
-    if where == "method":
-        retried(noisy.loss)
-    elif where == "closure":
-        generator, drawn = noisy.generator, noisy.drawn
-
-        def loss_with_closure(model: nn.Module, x: Tensor) -> Tensor:
-            inner = Noisy(generator)
-            value = inner.loss(model, x)
-            drawn.append(inner.drawn.take()[0])
-            return value
-
-        retried(loss_with_closure)
-    else:
-        model, guard = make(RETRY)
-        model[0].generator = noisy.generator
-        loss = staticmethod(noisy.loss).__func__
-
-        class Call:
-            def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
-                return loss(model, x)
-
-        guard.step(Call(), torch.ones(8, 4))
-    numbers = noisy.drawn.take()
-    assert len(numbers) == 4, "the step, two passes as it was, and the repeat"
-    assert len(set(numbers)) == 1
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_at_the_first_step() -> None:

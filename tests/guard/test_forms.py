@@ -15,9 +15,15 @@ from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.records import Action, Cause
-from tests.support.devices import chosen_device
-from tests.support.failing import out_of_memory
-from tests.support.models import OPTIMIZERS, Batch, batches, differences, loss_fn, make
+from tests.support.models import (
+    OPTIMIZERS,
+    Batch,
+    batches,
+    differences,
+    loss_fn,
+    make,
+    out_of_memory,
+)
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
@@ -25,30 +31,6 @@ pytestmark = pytest.mark.usefixtures("device", "seed")
 def guarded(name: str, config: Any = "default") -> tuple[nn.Module, Guard]:
     model = make(name)
     return model, Guard(model, OPTIMIZERS["sgd"](model.parameters()), config)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_two_forms_are_the_same(optimizer: str, seed: Callable[[int], None]) -> None:
-    config = {"accumulate": 2, "clip": {"max_norm": 1.0}, "scale": {"init": 1024.0}}
-    states = []
-    for form in ("callable", "own forward"):
-        seed(1)
-        model = make("mlp-batchnorm")
-        guard = Guard(model, OPTIMIZERS[optimizer](model.parameters()), config)
-        data = batches(20)
-        data[7][0][0, 0] = torch.nan
-        for index, batch in enumerate(data):
-            if form == "callable":
-                guard.step(loss_fn, batch)
-                continue
-            with guard.autocast():
-                loss = loss_fn(model, batch)
-            guard.backward(loss, batch=batch)
-            if index % 2:
-                guard.update()
-        states.append([model.state_dict(), guard.summary().model_dump()])
-        assert guard.summary().skipped == {Cause.BAD_BATCH: 1}
-    assert differences(*states) == []
 
 
 def test_a_mapping_with_a_loss_will_do() -> None:
@@ -86,38 +68,6 @@ def critic_loss(gan: Gan, real: Tensor, noise: Tensor) -> Tensor:
 
 def generator_loss(gan: Gan, noise: Tensor) -> Tensor:
     return nn.functional.softplus(-gan.critic(gan.generator(noise))).mean()
-
-
-@pytest.mark.on_standin
-def test_two_optimizers_take_turns_and_share_one_scale() -> None:
-    noise = torch.randn(30, 8, 4, generator=torch.Generator().manual_seed(0))
-    runs = []
-    for guarded in (False, True):
-        torch.manual_seed(0)
-        gan = Gan()
-        critic, generator = gan.optimizers()
-        scaler = torch.amp.GradScaler(chosen_device().type, init_scale=64.0, growth_interval=10)
-        guard = Guard(gan, [critic, generator], {"scale": {"init": 64.0, "growth_interval": 10}})
-        for (real, _), z in zip(batches(30), noise, strict=True):
-            if guarded:
-                assert turn(guard, critic, critic_loss, real, z)
-                assert turn(guard, generator, generator_loss, z)
-            else:
-                with torch.autocast(chosen_device().type, torch.float16):
-                    loss = critic_loss(gan, real, z)
-                scaler.scale(loss).backward()
-                scaler.step(critic)
-                critic.zero_grad()
-                with torch.autocast(chosen_device().type, torch.float16):
-                    loss = generator_loss(gan, z)
-                scaler.scale(loss).backward()
-                scaler.step(generator)
-                generator.zero_grad()
-                critic.zero_grad()
-                scaler.update()
-        runs.append((gan.state_dict(), (guard.scaler if guarded else scaler).get_scale()))
-    assert differences(runs[0], runs[1]) == []
-    assert runs[1][1] == 512.0
 
 
 def test_a_bad_critic_step_leaves_the_generator_its_turn() -> None:
@@ -238,34 +188,6 @@ def test_what_cannot_be_guarded_is_said_at_once() -> None:
         Guard(model, optimizer, scheduler=plateau)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no parameters"):
         Guard(nn.Flatten(), optimizer)
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_backward_pass_that_raises_takes_its_step_with_it(
-    accumulate: int, seed: Callable[[int], None]
-) -> None:
-    """For instance out of memory: the loop continues with the next batch."""
-
-    def fails(model: nn.Module, batch: Batch) -> Tensor:
-        return out_of_memory(loss_fn(model, batch))
-
-    config = {"precision": "fp32", "accumulate": accumulate}
-    states = []
-    for with_failure in (False, True):
-        seed(1)
-        model, guard = guarded("mlp-batchnorm", config)
-        data = batches(4 * accumulate)
-        for index, batch in enumerate(data):
-            if with_failure and index == 2 * accumulate:
-                for part in data[: accumulate - 1]:
-                    guard.step(loss_fn, part)
-                with pytest.raises(torch.OutOfMemoryError):
-                    guard.step(fails, data[0])
-            seed(index)
-            outcome = guard.step(loss_fn, batch)
-        assert outcome.applied
-        states.append([model.state_dict(), outcome.loss, guard.summary().model_dump()])
-    assert differences(*states) == []
 
 
 def test_parameters_added_later_are_measured_too(seed: Callable[[int], None]) -> None:

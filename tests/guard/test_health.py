@@ -17,7 +17,7 @@ from halfguard.guard.config import preset_names
 from halfguard.guard.guard import Guard
 from halfguard.guard.recorder import ATTEMPTS, SCHEDULE_STEPS, ZERO_STEPS, RunHealth
 from halfguard.journal import read_rows
-from halfguard.records import Action, HealthRow, HealthWarning
+from halfguard.records import Action, HealthRow, HealthWarning, HealthyStepsRow, NoteRow
 from tests.support.models import OPTIMIZERS, batches, loss_fn, make
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -119,9 +119,8 @@ def test_the_search_for_the_first_scale_is_no_warning(
     model = make("mlp-batchnorm")
     guard = Guard(model, OPTIMIZERS["adamw-foreach"](model.parameters()), preset)
     guard.scaler.load_state_dict(guard.scaler.state_dict() | {"scale": init})
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        for batch in batches(250):
-            guard.step(loss_fn, batch)
+    for batch in batches(250):
+        guard.step(loss_fn, batch)
     assert guard.summary().warnings == ()
     assert not any("loss scale" in record.getMessage() for record in caplog.records)
 
@@ -188,3 +187,43 @@ def test_a_guard_tells_of_many_lost_steps(tmp_path: Path, caplog: pytest.LogCapt
     texts = told(guard, tmp_path, caplog)
     assert list(texts) == [FEW]
     assert "160 of the last 200 steps" in texts[FEW]
+
+
+# -- notes of the training script
+
+
+def test_a_note_is_in_journal_and_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "halfguard")
+    model = nn.Linear(12, 4)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, {"scale": {"init": 1024.0}}, run_dir=tmp_path)
+    for step, batch in enumerate(batches(4)):
+        guard.step(loss_fn, batch)
+        if step == 1:
+            guard.note("2 batches without a teacher")
+    guard.close()
+    rows = list(read_rows(tmp_path / "steps.jsonl"))
+    assert [row for row in rows if isinstance(row, NoteRow)] == [
+        NoteRow(step=2, text="2 batches without a teacher")
+    ]
+    [group] = [row for row in rows if isinstance(row, HealthyStepsRow)]
+    assert (group.first_step, group.last_step) == (0, 3)  # one group, in spite of the note
+    assert "step 2: 2 batches without a teacher" in caplog.text
+    assert guard.counts.steps == 4
+
+
+def test_without_a_folder_it_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "halfguard")
+    model = nn.Linear(12, 4)
+    Guard(model, SGD(model.parameters(), lr=0.1)).note("started")
+    assert "step 0: started" in caplog.text
+
+
+@pytest.mark.parametrize(("given", "written"), [("caf\udce9.png", "caf?.png"), (3, "3")])
+def test_any_text_can_be_written(given: object, written: str, tmp_path: Path) -> None:
+    model = nn.Linear(12, 4)
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), run_dir=tmp_path)
+    guard.note(given)  # type: ignore[arg-type]
+    guard.close()
+    rows = list(read_rows(tmp_path / "steps.jsonl"))
+    assert [row.text for row in rows if isinstance(row, NoteRow)] == [written]

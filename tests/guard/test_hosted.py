@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-import halfguard
 from halfguard.errors import HalfguardError, UsageError
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
@@ -433,11 +432,6 @@ def test_mistakes_are_named() -> None:
     for call in (host.guard.step, host.guard.backward, host.guard.update, host.guard.resume):
         with pytest.raises(UsageError, match="hosted by a framework"):
             call()
-
-
-def test_the_public_names_are_these() -> None:
-    assert halfguard.HostedGuard is HostedGuard
-    assert halfguard.GuardScaler is GuardScaler
 
 
 def test_a_loop_that_holds_its_scheduler_if_the_scale_fell_across_update() -> None:

@@ -190,21 +190,6 @@ def test_an_optimizer_that_steps_in_every_second_window_has_gradients_of_one_sca
     assert torch.equal(moved(second), torch.full((1, 4), 2.0))
 
 
-def test_torchs_scaler_mixes_them() -> None:
-    first, second = linear(), linear()
-    one, other = (SGD(model.parameters(), lr=1.0) for model in (first, second))
-    scaler = torch.amp.GradScaler("cpu", init_scale=INIT_SCALE, growth_interval=1)
-    for window in (1, 2):
-        scaler.scale(loss_of(first, HEALTHY) + loss_of(second, HEALTHY)).backward()
-        scaler.step(one)
-        one.zero_grad()
-        if window == 2:
-            scaler.unscale_(other)
-        scaler.update()
-    assert second.weight.grad is not None
-    assert torch.equal(second.weight.grad, torch.full((1, 4), 1.5))  # and not 2
-
-
 def test_gradients_that_an_optimizer_leaves_and_clears_cost_nothing() -> None:
     """The gradients of a discriminator after its generator's step, cleared before its own."""
     first, second = linear(), linear()

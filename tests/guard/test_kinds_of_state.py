@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -96,8 +95,7 @@ def same(one: Any, other: Any) -> bool:
 def test_what_can_be_put_back_is_put_back_before_a_repeat(
     kind: str, at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        found, actions = guarded(kind, at, RETRY)
+    found, actions = guarded(kind, at, RETRY)
     assert actions[at] == "retry_fp32"
     assert same(found, plain(kind, at, repeated=True))
     assert "put back" not in caplog.text
@@ -117,8 +115,7 @@ def test_what_can_be_put_back_is_put_back_after_a_skip(kind: str, at: int, fused
 def test_what_cannot_be_put_back_is_named_at_the_first_step(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        _, actions = guarded(kind, 5, RETRY)
+    _, actions = guarded(kind, 5, RETRY)
     assert actions == ["apply"] * 5 + ["skip"] + ["apply"]
     told = [r.getMessage() for r in caplog.records if "cannot be put back" in r.getMessage()]
     assert len(told) == 1
@@ -156,10 +153,9 @@ def test_an_audit_before_the_first_step_leaves_no_trace(
     torch.manual_seed(0)
     job = KINDS[kind].make()
     guard = Guard(job.model, SGD(job.model.parameters(), lr=0.1), RETRY | {"heal": {}})
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        guard.audit(job.loss_fn, job.batch(batches()[0]))
-        for x in batches():
-            guard.step(job.loss_fn, job.batch(x))
+    guard.audit(job.loss_fn, job.batch(batches()[0]))
+    for x in batches():
+        guard.step(job.loss_fn, job.batch(x))
     if KINDS[kind].outcome == PUT_BACK:
         assert same(result(job), plain(kind, -1, repeated=True))
         assert not caplog.messages
@@ -308,10 +304,9 @@ def test_what_the_loop_does_between_micro_batches_is_not_the_steps(
     model, trainer = Net(), Trainer()
     guard = Guard(model, SGD(model.parameters(), lr=0.1), RETRY | {"accumulate": 2})
     loss = overflowing(trainer.loss, lambda: guard.step_index in {0, 5})
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        for _ in range(16):
-            guard.step(loss, next(trainer.data))
-            trainer.seen += 1
+    for _ in range(16):
+        guard.step(loss, next(trainer.data))
+        trainer.seen += 1
     assert (trainer.seen, trainer.calls) == (16, 16)
     assert "put back" not in caplog.text
 

@@ -1,7 +1,7 @@
 """Twelve loops by 20 optimizers by five faults: bitwise or refused, with no third outcome.
 
 ``tests.support.matrix`` has the loops, the optimizers and the references. CI tries every loop with every
-optimizer, each with one fault. ``scripts/soak matrix`` tries all 1,200 cells and prints a table;
+optimizer, each with one fault. ``scripts/soak matrix`` tries all 1,200 cells and counts the outcomes;
 ``scripts/soak matrix NAME ...`` tries those whose loop or optimizer has one of the names.
 """
 
@@ -32,8 +32,7 @@ from tests.support.matrix.cells import (
     sampled_cells,
 )
 from tests.support.matrix.optimizers import NEEDS_CLOSURE, OPTIMIZERS, names_in_torch
-from tests.support.matrix.shape import Shape
-from tests.support.matrix.shapes import SHAPES
+from tests.support.matrix.shapes import SHAPES, Shape
 
 pytestmark = pytest.mark.usefixtures("seed")
 
@@ -147,28 +146,12 @@ def soak(names: list[str]) -> int:
         counts[shape, fault, known] += 1
         print(f"\r{number}/{total} cells", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    print_table(counts)
+    for key, number in counts.items():
+        print(*key, number, sep=" | ")
+    print(f"{counts.total()} cells")
     for optimizer, reason in missing.items():
         print(f"not tried: {optimizer} ({reason})")
     return unexpected
-
-
-def print_table(counts: Counter[tuple[str, Fault, str]]) -> None:
-    print("| loop |", *(f"{fault} |" for fault in FAULTS))
-    print("|---" * (len(FAULTS) + 1) + "|")
-    words = (BITWISE, REFUSED, "other")
-    for shape in SHAPES:
-        cells = [
-            ", ".join(
-                f"{counts[shape, fault, word]} {word}"
-                for word in words
-                if counts[shape, fault, word]
-            )
-            for fault in FAULTS
-        ]
-        print(f"| {shape} |", *(f"{text or '-'} |" for text in cells))
-    sums = {word: sum(n for (_, _, found), n in counts.items() if found == word) for word in words}
-    print(f"{counts.total()} cells:", ", ".join(f"{n} {word}" for word, n in sums.items()))
 
 
 if __name__ == "__main__":

@@ -251,28 +251,6 @@ def test_a_repeat_that_raises_is_the_skip_that_would_have_been(
     assert sum("could not be repeated in FP32" in text for text in caplog.messages) == 1
 
 
-def test_micro_batches_of_a_repeated_step_count_as_in_any_other() -> None:
-    """One batch twice, accumulated, is one batch."""
-
-    def moved(accumulate: int) -> Tensor:
-        torch.manual_seed(0)
-        model = nn.Linear(4, 1)
-        before = model.weight.detach().clone()
-        config = {"skip": {"on_nonfinite": "retry_fp32"}, "accumulate": accumulate}
-        guard = hg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
-
-        def loss(model: nn.Module, x: Tensor) -> Tensor:
-            half = torch.is_autocast_enabled(chosen_device().type)
-            return model(x).float().square().mean() * (torch.inf if half else 1.0)
-
-        for _ in range(accumulate):
-            outcome = guard.step(loss, torch.ones(2, 4))
-        assert outcome.action == "retry_fp32"
-        return model.weight.detach() - before
-
-    torch.testing.assert_close(moved(2), moved(1))
-
-
 def test_a_repeated_step_needs_the_memory_of_a_step_in_fp32_at_a_look_too() -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:

@@ -20,8 +20,7 @@ from halfguard.guard.stepping.saved_on_host import SavedOnHost
 from halfguard.records import Action
 from halfguard.workload.memory import measure_step_memory
 from tests.support.devices import chosen_device, place
-from tests.support.failing import out_of_memory
-from tests.support.models import differences
+from tests.support.models import differences, out_of_memory
 
 pytestmark = pytest.mark.usefixtures("accelerator", "seed")
 

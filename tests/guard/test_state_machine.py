@@ -314,49 +314,26 @@ class Run(RuleBasedStateMachine):
         zeros = (not t.any() for t in after["state"][0].values() if isinstance(t, Tensor))
         return all(zeros) and same(before["param_groups"], after["param_groups"])
 
-    # -- invariants
-
     @invariant()
-    def scale_is_within_bounds(self) -> None:
-        if hasattr(self, "guard"):
-            assert FLOOR <= self.guard.scaler.get_scale() <= CEILING
-
-    @invariant()
-    def everything_is_finite(self) -> None:
-        if hasattr(self, "guard"):
-            assert self.model.w.isfinite().all()
-            for state in self.optimizer.state.values():
-                assert all(t.isfinite().all() for t in state.values() if isinstance(t, Tensor))
-
-    @invariant()
-    def streak_is_counted(self) -> None:
-        if hasattr(self, "guard") and not self.halted:
-            assert self.guard._policy.streak == self.streak
-            assert self.streak < self.config.skip.max_consecutive
-
-    @invariant()
-    def rollbacks_are_bounded(self) -> None:
-        if hasattr(self, "guard"):
-            recovery = self.config.recovery
-            most = 0 if recovery is None else recovery.max_rollbacks
-            assert self.guard._policy.rollbacks <= most
-            assert self.rollbacks <= most + (len(recovery.ladder) if recovery else 0)
-
-    @invariant()
-    def everything_is_counted(self) -> None:
-        if hasattr(self, "guard"):
-            total = self.guard.summary()
-            assert total.steps == self.steps
-            assert total.applied == self.applied
-            if not self.halted:
-                assert total.rollbacks == self.rollbacks
-
-    @invariant()
-    def the_state_is_plain(self) -> None:
-        if hasattr(self, "guard"):
-            numbers = list(batch_leaves(asdict(self.guard._policy)))
-            assert all(type(number) in {int, float, bool} for number in numbers)
-            assert all(map(math.isfinite, numbers))
+    def the_design_holds(self) -> None:
+        if not hasattr(self, "guard"):
+            return
+        assert FLOOR <= self.guard.scaler.get_scale() <= CEILING
+        assert self.model.w.isfinite().all()
+        for state in self.optimizer.state.values():
+            assert all(t.isfinite().all() for t in state.values() if isinstance(t, Tensor))
+        recovery, policy_state = self.config.recovery, self.guard._policy
+        most = 0 if recovery is None else recovery.max_rollbacks
+        assert policy_state.rollbacks <= most
+        assert self.rollbacks <= most + (len(recovery.ladder) if recovery else 0)
+        total = self.guard.summary()
+        assert (total.steps, total.applied) == (self.steps, self.applied)
+        if not self.halted:
+            assert total.rollbacks == self.rollbacks
+            assert policy_state.streak == self.streak < self.config.skip.max_consecutive
+        numbers = list(batch_leaves(asdict(policy_state)))
+        assert all(type(number) in {int, float, bool} for number in numbers), "plain"
+        assert all(map(math.isfinite, numbers))
 
 
 def _without_fleeting(states: list[Any]) -> list[Any]:

@@ -1,14 +1,12 @@
-"""Assertions that compare with float64 and print the worst input, and a counter of host syncs."""
+"""Assertions that compare with float64 and print the worst input."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from benchmarks.ops.accuracy import spacing
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (*HALF, torch.float32)
@@ -55,16 +53,3 @@ def assert_agrees(
     for index, (gradient, exact_gradient) in enumerate(zip(found, exact, strict=True)):
         assert gradient.dtype is inputs[index].dtype
         assert_near(gradient, exact_gradient, terms=terms, what=f"gradient {index}")
-
-
-class HostSyncs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts how often a tensor's value is read by the host."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            self.count += 1
-        return func(*args, **(kwargs or {}))

@@ -16,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from halfguard import ops
 from tests.support.cases import each_case
+from tests.support.counting import OpCounter
 from tests.support.devices import chosen_device, host_waits
 
-from .helper import DTYPES, HALF, HostSyncs
+from .helper import DTYPES, HALF
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -77,14 +78,14 @@ def test_no_host_sync(device: torch.device) -> None:
         for name, dtype in itertools.product(SCALARS, DTYPES):
             with case((name, dtype)):
                 x, y = matrices(dtype)
-                with HostSyncs() as syncs:
+                with OpCounter() as counter:
                     _backward(name, x, y)
-                assert syncs.count == 0
+                assert counter.host_syncs == 0
                 if device.type != "cpu":
                     assert host_waits(partial(_backward, name, x, y)) == {}
-    with HostSyncs() as control:
+    with OpCounter() as control:
         torch.ones(1).item()
-    assert control.count == 1
+    assert control.host_syncs == 1
 
 
 def _backward(name: str, x: Tensor, y: Tensor) -> None:

@@ -135,19 +135,6 @@ def test_a_forward_that_was_replaced_before_is_put_back(seed: object) -> None:
     assert module.forward is replaced
 
 
-def test_a_copy_is_an_island_of_its_own(seed: object) -> None:
-    net = Net()
-    fp32_island(net.square)
-    other = copy.deepcopy(net)
-    with torch.no_grad():
-        other.square.linear.weight.zero_()
-        other.square.linear.bias.zero_()
-    assert is_island(other.square)
-    assert other.square(torch.ones(1, 4).half()).abs().sum() == 0
-    assert other.square.seen
-    assert not net.square.seen
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of dynamo itself
 @pytest.mark.parametrize(("kind", "path"), [("fp32", "*"), ("fp32", "*.0"), ("rescaled", "*.0")])
 def test_compiled_blocks_with_islands_share_their_graph(

@@ -13,11 +13,9 @@ The largest of six would be too strict: a seventh FP32 run exceeds it in one of 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import logging
 import math
-import shutil
 import statistics
 import subprocess
 import sys
@@ -51,8 +49,7 @@ from halfguard.tracing.audit import audit
 from halfguard.trials.plans import apply_plan
 from halfguard.workload import Workload
 from halfguard.workload.training import TrainingStep
-from tests.replaying.helper import edited
-from tests.support.docs import ROOT
+from tests.replaying.helper import edited, patched_module
 
 STEPS, SEEDS, EVALUATED = 200, 6, 16
 AUDITED = 10  # every such step, if the guard sees nothing
@@ -202,19 +199,10 @@ def apply(fault: Fault, cure: Cure, work: Path) -> tuple[Workload, Precision, fl
 
 
 def patched(fault: Fault, patch: str, work: Path) -> Callable[[int], Workload]:
-    """Apply a patch to a copy of the file that it names; return the job of the copy."""
+    """Return the job of a patched copy of the source."""
     if not patch:
         raise NotImplementedError("there is no patch")
-    name = patch.split("\n", 1)[0].removeprefix("--- a/")
-    (work / name).parent.mkdir(parents=True)
-    shutil.copy(ROOT / name, work / name)
-    subprocess.run(["git", "apply"], input=f"{patch}\n", text=True, cwd=work, check=True)
-    spec = importlib.util.spec_from_file_location(f"cured_{fault.name}", work / name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = patched_module(patch, f"cured_{fault.name}", work)
     make: Callable[[int], Workload] = getattr(module, fault.job.__name__)
     return make
 

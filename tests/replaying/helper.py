@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,6 +18,7 @@ from torch import Tensor, nn
 from halfguard.guard.guard import Guard
 from halfguard.incident import Incident, open_incident, write_incident
 from halfguard.workload import Workload
+from tests.support.docs import ROOT
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -90,3 +96,18 @@ def glitched(folder: Path, entry: str = "") -> tuple[Incident, Workload]:
 
 def overflowing() -> Tensor:
     return noise(0, 6, 4) * 400
+
+
+def patched_module(patch: str, name: str, work: Path) -> ModuleType:
+    """Apply a patch to a copy of the file that it names, and import the copy."""
+    file = patch.split("\n", 1)[0].removeprefix("--- a/")
+    (work / file).parent.mkdir(parents=True)
+    shutil.copy(ROOT / file, work / file)
+    subprocess.run(["git", "apply"], input=f"{patch}\n", text=True, cwd=work, check=True)
+    spec = importlib.util.spec_from_file_location(name, work / file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

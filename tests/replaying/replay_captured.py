@@ -7,12 +7,9 @@ recommended cure.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +26,8 @@ from halfguard.records.autopsy import Autopsy, Cure
 from halfguard.replaying import ReplayedStep, replay
 from halfguard.replaying.samples import select
 from halfguard.workload import Workload, load
+from tests.replaying.helper import patched_module
 from tests.replaying.jobs import workload as workload_of
-from tests.support.docs import ROOT
 
 Fit = tuple[Workload, dict[str, Any], list[Any]]  # job, configuration, batches
 
@@ -85,18 +82,9 @@ def fit(cure: Cure, incident: Incident, autopsy: Autopsy, work: Path) -> Fit:
 
 
 def from_patched_source(patch: str, name: str, work: Path) -> Workload:
-    """Apply the patch to a copy of the file that it names, and make the job from the copy."""
+    """Make the job from a patched copy of the source."""
     assert patch, f"{name}: no patch"
-    file = patch.split("\n", 1)[0].removeprefix("--- a/")
-    (work / file).parent.mkdir(parents=True)
-    shutil.copy(ROOT / file, work / file)
-    subprocess.run(["git", "apply"], input=f"{patch}\n", text=True, cwd=work, check=True)
-    spec = importlib.util.spec_from_file_location(f"patched_{name}", work / file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    module = patched_module(patch, f"patched_{name}", work)
     plant = next(p for p in module.PLANTED_FAILURES if p.name.replace("-", "_") == name)
     return workload_of(plant, seed=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from halfguard.records.autopsy import Autopsy
 from halfguard.records.incident import MicroBatchRecord
 from halfguard.replaying import replay
 from halfguard.report import autopsy_page, to_markdown
+from halfguard.workload import Workload
 from tests.replaying.helper import broken, build, edited, glitched, job, mean, overflowing
+from tests.support.devices import place
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
 
@@ -218,3 +221,21 @@ def test_other_ranks_are_named_when_this_one_is_fine(tmp_path: Path) -> None:
     incident = broken(tmp_path, [overflowing()])
     autopsy = replay(edited(incident, tmp_path, world_size=8), job())
     assert any("8 took part" in text for text in autopsy.differences)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["at once", "late"])
+def test_an_incident_of_an_accelerator_is_repeated_without_one(
+    accelerator: Any, tmp_path: Path, fused: bool
+) -> None:
+    model = place(build())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    there = Workload(model, mean, [], optimizer)
+    healthy = place(noise(0, 6, 4))
+    incident = broken(tmp_path, [place(overflowing()), *[healthy] * (2 if fused else 0)], there)
+    assert incident.record.device == "standin"
+    accelerator.set_available(False)
+    autopsy = replay(open_incident(incident.folder), job())
+    # Decided late, the weights that it holds are those of a later step.
+    assert autopsy.reproduced == ("same fault" if fused else "bitwise")
+    assert "CUDA's autocast rules, emulated" in autopsy.how
+    assert (autopsy.culprit.op, autopsy.culprit.module) == ("mul", "1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from importlib import metadata
 from pathlib import Path
 
@@ -30,8 +29,7 @@ from halfguard.report.command_line import (
 )
 from halfguard.report.style import STYLE
 from halfguard.validation.judgement.verdict import judge
-from tests.report.test_page import autopsy
-from tests.report.test_probe import layer, report
+from tests.report.test_page import Structure, autopsy, layer, report
 from tests.report.test_run import make_report
 from tests.validation.studies import losing, study
 
@@ -57,33 +55,6 @@ TITLES = {
     "why": "No bad number in 0 backward passes",
     "scoreboard": "Casebook: who finds ",
 }
-
-
-class Structure(HTMLParser):
-    """Collects the elements of a page with their attributes and text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.parents: list[str] = []
-        self.texts: dict[str, list[str]] = {}
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag != "meta":
-            self.parents.append(tag)
-            self.texts.setdefault(tag, []).append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.parents.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        for tag in set(self.parents):
-            self.texts[tag][-1] += data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
 
 
 @pytest.mark.parametrize("kind", PAGES)

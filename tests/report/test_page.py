@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,7 +11,10 @@ import pytest
 
 from halfguard.records import Action, Cause, StepRow
 from halfguard.records.autopsy import Autopsy, Culprit, Cure, ReplayTrial, TensorRange
-from halfguard.report import autopsy_page, to_html, to_markdown
+from halfguard.records.finding import Finding
+from halfguard.records.plan import ScaleRange
+from halfguard.records.ranges import LayerRange, ProbeReport
+from halfguard.report import autopsy_page, probe_page, to_html, to_markdown
 
 NAN = float("nan")
 EVIL = "<script>alert(1)</script> & \"q\" 'a' | `x` **b** \x1b[31m\n# h"
@@ -64,28 +66,46 @@ def test_a_page_says_everything_and_ends_in_the_recommendation(write: Any) -> No
     assert shown.endswith(("- module: head", "```"))
 
 
-class Tags(HTMLParser):
+class Structure(HTMLParser):
+    """Collects the elements of a page with their attributes and text; only links may refer to anything."""
+
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.names: list[str] = []
-        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.parents: list[str] = []
+        self.texts: dict[str, list[str]] = {}
         self.feed(page)
 
+    @property
+    def names(self) -> list[str]:
+        return [tag for tag, _ in self.found]
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.append(tag)
-        assert not any(name.startswith("on") or name in ("src", "href") for name, _ in attrs)
+        active = {name for name, _ in attrs if name.startswith("on") or name in ("src", "href")}
+        assert active == ({"href"} if tag == "a" else set())
+        self.found.append((tag, dict(attrs)))
         if tag != "meta":
-            self.open.append(tag)
+            self.parents.append(tag)
+            self.texts.setdefault(tag, []).append("")
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert self.parents.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.parents):
+            self.texts[tag][-1] += data
 
 
 def test_the_html_is_whole_loads_nothing_and_escapes_what_it_is_given() -> None:
     page = to_html(autopsy_page(autopsy(EVIL)))
-    tags = Tags(page)
-    assert tags.open == []
-    assert tags.names == Tags(to_html(autopsy_page(autopsy()))).names  # no tag came with the text
+    tags = Structure(page)
+    assert tags.parents == []
+    assert (
+        tags.names == Structure(to_html(autopsy_page(autopsy()))).names
+    )  # no tag came with the text
     assert "script" not in tags.names
     assert "\x1b" not in page
     assert "url(" not in page
@@ -115,6 +135,45 @@ def test_a_page_without_a_cure_says_so() -> None:
     assert "No change that was tried makes this step good" in page
 
 
-def test_pages_need_no_torch() -> None:
-    program = "import sys, halfguard.report; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+# -- the page of a probe: findings and layers
+
+
+def layer(
+    name: str, forward: tuple[float, ...], backward: tuple[float, ...] = (1.0,)
+) -> LayerRange:
+    return LayerRange(
+        module=name, kind="Linear", forward=forward, backward=backward,
+        underflow_now=0.0, underflow_best=0.0, scale_low=1.0, scale_high=1024.0,
+    )  # fmt: skip
+
+
+def report(*layers: LayerRange, steps: int = 4) -> ProbeReport:
+    found = Finding(code="HG601", severity="error", message="outputs reach 1e6.", cure="Use plan.")
+    return ProbeReport(
+        precision="fp32", steps=steps, scale=1.0, best_scale=1024.0, losses=(1.0,), layers=layers,
+        window=ScaleRange(low=1.0, high=1024.0, best=512.0), findings=(found,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [to_html, to_markdown])
+def test_a_page_has_findings_and_layers(write: object) -> None:
+    page = write(probe_page(report(layer("wide", (1e6, 1.0)), layer("", (1.0,)))))  # type: ignore[operator]
+    for part in (
+        "HG601",
+        "outputs reach 1e6",
+        "Use plan.",
+        "wide",
+        "overflows",
+        "the model itself",
+    ):
+        assert part in page, part
+
+
+def test_the_html_is_safe() -> None:
+    page, evil = (to_html(probe_page(report(layer(name, (1.0,))))) for name in ("wide", EVIL))
+    assert Structure(evil).names == Structure(page).names
+
+
+def test_numbers_that_are_not_finite_survive_json() -> None:
+    made = report(layer("a", (math.nan, math.inf, 0.0)))
+    assert repr(ProbeReport.from_json(made.to_json())) == repr(made)

@@ -15,7 +15,7 @@ from halfguard.records.study import Approval, Curve, Study, VerdictLabel
 from halfguard.report import study_page, to_html, to_markdown
 from halfguard.report.svg import shorten
 from halfguard.validation.judgement.verdict import judge
-from tests.report.test_page import EVIL, Tags
+from tests.report.test_page import EVIL, Structure
 from tests.validation.studies import curve, losing, run, study
 
 
@@ -67,15 +67,15 @@ def test_curves_are_drawn_and_labelled(mixed: Study) -> None:
 
 
 def test_names_with_markup_in_them_are_only_text(mixed: Study, tmp_path: Path) -> None:
-    clean_page = Tags(to_html(study_page(mixed, judge(mixed))))
+    clean_page = Structure(to_html(study_page(mixed, judge(mixed))))
     text = mixed.to_json().replace("guarded", EVIL.translate({10: "\\n", 34: '\\"', 27: "\\u001b"}))
     text = text.replace('"ocr"', '"</title><script>alert(1)</script>"')
     evil = Study.from_json(text.replace("loss is NaN", "<img src=x onerror=alert(1)>"))
     assert any("<script>" in run.candidate for run in evil.runs)
     verdict = judge(evil)
     page = to_html(study_page(evil, verdict))
-    tags = Tags(page)
-    assert tags.open == []
+    tags = Structure(page)
+    assert tags.parents == []
     assert tags.names == clean_page.names
     assert "<script" not in page
     assert "\x1b" not in page

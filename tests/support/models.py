@@ -131,11 +131,12 @@ def bare_step(
     scaler: torch.amp.GradScaler,
     micro_batches: Sequence[Batch],
     max_norm: float,
+    loss_of: Callable[[nn.Module, Batch], Tensor] = loss_fn,
 ) -> None:
     """Take one step of the loop in torch's documentation: autocast, GradScaler, clipping."""
     for batch in micro_batches:
         with torch.autocast(chosen_device().type, torch.float16):
-            loss = loss_fn(model, batch)
+            loss = loss_of(model, batch)
         scaler.scale(loss / len(micro_batches) if len(micro_batches) > 1 else loss).backward()
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -172,3 +173,18 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return left.dtype == right.dtype and torch.equal(left.cpu(), right.cpu())
     return bool(left == right)
+
+
+class _OutOfMemory(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+
+def out_of_memory(loss: Tensor) -> Tensor:
+    """Return the same loss; its backward pass raises ``torch.OutOfMemoryError``."""
+    return _OutOfMemory.apply(loss)  # type: ignore[no-any-return, no-untyped-call]

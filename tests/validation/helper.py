@@ -1,7 +1,8 @@
-"""Specifications over the small jobs, and what of a run must be the same whenever it is repeated."""
+"""Specifications over the small jobs, what of a run is the same when it is repeated, and its processes."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -53,3 +54,19 @@ class HereExecutor:
                 return
             self.done.append(task.key)
             yield task, run(task) if task.against is None else measure_speed(task)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def all_gone(pids: list[int]) -> bool:
+    """Whether the processes have ended; what is killed may take a moment to."""
+    give_up = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < give_up:
+        os.sched_yield()
+    return not any(map(alive, pids))

@@ -27,8 +27,7 @@ from halfguard.validation.executors import ray as executor
 from halfguard.validation.runs.task import run_tasks
 from halfguard.validation.spec import ExecutorSpec, Spec
 from halfguard.validation.study import Progress, run_study
-from tests.validation.helper import spec_of
-from tests.validation.processes import alive
+from tests.validation.helper import alive, spec_of
 
 Answer = dict[str, Any]
 NODE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.validation.processes import all_gone
+from tests.validation.helper import all_gone
 
 DAEMONS = ("slurmctld", "slurmd", "sbatch")
 _PR_SET_CHILD_SUBREAPER = 36

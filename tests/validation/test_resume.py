@@ -1,4 +1,7 @@
-"""``kill -9`` at any moment: the study goes on, loses no run, and is the study that was never killed."""
+"""``kill -9`` at any moment: the study goes on, loses no run, and is the study that was never killed.
+
+``python -m tests.validation.test_resume [KILLS]`` (``scripts/soak validate``) kills as often as it is told.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +17,18 @@ from pathlib import Path
 import pytest
 
 from halfguard.records.study import Study
+from halfguard.validation.executors.local import LocalExecutor
 from halfguard.validation.study import run_study
-from tests.validation.helper import HereExecutor, all_numbers
-from tests.validation.processes import all_gone
-from tests.validation.sweep import sweep_spec
+from tests.validation.helper import HereExecutor, all_gone, all_numbers, spec_of
 
 pytestmark = pytest.mark.slow
+SPEC = spec_of("slow", steps=8)
+SWEEP = "import sys; from tests.validation.test_resume import sweep; sweep(sys.argv[1])"
+
+
+def sweep(folder: str) -> None:
+    """Run the study that is killed, in a process of its own."""
+    run_study(SPEC, folder, LocalExecutor(2))
 
 
 @dataclass
@@ -43,7 +53,7 @@ class Killing:
             "HALFGUARD_TEST_STARTED": started,
             "HALFGUARD_TEST_SLEEP": "0.05",
         }
-        command = [sys.executable, "-m", "tests.validation.sweep", str(self.study)]
+        command = [sys.executable, "-c", SWEEP, str(self.study)]
         return subprocess.Popen(command, env=environment)
 
     def results(self) -> dict[str, tuple[int, int]]:
@@ -87,7 +97,7 @@ class Killing:
 def kill_and_resume(folder: Path, kills: int, seed: int, longest: float) -> Killing:
     """Kill ``kills`` times; a sweep that gets through in between is compared, and a new one begun."""
     (folder / "started").touch()
-    reference = run_study(sweep_spec(), folder / "reference", HereExecutor())
+    reference = run_study(SPEC, folder / "reference", HereExecutor())
     killing = Killing(folder, random.Random(seed), all_numbers(reference), longest)
     while killing.kills < kills:
         if killing.kill(killing.start()):
@@ -102,3 +112,18 @@ def kill_and_resume(folder: Path, kills: int, seed: int, longest: float) -> Kill
 def test_a_study_survives_being_killed(tmp_path: Path) -> None:
     killing = kill_and_resume(tmp_path, kills=3, seed=7, longest=10)
     assert killing.kills == 3
+
+
+def main(kills: int = 20) -> None:
+    seed = time.time_ns() % 2**32
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        killing = kill_and_resume(Path(folder), kills, seed, longest=20)
+    print(
+        f"{killing.kills} kills over {killing.sweeps} sweeps: every sweep ended with the runs of one that "
+        "was never killed, bit for bit; no finished run was lost or run again"
+    )
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -234,29 +234,6 @@ def test_an_interruption_after_an_outage_leaves_none_of_its_failures(folder: Pat
     assert judge(run_study(spec, folder / "study", SequentialExecutor())).word is VerdictLabel.PASS
 
 
-def test_a_command_that_ignores_its_seed_has_been_run_once(folder: Path) -> None:
-    ignoring = "out.write_text(json.dumps({'accuracy': 0.9123 - 0.001 * (precision == '16')}))"
-    verdict = judge(run_study(spec_of(folder, ignoring), folder / "study", SequentialExecutor()))
-    (found,) = verdict.comparisons
-    assert (found.word, found.pairs, found.further_seeds) == (VerdictLabel.INCONCLUSIVE, 1, None)
-    assert "with seed 1, 2, 3, 4 equal those of an earlier seed to the last digit" in found.reason
-    assert any("write a finer number beside the metric" in note for note in verdict.notes)
-
-
-def test_a_saturated_metric_decides_nothing_without_a_finer_one(folder: Path) -> None:
-    full = "out.write_text(json.dumps({'accuracy': 1.0}))"
-    found = judge(
-        run_study(spec_of(folder, full), folder / "full", SequentialExecutor())
-    ).comparisons[0]
-    assert found.word is VerdictLabel.INCONCLUSIVE
-    assert "saturated" in found.reason
-    finer = "out.write_text(json.dumps({'accuracy': 1.0, 'loss': seed / 7}))"
-    assert (
-        judge(run_study(spec_of(folder, finer), folder / "finer", SequentialExecutor())).word
-        is VerdictLabel.PASS
-    )
-
-
 @pytest.mark.slow
 def test_the_budget_of_time_reaches_a_script_that_hangs(folder: Path) -> None:
     hanging = when("precision == '16'", "import time; time.sleep(600)")

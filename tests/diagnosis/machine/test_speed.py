@@ -17,18 +17,14 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.slow  # it measures times
 
 
-def test_speeds_are_relative_to_fp32() -> None:
+def test_speeds_are_relative_to_fp32_and_the_number_of_threads_is_put_back() -> None:
+    before = torch.get_num_threads()
     found = measure_speeds(CPU)
+    assert torch.get_num_threads() == before
     assert found is not None
     assert found.keys() == {"fp32", "fp16-mixed", "bf16-mixed"}
     assert found["fp32"] == 1
     assert min(found.values()) > 0
-
-
-def test_the_number_of_threads_is_put_back() -> None:
-    before = torch.get_num_threads()
-    measure_speeds(CPU)
-    assert torch.get_num_threads() == before
 
 
 def test_a_slow_format_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

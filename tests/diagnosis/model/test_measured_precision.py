@@ -79,18 +79,13 @@ def test_weights_are_named_by_their_own_dtype() -> None:
 def test_words() -> None:
     assert describe_precision("fp32") == "in fp32"
     assert describe_precision("partly bf16-mixed") == "partly in bf16-mixed"
-    assert (parse_precision("fp16-weights").weights, parse_precision("fp16-weights").autocast) == (
-        "fp16",
-        "fp16",
-    )
-    assert (parse_precision("bf16-mixed").weights, parse_precision("bf16-mixed").autocast) == (
-        "fp32",
-        "bf16",
-    )
-    assert (parse_precision("fp16-true").weights, parse_precision("fp16-true").autocast) == (
-        "fp16",
-        "off",
-    )
+    for name, weights, autocast in (
+        ("fp16-weights", "fp16", "fp16"),
+        ("bf16-mixed", "fp32", "bf16"),
+        ("fp16-true", "fp16", "off"),
+    ):
+        parsed = parse_precision(name)
+        assert (parsed.weights, parsed.autocast) == (weights, autocast)
 
 
 def effective(*args: Any, **kwargs: Any) -> EffectivePrecision:

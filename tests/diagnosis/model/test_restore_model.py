@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric
 import halfguard as hg
 from halfguard.diagnosis.model.restore_model import restore_afterwards
 from tests.diagnosis.model.checks.helper import batch, loss, net
+from tests.guard.helper import same
 from tests.support.devices import device_type
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -68,14 +69,6 @@ def state(model: nn.Module) -> dict[str, Any]:
         ),
         "grad": torch.is_grad_enabled(),
     }
-
-
-def same(before: Any, after: Any) -> bool:
-    if isinstance(before, Tensor):
-        return torch.equal(before, after) and before.dtype is after.dtype
-    if isinstance(before, list | tuple):
-        return len(before) == len(after) and all(map(same, before, after))
-    return bool(before == after)
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["passes", "raises"])

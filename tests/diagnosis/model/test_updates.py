@@ -50,15 +50,6 @@ def test_momentum_makes_updates_larger_and_an_unused_weight_has_none() -> None:
     assert lost_share(plain.parameters, MeasuredGradients({}, lost=0.0)) is None
 
 
-def test_an_optimizer_that_is_not_known_is_not_judged() -> None:
-    class Own(torch.optim.Optimizer):
-        pass
-
-    one = weights(1.0)
-    known = MeasuredGradients({id(one): torch.ones(4)}, lost=0.0)
-    assert lost_share(setup_of(Own([one], {"lr": 1e-5})).parameters, known) is None
-
-
 class Lion(torch.optim.Adam):
     """Has betas, and moves every weight by its rate."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from benchmarks.models.planted import PERIODIC
+from benchmarks.models.planted.base import Periodic
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -16,11 +17,11 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.guard.healing.plan_file import PlanFile
-from halfguard.guard.step_batches import StepBatches
 from halfguard.journal import read_rows
 from halfguard.precision.islands import is_fp32_island
 from halfguard.records import Action, HealingRow, StepRow
 from halfguard.records.plan import Island, PrecisionPlan
+from tests.guard.healing import soak
 from tests.guard.healing.jobs import BY_NAME, JOBS, Batch, Cubes, Job, Residual, Variance, loss_fn
 from tests.guard.helper import frozen, islands, same
 from tests.support.devices import place
@@ -36,6 +37,11 @@ def train(job: Job, config: Any, steps: int = 40, **options: Any) -> tuple[Guard
     torch.manual_seed(0)
     guard = Guard(work.model, work.optimizer, config, **options)
     return guard, [guard.step(work.loss, batch).action for batch in work.take(steps)]
+
+
+def go_on(guard: Guard, work: hg.Workload, steps: range) -> None:
+    for batch in list(work.take(steps.stop))[steps.start :]:
+        guard.step(work.loss, batch)
 
 
 def state(guard: Guard) -> Any:
@@ -245,8 +251,7 @@ def test_past_the_limit_the_guard_goes_on_and_says_so_once(
     job = Job("two", Two, 1, 300.0, loss_fn)
     work = job.job(0)
     guard = Guard(work.model, work.optimizer, RETRY | {"heal": {"islands": 1}})
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        actions = [guard.step(work.loss, batch).action for batch in work.take(30)]
+    actions = [guard.step(work.loss, batch).action for batch in work.take(30)]
     assert len(islands(work.model)) == 1
     assert Action.RETRY in actions[20:]
     assert sum("Healing ends" in record.message for record in caplog.records) == 1
@@ -257,8 +262,7 @@ def test_a_fault_that_fp32_has_too_gets_no_island(caplog: pytest.LogCaptureFixtu
         return loss_fn(model, batch) + torch.log(model(batch[0]).float() * 0).sum()
 
     job = Job("log of 0", BY_NAME["conv"].model, 2, 1.0, root_of_zero)
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        guard, _ = train(job, HEAL | {"skip": {"max_consecutive": 100}}, 6)
+    guard, _ = train(job, HEAL | {"skip": {"max_consecutive": 100}}, 6)
     assert not islands(guard.model)
     assert sum("not finite in FP32 either" in record.message for record in caplog.records) == 1
 
@@ -332,9 +336,7 @@ def test_stop_and_resume_is_bitwise(stop: int) -> None:
     work.model.load_state_dict(saved[0][0])
     work.optimizer.load_state_dict(saved[0][1])
     guard.load_state_dict(saved[1])
-    for index, batch in enumerate(work.take(14)):
-        if index >= stop:
-            guard.step(work.loss, batch)
+    go_on(guard, work, range(stop, 14))
     assert same(state(guard), state(whole))
     assert same(guard.state_dict()["healing"], whole.state_dict()["healing"])
 
@@ -353,9 +355,7 @@ def test_resume_from_a_snapshot_is_bitwise(tmp_path: Path) -> None:
     assert guard.resume()
     begin = guard.step_index
     assert begin < 13
-    for index, batch in enumerate(work.take(20)):
-        if index >= begin:
-            guard.step(work.loss, batch)
+    go_on(guard, work, range(begin, 20))
     assert islands(guard.model) == ["scale"]
     assert same(state(guard), state(whole))
 
@@ -374,15 +374,12 @@ def test_resume_from_a_snapshot_older_than_the_plan_repeats_the_healing(
     work = job.job(1)
     guard = Guard(work.model, work.optimizer, config, run_dir=tmp_path / "stopped")
     assert islands(guard.model) == ["scale"]
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        assert guard.resume()
+    assert guard.resume()
     begin = guard.step_index
     assert begin < 5  # the island was made after step 5
     assert not islands(guard.model)
     assert "module scale: in half again" in caplog.text
-    for index, batch in enumerate(work.take(16)):
-        if index >= begin:
-            guard.step(work.loss, batch)
+    go_on(guard, work, range(begin, 16))
     assert same(state(guard), state(whole))
     assert same(guard.state_dict()["healing"], whole.state_dict()["healing"])
     guard.close()
@@ -514,23 +511,6 @@ def test_an_alarm_of_an_audit_heals() -> None:
     assert not guard.audit(work.loss, batch).findings
 
 
-def test_findings_of_the_public_audit_are_alarms() -> None:
-    work = SWALLOWS.job(0)
-    guard = Guard(work.model, work.optimizer, {"heal": {}})
-    batch = next(iter(work.take(1)))
-
-    def step() -> Tensor:
-        with torch.autocast(batch[0].device.type, dtype=torch.float16):
-            return work.loss(work.model, batch)  # type: ignore[return-value]
-
-    findings = hg.audit(step, work.model).findings
-    assert guard._healing is not None
-    batches = StepBatches(micro_batches=[guard._micro_batch(work.loss, batch, None)])
-    guard._healing.alarm(findings, batches)
-    guard.step(work.loss, batch)
-    assert islands(work.model) == ["norm"]
-
-
 @pytest.mark.on_standin
 def test_watch_raises_the_alarm_by_itself(tmp_path: Path) -> None:
     config = {"heal": {}, "watch": {"every": 4}, "scale": {"init": 1024.0}}
@@ -553,3 +533,13 @@ def test_a_loop_with_its_own_forward_pass_is_refused() -> None:
         loss = work.loss(work.model, next(iter(work.take(1))))
     with pytest.raises(UsageError, match="heal must repeat"):
         guard.backward(loss)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", PERIODIC, ids=lambda planted: planted.name)
+def test_the_module_at_fault_is_healed(planted: Periodic) -> None:
+    run = soak.train(planted.job, 0, RETRY | {"heal": {}}, 4 * planted.every + 2)
+    assert run.modules == (planted.module,)
+    assert len(run.islands) == 1
+    assert run.failed_forward == 3
+    assert run.failed_after == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +105,7 @@ def test_an_island_is_proven_on_the_batch_as_it_was_given() -> None:
 def test_a_step_that_fp32_cannot_run_is_not_called_infinite(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        train(popping, {"watch": {"every": 5}, "heal": {}}, casts=True)
+    train(popping, {"watch": {"every": 5}, "heal": {}}, casts=True)
     assert "must have the same dtype" in caplog.text
     assert "not finite in FP32" not in caplog.text
 
@@ -168,13 +166,12 @@ def test_lines_of_a_plan_are_applied_in_their_modules_and_others_reported(
     config = {"plan": str(tmp_path / "plan.yaml")}
     guard = hg.Guard(model, torch.optim.SGD(model.parameters()), config)
     x = torch.ones(2, 4)
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        for _ in range(2):
-            with guard.autocast():
-                out = model(x)
-                loss = out.mean()
-            guard.backward(loss)
-            guard.update()
+    for _ in range(2):
+        with guard.autocast():
+            out = model(x)
+            loss = out.mean()
+        guard.backward(loss)
+        guard.update()
     assert out.dtype is torch.float32
     assert out.isfinite().all()
     assert caplog.text.count("outside of every module of this model") == 1
@@ -225,9 +222,8 @@ def test_a_half_batch_is_healed_and_stays_half(
     config = {"watch": {"every": 5}, "heal": {}, "scale": {"init": 1024.0}}
     guard = hg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
     batches = [Sample(batch["x"].to(dtype), batch["y"]) for batch in loud_batches(6)]
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        for batch in batches:
-            guard.step(of_sample, batch)
+    for batch in batches:
+        guard.step(of_sample, batch)
     assert is_island(model[1])
     assert "cannot be run in FP32" not in caplog.text
     assert all(batch.x.dtype is dtype for batch in batches)
@@ -238,10 +234,9 @@ def test_a_plan_with_lines_says_what_apply_plan_leaves_out(
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     lines = tuple(LineIsland(file="train.py", line=n, code="x = y / z") for n in range(1, 6))
-    with caplog.at_level(logging.WARNING, "halfguard"):
-        assert hg.apply_plan(model, PrecisionPlan(islands=(Island(module="1"),))) == ["1"]
-        assert not caplog.messages
-        assert hg.apply_plan(model, PrecisionPlan(lines=lines)) == []
+    assert hg.apply_plan(model, PrecisionPlan(islands=(Island(module="1"),))) == ["1"]
+    assert not caplog.messages
+    assert hg.apply_plan(model, PrecisionPlan(lines=lines)) == []
     [text] = caplog.messages
     for part in (
         "5 lines train.py:1 (x = y / z)",

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from halfguard.guard import policy
 from halfguard.guard.consensus import Gradients, measure
 from halfguard.guard.policy import StepLimits
-from halfguard.guard.stepping.gate import Gate, read_signals
+from halfguard.guard.stepping.gate import Gate, PendingRows, read_signals
 from tests.support.cases import each
 from tests.support.counting import OpCounter
 
@@ -63,15 +63,6 @@ def test_a_gate_follows_its_limits(bounds: list[StepLimits], loss: float, norm: 
         expected = policy.find_cause(read_signals(row.tolist(), one)) is not None
         assert bool(gate.refused(row, one)) == expected
         assert bool(gate.refused(row, one)) == expected
-
-
-@each("position", range(3))
-@each("value", [math.nan, math.inf])
-def test_whatever_is_not_finite_is_refused(position: int, value: float) -> None:
-    values = [1.0, 1.0, 0.0, 1.0]
-    values[position] = value
-    assert Gate().refused(row_of(*values), StepLimits())
-    assert not Gate().refused(row_of(1.0, 1.0, 0.0, 1.0), StepLimits())
 
 
 @settings(max_examples=200)
@@ -199,3 +190,38 @@ def test_culprits_are_those_that_are_not_finite() -> None:
 def test_else_the_largest_worst_first() -> None:
     assert gradients(a=1.0, b=3.0, c=2.0).worst(2) == [("b", 3.0), ("c", 2.0)]
     assert len(gradients(**{f"p{i}": float(i) for i in range(20)}).worst(5)) == 5
+
+
+# -- rows are read in order, a fixed number of steps late
+
+
+@pytest.mark.on_standin
+@pytest.mark.parametrize("lag", [0, 1, 2, 5])
+def test_a_row_arrives_lag_steps_later(lag: int) -> None:
+    box: PendingRows[int] = PendingRows(lag)
+    for step in range(10):
+        box.push(torch.tensor([float(step), 0.5]), step)
+        due = list(box.pop_due())
+        assert due == ([([step - lag, 0.5], step - lag)] if step >= lag else [])
+    rest = list(box.pop_due(everything=True))
+    assert [letter for _, letter in rest] == list(range(10 - lag, 10))
+    assert list(box.pop_due(everything=True)) == []
+
+
+@pytest.mark.on_standin
+@given(st.integers(0, 4), st.lists(st.sampled_from(["post", "collect", "all"]), max_size=40))
+def test_everything_arrives_once_and_in_order(lag: int, calls: list[str]) -> None:
+    box: PendingRows[int] = PendingRows(lag)
+    posted, arrived = 0, []
+    for call in calls:
+        if call == "post":
+            box.push(torch.tensor([float(posted)]), posted)
+            posted += 1
+            continue
+        for values, letter in box.pop_due(everything=call == "all"):
+            assert values == [float(letter)]
+            arrived.append(letter)
+        assert arrived == list(range(len(arrived)))
+        assert len(arrived) == posted if call == "all" else len(arrived) >= posted - lag
+    arrived += [letter for _, letter in box.pop_due(everything=True)]
+    assert arrived == list(range(posted))

@@ -72,29 +72,6 @@ def test_one_bad_batch_costs_one_step(kind: str, at: int, own_loop: bool, fused:
     assert all(torch.equal(a, b) for a, b in zip(with_bad, without, strict=True))
 
 
-def test_a_repeated_step_starts_from_the_same_hidden_state() -> None:
-    """Every step overflows in half; repeated in FP32, the run is the FP32 run."""
-    good = [torch.randn(2, 5, 4) for _ in range(6)]
-
-    def train(precision: str) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Recurrent()
-        config = {"precision": precision, "skip": {"on_nonfinite": "retry_fp32"}}
-        guard = Guard(model, SGD(model.parameters(), lr=0.1), config)
-
-        def breaks_in_half(model: nn.Module, x: Tensor) -> Tensor:
-            y = model(x)
-            loss: Tensor = y.float().square().mean()
-            return loss + (torch.inf if y.dtype == torch.float16 else 0.0)
-
-        for x in good:
-            assert guard.step(breaks_in_half, x).applied
-        return [*model.parameters(), model.h]
-
-    pairs = zip(train("fp16-mixed"), train("fp32"), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
 class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -111,17 +88,6 @@ def held(model: nn.Module) -> tuple[StepState, Buffers]:
     """Return the state as a loop with its own forward pass has it."""
     buffers = Buffers(model)
     return StepState(model, buffers), buffers
-
-
-def test_replaced_tensors_are_put_back() -> None:
-    model = Holder()
-    tensors, _ = held(model)
-    tensors.keep()
-    queue, mean = model.queue, model.mean
-    model.queue, model.mean = torch.ones(3), torch.ones(3)
-    tensors.restore()
-    assert model.queue is queue
-    assert model.mean is mean
 
 
 def test_a_cache_that_grew_stays_unless_it_is_poisoned() -> None:
@@ -174,15 +140,6 @@ def test_a_cache_made_at_first_use_stays_with_its_size() -> None:
     model.cache, model.length = torch.ones(3), 3
     tensors.restore()
     assert model.cache is not None
-
-
-def test_a_first_hidden_state_is_removed() -> None:
-    model = LazyCache()
-    tensors, _ = held(model)
-    tensors.keep()
-    model.h = torch.ones(3)
-    tensors.restore()
-    assert model.h is None
 
 
 class Pair(NamedTuple):

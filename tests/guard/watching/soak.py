@@ -1,9 +1,8 @@
 """Healthy, drifting, stable and freezing runs in full: ``scripts/soak watch [PART ...]``.
 
-Parts: ``healthy``, ``weights``, ``reference``, and forecasts on the runs of ``own``, ``planted``, ``first``,
-``second``, ``third`` and ``fourth``; without an argument, all. The rule of the forecast was tuned on its own
-runs, on the planted ones and on the first two lists (``models.forecast_runs``), and measured once on
-the third and the fourth.
+Parts: ``healthy``, ``weights``, ``reference``, and forecasts on ``planted``, ``first``, ``second``, ``third``
+and ``fourth``; without an argument, all. The rule of the forecast was tuned on the planted runs and on the
+first two lists (``models.forecast_runs``), and measured once on the third and the fourth.
 """
 
 from __future__ import annotations
@@ -19,26 +18,12 @@ from benchmarks.models.forecast_runs import FIRST, FOURTH, SECOND, THIRD, Runs
 from benchmarks.models.planted import Drift
 
 from tests.guard import healthy_runs
-from tests.guard.watching import drifts, half_weights
-from tests.guard.watching.drifts import Training, Watched
+from tests.guard.watching import half_weights
+from tests.guard.watching.watched import Training, Watched
 
 AHEAD = 50
-OWN_SEEDS = 3
 
 
-def _seeded(runs: dict[str, Callable[[int], Training]]) -> tuple[Drift, ...]:
-    def fixed(make: Callable[[int], Training], seed: int) -> Callable[[int], Training]:
-        return lambda _: make(seed)
-
-    seeds = range(OWN_SEEDS)
-    return tuple(
-        Drift(f"{name}, seed {seed}", fixed(make, seed))
-        for seed in seeds
-        for name, make in runs.items()
-    )
-
-
-OWN = Runs(_seeded(drifts.DRIFTING), _seeded(drifts.STABLE))
 PLANTED = Runs(tuple(planted.DRIFTING), tuple(planted.STABLE))
 
 
@@ -117,7 +102,6 @@ PARTS: dict[str, Callable[[], int]] = {
     "healthy": check_healthy,
     "weights": check_half_weights,
     "reference": check_reference,
-    "own": lambda: check_forecast("own", OWN, late=OWN_SEEDS),
     "planted": lambda: check_forecast("planted", PLANTED, told=1),
     "first": lambda: check_forecast("first", FIRST),
     "second": lambda: check_forecast("second", SECOND, late=3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.metrics_log import METRICS, WATCH_METRICS
 from halfguard.guard.watching.swallowed import Alarm
-from halfguard.guard.watching.watching import sampled_step
+from halfguard.guard.watching.watching import Sampling, sampled_step
 from halfguard.journal import read_rows
 from halfguard.records import parse_journal_row
 from halfguard.records.watch import WatchRow
-from tests.support.counting import OpCounter
+from tests.support.cases import each
 from tests.support.devices import place
 from tests.support.models import MODELS, batches, differences, loss_fn, make
 
@@ -35,11 +36,6 @@ class RmsNorm(nn.Module):
         half = x.half()
         mean = (half * half).mean(-1, keepdim=True)  # <- the fault
         return half / torch.sqrt(mean + 1e-5)
-
-
-class CurableNorm(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
 
 
 class Classifier(nn.Module):
@@ -127,18 +123,6 @@ def test_an_alarm_comes_between_two_steps_with_its_batches(seed: object) -> None
     [(alarms, count, open_step)] = found
     assert alarms == tuple(guard.watching.alarms)
     assert (count, open_step) == (1, False)
-
-
-def test_a_guard_that_heals_cures_what_the_watch_found(seed: object, tmp_path: Path) -> None:
-    model = Classifier()
-    model.norm = CurableNorm()  # type: ignore[assignment]
-    guard = guarded(model, run_dir=tmp_path, heal={})
-    for step in range(20):
-        guard.step(classify, loud(step))
-    assert guard.watching.alarms
-    assert (tmp_path / "plan.yaml").is_file()
-    rows = watched_rows(guard)
-    assert rows[0].infinite > 0 == rows[-1].infinite
 
 
 @pytest.mark.on_standin
@@ -264,21 +248,6 @@ def test_compiled_code_stays_compiled(seed: object) -> None:
     assert len(watched_rows(guard)) == 2
 
 
-def test_steps_in_between_have_no_further_operation_and_no_sync(seed: object) -> None:
-    counts: dict[bool, list[tuple[int, int]]] = {}
-    for watched in (False, True):
-        model = make("transformer")
-        watch = {"every": 10} if watched else None
-        optimizer = AdamW(model.parameters(), lr=0.01, fused=True)
-        guard = Guard(model, optimizer, {"watch": watch, "scale": SCALE})
-        for step, batch in enumerate(batches(10)):
-            with OpCounter() as counter:
-                guard.step(loss_fn, batch)
-            if step != sampled_step(0, 10):
-                counts.setdefault(watched, []).append((counter.total, counter.host_syncs))
-    assert counts[True] == counts[False]
-
-
 @pytest.mark.parametrize("where", ["forward", "backward", "update"])
 def test_an_error_in_a_sampled_step_leaves_no_trace(where: str, seed: object) -> None:
     model, due = make("transformer"), sampled_step(0, EVERY)
@@ -310,3 +279,40 @@ def test_an_error_in_a_sampled_step_leaves_no_trace(where: str, seed: object) ->
         failing["now"] = False
         guard.step(fragile, data[due])
         assert [row.step for row in watched_rows(guard)] == [due]
+
+
+# -- one step of each interval, at a place that depends on nothing but the interval
+
+
+@each("every", [1, 2, 7, 200])
+def test_each_interval_has_one_sampled_step(every: int) -> None:
+    sampling, found = Sampling(every), []
+    for step in range(50 * every):
+        if sampling.is_due(step):
+            found.append(step)
+            sampling.done(step)
+    assert [step // every for step in found] == list(range(50))
+
+
+def test_the_distance_varies() -> None:
+    steps = [sampled_step(index, 200) % 200 for index in range(100)]
+    assert len(set(steps)) > 60
+    assert min(steps) < 20
+    assert max(steps) > 180
+
+
+def test_a_step_of_no_use_is_replaced_by_the_next() -> None:
+    sampling, first = Sampling(10), sampled_step(0, 10)
+    assert sampling.is_due(first)
+    assert sampling.is_due(first + 1)
+    sampling.done(first + 1)
+    assert not sampling.is_due(first + 2)
+
+
+def test_no_random_state_is_used() -> None:
+    before = random.getstate(), torch.get_rng_state()
+    first = [sampled_step(index, 50) for index in range(20)]
+    random.seed(1)
+    assert [sampled_step(index, 50) for index in range(20)] == first
+    random.setstate(before[0])
+    assert torch.equal(torch.get_rng_state(), before[1])

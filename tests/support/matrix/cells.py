@@ -24,8 +24,7 @@ from halfguard.errors import UsageError
 from tests.guard.helper import frozen, same
 from tests.support.matrix.networks import OVERFLOWING, Batch, make_batch
 from tests.support.matrix.optimizers import OPTIMIZERS
-from tests.support.matrix.shape import Scaler, Shape
-from tests.support.matrix.shapes import SHAPES
+from tests.support.matrix.shapes import SHAPES, Scaler, Shape
 from tests.support.models import tensors_of
 
 Fault = Literal["healthy", "NaN batch", "overflow", "retry", "rollback"]

@@ -16,8 +16,7 @@ from halfguard.validation.executors.local import LocalExecutor
 from halfguard.validation.runs.running import run
 from halfguard.validation.runs.task import run_tasks, speed_tasks
 from halfguard.validation.study import run_study
-from tests.validation.helper import numbers, spec_of
-from tests.validation.processes import all_gone
+from tests.validation.helper import all_gone, numbers, spec_of
 
 
 @pytest.mark.slow

@@ -394,12 +394,13 @@ def test_state_goes_to_torchs_scaler_and_back() -> None:
 @each("in_use", [True, False])
 def test_a_loaded_scale_is_brought_within_bounds(scale: float, kept: float, in_use: bool) -> None:
     # torch's scaler may have saved a scale of 0; the next step would then write NaN to the weights.
-    saved = torch.amp.GradScaler(chosen_device().type).state_dict() | {"scale": scale}
+    state = torch.amp.GradScaler(chosen_device().type).state_dict()
+    saved = state | {"scale": scale, "_growth_tracker": 3}
     scaler = GradScaler(chosen_device().type)
     if in_use:
         scaler.scale(torch.ones(()))
     scaler.load_state_dict(saved)
-    assert scaler.get_scale() == kept
+    assert (scaler.get_scale(), scaler._get_growth_tracker()) == (kept, 3)
     assert scaler.scale(torch.ones(())).item() == kept
 
 

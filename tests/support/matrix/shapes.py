@@ -181,18 +181,18 @@ class Evaluated(OwnForward):
 
 
 class Accumulated(Shape):
-    """Four micro-batches per step, with clipping and gradient checkpointing."""
+    """Three micro-batches per step (not a power of 2), with clipping and gradient checkpointing."""
 
-    config: ClassVar[dict[str, Any]] = {"accumulate": 4, "clip": {"max_norm": 0.1}}
+    config: ClassVar[dict[str, Any]] = {"accumulate": 3, "clip": {"max_norm": 0.1}}
     max_norm = 0.1
-    micro_batches = 4
+    micro_batches = 3
 
     def make_model(self) -> nn.Module:
         return Classifier(sparse=self.case.sparse, checkpointed=True)
 
 
 class AccumulatedOwnForward(OwnForward):
-    """Four micro-batches per step in a loop with its own forward pass, with clipping."""
+    """Three micro-batches per step in a loop with its own forward pass, with clipping."""
 
     config: ClassVar[dict[str, Any]] = Accumulated.config
     max_norm = Accumulated.max_norm

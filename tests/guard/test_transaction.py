@@ -147,7 +147,7 @@ class Run:
 
     def state(self) -> Any:
         parts = (self.model, self.optimizer, self.scheduler, self.guard.scaler)
-        return frozen([*(part.state_dict() for part in parts), self.guard.summary().model_dump()])
+        return frozen([part.state_dict() for part in parts])
 
 
 def outcome(name: str, accumulate: int, *, retry: bool, point: str, at: int, expected: Any) -> str:

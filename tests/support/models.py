@@ -132,10 +132,11 @@ def bare_step(
     micro_batches: Sequence[Batch],
     max_norm: float,
     loss_of: Callable[[nn.Module, Batch], Tensor] = loss_fn,
+    dtype: torch.dtype = torch.float16,
 ) -> None:
     """Take one step of the loop in torch's documentation: autocast, GradScaler, clipping."""
     for batch in micro_batches:
-        with torch.autocast(chosen_device().type, torch.float16):
+        with torch.autocast(chosen_device().type, dtype, enabled=dtype is not torch.float32):
             loss = loss_of(model, batch)
         scaler.scale(loss / len(micro_batches) if len(micro_batches) > 1 else loss).backward()
     scaler.unscale_(optimizer)

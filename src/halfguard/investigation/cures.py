@@ -90,7 +90,7 @@ def _raw_step(found: PassResult) -> Iterator[Cure]:
     )
     lightning = settings.switch_on(place, "use_pl_optimizer", anywhere=True)
     ways = (settings.add_to_prepare(place), lightning, last)
-    yield from (untried(text, patch, "HG205") for patch in ways if patch)
+    yield from (cure for patch in ways for cure in untried(text, patch, "HG205"))
 
 
 def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
@@ -99,60 +99,50 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
     if not event.how.startswith("detect_anomaly") or lower is None or not lower.trial.good:
         return
     patch, places = settings.anomaly_off.with_places((script, 0) if script else None)
-    if patch:
-        yield untried(
-            "detect_anomaly raises at an overflow that the scaler would skip while its scale finds a level. "
-            f"Switch it off: {describe_place(places[-1])}.",
-            patch,
-            "HG307",
-        )
+    yield from untried(
+        "detect_anomaly raises at an overflow that the scaler would skip while its scale finds a level. "
+        f"Switch it off: {describe_place(next(reversed(places), None))}.",
+        patch,
+        "HG307",
+    )
 
 
 def _micro_batches(culprit: Culprit) -> Iterator[Cure]:
     """Yield a mean over micro-batches, if the sum of their gradients does not fit half."""
     if "AccumulateGrad" in culprit.op and culprit.dtype in HALF_NAMES:
-        patch = scaling.loss_per_micro_batch((culprit.file, culprit.line))
-        if patch:
-            yield untried(
-                f"The sum of the gradients of all micro-batches does not fit {culprit.dtype} at "
-                f"{culprit.place}: divide each loss by their number.",
-                patch,
-                "HG611",
-            )
+        yield from untried(
+            f"The sum of the gradients of all micro-batches does not fit {culprit.dtype} at "
+            f"{culprit.place}: divide each loss by their number.",
+            scaling.loss_per_micro_batch((culprit.file, culprit.line)),
+            "HG611",
+        )
 
 
 def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
     """Yield a loop that leaves out batches whose loss it makes finite by itself until now."""
-    hides = found.made.hides
-    if (
-        hides is None
-        or judge_fp32(found.trials) == "fine"
-        or event.kind not in ("loss", "gradients", "looked")
-    ):
-        return
-    patch = masks.skip_bad_batch(hides)
-    if patch:
-        culprit = "" if found.culprit is None else f" What is bad comes from {found.culprit.place}."
-        yield untried(
+    hides, culprit = found.made.hides, found.culprit
+    if judge_fp32(found.trials) != "fine" and event.kind in ("loss", "gradients", "looked"):
+        is_known = culprit is not None and culprit.file
+        source = f" What is bad comes from {culprit.place}." if culprit and is_known else ""
+        yield from untried(
             f"Leave out batches whose loss is not finite, before their backward pass, as a stopgap: "
-            f"{describe_place(hides)}.{culprit if found.culprit and found.culprit.file else ''} Repair or "
-            "drop such samples there.",
-            patch,
+            f"{describe_place(hides)}.{source} Repair or drop such samples there.",
+            masks.skip_bad_batch(hides),
             "HG308",
         )
 
 
-def untried(sentence: str, patch: str, code: str) -> Cure:
-    """Return a cure that no trial has shown: a run of the patched script has to."""
-    return Cure(what="operation", sentence=sentence, trial="", patch=patch, code=code)
+def untried(sentence: str, patch: str, code: str) -> Iterator[Cure]:
+    """Yield a cure that no trial has shown, if its patch is certain: a run of the patched script has to."""
+    if patch:
+        yield Cure(what="operation", sentence=sentence, trial="", patch=patch, code=code)
 
 
 def _mask(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     if found.mask is not None and judge_fp32(found.trials) == "fine":
         place = found.mask.file, found.mask.line
         patch = masks.smallest_number(place, found.mask.dtype or "float16")
-        if patch:
-            yield untried(advise_on_mask(found.mask, culprit), patch, "HG101")
+        yield from untried(advise_on_mask(found.mask, culprit), patch, "HG101")
 
 
 def _added_masks(culprit: Culprit) -> Iterator[Cure]:
@@ -161,40 +151,32 @@ def _added_masks(culprit: Culprit) -> Iterator[Cure]:
     if culprit.op not in ("add", "sub") or culprit.dtype != "float16" or low > -FP16.largest / 4:
         return
     patch, lines = masks.smaller_masks.with_places((culprit.file, culprit.line))
-    if patch:
-        places = "; ".join(map(describe_place, lines))
-        yield untried(
-            f"Two masks are added at {culprit.place}: the smallest number of half is in one of them, so the "
-            f"sum is infinite. Divide it by 4: {places}.",
-            patch,
-            "HG101",
-        )
+    yield from untried(
+        f"Two masks are added at {culprit.place}: the smallest number of half is in one of them, so the "
+        f"sum is infinite. Divide it by 4: {'; '.join(map(describe_place, lines))}.",
+        patch,
+        "HG101",
+    )
 
 
 def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     if event.kind == "scale" and found.made.not_updated > _NOT_UPDATED:
         patch, places = steps.update_before_continue.with_places(found.made.scaling)
-        if patch:
-            yield untried(
-                f"The loop goes on without scaler.update() at {describe_place(places[0])}: the loss scale "
-                "never falls. Step and update the scaler in every iteration; it skips bad steps by itself.",
-                patch,
-                "HG302",
-            )
+        yield from untried(
+            f"The loop goes on without scaler.update() at {describe_place(next(iter(places), None))}: the "
+            "loss scale never falls. Step and update the scaler in every iteration; it skips bad steps by "
+            "itself.",
+            patch,
+            "HG302",
+        )
     if "ctc_loss" in culprit.op:
         made = next((one.place for one in found.made.modules if not one.path), None)
-        patch = settings.add_keyword(
-            made or (culprit.file, culprit.line), "zero_infinity", "True", _CTC
-        )
-        if patch:
-            yield untried(ADVICE_ON_CTC, patch, "HG612")
+        made = made or (culprit.file, culprit.line)
+        patch = settings.add_keyword(made, "zero_infinity", "True", _CTC)
+        yield from untried(ADVICE_ON_CTC, patch, "HG612")
     if culprit.op.startswith("nll_loss") and culprit.file:
-        patch = masks.divide_by_labels((culprit.file, culprit.line))
-        if patch:
-            text = (
-                "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
-            )
-            yield untried(text, patch, "HG612")
+        text = "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
+        yield from untried(text, masks.divide_by_labels((culprit.file, culprit.line)), "HG612")
 
 
 def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
@@ -205,14 +187,13 @@ def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     half = made.half_weights or made.half_module
     range_of = f"{culprit.op} at {culprit.place} leaves the range of float16"
     where = f"They became half at {describe_place(half)}."
-    patch = fp32_weights(half, "bfloat16", made.half_callers)
-    if patch:
-        what = "Keep the weights in FP32, and run the model under autocast in bfloat16"
-        yield untried(f"{what}: {range_of}. {where}", patch, "HG601")
-    patch = fp32_weights(half, None, made.half_callers)
-    if patch:
-        what = "Keep the weights, and what is passed to the model, in FP32"
-        yield untried(f"{what}: {range_of}. {where}", patch, "HG601")
+    ways = {
+        "bfloat16": "Keep the weights in FP32, and run the model under autocast in bfloat16",
+        None: "Keep the weights, and what is passed to the model, in FP32",
+    }
+    for dtype, what in ways.items():
+        patch = fp32_weights(half, dtype, made.half_callers)
+        yield from untried(f"{what}: {range_of}. {where}", patch, "HG601")
 
 
 def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> Iterator[Cure]:
@@ -259,7 +240,7 @@ def _use_bfloat16(place: Place | None, script: str) -> str:
     return settings.framework_precision((script, 0) if script else None, "bf16")
 
 
-def _give_eps(made: Made, eps: str) -> str:
+def _eps(made: Made, eps: str) -> str:
     """Give an optimizer another eps, if it has one."""
     return (
         ""
@@ -337,10 +318,9 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     adapters = settings.switch_on(made.half_weights, "autocast_adapter_dtype", anywhere=False)
     for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
         yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch, code="HG403")
-    patch = _give_eps(made, "1e-4")
-    if patch and _rounds_to_zero(made.eps, culprit.dtype):
+    if _rounds_to_zero(made.eps, culprit.dtype):
         eps = "Give the optimizer an eps that is not 0 in half, such as 1e-4; better, "
-        yield untried(eps + sentence[0].lower() + sentence[1:], patch, "HG403")
+        yield from untried(eps + sentence[0].lower() + sentence[1:], _eps(made, "1e-4"), "HG403")
 
 
 def _rounds_to_zero(eps: float | None, dtype: str) -> bool:
@@ -351,14 +331,12 @@ def _rounds_to_zero(eps: float | None, dtype: str) -> bool:
 def _zero_eps(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]:
     """Yield an eps for an optimizer that divides by 0 without one."""
     if event.kind == "parameters" and culprit.module is None and found.made.eps == 0:
-        patch = _give_eps(found.made, "1e-8")
-        if patch:
-            yield untried(
-                f"The eps of {found.made.optimizer_class} is 0, so it divides 0 by 0 where a gradient was "
-                f"always 0. Give it one: {describe_place(found.made.optimizer)}.",
-                patch,
-                "HG403",
-            )
+        yield from untried(
+            f"The eps of {found.made.optimizer_class} is 0, so it divides 0 by 0 where a gradient was "
+            f"always 0. Give it one: {describe_place(found.made.optimizer)}.",
+            _eps(found.made, "1e-8"),
+            "HG403",
+        )
 
 
 def _line(result: TrialResult, what: str) -> Cure:
@@ -392,10 +370,9 @@ def _islands(result: TrialResult, found: PassResult) -> Iterator[Cure]:
     path = _widened(result.plan.module)
     widened = ((one.place, _widened(one.path)) for one in found.made.modules)
     ways = (island(place, inner) for place, inner in widened if "*" in inner)
-    patch = next((way for way in ways if way), "") if "*" in path else ""
-    if patch:
-        text = f"Keep {path!r} in FP32, by halfguard.fp32_island: other layers fail in later steps."
-        yield untried(text, patch, "HG601")
+    patch = next(filter(None, ways), "") if "*" in path else ""
+    text = f"Keep {path!r} in FP32, by halfguard.fp32_island: other layers fail in later steps."
+    yield from untried(text, patch, "HG601")
 
 
 def _widened(path: str) -> str:

@@ -219,8 +219,8 @@ def cure_bad_run(
         cures = [cure for cure in cures if cure.what != "precision"]
     if advice:  # the step alone shows nothing
         with contextlib.chdir(one.base):
-            kept = filter(None, map(leave_out_cast, reference.result.casts))
-            early = [untried(advice, patch, "HG601") for patch in kept]
+            kept = map(leave_out_cast, reference.result.casts)
+            early = [cure for patch in kept for cure in untried(advice, patch, "HG601")]
         cures = [*early, *(cure.model_copy(update={"trial": ""}) for cure in cures)]
 
     def judge(result: PassResult, cure: Cure) -> str:
@@ -348,9 +348,8 @@ def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:
         places = () if misused.place is None else (misused.place,)
         plan = TrialPlan(name="this line in FP32", kind=kind, places=places, scale=CALIBRATED)
         found = one.run("judge", "trying this line in FP32", event=event, change=plan)
-        for trial in found.trials:
-            if trial.trial.good and trial.patch:
-                yield untried(misused.sentence, trial.patch, misused.code)
+        for trial in (one for one in found.trials if one.trial.good):
+            yield from untried(misused.sentence, trial.patch, misused.code)
 
 
 def _can_patch(one: Investigation) -> bool:

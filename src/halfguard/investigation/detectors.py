@@ -48,7 +48,6 @@ class ClippedWhileScaled(Detector):
     _seen: tuple[Place, float, float] | None = None  # line, limit and loss scale
 
     def on_clipped(self, norm: Any, limit: Any) -> None:
-        """Note the first clipping of scaled gradients."""
         if self._seen is None and self.bus.holds_scaled:
             place, scale, limit = user_place(), self.bus.scale, float(limit)
             cut = norm is None or not float(norm) <= limit
@@ -81,12 +80,10 @@ class ScheduleAhead(Detector):
         self._begun: MutableMapping[Any, bool] = WeakIdKeyDictionary()  # by a step of a scaler
 
     def on_scaler_done(self, _scaler: Any, optimizer: Any) -> None:
-        """Note an optimizer that was stepped."""
         if not self.bus.was_skipped(optimizer):
             self._begun[getattr(optimizer, "optimizer", optimizer)] = True
 
     def on_scheduled(self, schedule: Any) -> None:
-        """Count a move after a step that was skipped."""
         optimizer = getattr(schedule.optimizer, "optimizer", schedule.optimizer)
         counts = optimizer in self._begun or self.bus.scale >= self._DEFAULT_SCALE
         if counts and self.bus.was_skipped(schedule.optimizer):
@@ -119,7 +116,6 @@ class ScaledPenalty(Detector):
     _reads = 0  # of the scale, until the last backward pass
 
     def on_backward(self, call: BackwardCall) -> None:
-        """Note gradients that are used in another loss."""
         if not call.accumulates:
             if call.scaler is not None and call.creates_graph:
                 self._place, self._is_scaled = self._place or user_place(), True
@@ -144,7 +140,6 @@ class ScalerOff(Detector):
     _seen: tuple[Place, str] | None = None  # line and device
 
     def on_scaler_made(self, scaler: Any, device: str) -> None:
-        """Note a scaler that torch has switched off."""
         place = user_place()
         if device and not scaler.is_enabled() and place is not None:
             self._seen = place, device
@@ -168,7 +163,6 @@ class HiddenError(Detector):
         self._seen: list[tuple[str, Place | None, int, Any]] = []  # with backward passes, optimizer
 
     def on_scaler_failed(self, optimizer: Any, error: Exception) -> None:
-        """Note an exception."""
         of = None if optimizer is None else weakref.ref(optimizer)
         self._seen.append((str(error), user_place(), self.bus.backward, of))
 
@@ -257,7 +251,6 @@ class WrongGradients(Detector):
                 yield Misused(kind=kind, code=code, sentence=text, place=place, by=by)
 
     def on_backward(self, call: BackwardCall) -> None:
-        """Note the gradients that are there."""
         for optimizer, one, before in self._marked(call):
             if before != one.marks or not self._are_left(self._sampled(optimizer)):
                 one.forget()
@@ -265,7 +258,6 @@ class WrongGradients(Detector):
                 one.left = user_place() or one.left
 
     def on_backward_done(self, call: BackwardCall, _gradients: Any) -> None:
-        """Note the optimizers whose gradients have changed."""
         for _, one, before in self._marked(call):
             if before == one.marks:
                 continue
@@ -293,11 +285,9 @@ class WrongGradients(Detector):
                 self._note("other scaler", source.place)
 
     def on_scaler_stepped(self, _scaler: Any, optimizer: Any) -> None:
-        """Note a step, which may have been skipped."""
         self.on_stepped(optimizer)
 
     def on_stepped(self, optimizer: Any) -> None:
-        """Note that the gradients of an optimizer are used up."""
         stepped = getattr(optimizer, "optimizer", optimizer)
         one = self._followed.get(stepped)
         if one is not None:
@@ -357,7 +347,6 @@ class RoundedPositions(Detector):
     _dtype = ""
 
     def on_operation(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Look at the cast of a tensor."""
         if self._place is not None or func.overloadpacket.__name__ != "_to_copy":
             return
         numbers = args[0] if args else None
@@ -401,7 +390,6 @@ class LostUpdates(Detector):
         self._dtype = ""
 
     def on_stepping(self, optimizer: Any) -> None:
-        """Keep half weights."""
         self._before = []
         if not self.is_on or not type(optimizer).__module__.startswith("torch.optim"):
             return
@@ -417,7 +405,6 @@ class LostUpdates(Detector):
                     self._dtype = str(parameter.dtype).removeprefix("torch.")
 
     def on_stepped(self, _optimizer: Any) -> None:
-        """Count the elements that are as before."""
         if not self._before:
             return
         self.is_on = False

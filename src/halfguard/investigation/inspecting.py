@@ -143,11 +143,9 @@ class Inspecting:
         self._watch.__enter__()  # type: ignore[no-untyped-call]
 
     def on_stepping(self, _optimizer: Any) -> None:
-        """Note the line."""
         self._stepping.add(user_place())
 
     def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
-        """Judge a step that was tracked."""
         watch = self._watch
         if watch is None or not call.accumulates:
             return
@@ -190,7 +188,6 @@ class Inspecting:
         return max(abs(half.low), abs(half.high)) < limit
 
     def on_step_begins(self) -> None:
-        """Begin to track a step that was chosen."""
         if self._bus.backward in self._plan.inspect:
             self._begin()
         elif self._bus.backward == self._taped:
@@ -199,7 +196,6 @@ class Inspecting:
             self.on_finished("", "steps")
 
     def on_finished(self, error: str, ended: Ended) -> NoReturn:
-        """Answer with what was seen."""
         leave(
             self._plan.answer,
             PassResult(

@@ -48,7 +48,6 @@ class LostDigits(Detector):
             self._begin()
 
     def on_entering(self) -> None:
-        """Begin with the call of a model, if no optimizer has stepped."""
         if self._is_wanted and self._tape is None and torch.is_grad_enabled():
             self._begin()
 
@@ -66,7 +65,6 @@ class LostDigits(Detector):
         return tape
 
     def on_backward(self, call: BackwardCall) -> None:
-        """Note where the forward pass ends."""
         tape = self._tape
         if tape is not None and call.accumulates:
             is_one = len(call.losses) == 1 and call.losses[0].numel() == 1

@@ -86,39 +86,30 @@ class MadePlaces:
         self._bad_before: MutableMapping[nn.Module, dict[str, bool]] = WeakIdKeyDictionary()
         # Parameters that became half, also of models that are gone; the innermost line is the first.
         self._half: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Place, ...]]] = {}
-        self._scaler: Place | None = None
-        self._scaling: Place | None = None
-        self._autocast: Place | None = None
-        self._autocast_device = ""
-        self._copied: Place | None = None  # a model, after the last optimizer was made
+        self._known: dict[str, Any] = {}  # other fields of ``Made``
         self._last_optimizer: dict[str, Any] = {}
 
     def facts(self, optimizer: torch.optim.Optimizer | None) -> Made:
         """Return the places; those of one optimizer, if it is known."""
-        made = Made(
-            scaler=self._scaler,
-            scaling=self._scaling,
-            autocast=self._autocast,
-            autocast_device=self._autocast_device,
-            copied=self._copied,
-        )
         if optimizer is None:  # it may have been deleted
-            facts = {"half_module": self._frozen_half([]), **self._last_optimizer}
-            return made.model_copy(update=facts)
+            return Made(**self._known, **self._last_optimizer, half_module=self._frozen_half([]))
         parameters = list(parameters_of(optimizer))
         half = [p for p in parameters if p.dtype in HALF_DTYPES]
         cast = next((lines for p in half if (lines := self._cast_at(p))), ())
         owner = self._owner(half[0]) if half and not cast else None
-        return made.model_copy(
-            update={
-                **_facts_of(optimizer, self._optimizers.get(optimizer, ())),
-                "half_weights": next(iter(cast), owner),
-                "half_callers": cast[1:],
-                "half_dtype": _common_dtype(half),
-                "half_module": self._frozen_half(parameters),
-                "stepped_by_scaler": optimizer in self._by_scaler,
-            }
+        return Made(
+            **self._known,
+            **_facts_of(optimizer, self._optimizers.get(optimizer, ())),
+            half_weights=next(iter(cast), owner),
+            half_callers=cast[1:],
+            half_dtype=_common_dtype(half),
+            half_module=self._frozen_half(parameters),
+            stepped_by_scaler=optimizer in self._by_scaler,
         )
+
+    def _note(self, name: str, place: Place | None) -> None:
+        if place is not None:
+            self._known[name] = place
 
     def _cast_at(self, parameter: torch.Tensor) -> tuple[Place, ...]:
         """Return the lines that made a parameter half."""
@@ -201,51 +192,42 @@ class MadePlaces:
     # -- what the script makes
 
     def on_module_made(self, module: nn.Module) -> None:
-        """Note the line of a module."""
         place = self.place(without=module)
         if place is not None:
             self._modules[module] = place
 
     def on_casting(self, module: nn.Module) -> None:
-        """Note whether buffers that are not half yet are bad."""
         for one in module.modules():
             for name, buffer in one.named_buffers(recurse=False):
                 if buffer.dtype not in HALF_DTYPES:
                     self._bad_before.setdefault(one, {})[name] = _is_bad(buffer)
 
     def on_cast(self, _module: nn.Module, new: list[torch.Tensor]) -> None:
-        """Note the lines that made parameters half."""
         lines = tuple(self._places()) if new else ()
         if lines:
             self._half.update({id(p): (weakref.ref(p), lines) for p in new})
 
     def on_copied(self, _module: nn.Module) -> None:
-        """Note a copy of a model that was made after the optimizer."""
         if self._last_optimizer:
-            self._copied = self.place() or self._copied
+            self._note("copied", self.place())
 
     def on_optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the lines of an optimizer."""
         lines = tuple(self._places(without=optimizer))
         self._optimizers[optimizer] = lines
-        self._copied = None
+        self._known.pop("copied", None)  # a copy counts if the optimizer is older
         self._last_optimizer = _facts_of(optimizer, lines)
 
     def on_scaler_made(self, scaler: Any, _device: str) -> None:
-        """Note the line of a scaler."""
-        self._scaler = self.place(without=scaler) or self._scaler
+        self._note("scaler", self.place(without=scaler))
 
     def on_scaled(self, _scaler: Any) -> None:
-        """Note a line that scales a loss."""
-        self._scaling = self.place() or self._scaling
+        self._note("scaling", self.place())
 
     def on_scaler_stepped(self, _scaler: Any, optimizer: Any) -> None:
-        """Note an optimizer that a scaler steps."""
         if optimizer is not None:
             self._by_scaler[optimizer] = True
 
     def on_autocast_made(self, region: Any, _device: str) -> None:
-        """Note the line of an FP16 region."""
         if region._enabled and region.fast_dtype is torch.float16:
-            self._autocast = self.place() or self._autocast
-            self._autocast_device = region.device
+            self._note("autocast", self.place())
+            self._known["autocast_device"] = region.device

@@ -66,27 +66,26 @@ class Crash:
     def cures(self) -> list[Cure]:
         """Return patches that may cure it; a run of the patched script has to show that."""
         patches = () if self._known is None else self._known.repairs(self)
-        return [*self._named(), *(untried(self.advice, one, self.code) for one in patches if one)]
+        advised = (cure for one in patches for cure in untried(self.advice, one, self.code))
+        return [*self._named(), *advised]
 
     def _named(self) -> Iterator[Cure]:
         """Yield cures whose line is another than that of the advice."""
         if self.code == "HG202":
             patch, places = steps.update_before_continue.with_places(self.made.scaling)
-            if patch:
-                yield untried(
-                    f"The loop goes on without scaler.update() at {describe_place(places[0])}, so that the "
-                    "next iteration unscales the same step again. Step and update the scaler in every "
-                    "iteration; it skips bad steps by itself.",
-                    patch,
-                    "HG302",
-                )
+            yield from untried(
+                f"The loop goes on without scaler.update() at {describe_place(next(iter(places), None))}, so "
+                "that the next iteration unscales the same step again. Step and update the scaler in every "
+                "iteration; it skips bad steps by itself.",
+                patch,
+                "HG302",
+            )
         if self.code == "HD106" and self.made.optimizer is not None:
             lines = (self.made.optimizer, *self.made.optimizer_callers)
             named = next((one for one in lines if not steps.is_returned(one)), None)
             patch, places = steps.optimizer_last.with_places(named)
-            if patch:
-                text = f"{self.advice} Its statement is moved: {describe_place(places[0])}."
-                yield untried(text, patch, self.code)
+            moved = f"Its statement is moved: {describe_place(next(iter(places), None))}."
+            yield from untried(f"{self.advice} {moved}", patch, self.code)
 
 
 def _sentence(text: str, place: Place | None) -> str:
@@ -218,18 +217,13 @@ def cures_of(one: Misused, first: PassResult) -> list[Cure]:
     else:
         make = _PATCHES.get(one.kind)
         found = [] if make is None else list(make(one, first))
-    cures = [untried(one.sentence, patch, one.code) for patch in dict.fromkeys(found) if patch]
-    return [*_prepared(one), *cures]
-
-
-def _prepared(one: Misused) -> Iterator[Cure]:
-    """Yield a schedule that Accelerate moves, if it was not given to prepare."""
-    patch, lines = settings.add_to_prepare.with_places(
-        one.place if one.kind == "schedule" else None
-    )
-    if patch:
-        text = f"{one.sentence} Accelerate does so, if it is given the schedule: "
-        yield untried(f"{text}{describe_place(lines[0])}.", patch, one.code)
+    # A schedule that was not given to prepare: Accelerate moves it.
+    schedule = one.place if one.kind == "schedule" else None
+    patch, lines = settings.add_to_prepare.with_places(schedule)
+    text = f"{one.sentence} Accelerate does so, if it is given the schedule: "
+    prepared = untried(f"{text}{describe_place(next(iter(lines), None))}.", patch, one.code)
+    ways = dict.fromkeys(found)
+    return [*prepared, *(cure for way in ways for cure in untried(one.sentence, way, one.code))]
 
 
 def _schedule(one: Misused, first: PassResult) -> Iterator[str]:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from halfguard.investigation.passes import (
     Event,
@@ -49,12 +49,6 @@ PassWatch = Callable[[PassResult, float], None]  # progress, and the seconds sin
 _ENVIRONMENT = {"WANDB_MODE": "offline", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-class _Process(Protocol):
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-
 @dataclass
 class _Forked:
     """A forked process, with the interface of ``subprocess.Popen``."""
@@ -64,6 +58,9 @@ class _Forked:
     def poll(self) -> int | None:
         done, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if done else None
+
+
+_Process = subprocess.Popen[bytes] | _Forked
 
 
 def can_fork(source: Path | None) -> bool:
@@ -91,35 +88,24 @@ def launch(
         path.unlink(missing_ok=True)
     variables = {**_ENVIRONMENT, **os.environ, **variables}
     process = _fork(plan, log, variables) if fork else _start(plan, log, variables)
-    started = time.monotonic()
-    ended = False
+    started, due, stopped = time.monotonic(), 0.0, False
     try:
-        ended = _follow(process, answer, started, watch, is_over)
+        while not stopped and process.poll() is None:
+            now = time.monotonic()
+            if now >= due:
+                due = now + _REPORT
+                watch(read_result(progress) or PassResult(), now - started)
+                stopped = is_over()
+            time.sleep(_POLL)
     except KeyboardInterrupt:
-        pass
+        stopped = True
     finally:
         _end_session(process)
     found = read_result(answer)
-    if found is None:
-        found = read_result(progress) or PassResult()
-        found = found.model_copy(update={"ended": "died" if ended else "interrupted"})
-    return found if ended else found.model_copy(update={"ended": "interrupted"})
-
-
-def _follow(
-    process: _Process, answer: Path, started: float, watch: PassWatch, is_over: Callable[[], bool]
-) -> bool:
-    """Wait for the process; return whether it ended by itself."""
-    due = 0.0
-    while process.poll() is None:
-        now = time.monotonic()
-        if now >= due:
-            due = now + _REPORT
-            watch(read_result(Path(f"{answer}.progress")) or PassResult(), now - started)
-            if is_over():
-                return False
-        time.sleep(_POLL)
-    return True
+    if found is None or stopped:
+        found = found or read_result(progress) or PassResult()
+        return found.model_copy(update={"ended": "interrupted" if stopped else "died"})
+    return found
 
 
 def _end_session(process: _Process) -> None:
@@ -269,15 +255,27 @@ class Investigation:
         variables = {} if ranks is None else ranks.begin_pass()
         self.log.write_bytes(b"")
         name = "other" if every_step else "losses" if trial is None else "patched"
-        facts = {
-            "event": event,
-            "start": start,
-            "alone": alone,
-            "every_step": every_step,
-            "in_fp32": in_fp32,
-            "losses": str(self.place / f"{'fp32' if in_fp32 else name}.bin"),
-        }
-        plan = self._plan(kind, change, trial).model_copy(update=facts)
+        plan = PassPlan(
+            kind=kind,
+            target=self._inside(),
+            folder=str(self._copied(self.folder)),
+            base=str(self._copied(self.base)),
+            answer=str(self.place / f"{kind}.json"),
+            losses=str(self.place / f"{'fp32' if in_fp32 else name}.bin"),
+            steps=trial.steps if trial else self.steps if kind == "sense" else None,
+            every_step=every_step,
+            event=event,
+            trial=self._trial_inside(change),
+            start=start,
+            alone=alone,
+            inspect=self.inspect,
+            patched=trial is not None,
+            in_fp32=in_fp32,
+            emulate=self.emulate,
+            isolated=() if copy is None else copy.folders(),
+            originals=(str(self.folder),) if copy is None else tuple(map(str, copy.roots)),
+            copies="" if copy is None else str(copy.place),
+        )
         source = None if self.target.is_module else self.folder / self.target.name
         until = math.inf if trial is None else time.monotonic() + trial.seconds
 
@@ -301,24 +299,8 @@ class Investigation:
             result = ranks.agree(result, self.bad_rank)
         return PassResult.model_validate_json(self.translate(result.model_dump_json()))
 
-    def _plan(self, kind: PassKind, change: TrialPlan | None, trial: Patched | None) -> PassPlan:
-        """Return the plan of a pass, with the paths of the copy."""
-        copy = self.copy
-        return PassPlan(
-            kind=kind,
-            target=self._inside(),
-            folder=str(self.folder if copy is None else copy.inside(self.folder)),
-            base=str(self.base if copy is None else copy.inside(self.base)),
-            answer=str(self.place / f"{kind}.json"),
-            steps=trial.steps if trial else self.steps if kind == "sense" else None,
-            trial=self._trial_inside(change),
-            inspect=self.inspect,
-            patched=trial is not None,
-            emulate=self.emulate,
-            isolated=() if copy is None else copy.folders(),
-            originals=(str(self.folder),) if copy is None else tuple(map(str, copy.roots)),
-            copies="" if copy is None else str(copy.place),
-        )
+    def _copied(self, path: Path) -> Path:
+        return path if self.copy is None else self.copy.inside(path)
 
     def losses(self, name: str) -> list[float]:
         """Return the losses of the last pass of a kind: "losses" of the first, "patched" or "fp32"."""
@@ -348,10 +330,9 @@ class Investigation:
 
     def _trial_inside(self, trial: TrialPlan | None) -> TrialPlan | None:
         """Return a trial with its line in the copy, where a pass looks for it."""
-        if trial is None or self.copy is None:
-            return trial
-        places = tuple((str(self.copy.inside(Path(file))), line) for file, line in trial.places)
-        return trial.model_copy(update={"places": places})
+        places = () if trial is None else trial.places
+        inside = tuple((str(self._copied(Path(file))), line) for file, line in places)
+        return None if trial is None else trial.model_copy(update={"places": inside})
 
     def _inside(self) -> Target:
         if self.copy is None or self.target.is_module:

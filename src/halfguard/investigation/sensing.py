@@ -104,7 +104,6 @@ class Sensing:
         bus.listen(*self._detectors, self._made, self)
 
     def on_backward(self, call: BackwardCall) -> None:
-        """Look at the loss."""
         if not call.accumulates:
             return
         with self._bus.unobserved():
@@ -123,7 +122,6 @@ class Sensing:
             self._found("parameters", "parameters, before a backward pass")
 
     def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
-        """Look at the gradients."""
         with self._bus.unobserved():
             bad = bad_tensors(gradients)
             stale, self._stale = self._stale, storages(bad)
@@ -150,17 +148,14 @@ class Sensing:
             self._found("scale", why)
 
     def on_backward_failed(self, error: RuntimeError) -> None:
-        """Tell a NaN that torch has found itself."""
         if "nan values" in str(error):  # torch.autograd.detect_anomaly
             self._found("gradients", "detect_anomaly, in the backward pass")
 
     def on_step_begins(self) -> None:
-        """Report the progress."""
         if self._progress.is_due:
             self._progress.write(self._result("interrupted"))
 
     def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the parameters."""
         # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad. If they were not
         # used in between, a pass that looks at every step is run afterwards.
         self._stepped = optimizer
@@ -196,11 +191,9 @@ class Sensing:
         )
 
     def on_scaler_failed(self, optimizer: torch.optim.Optimizer | None, _error: Exception) -> None:
-        """Note the optimizer of the error."""
         self._stepped = getattr(optimizer, "optimizer", optimizer) or self._stepped
 
     def on_looked(self, look: Look) -> None:
-        """Note that the script may skip the step."""
         if self._plan.patched:  # the patch may look, to leave out the batch
             return
         if look.tensor.requires_grad:
@@ -209,7 +202,6 @@ class Sensing:
             self._looked = self._event("looked", f"a number that the script read by {look.how}")
 
     def on_finished(self, error: str, ended: Ended) -> NoReturn:
-        """Answer after the script's end."""
         event = self._broken()
         why = self._rule.at_end(crashed=bool(error))
         if event is not None:

@@ -215,12 +215,10 @@ class Tracking(Approach):
                 self._answer_if_bad(self.bus.parameters)
 
     def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
-        """Look at the gradients."""
         if self.has_begun and (not call.scaled or self.event.kind == "scale"):
             self._answer_if_bad(gradients)
 
     def on_backward_failed(self, error: RuntimeError) -> None:
-        """Answer with the last bad number."""
         if self.has_begun and "nan values" in str(error):
             self._answer(self._watch.last)
 
@@ -230,18 +228,15 @@ class Tracking(Approach):
             self._leave(PassResult(ended="finished"))
 
     def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the parameters."""
         if self.has_begun:
             self._optimizer = optimizer
             self._random = capture_random_state()
             self._answer_if_bad(list(parameters_of(optimizer)))
 
     def on_scaler_failed(self, optimizer: Any, _error: Exception) -> None:
-        """Note the optimizer of the error."""
         self._optimizer = getattr(optimizer, "optimizer", optimizer) or self._optimizer
 
     def on_looked(self, look: Look) -> None:
-        """Look at what the script looks at."""
         expected = look.tensor.requires_grad or self.event.kind == "looked"
         if self.has_begun and expected:
             self._answer_if_bad([look.tensor])

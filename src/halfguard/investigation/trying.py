@@ -195,13 +195,11 @@ class Approach:
         self.begin(first, args)
 
     def on_backward(self, call: BackwardCall) -> None:
-        """Keep the losses on the way."""
         if not self.has_begun and call.accumulates:
             with self.bus.unobserved():
                 self._losses.append(first_number(call.losses))
 
     def on_step_begins(self) -> None:
-        """Begin after the backward pass before the event."""
         if not self.has_begun and self.bus.backward == self.event.backward:
             self._begin(None, ())
 
@@ -336,7 +334,6 @@ class Trying(Approach):
                 self._end(good=False)
 
     def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
-        """Look at the gradients, and answer."""
         if not self.has_begun:
             return
         with self.bus.unobserved():
@@ -354,7 +351,6 @@ class Trying(Approach):
                 self._end(good=True)
 
     def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the parameters, and answer."""
         if not self.has_begun or not self._judged:
             return
         with self.bus.unobserved():
@@ -362,12 +358,10 @@ class Trying(Approach):
         self._end(good=storages(bad) <= self._bad_before)
 
     def on_backward_failed(self, error: RuntimeError) -> None:
-        """Answer that it raised."""
         if self.has_begun:
             self._end(good=False, note=f"{type(error).__name__}: {error}")
 
     def on_looked(self, look: Look) -> None:
-        """Answer that a number is bad still."""
         if self.has_begun and (look.tensor.requires_grad or self.event.kind == "looked"):
             self._end(good=False)
 

@@ -243,15 +243,12 @@ class Surroundings:
             self._effects.setdefault(f"{what} {full}")
 
     def on_saving(self, path: str) -> None:
-        """Note a file of ``torch.save``, which Python does not see."""
         self._written(path, truncates=True)
 
     def on_spawned(self) -> None:
-        """Note that the script starts ranks."""
         self.spawns = True
 
     def on_autocast_made(self, region: Any, device: str) -> None:
-        """Note autocast that torch has switched off."""
         if device and not region._enabled and device != "cpu":
             self.autocast_off = device
 

@@ -24,7 +24,7 @@ def lint(
 
 
 def codes(text: str | bytes, path: str = "code.py") -> list[str]:
-    return [d.finding.code for d in lint(text, path)]
+    return [d.code for d in lint(text, path)]
 
 
 def fix(text: str | bytes, *kinds: FixKind, path: str = "code.py") -> FixResult:
@@ -43,4 +43,4 @@ def expected(text: str) -> set[tuple[int, str]]:
 
 
 def found(text: str, path: str) -> set[tuple[int, str]]:
-    return {(d.span.line, d.finding.code) for d in lint(text, path)}
+    return {(d.span.line, d.code) for d in lint(text, path)}

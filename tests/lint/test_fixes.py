@@ -48,7 +48,7 @@ def test_a_rule_that_says_it_fixes_does() -> None:
             d.fix.kind
             for path in sorted((FIXTURES / rule.code).glob("bad*"))
             for d in lint(path.read_bytes(), path.name)
-            if d.fix and d.finding.code == rule.code
+            if d.fix and d.code == rule.code
         }
         assert bool(kinds) == bool(kind := entry(rule.code).fix), rule.code
         assert kind is None or kind in kinds

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from halfguard.catalogue import Severity
-
-if TYPE_CHECKING:
-    from halfguard.records import Finding
 
 FixKind = Literal["safe", "unsafe"]
 Edit = tuple[int, int, str]  # the first byte, the one after the last, and what replaces them
@@ -85,11 +82,3 @@ class Diagnostic:
     def fix_text(self) -> str | None:
         """The text that the fix inserts, or None without a fix."""
         return "\n".join(text.strip() for _, _, text in self.fix.edits) if self.fix else None
-
-    @property
-    def finding(self) -> Finding:
-        """This finding as a record."""
-        from halfguard.records import Finding  # noqa: PLC0415
-
-        names = ("code", "message", "severity", "path", "line", "column", "subject", "cure")
-        return Finding(**{name: getattr(self, name) for name in names}, fix=self.fix_text)

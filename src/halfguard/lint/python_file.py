@@ -10,7 +10,7 @@ from functools import cached_property
 from halfguard.lint.autocast import AutocastRegions
 from halfguard.lint.conditions import is_for_full_precision
 from halfguard.lint.expressions import argument, name_of, name_parts, number, receiver
-from halfguard.lint.match import Fix, FixKind, Span
+from halfguard.lint.match import Fix, FixKind
 from halfguard.lint.precision import Precision, PrecisionReader, precision_of_dtype
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.roles import Roles
@@ -141,7 +141,7 @@ class PythonFile(SyntaxTree):
 
     def text(self, node: ast.expr | ast.stmt) -> str:
         """Return the source of a node."""
-        return self.source.text_at(Span.of(node))
+        return self._source_file.source(node)
 
     def fix(self, kind: FixKind, edit: Callable[..., object], *given: object) -> Fix | None:
         """Return the edits that a repair makes; None if it makes none, or if one is not certain."""

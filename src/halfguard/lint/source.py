@@ -12,8 +12,6 @@ import re
 import tokenize
 from functools import cached_property
 
-from halfguard.lint.match import Span
-
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
 
 
@@ -55,12 +53,3 @@ class Source:
         if not 1 <= number <= len(self.lines):
             return 1
         return len(self.lines[number - 1][:column].decode("utf-8", "replace")) + 1
-
-    def text_at(self, span: Span) -> str:
-        """Return the text of a range."""
-        lines = self.lines[span.line - 1 : span.end_line]
-        if len(lines) != span.end_line - span.line + 1:
-            return ""
-        lines[-1] = lines[-1][: span.end_column]  # first, because both may be the same line
-        lines[0] = lines[0][span.column :]
-        return b"".join(lines).decode("utf-8", "replace")

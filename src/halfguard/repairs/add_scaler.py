@@ -8,15 +8,7 @@ from dataclasses import dataclass
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.scalers import names_gradients, own_nodes, steps_around
-from halfguard.repairs.source_file import (
-    Place,
-    SourceFile,
-    all_calls,
-    called_name,
-    calls_at,
-    loops_around,
-    owner_of,
-)
+from halfguard.repairs.source_file import Place, SourceFile, all_calls, called_name, loops_around
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ def add_scaler(file: SourceFile, line: int, made: Region, scale: float) -> None:
     if not _make(file, statement, made, f"{scaler} = ", f"init_scale={scale!r}"):
         return
     file.replace(function.value, f"{scaler}.scale({file.source(function.value)})")
-    margin, optimizer = " " * stepping.col_offset, owner_of(file, steps[0])
+    margin, optimizer = " " * stepping.col_offset, file.owner_of(steps[0])
     file.replace(stepping, f"{scaler}.step({optimizer})\n{margin}{scaler}.update()")
     if looking is not None:
         _insert_between(file, statement, looking, f"{margin}{scaler}.unscale_({optimizer})")
@@ -88,7 +80,7 @@ def _device(file: SourceFile, line: int, made: Region) -> str:
     region = made.autocast
     if region is not None and region[0] == file.path:
         same = file.function_at(region[1]) is file.function_at(line)
-        for call in calls_at(file, region[1]):
+        for call in file.calls_at(region[1]):
             named = [k.value for k in call.keywords if k.arg == "device_type"]
             given = [*call.args[:1], *named] if called_name(call) == "autocast" else []
             if given and (same or isinstance(given[0], ast.Constant)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import SourceFile, called_name, calls_of, owner_of
+from halfguard.repairs.source_file import SourceFile, called_name
 
 _WORDS = ("dtype", "half", "float16")
 
@@ -13,7 +13,7 @@ _WORDS = ("dtype", "half", "float16")
 @Repair
 def leave_out_cast(file: SourceFile, line: int) -> None:
     """Cast to FP32 instead, in every cast of the statement on a line."""
-    for call in calls_of(file, line, "half", "bfloat16", "to"):
+    for call in file.calls_of(line, "half", "bfloat16", "to"):
         given = [file.source(one) for one in (*call.args, *(k.value for k in call.keywords))]
         by_name = called_name(call) != "to" and not given
         by_dtype = len(given) == 1 and any(word in given[0] for word in _WORDS)
@@ -30,7 +30,7 @@ def float_arguments(file: SourceFile, line: int, error: str) -> None:
     """Cast the argument of a module that an error names to FP32."""
     if not any(text in error for text in _HALF_FIRST):
         return
-    for call in calls_of(file, line):
+    for call in file.calls_of(line):
         named = isinstance(call.func, ast.Name | ast.Attribute)
         names = [one for one in call.args if isinstance(one, ast.Name | ast.Attribute)]
         if named and len(call.args) == 1 and names and not call.keywords:
@@ -41,7 +41,7 @@ def float_arguments(file: SourceFile, line: int, error: str) -> None:
 @Repair
 def call_in_fp32(file: SourceFile, line: int, kernel: str, index: int) -> None:
     """Cast the argument of one of the calls of a line: those of the kernel's own function come first."""
-    calls = [call for call in calls_of(file, line) if call.args]
+    calls = [call for call in file.calls_of(line) if call.args]
     calls.sort(key=lambda call: not kernel.startswith(called_name(call) or "-"))
     if index < len(calls):
         given = calls[index].args[0]
@@ -56,10 +56,10 @@ _WRITERS = ("index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce
 @Repair
 def cast_source(file: SourceFile, line: int) -> None:
     """Cast the last tensor that a writing call on a line is given."""
-    found = [call for call in calls_of(file, line) if called_name(call).rstrip("_") in _WRITERS]
+    found = [call for call in file.calls_of(line) if called_name(call).rstrip("_") in _WRITERS]
     if len(found) != 1:
         return
-    call, target = found[0], owner_of(file, found[0])
+    call, target = found[0], file.owner_of(found[0])
     at = 1 if called_name(call).startswith("index_put") else 2
     source = call.args[at] if len(call.args) > at else None
     source = next((k.value for k in call.keywords if k.arg in ("src", "source", "values")), source)
@@ -78,7 +78,7 @@ _WHOLE = ast.Add | ast.Sub | ast.Mult | ast.FloorDiv
 @Repair
 def float_positions(file: SourceFile, line: int) -> None:
     """Cast the whole numbers of a statement to FP32, if it is certain which cast is theirs."""
-    casts = calls_of(file, line, *_CASTS)
+    casts = file.calls_of(line, *_CASTS)
     counts = [call for call in casts if _is_count(file, _receiver(call))]
     theirs = [call for call in counts if _dtype(file, call) is not None] if counts else casts
     dtype = _dtype(file, theirs[0]) if len(theirs) == 1 else None

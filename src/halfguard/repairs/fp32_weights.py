@@ -5,15 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import (
-    Place,
-    SourceFile,
-    all_calls,
-    assigned_target,
-    called_name,
-    calls_at,
-    calls_of,
-)
+from halfguard.repairs.source_file import Place, SourceFile, all_calls, assigned_target, called_name
 
 _DTYPES = ("torch_dtype", "dtype")
 _HALF_NAMES = ("float16", "half", "bfloat16")
@@ -85,7 +77,7 @@ def _cast_by_caller(
         return False
     order = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     order = order[1:] if order[:1] == ["self"] else order
-    for call in calls_at(outer, callers[0][1]):
+    for call in outer.calls_at(callers[0][1]):
         given = {k.arg: k.value for k in call.keywords} | dict(zip(order, call.args, strict=False))
         if called_name(call) == function.name and name in given and _is_half(given[name], outer):
             outer.replace(given[name], "torch.float32")
@@ -112,7 +104,7 @@ def _leave_out_casts_of_inputs(file: SourceFile, name: str) -> None:
 def _leave_out_casts(file: SourceFile, statement: ast.stmt) -> bool:
     """Leave out casts to half inside a statement; return whether there was one."""
     found = False
-    for node in calls_of(file, statement.lineno):
+    for node in file.calls_of(statement.lineno):
         if isinstance(node.func, ast.Attribute) and _is_cast(node, file):
             kept = file.source(node.func.value)
             target = assigned_target(statement)

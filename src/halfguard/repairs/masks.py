@@ -5,13 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import (
-    SIMPLE,
-    SourceFile,
-    called_name,
-    loop_at,
-    only_call,
-)
+from halfguard.repairs.source_file import SIMPLE, SourceFile, called_name
 
 
 @Repair
@@ -60,7 +54,7 @@ def _is_far_below(node: ast.expr, file: SourceFile) -> bool:
 @Repair
 def divide_by_labels(file: SourceFile, line: int) -> None:
     """Divide a cross-entropy by the number of labels, or by 1."""
-    call = only_call(file, line, "cross_entropy")
+    call = file.only_call(line, "cross_entropy")
     if call is None or len(call.args) != 2 or {k.arg for k in call.keywords} - {"ignore_index"}:
         return
     ignored = next((file.source(k.value) for k in call.keywords), "-100")
@@ -74,7 +68,7 @@ def divide_by_labels(file: SourceFile, line: int) -> None:
 def skip_bad_batch(file: SourceFile, line: int) -> None:
     """Leave a batch out instead of hiding its NaN."""
     statement = file.statement_at(line)
-    if not isinstance(statement, ast.Assign) or loop_at(file, line) is None:
+    if not isinstance(statement, ast.Assign) or file.loop_at(line) is None:
         return
     target, call = statement.targets[0], statement.value
     given = call.args[0] if isinstance(call, ast.Call) and call.args else None

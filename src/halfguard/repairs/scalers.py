@@ -9,15 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from halfguard.repairs.source_file import (
-    Place,
-    SourceFile,
-    all_calls,
-    called_name,
-    calls_of,
-    has_call,
-    owner_of,
-)
+from halfguard.repairs.source_file import Place, SourceFile, all_calls, called_name
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 CLIPPINGS = ("clip_grad_norm_", "clip_grad_value_")
@@ -28,8 +20,8 @@ def steps_around(file: SourceFile, line: int) -> list[ast.Call]:
     """Return the calls ``.step(...)`` of the function around a line: those of scalers, if there are any."""
     scope = file.function_at(line) or file.tree
     found = [c for c in own_nodes(scope) if isinstance(c, ast.Call) and called_name(c) == "step"]
-    by_scaler = [c for c in found if c.args and is_scaler(file, owner_of(file, c))]
-    plain = [c for c in found if not c.args and is_optimizer(file, owner_of(file, c))]
+    by_scaler = [c for c in found if c.args and is_scaler(file, file.owner_of(c))]
+    plain = [c for c in found if not c.args and is_optimizer(file, file.owner_of(c))]
     return sorted(by_scaler or plain, key=lambda call: call.lineno)
 
 
@@ -38,14 +30,14 @@ def scaler_at(place: Place | None) -> str:
     file = None if place is None else SourceFile.read(place[0])
     if file is None or place is None:
         return ""
-    steps = (c for c in calls_of(file, place[1], "step") if c.args)
-    return next((owner_of(file, call) for call in steps), "")
+    steps = (c for c in file.calls_of(place[1], "step") if c.args)
+    return next((file.owner_of(call) for call in steps), "")
 
 
 def is_scaler(file: SourceFile, owner: str) -> bool:
     """Return whether an expression is known as a gradient scaler."""
     named = "scaler" in owner.rsplit(".", maxsplit=1)[-1].lower()
-    return named or has_call(file, owner, "scale", "unscale_") or _is_made_by(file, owner, "Scaler")
+    return named or file.has_call(owner, "scale", "unscale_") or _is_made_by(file, owner, "Scaler")
 
 
 def is_optimizer(file: SourceFile, owner: str) -> bool:
@@ -53,12 +45,12 @@ def is_optimizer(file: SourceFile, owner: str) -> bool:
     name = owner.rsplit(".", maxsplit=1)[-1].lower()
     if not owner or "sched" in name or is_scaler(file, owner):
         return False
-    return "opt" in name or has_call(file, owner, "zero_grad") or _is_made_by(file, owner, "optim")
+    return "opt" in name or file.has_call(owner, "zero_grad") or _is_made_by(file, owner, "optim")
 
 
 def stepped_optimizer(file: SourceFile, call: ast.Call) -> str:
     """Return the optimizer that a call steps; empty if it is no such call, or if it has a closure."""
-    owner, given = owner_of(file, call), call.args[0] if len(call.args) == 1 else None
+    owner, given = file.owner_of(call), call.args[0] if len(call.args) == 1 else None
     if called_name(call) != "step" or call.keywords:
         return ""
     if isinstance(given, ast.Name | ast.Attribute) and is_scaler(file, owner):

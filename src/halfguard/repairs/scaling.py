@@ -6,22 +6,13 @@ import ast
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.scalers import CLIPPINGS, scaler_steps, steps_around
-from halfguard.repairs.source_file import (
-    SourceFile,
-    all_calls,
-    called_name,
-    calls_of,
-    has_call,
-    loop_at,
-    owner_of,
-    sole_call,
-)
+from halfguard.repairs.source_file import SourceFile, all_calls, called_name
 
 
 @Repair
 def scale_loss(file: SourceFile, line: int, scaler: str, *, instead: bool = False) -> None:
     """Scale a loss, or scale it by this scaler ``instead`` of another one."""
-    for call in calls_of(file, line) if scaler else ():
+    for call in file.calls_of(line) if scaler else ():
         function = call.func
         if not isinstance(function, ast.Attribute):
             continue
@@ -40,13 +31,13 @@ def unscale_before_clipping(file: SourceFile, line: int) -> None:
     if statement is None:
         return
     prepare = next((c for c in file.calls if called_name(c) == "prepare"), None)
-    clips = [c for c in calls_of(file, line) if called_name(c).startswith("clip_grad_")]
-    if prepare is not None and owner_of(file, prepare) and clips:
-        file.replace(clips[0].func, f"{owner_of(file, prepare)}.{called_name(clips[0])}")
+    clips = [c for c in file.calls_of(line) if called_name(c).startswith("clip_grad_")]
+    if prepare is not None and file.owner_of(prepare) and clips:
+        file.replace(clips[0].func, f"{file.owner_of(prepare)}.{called_name(clips[0])}")
         return
     for step in steps_around(file, statement.lineno):
         if step.args and step.lineno > statement.lineno:
-            call = f"{owner_of(file, step)}.unscale_({file.source(step.args[0])})"
+            call = f"{file.owner_of(step)}.unscale_({file.source(step.args[0])})"
             if not _is_written(file, line, call):
                 file.insert_before(statement, f"{' ' * statement.col_offset}{call}")
             return
@@ -75,14 +66,14 @@ def unscale_once(file: SourceFile, line: int) -> None:
         return
     calls = [c for c in all_calls(statement) if isinstance(c.func, ast.Attribute)]
     for call in calls:
-        owner = owner_of(file, call)
-        if called_name(call) in _UNSCALING and has_call(file, owner, "accumulate"):
+        owner = file.owner_of(call)
+        if called_name(call) in _UNSCALING and file.has_call(owner, "accumulate"):
             file.indent(statement, f"if {owner}.sync_gradients:")
             return
     unscale = next((c for c in calls if called_name(c) == "unscale_"), None)
     if unscale is None or not isinstance(statement, ast.Expr):
         return
-    steps = scaler_steps(file, owner_of(file, unscale), file.function_at(line) or file.tree)
+    steps = scaler_steps(file, file.owner_of(unscale), file.function_at(line) or file.tree)
     step = next((one for one in steps if one.lineno > line), None)
     if step is None:
         return
@@ -104,10 +95,10 @@ def unscale_once(file: SourceFile, line: int) -> None:
 @Repair
 def unscale_penalty(file: SourceFile, line: int) -> None:
     """Unscale the gradients of a penalty."""
-    statement, scales = file.statement_at(line), calls_of(file, line, "scale")
+    statement, scales = file.statement_at(line), file.calls_of(line, "scale")
     if not isinstance(statement, ast.Assign) or not scales:
         return
-    value, scaler = statement.value, owner_of(file, scales[0])
+    value, scaler = statement.value, file.owner_of(scales[0])
     if isinstance(value, ast.Subscript):
         file.append(value, f" / {scaler}.get_scale()")
     elif isinstance(statement.targets[0], ast.Tuple) and len(statement.targets[0].elts) == 1:
@@ -119,8 +110,8 @@ def unscale_penalty(file: SourceFile, line: int) -> None:
 @Repair
 def loss_per_micro_batch(file: SourceFile, line: int) -> None:
     """Divide each loss by the number of micro-batches."""
-    backward = [c for c in calls_of(file, line, "backward") if not c.args]
-    loop = loop_at(file, line)
+    backward = [c for c in file.calls_of(line, "backward") if not c.args]
+    loop = file.loop_at(line)
     if len(backward) != 1 or not isinstance(loop, ast.For):
         return
     count, function = loop.iter, backward[0].func
@@ -135,7 +126,7 @@ def loss_per_micro_batch(file: SourceFile, line: int) -> None:
 @Repair
 def load_if_not_empty(file: SourceFile, line: int) -> None:
     """Load a state only if it is not empty."""
-    found = sole_call(file, line, "load_state_dict")
+    found = file.sole_call(line, "load_state_dict")
     state = found[1].args[0] if found is not None and len(found[1].args) == 1 else None
     if found is not None and isinstance(state, ast.Name | ast.Subscript | ast.Attribute):
         file.indent(found[0], f"if {file.source(state)}:")

@@ -5,15 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import (
-    Place,
-    SourceFile,
-    called_name,
-    calls_at,
-    only_call,
-    owner_of,
-    sole_call,
-)
+from halfguard.repairs.source_file import Place, SourceFile, called_name
 
 
 def set_keyword(
@@ -47,7 +39,7 @@ def has_only_device(call: ast.Call) -> bool:
 @Repair
 def change_keyword(file: SourceFile, line: int, name: str, value: str) -> None:
     """Change a keyword argument that is given on a line."""
-    given = [k for call in calls_at(file, line) for k in call.keywords if k.arg == name]
+    given = [k for call in file.calls_at(line) for k in call.keywords if k.arg == name]
     if len(given) == 1:
         file.replace(given[0].value, value)
 
@@ -57,7 +49,7 @@ def add_keyword(
     file: SourceFile, line: int, name: str, value: str, functions: tuple[str, ...]
 ) -> None:
     """Set a keyword argument of the only call of some functions on a line."""
-    found = only_call(file, line, *functions)
+    found = file.only_call(line, *functions)
     if found is not None:
         set_keyword(file, found, name, value)
 
@@ -65,7 +57,7 @@ def add_keyword(
 @Repair
 def switch_on(file: SourceFile, line: int, name: str, *, anywhere: bool) -> None:
     """Set a keyword argument that is False on a line, or anywhere in the file, to True."""
-    for call in file.calls if anywhere else calls_at(file, line):
+    for call in file.calls if anywhere else file.calls_at(line):
         for keyword in call.keywords:
             is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
             if keyword.arg == name and is_false:
@@ -75,7 +67,7 @@ def switch_on(file: SourceFile, line: int, name: str, *, anywhere: bool) -> None
 @Repair
 def initial_scale(file: SourceFile, line: int, scale: float) -> None:
     """Begin with a loss scale."""
-    scaler = only_call(file, line, "GradScaler")
+    scaler = file.only_call(line, "GradScaler")
     if scaler is not None and has_only_device(scaler):
         set_keyword(file, scaler, "init_scale", f"{scale!r}")
 
@@ -83,7 +75,7 @@ def initial_scale(file: SourceFile, line: int, scale: float) -> None:
 @Repair
 def scaler_device(file: SourceFile, line: int, device: str) -> None:
     """Give a scaler its device."""
-    call = only_call(file, line, "GradScaler")
+    call = file.only_call(line, "GradScaler")
     if call is not None and call.args and isinstance(call.args[0], ast.Constant):
         file.replace(call.args[0], f'"{device}"')
     elif call is not None and not call.args:
@@ -93,7 +85,7 @@ def scaler_device(file: SourceFile, line: int, device: str) -> None:
 @Repair
 def autocast_region(file: SourceFile, line: int, name: str, value: str) -> None:
     """Set an argument of the only autocast of a line."""
-    region = only_call(file, line, "autocast")
+    region = file.only_call(line, "autocast")
     if region is not None and has_only_device(region):
         set_keyword(file, region, name, value)
 
@@ -101,7 +93,7 @@ def autocast_region(file: SourceFile, line: int, name: str, value: str) -> None:
 def is_region(place: Place | None) -> bool:
     """Return whether a line has an autocast."""
     file = None if place is None else SourceFile.read(place[0])
-    calls = calls_at(file, place[1]) if file is not None and place is not None else []
+    calls = file.calls_at(place[1]) if file is not None and place is not None else []
     return any(called_name(call) == "autocast" for call in calls)
 
 
@@ -131,7 +123,7 @@ _CONFIGS = ("TrainingArguments", "SFTConfig", "DPOConfig", "RewardConfig")
 @Repair
 def optimizer_eps(file: SourceFile, line: int, optimizer: str, eps: str) -> None:
     """Give the optimizer of a class that is made on a line an eps."""
-    direct = [call for call in calls_at(file, line) if called_name(call) == optimizer]
+    direct = [call for call in file.calls_at(line) if called_name(call) == optimizer]
     if direct:
         if len(direct) == 1:
             set_keyword(file, direct[0], "eps", eps)
@@ -161,8 +153,8 @@ def anomaly_off(file: SourceFile, line: int) -> None:  # noqa: ARG001
 @Repair
 def add_to_prepare(file: SourceFile, line: int) -> None:
     """Prepare what is stepped on a line."""
-    found = sole_call(file, line, "step")
-    name = "" if found is None else owner_of(file, found[1])
+    found = file.sole_call(line, "step")
+    name = "" if found is None else file.owner_of(found[1])
     for node in ast.walk(file.tree) if name else ():
         value = node.value if isinstance(node, ast.Assign) else None
         if not isinstance(value, ast.Call) or not isinstance(node, ast.Assign):

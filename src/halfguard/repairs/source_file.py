@@ -29,49 +29,11 @@ def all_calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-def calls_at(file: SourceFile, line: int) -> list[ast.Call]:
-    """Return the calls around a line, outermost first."""
-    return [c for c in file.calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
-
-
-def calls_of(file: SourceFile, line: int, *names: str) -> list[ast.Call]:
-    """Return the calls of the statement on a line, all or those of some names, outer ones first."""
-    statement = file.statement_at(line)
-    found = () if statement is None else all_calls(statement)
-    return [call for call in found if not names or called_name(call) in names]
-
-
 def called_name(call: ast.Call) -> str:
     """Return the last name of the function that is called."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
-
-
-def only_call(file: SourceFile, line: int, *names: str) -> ast.Call | None:
-    """Return the call of one of these functions around a line, if it is the only one."""
-    found = [call for call in calls_at(file, line) if called_name(call) in names]
-    return found[0] if len(found) == 1 else None
-
-
-def sole_call(file: SourceFile, line: int, *names: str) -> tuple[ast.stmt, ast.Call] | None:
-    """Return the statement of a line and its call, if it is nothing but a call of one of these."""
-    statement = file.statement_at(line)
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if statement is None or not isinstance(call, ast.Call):
-        return None
-    return (statement, call) if not names or called_name(call) in names else None
-
-
-def owner_of(file: SourceFile, call: ast.Call) -> str:
-    """Return the text of what a method is called on."""
-    return file.source(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-
-
-def has_call(file: SourceFile, owner: str, *names: str) -> bool:
-    """Return whether a file calls one of these methods of an owner."""
-    called = {f"{owner}.{name}" for name in names}
-    return any(file.source(call.func) in called for call in file.calls)
 
 
 def loops_around(scope: ast.AST, line: int) -> list[Loop]:
@@ -82,11 +44,6 @@ def loops_around(scope: ast.AST, line: int) -> list[Loop]:
         if isinstance(node, Loop) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     return sorted(around, key=lambda node: node.lineno)
-
-
-def loop_at(file: SourceFile, line: int) -> Loop | None:
-    """Return the innermost loop around a line, in the same function."""
-    return next(reversed(loops_around(file.function_at(line) or file.tree, line)), None)
 
 
 def assigned_target(statement: ast.stmt) -> ast.expr | None:
@@ -202,6 +159,42 @@ class SourceFile:
         """Return the innermost function around a line."""
         around = [f for f in self._functions if f.lineno <= line <= (f.end_lineno or 0)]
         return max(around, key=lambda node: node.lineno, default=None)
+
+    def calls_at(self, line: int) -> list[ast.Call]:
+        """Return the calls around a line, outermost first."""
+        return [c for c in self.calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
+
+    def calls_of(self, line: int, *names: str) -> list[ast.Call]:
+        """Return the calls of the statement on a line, all or those of some names, outer ones first."""
+        statement = self.statement_at(line)
+        found = () if statement is None else all_calls(statement)
+        return [call for call in found if not names or called_name(call) in names]
+
+    def only_call(self, line: int, *names: str) -> ast.Call | None:
+        """Return the call of one of these functions around a line, if it is the only one."""
+        found = [call for call in self.calls_at(line) if called_name(call) in names]
+        return found[0] if len(found) == 1 else None
+
+    def sole_call(self, line: int, *names: str) -> tuple[ast.stmt, ast.Call] | None:
+        """Return the statement of a line and its call, if it is nothing but a call of one of these."""
+        statement = self.statement_at(line)
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if statement is None or not isinstance(call, ast.Call):
+            return None
+        return (statement, call) if not names or called_name(call) in names else None
+
+    def owner_of(self, call: ast.Call) -> str:
+        """Return the text of what a method is called on."""
+        return self.source(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+    def has_call(self, owner: str, *names: str) -> bool:
+        """Return whether a file calls one of these methods of an owner."""
+        called = {f"{owner}.{name}" for name in names}
+        return any(self.source(call.func) in called for call in self.calls)
+
+    def loop_at(self, line: int) -> Loop | None:
+        """Return the innermost loop around a line, in the same function."""
+        return next(reversed(loops_around(self.function_at(line) or self.tree, line)), None)
 
     @cached_property
     def calls(self) -> list[ast.Call]:

@@ -6,16 +6,7 @@ import ast
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.scalers import are_free_after, scaler_steps, stepped_optimizer, steps_around
-from halfguard.repairs.source_file import (
-    Place,
-    SourceFile,
-    all_calls,
-    called_name,
-    calls_at,
-    loops_around,
-    owner_of,
-    sole_call,
-)
+from halfguard.repairs.source_file import Place, SourceFile, all_calls, called_name, loops_around
 
 
 @Repair
@@ -29,12 +20,12 @@ def leave_out_step(file: SourceFile, line: int) -> None:
 @Repair
 def step_by_scaler(file: SourceFile, line: int, scaling: Place | None) -> None:
     """Step by the scaler whose scaling is known; both lines must be in one function."""
-    found = sole_call(file, line, "step")
-    optimizer = "" if found is None else owner_of(file, found[1])
+    found = file.sole_call(line, "step")
+    optimizer = "" if found is None else file.owner_of(found[1])
     if found is None or not optimizer or scaling is None or scaling[0] != file.path:
         return
-    scales = [c for c in calls_at(file, scaling[1]) if called_name(c) == "scale"]
-    scaler, function = owner_of(file, scales[0]) if scales else "", file.function_at(line)
+    scales = [c for c in file.calls_at(scaling[1]) if called_name(c) == "scale"]
+    scaler, function = file.owner_of(scales[0]) if scales else "", file.function_at(line)
     if not scaler or file.function_at(scaling[1]) is not function:
         return
     margin, scope = " " * found[0].col_offset, function or file.tree
@@ -46,7 +37,7 @@ def step_by_scaler(file: SourceFile, line: int, scaling: Place | None) -> None:
 @Repair
 def step_with_gradients(file: SourceFile, line: int) -> None:
     """Put the step of a line under a condition."""
-    found = sole_call(file, line)
+    found = file.sole_call(line)
     name = stepped_optimizer(file, found[1]) if found is not None and found[1].args else ""
     if found is not None and name:
         has = f'any(p.grad is not None for g in {name}.param_groups for p in g["params"])'
@@ -56,11 +47,11 @@ def step_with_gradients(file: SourceFile, line: int) -> None:
 @Repair
 def update_after_step(file: SourceFile, line: int) -> None:
     """Update the scaler after its step."""
-    found = sole_call(file, line, "update")
+    found = file.sole_call(line, "update")
     if found is None:
         return
     statement, call = found
-    steps = scaler_steps(file, owner_of(file, call), file.function_at(line) or file.tree)
+    steps = scaler_steps(file, file.owner_of(call), file.function_at(line) or file.tree)
     block = file.block_of(steps[0]) if steps else []
     if not steps or any(all(step is not one for one in block) for step in steps):
         return  # the last one is not certain
@@ -75,7 +66,7 @@ def update_before_continue(file: SourceFile, line: int, leaves: int = 0) -> None
     A step whose gradients are unscaled was checked: it is skipped, as the author means it, and updated.
     """
     loop = next(reversed(loops_around(file.tree, line)), None)
-    scales = [call for call in calls_at(file, line) if called_name(call) == "scale"]
+    scales = [call for call in file.calls_at(line) if called_name(call) == "scale"]
     if loop is None or not scales or not isinstance(scales[0].func, ast.Attribute):
         return
     scaler = file.source(scales[0].func.value)
@@ -109,7 +100,7 @@ def update_before_continue(file: SourceFile, line: int, leaves: int = 0) -> None
 @Repair
 def zero_gradients(file: SourceFile, line: int) -> None:
     """Zero the gradients after a step."""
-    found = sole_call(file, line)
+    found = file.sole_call(line)
     if found is None:
         return
     stepping, call = found
@@ -120,7 +111,7 @@ def zero_gradients(file: SourceFile, line: int) -> None:
     at = next(index for index, other in enumerate(block) if other is stepping)
     after = block[at + 1] if at + 1 < len(block) else None
     updates = [] if after is None else list(all_calls(after))
-    is_update = [file.source(c) for c in updates] == [f"{owner_of(file, call)}.update()"]
+    is_update = [file.source(c) for c in updates] == [f"{file.owner_of(call)}.update()"]
     last = after if after is not None and is_update else stepping
     file.insert_after(last, f"{' ' * stepping.col_offset}{optimizer}.zero_grad()")
 
@@ -128,13 +119,13 @@ def zero_gradients(file: SourceFile, line: int) -> None:
 @Repair
 def schedule_after_step(file: SourceFile, line: int) -> None:
     """Move a schedule with the steps that were applied."""
-    found = sole_call(file, line)
+    found = file.sole_call(line)
     row = 0 if found is None else found[0].lineno
     before = [c for c in steps_around(file, row) if c.args and c.lineno < row]
     step = file.statement_at(before[-1].lineno) if before else None
     if step is None or found is None:
         return
-    scaler = owner_of(file, before[-1])
+    scaler = file.owner_of(before[-1])
     updates = [c for c in file.calls if file.source(c.func) == f"{scaler}.update"]
     if any(step.lineno < c.lineno < row for c in updates):
         margin = " " * step.col_offset

@@ -389,18 +389,8 @@ def _shards(file: PythonFile, call: ast.Call) -> bool:
 _ZEROES = re.compile(r"zero_?grad|reset_grad|clear_grad|_foreach_zero_|\.grad\s*=[^=]|del \S+\.grad\b"
                      r"|\.grad(\.data)?\.(zero_|detach_|fill_)|[\"']grad[\"']|\.grad\s*\*=\s*0")  # fmt: skip
 _READS = {
-    "append",
-    "getattr",
-    "hasattr",
-    "id",
-    "isinstance",
-    "len",
-    "list",
-    "print",
-    "tuple",
-    "type",
-    "zip",
-}
+    "append", "getattr", "hasattr", "id", "isinstance", "len", "list", "print", "tuple", "type", "zip",
+}  # fmt: skip
 _MEASURES = re.compile(r"speed|bench|throughput|profil", re.IGNORECASE)
 _SCHEDULES = re.compile(r"sched|warmup|(^|_)lr(_|$)", re.IGNORECASE)
 _PLAIN_BASES = {"object", "ABC", "Module", "Protocol", "Generic"}

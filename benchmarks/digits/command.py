@@ -3,6 +3,7 @@
 python -m benchmarks.digits.command predict        healthy models: predicted and measured errors, accusations
 python -m benchmarks.digits.command name [FOLDER]  cases of lost digits: rank of the guilty line, and its fix
 python -m benchmarks.digits.command why [FOLDER]   silent scripts: whether halfguard why names the guilty line
+python -m benchmarks.digits.command mismatch       rollouts with and without a planted cause; 10M weights
 python -m benchmarks.digits.command cost           processor time of a report, relative to a plain step
 """
 
@@ -28,20 +29,23 @@ from torch.utils._pytree import tree_map
 import halfguard as hg
 from benchmarks.digits.cases_of import CASES, SCRIPTS, cases
 from benchmarks.digits.healthy import Job, repository_models, transformers_models
+from benchmarks.digits.rollouts import HEALTHY, PLANTED, large
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision.modes import without_autocast
 from halfguard.precision_names import Precision
 from halfguard.records.rounding import RoundingReport
 from halfguard.records.script_answer import ScriptAnswer
+from halfguard.report import mismatch_page, to_markdown
 from halfguard.tracing.rounding import attribute, norm, tape_finite_step
 
 PRECISIONS = {"float16": Precision.FP16_MIXED, "bfloat16": Precision.BF16_MIXED}
 FACTOR = 2.0
+SEEDS = (0, 1, 2)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("command", choices=("predict", "name", "why", "cost"))
+    parser.add_argument("command", choices=("predict", "name", "why", "mismatch", "cost"))
     parser.add_argument("folder", nargs="?", type=Path)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -52,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         name(options.folder or CASES)
     elif options.command == "why":
         why(options.folder or SCRIPTS)
+    elif options.command == "mismatch":
+        judge_mismatch()
     else:
         cost()
     return 0
@@ -182,6 +188,31 @@ def why(folder: Path) -> None:
         named += is_named
         print(f"{case.name:24} {'named' if is_named else 'missed'}: {cure or answer.advice}")
     print(f"named {named} of {len(list(cases(folder)))}")
+
+
+def judge_mismatch() -> None:
+    """Count planted causes that are named, and healthy pairs that are accused; show a larger policy."""
+    named = accused = 0
+    for name, (kind, make) in PLANTED.items():
+        found = [[one.kind for one in make(seed).causes] for seed in SEEDS]
+        named += sum(one == [kind] for one in found)
+        print(f"{name:40} {found}", flush=True)
+    for name, make_healthy in HEALTHY.items():
+        seen = [make_healthy(seed) for seed in SEEDS]
+        accused += sum(bool(one.causes) for one in seen)
+        print(
+            f"healthy, {name:31} {[[c.sentence for c in one.causes] for one in seen]}", flush=True
+        )
+    total = len(SEEDS)
+    print(f"named {named} of {len(PLANTED) * total}, accused {accused} of {len(HEALTHY) * total}")
+    start = time.process_time()
+    model, report = large()
+    spent = time.process_time() - start
+    weights = sum(p.numel() for p in model.parameters()) / 1e6
+    print(
+        f"{weights:.1f}M weights: {1000 * spent / report.tokens:.1f} s of processor time per 1,000 tokens"
+    )
+    print(to_markdown(mismatch_page(report)))
 
 
 def cost() -> None:

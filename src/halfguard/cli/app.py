@@ -21,7 +21,7 @@ from halfguard.errors import HalfguardError
 # a Typer application, and imports large packages inside its functions. The help shows them in groups, in the
 # order in which users need them.
 GROUPS = {
-    "Something went wrong": ("why", "replay", "report"),
+    "Something went wrong": ("why", "replay", "mismatch", "report"),
     "Before training": ("doctor", "lint", "probe", "plan"),
     "Is it good enough": ("validate", "compare"),
     "Set up and look up": ("presets", "rule", "explain"),

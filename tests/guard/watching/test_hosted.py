@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -15,7 +16,6 @@ from tests.guard.watching.test_watching import (
     EVERY,
     SCALE,
     Classifier,
-    CurableNorm,
     classify,
     hooks,
     loud,
@@ -24,6 +24,11 @@ from tests.guard.watching.test_watching import (
 from tests.support.models import differences
 
 STEPS = 12
+
+
+class CurableNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
 
 
 def watched(hosted: bool, *, accumulate: int = 1, **options: Any) -> tuple[Guard, Classifier]:

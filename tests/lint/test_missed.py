@@ -205,6 +205,10 @@ MISSED = {
             "                loss = criterion(out, y)\n            scaler.scale"), "HG115"),
     "ranks that exchange another value after the skip": (
         loop(f"if torch.isnan(loss):;     continue; dist.all_reduce(x); {STEPS}"), "HG301"),
+    "a loss by another name": (
+        loop().replace("    for epoch", "    xent = ContrastiveLoss()\n    for epoch").replace(
+            "loss = F.cross_entropy(model(x), y)", "out = model(x)").replace(
+            " scaler.scale", " loss = xent(out, y)\n            scaler.scale"), "HG115"),
     "arguments from a dictionary": (
         ("from transformers import AutoModel, TrainingArguments\n"
          "model = AutoModel.from_pretrained('m', torch_dtype=torch.float16)\n"

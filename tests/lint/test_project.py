@@ -132,6 +132,22 @@ def test_what_a_file_that_trains_in_half_imports_runs_in_half(tmp_path: Path, li
     assert not project.may_call_in_half(str(tmp_path / "models/other.py"))
 
 
+def test_what_a_package_offers_is_as_near_as_the_package(tmp_path: Path) -> None:
+    (tmp_path / "model/blocks").mkdir(parents=True)
+    (tmp_path / "build.py").write_text("from model import Net\n")
+    (tmp_path / "model/__init__.py").write_text("from .Net import Net\n")
+    (tmp_path / "model/Net.py").write_text("from .blocks.attention import A\n")
+    (tmp_path / "model/blocks/attention.py").write_text(ATTENTION)
+    text = "from build import get\nfrom model import Loss\nscaler = GradScaler()\nloss.backward()\n"
+    (tmp_path / "train.py").write_text(text)
+    assert read(tmp_path).may_call_in_half(str(tmp_path / "model/blocks/attention.py"))
+
+
+def test_precision_is_known_through_many_assignments() -> None:
+    long = "        scores = scores.view(1)\n" * 8
+    assert codes(ATTENTION.replace("        return", f"{long}        return"), HALF) == ["HG101"]
+
+
 SWITCHED = HEAD + (
     "scaler = torch.amp.GradScaler('cuda', enabled=args.amp)\n"
     "def train(model, optimizer, x):\n    scaler.scale(model(x)).backward()\n"

@@ -30,7 +30,7 @@ _SCALARS = re.compile(
 _VIEWS = {"data", "T", "mT", "H", "mH", "grad", "values", "real"}
 _CASTS = {"to", "type", "astype"}
 _DEVICE = re.compile(r"device|cuda|cpu|gpu|rank|memory_format", re.IGNORECASE)
-_MAX_DEPTH = 12
+_MAX_DEPTH = 40
 _MAX_CALLERS = 32  # the first calls of a helper are enough to judge it
 
 
@@ -65,12 +65,17 @@ class PrecisionReader:
     def __init__(self, tree: SyntaxTree, autocast: AutocastRegions) -> None:
         self.tree = tree
         self.autocast = autocast
+        self._known: dict[ast.AST, Precision] = {}
         self._of_parameters: dict[tuple[Function, str], Precision] = {}
         self._of_functions: dict[tuple[Function, int], Precision] = {}
 
     def read(self, node: ast.AST, depth: int = 0) -> Precision:
-        if depth > _MAX_DEPTH:
-            return Precision.MAYBE
+        if node not in self._known:
+            self._known[node] = Precision.MAYBE  # for recursive functions
+            self._known[node] = self._read(node, depth) if depth <= _MAX_DEPTH else Precision.MAYBE
+        return self._known[node]
+
+    def _read(self, node: ast.AST, depth: int) -> Precision:
         if isinstance(node, ast.Call):
             return self._of_call(node, depth)
         if isinstance(node, ast.BinOp):

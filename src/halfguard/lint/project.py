@@ -205,7 +205,9 @@ def _reached(start: list[Path], sources: dict[Path, bytes]) -> set[Path]:
                         continue
                     if _is_at(other, want[:-1], path if dots else None):
                         reached.add(other)
-                        waiting.append((other, further))
+                        # Packages do not count: what they import comes before what is one file further.
+                        place = 0 if further == depth else len(waiting)
+                        waiting.insert(place, (other, further))
     return reached
 
 

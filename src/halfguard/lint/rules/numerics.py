@@ -185,14 +185,11 @@ def check_losses(file: PythonFile) -> Iterator[Match]:
     trained = {file.function_of(e.node) for s in file.steps for e in s.find("scaled_backward")}
     for call in file.nodes(ast.Call):
         function = file.function_of(call)
-        if (
-            function not in trained
-            or not _LOSS.search(called_name(call))
-            or file.is_inference(call)
-        ):
-            continue
-        made = file.last_assignment(call.func)
+        made = file.last_assignment(call.func) if function in trained else None
         loss = made.value if made and isinstance(made.value, ast.Call) else call
+        is_loss = any(_LOSS.search(called_name(one)) for one in (call, loss))
+        if function not in trained or not is_loss or file.is_inference(call):
+            continue
         if file.project.casting_losses and not file.is_torch_call(loss):
             continue
         region = file.autocast.directly_around(call)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfguard.dist.collectives import all_agree
+from halfguard.dist.collectives import all_agree, all_gather_object
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
 from halfguard.guard import optional_parts, policy
@@ -77,6 +78,7 @@ _RELOAD = (
 )
 # Steps after which a row is read, if reading it at once would stall the device.
 _LAG = 2
+_PLACES = 4  # machines that are named
 
 
 class Guard:
@@ -133,6 +135,7 @@ class Guard:
         self._attached_lines = False
         self._told_failed_repeat = False
         self._repeats = 0  # in FP32
+        self._culprits: set[str] = set()  # of steps that were run again as they were
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
@@ -831,9 +834,13 @@ class Guard:
             if decision.action is Action.RETRY:
                 self._stepper.apply_repeated(gradients)
                 applied = True
-            self._stepper.release_scale(is_cause=in_fp32 not in policy.NONFINITE)
+            is_transient = applied and report.batches.finite_again
+            is_cause = in_fp32 not in policy.NONFINITE and not is_transient
+            self._stepper.release_scale(is_cause=is_cause)
             if applied:
                 self._advance(report.turn)
+            if is_transient:
+                decision = replace(decision, note=self._describe_transient(report))
         except BaseException:
             self._stepper.half_applied |= applied
             self._stepper.discard()
@@ -847,20 +854,41 @@ class Guard:
     ) -> tuple[policy.Decision, policy.Signals] | None:
         """Run the step twice as it was; skip it if the two passes differ on any rank.
 
-        That is done at the first repeat, and at the second, fourth, eighth: state may appear late.
+        That is done at the first repeat, and at the second, fourth, eighth: state may appear late. It is
+        also done once for each new culprit: if the passes are finite, the machine was at fault.
         """
         self._repeats += 1
-        if self._repeats & (self._repeats - 1):
+        known, device = report.outcome.fault_report, self._stepper.device
+        culprits = ("",) if known is None else known.culprits[:1]
+        is_new = not self._culprits.issuperset(culprits)
+        self._culprits.update(culprits)
+        if self._repeats & (self._repeats - 1) and not is_new:
             return None
-        difference = optional_parts.difference_finder()(
+        difference, is_finite = optional_parts.runner_as_it_was()(
             self._stepper, report.batches, self._loss_again, whole=not self._hosted
         )
-        if all_agree(not difference, self._stepper.device):
+        # A host may add a context to its pass that is not in its repeat.
+        is_finite = is_finite and not self._hosted and not self._stepper.adds_in_half
+        report.batches.finite_again = all_agree(is_finite, device)
+        if all_agree(not difference, device):
             return None
         names = [difference or "something on another rank"]
         report.batches.unrepeatable = True
         self._report_unrepeatable(self._stepper.step_state.add_unrepeatable(names))
         return self._skip_unrepeatable(seen, report)
+
+    def _describe_transient(self, report: StepReport) -> str:
+        """Say which machines computed numbers that the same step does not give again. All ranks are here."""
+        places = all_gather_object(f"{platform.node()}, {self._stepper.device}")
+        ranks = report.outcome.ranks or range(len(places))
+        where = "; ".join(f"rank {rank} on {places[rank]}" for rank in ranks[:_PLACES])
+        if self.config.privacy:
+            where = ", ".join(f"rank {rank}" for rank in ranks[:_PLACES])
+        return (
+            "transient fault: run twice again as it was, with the same batch, random numbers and loss scale, "
+            f"the step is finite ({where}). The loss scale stays, and nothing is healed; if it comes again, "
+            "test that machine."
+        )
 
     def _loss_again(self, micro: MicroBatch, batch: Any) -> Tensor:
         with self._lines_in_fp32, autocast(self.config.precision, self._stepper.device.type):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from halfguard.guard.healing.healing import Healing
     from halfguard.guard.incidents import Incidents
     from halfguard.guard.recovery.recovery import Recovery
+    from halfguard.guard.stepping.two_passes import AsItWas
     from halfguard.guard.watching.watching import Watching
     from halfguard.records.plan import LineIsland, PrecisionPlan
     from halfguard.trials.line_islands import LineIslands
@@ -78,8 +79,8 @@ def save_on_host(model: nn.Module) -> AbstractContextManager[object]:
     return SavedOnHost(model)
 
 
-def difference_finder() -> Callable[..., str]:
+def runner_as_it_was() -> Callable[..., AsItWas]:
     """Return the function that runs a bad step twice, and compares what it reads."""
-    from halfguard.guard.stepping.two_passes import find_difference
+    from halfguard.guard.stepping.two_passes import run_as_it_was
 
-    return find_difference
+    return run_as_it_was

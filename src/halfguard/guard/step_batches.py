@@ -111,6 +111,7 @@ class StepBatches:
     micro_batches: list[MicroBatch] = field(default_factory=list)
     gradients_held_back: bool = False  # not reduced over ranks until the last micro-batch
     reduced_each: bool = False  # a host lets FSDP2 reduce the gradients of each micro-batch
+    finite_again: bool = False  # when they were run twice as they had been, on all ranks
     unrepeatable: bool = False  # they change something that nobody can put back
 
     def add(self, part: Tensor, micro_batch: MicroBatch) -> None:

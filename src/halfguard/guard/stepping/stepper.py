@@ -112,6 +112,20 @@ class Stepper:
         """True if there are no other ranks."""
         return self._consensus.single_rank
 
+    def local_gradients(self) -> list[Tensor]:
+        """Return this rank's parts of all gradients."""
+        lists = [group["params"] for o in self.optimizers for group in o.param_groups]
+        # list.__iter__: iterating over the parameters of MasterWeights collects gradients.
+        known = chain(self.model.parameters(), *map(list.__iter__, lists))
+        grads = {id(p): p.grad for p in known if p.grad is not None}
+        return [local_tensor(grad) for grad in grads.values()]
+
+    @property
+    def adds_in_half(self) -> bool:
+        """True if DDP adds half gradients of ranks, so that a sum may overflow that no rank sees."""
+        weights = self.model.parameters()
+        return self._wrappers.replicates and any(w.dtype == torch.float16 for w in weights)
+
     @property
     def holds_gradients(self) -> bool:
         """True if gradients wait where no optimizer sees them, to be reduced with later ones."""

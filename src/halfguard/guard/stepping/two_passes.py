@@ -1,13 +1,14 @@
 """Run a bad step twice as it was, before it is repeated in FP32, and compare what the two passes read.
 
 The state that a step reaches is searched for, and a search can miss something. Two passes that begin with
-the same state read the same values; if they do not, the repeat would not be the same step either.
+the same state read the same values; if they do not, the repeat would not be the same step either. If they
+read the same and are finite, although the step was not, the machine was at fault and not the numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -28,10 +29,17 @@ from halfguard.tracing.values_read import ValuesRead
 _LossOf = Callable[[MicroBatch, Any], Tensor]
 
 
-def find_difference(
+class AsItWas(NamedTuple):
+    """Two passes of a refused step on this rank, in its own precision and with its loss scale."""
+
+    difference: str = ""  # what they read differently
+    is_finite: bool = False  # losses and gradients of both
+
+
+def run_as_it_was(
     stepper: Stepper, batches: StepBatches, loss_of: _LossOf, *, whole: bool
-) -> str:
-    """Return what two passes of a refused step read differently on this rank; empty if nothing.
+) -> AsItWas:
+    """Run a refused step twice; return what the passes read differently, and whether they are finite.
 
     If the step is ``whole``, nothing ran since its backward pass, and the generators must be in their present
     state after a pass, unless compiled code has drawn other numbers. A pass that raises shows nothing: the
@@ -42,22 +50,22 @@ def find_difference(
     def generators() -> tuple[Any, list[Any]]:
         return capture_random_state(), [generator_state(generator) for generator in own]
 
-    def run() -> tuple[ValuesRead, Any]:
-        return _run(stepper, batches, loss_of), generators()
+    def run() -> tuple[ValuesRead, bool, Any]:
+        return *_run(stepper, batches, loss_of), generators()
 
     after = generators()
     try:
         with stepper.step_state.preserved():  # also what a repeat would not put back
             both, errors = run_on_all(lambda: (run(), run()), stepper.device)
             if errors:
-                return ""
-            ((first, now), (second, _)) = both
+                return AsItWas()
+            (first, one, now), (second, two, _) = both
             difference = first.first_difference(second)
             # The first pass may have filled a cache. All ranks run the third one, or none: FSDP2 gathers.
             if not all_agree(not difference, stepper.device):
                 third, errors = run_on_all(run, stepper.device)
                 if errors:
-                    return ""
+                    return AsItWas()
                 difference = second.first_difference(third[0])
     finally:
         restore_random_state(after[0])
@@ -66,15 +74,23 @@ def find_difference(
     # Compiled code draws other numbers than eager code.
     checks_generators = whole and not has_compiled()
     if not difference and checks_generators and not same_random_state(now, after):
-        return "a generator of random numbers, which is in another state when the step is run again"
-    return difference and f"what {difference} reads"
+        difference = (
+            "a generator of random numbers, which is in another state when the step is run again"
+        )
+        return AsItWas(difference)
+    # Compiled code may compute other numbers than eager code.
+    return AsItWas(
+        difference and f"what {difference} reads",
+        one and two and not difference and not has_compiled(),
+    )
 
 
-def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> ValuesRead:
+def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> tuple[ValuesRead, bool]:
+    """Return what a pass reads, and whether its losses and gradients are finite."""
     values = ValuesRead(weights=not sharded_modules(stepper.model))
+    finite: list[Tensor] = []
     with (
         stepper.leaving_no_trace(),
-        stepper.scaler.repeating(),  # its gradients are not scaled
         unreduced_gradients(stepper.model),
         eagerly(),
     ):
@@ -82,5 +98,10 @@ def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> ValuesRead
             micro.restore()
             with values:
                 loss = loss_of(micro, copy_containers(micro.batch))
-            loss.backward()  # type: ignore[no-untyped-call]
-    return values
+            part = loss / stepper.config.accumulate if stepper.config.accumulate > 1 else loss
+            finite.append(part.detach().isfinite().all())
+            scaled = part * stepper.scaler.get_scale()
+            scaled.backward()  # type: ignore[no-untyped-call]
+        finite += [grad.isfinite().all() for grad in stepper.local_gradients()]
+        is_finite = all(map(bool, finite))
+    return values, is_finite

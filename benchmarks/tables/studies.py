@@ -1,17 +1,19 @@
 """Make the tables of the five example systems from the verdicts of their studies.
 
 examples/*/verdict.json and verdict_cured.json are what `halfguard validate` wrote for study.yaml and
-study_cured.yaml.
+study_cured.yaml; benchmarks/results/systems.json is what `scripts/bench systems --out FILE` wrote.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
 from benchmarks.tables.sections import ROOT, markdown_table, update_sections
 from halfguard.records.study import Comparison, TrainingStats, Verdict
 
+PRICES = ROOT / "benchmarks" / "results" / "systems.json"
 PLACES = {
     "system": (ROOT / "docs" / "explanation" / "results.md", "studies_table"),
     "candidate": (ROOT / "examples" / "README.md", "studies_table"),
@@ -99,13 +101,21 @@ def row_of(system: System) -> list[str]:
     lost = stats[bare.candidate]
     before = f"{verdict_cell(bare)}, {share(lost.skipped, lost.steps)} of steps lost"
     after = f"{verdict_cell(chosen)} {loss_cell(chosen)}"
-    return [link, system.claim, before, after, *stats_cells(stats[chosen.candidate])[1:]]
+    repeated = share(stats[chosen.candidate].retried, stats[chosen.candidate].steps)
+    return [link, system.claim, before, after, repeated, *price_cells(system.folder)]
+
+
+def price_cells(folder: str) -> list[str]:
+    """Return the time of guarded and healed steps in steps of plain FP16, and memory in steps of FP32."""
+    price = json.loads(PRICES.read_text("utf-8"))[folder]
+    memory = [f"{price[f'memory {kind}']:.0%}" for kind in ("bare", "healed", "repeated")]
+    return [f"{price['time guarded']:.2f}, {price['time healed']:.2f}", ", ".join(memory)]
 
 
 def table(kind: str) -> str:
     if kind == "system":
         head = ["system", "advice its team received", "plain FP16", "FP16 healed: degradation"]
-        head += ["repeated in FP32", "speed", "memory"]
+        head += ["repeated in FP32", "time: guarded, healed", "memory: plain, healed, repeated"]
         rows = [row_of(system) for system in SYSTEMS]
     else:
         head = ["system", "in FP32", "candidate", "verdict", "degradation, 95% interval"]

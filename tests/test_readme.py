@@ -52,9 +52,9 @@ def test_the_address_of_the_repository_is_called_an_assumption_once() -> None:
 
 
 def test_numbers_of_the_docs_are_those_of_their_sources() -> None:
-    commands = (ROOT / "docs/reference/instruments.md").read_text("utf-8")
+    commands = (ROOT / "docs/how-to/which-command.md").read_text("utf-8")
     assert f"[{len(all_rules())} rules]" in commands
-    step = (ROOT / "docs/explanation/hot-path.md").read_text("utf-8")
+    step = (ROOT / "docs/explanation/guarded-step.md").read_text("utf-8")
     assert f"on an accelerator at most {AT_MOST_ON_DEVICE} |" in step
 
 

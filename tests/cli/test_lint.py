@@ -105,7 +105,7 @@ def test_all_codes_are_listed(halfguard: Run) -> None:
 @pytest.mark.parametrize(
     ("page", "instrument", "prefixes"),
     [
-        ("how-to/ask-the-doctor.md", "doctor", ("HD0",)),
+        ("how-to/doctor.md", "doctor", ("HD0",)),
         ("reference/doctor.md", "doctor", ("HD1",)),
         ("reference/probe.md", "probe", ("HG6",)),
     ],

@@ -1,4 +1,4 @@
-"""Kinds of state that a loss function may change: the table of docs/explanation/what-the-guard-undoes.md."""
+"""Kinds of state that a loss function may change: the table of docs/explanation/guarded-step.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-PUT_BACK, NAMED = "put back", "named"
+PUT_BACK, NAMED = "restored", "named"
 Loss = Callable[[nn.Module, Any], Tensor]
 WIDTH = 4
 
@@ -415,7 +415,7 @@ KINDS = {
     "hook": Kind("what a hook changes", PUT_BACK, _hook),
     "hooks": Kind("the hooks of a module that has some", PUT_BACK, _hooks),
     "weak": Kind("a dict with weak keys or values", PUT_BACK, _weak),
-    "seldom": Kind("an attribute that changes at some steps, beside others", PUT_BACK, _seldom),
+    "seldom": Kind("an attribute that changes at some steps, along with others", PUT_BACK, _seldom),
     "replaced": Kind("a variable that code replaces at some steps", PUT_BACK, _replaced),
     "flags": Kind("which weights are trained (`requires_grad`)", PUT_BACK, _flags),
     "same_values": Kind("a tensor whose values are the same at first", PUT_BACK, _same_values),

@@ -21,7 +21,7 @@ from tests.guard.kinds_of_state import KINDS, NAMED, PUT_BACK, WIDTH, Job, Loss,
 
 pytestmark = pytest.mark.usefixtures("seed")
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "what-the-guard-undoes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "guarded-step.md"
 RETRY: dict[str, Any] = {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}}
 SKIP: dict[str, Any] = {"scale": {"init": 8.0}}
 STEPS = 7

@@ -144,3 +144,14 @@ def test_nothing_is_left_behind() -> None:
     assert not differences(before, model.state_dict())
     assert all(module.training for module in model.modules())
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_cache_is_used_where_the_model_has_one() -> None:
+    from benchmarks.digits.rollouts import healthy
+
+    report = healthy(0, "bfloat16")
+    assert kinds(report) == []
+    assert [one.name for one in report.same_precision] == ["bfloat16, decoded", "float16, decoded"]
+    assert 0 < report.parts["decoding with a KV cache"] < report.parts["rounding of the trainer"]
+    assert report.recommended == "bfloat16"

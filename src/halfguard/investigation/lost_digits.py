@@ -116,5 +116,5 @@ def _sentence(found: LineInFloat, *others: LineInFloat) -> str:
         f"16 bits lose digits at {where} ({found.code}): it costs {found.share:.0%} of the lost accuracy of "
         f"{what}, {found.cost / found.must:.1f} times what rounding must cost. In FP32 there, the error "
         f"falls from {found.before:.2g} to {found.after:.2g}."
-        + (f" So does {', '.join(one.place for one in others)}." if others else "")
+        + (f" Digits are lost at {', '.join(one.place for one in others)}, too." if others else "")
     )

@@ -66,6 +66,10 @@ class MismatchReport(Record):
     observed: Agreement = Field(description="rollout and trainer")
     parts: dict[str, float] = Field(description="size of the difference by its origin")
     variants: tuple[Agreement, ...] = Field(description="the same tokens recomputed, against FP32")
+    same_precision: tuple[Agreement, ...] = Field(
+        default=(),
+        description="decoded with a KV cache, against whole sequences in the same precision",
+    )
     lengths: tuple[LengthShare, ...] = ()
     causes: tuple[Cause, ...] = ()
     bf16_over_fp16: float = Field(default=nan, description="ratio of k3 against FP32")

@@ -51,8 +51,14 @@ def _parts(report: MismatchReport) -> Iterator[Block]:
 
 def _precisions(report: MismatchReport) -> Iterator[Block]:
     yield Heading("The same tokens in other precisions")
-    yield Text(["Recomputed in half weights, against FP32; the first row is what was recorded."])
-    yield Table(_HEADS, [_row(one) for one in (report.observed, *report.variants)])
+    yield Text(
+        [
+            "Recomputed in half weights, against FP32. The first row is what was recorded; decoded: with a ",
+            "KV cache, against whole sequences in the same precision.",
+        ]
+    )
+    rows = (report.observed, *report.variants, *report.same_precision)
+    yield Table(_HEADS, [_row(one) for one in rows])
     yield Text(
         [
             f"BF16 has {report.bf16_over_fp16:.3g} times the k3 of FP16 on these sequences (95% interval ",

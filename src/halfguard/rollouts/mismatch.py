@@ -68,13 +68,19 @@ def mismatch(
                 yield found
 
     found = tuple(causes())
-    parts = _parts(scorer, scored, trainer_dtype, size(rollout - exact), found)
+    decoded = {name: _decoded(scorer, dtype) for name, dtype in _HALF.items()}
+    parts = _parts(scorer, scored, decoded, trainer_dtype, size(rollout - exact), found)
     if older is not None:
         parts["policy change"] = size(older.exact - exact)
     lengths = [len(row.completion) for row in rollouts]
     positions = torch.cat([torch.arange(one) for one in lengths])
     ratio = ratio_of_k3(noise["bfloat16"], noise["float16"], lengths)
     variants = tuple(agreement(name, one, exact, clip) for name, one in scored.items())
+    same = tuple(
+        agreement(f"{name}, decoded", one, scored[name][: len(one)], clip)
+        for name, one in decoded.items()
+        if one is not None
+    )
     return MismatchReport(
         sequences=len(rollouts),
         tokens=len(exact),
@@ -84,12 +90,13 @@ def mismatch(
         observed=agreement("rollout and trainer", rollout, trainer, clip),
         parts=parts,
         variants=variants,
+        same_precision=same,
         lengths=by_length(rollout - trainer, positions, clip),
         causes=found,
         bf16_over_fp16=ratio[0],
         ratio_low=ratio[1],
         ratio_high=ratio[2],
-        recommended=_recommend(variants),
+        recommended=_recommend(same or variants),
         lines=tuple(_lines(scorer, trainer_dtype)) if lines else (),
         seconds=time.perf_counter() - started,
     )
@@ -115,6 +122,7 @@ def _variants(model: nn.Module) -> list[Variant]:
 def _parts(
     scorer: Scorer,
     scored: dict[str, Tensor],
+    decoded: dict[str, Tensor | None],
     trainer: str,
     observed: float,
     causes: Sequence[Cause],
@@ -128,7 +136,7 @@ def _parts(
         parts["rounding of the trainer"] = size(own - scorer.exact)
         name = f"chunks of 1, not {CHUNK}, in the trainer"
         parts[name] = size(scored[Variant(_HALF[trainer], chunk=1).name] - own)
-        cached = _decoded(scorer, _HALF[trainer])
+        cached = decoded[trainer]
         if cached is not None:
             parts["decoding with a KV cache"] = size(cached - own[: len(cached)])
     parts["not rounding"] = math.sqrt(max(0.0, observed**2 - left**2))
@@ -144,11 +152,8 @@ def _decoded(scorer: Scorer, dtype: torch.dtype) -> Tensor | None:
 
 def _recommend(variants: Sequence[Agreement]) -> str:
     """Return the cheapest precision that keeps tokens in the clip range, if both sides have it."""
-    # Both sides round: a difference is larger than that from FP32 by the square root of 2.
-    for one in variants:
-        if "one by one" not in one.name and one.outside * math.sqrt(2) <= _ENOUGH:
-            return one.name
-    return "float32"
+    good = (one.name for one in variants if one.outside <= _ENOUGH and "one by one" not in one.name)
+    return next(good, "float32").removesuffix(", decoded")
 
 
 def _lines(scorer: Scorer, dtype: str) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 repositories.txt names the repositories and their commits. A hash of the name decides whether a repository
 belongs to the working half, on which rules are developed, or to the held-out half, on which they are judged.
-repositories-2.txt and repositories-3.txt are further held-out sets: each was listed when the set before had
-been judged, and nobody read its repositories before the rules were final. No repository is committed
+repositories-2.txt, -3 and -4 are further held-out sets: each was listed when the set before had been judged,
+and nobody read its repositories before the rules were final. No repository is committed
 here: git clones are brought by hand.
 
 scripts/bench lint_truth COMMAND:
@@ -40,16 +40,17 @@ from benchmarks.rate import Rate
 from benchmarks.tables.sections import ROOT, update_sections
 
 DATA = Path(__file__).parent
-LISTS = (DATA / "repositories.txt", DATA / "repositories-2.txt", DATA / "repositories-3.txt")
-SUFFIXES = (".py", ".pyi", ".yaml", ".yml", ".toml", "setup.cfg")
+LISTS = (DATA / "repositories.txt", *(DATA / f"repositories-{n}.txt" for n in (2, 3, 4)))
+SUFFIXES = (".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".sh", ".json", "setup.cfg", "Pipfile")
 HALVES = ("working", "held-out")
-WHOLE = {"held-out-2": LISTS[1], "held-out-3": LISTS[2]}  # the other lists are held out as a whole
+WHOLE = {f"held-out-{n}": LISTS[n - 1] for n in (2, 3, 4)}  # these lists are held out as a whole
 SETS = (*HALVES, *WHOLE)
 JUDGED = {
     "working": "working",
     "held-out": "heldout",
     "held-out-2": "heldout2",
     "held-out-3": "heldout3",
+    "held-out-4": "heldout4",
 }
 TABLE = (ROOT / "benchmarks" / "lint_truth" / "README.md", "rules")
 ENOUGH, NEEDED = (
@@ -123,7 +124,9 @@ def _write_files(git: Path, commit: str, target: Path) -> int:
 
 def _is_wanted(path: str) -> bool:
     """Return whether lint reads a file: source, configuration, or requirements."""
-    return path.endswith(SUFFIXES) or (path.endswith(".txt") and "requirements" in Path(path).name)
+    name = Path(path).name.lower()
+    is_list = path.endswith(".txt") and "requirement" in path
+    return path.endswith(SUFFIXES) or is_list or name.startswith("dockerfile")
 
 
 def findings_of(

@@ -85,6 +85,7 @@ def test_facts(text: bytes, facts: set[str]) -> None:
         ("torch>=1.8,<2", [(2, 0)], [(1, 8)]),
         ('"torch >= 2.4", "numpy', [], [(2, 4)]),
         ("torch>=2.10", [], [(2, 10)]),
+        ("python3 (>=3.6) and pytorch (>=1.8.0)", [], [(1, 8)]),
         ("pip install torch torchvision  # install torch-1.13.1", [(1, 13)], []),
         ("FROM pytorch/pytorch:1.11.0-cuda11.3", [(1, 11)], []),
         ("FROM nvcr.io/nvidia/pytorch:19.10-py3", [(1, 5)], []),

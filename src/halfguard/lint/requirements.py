@@ -12,7 +12,7 @@ WITH_AMP: Version = (1, 6)  # the first torch with torch.cuda.amp
 WITH_NEW_NAMES: Version = (2, 3)  # the first torch with torch.amp.GradScaler
 # torch==1.9, pytorch=1.12, torch = "^1.13", torch>=1.8,<2.0, pytorch/pytorch:1.11.0, install torch-1.13.1
 _TORCH = re.compile(
-    rb"torch([ \t=~<>^\"']+|[-:])(\d+)\.?(\d*)(?:[\d.]*,[ \t]?<=?[ \t]?(\d+)\.?(\d*))?"
+    rb"torch([ \t(=~<>^\"']+|[-:])(\d+)\.?(\d*)(?:[\d.]*,[ \t]?<=?[ \t]?(\d+)\.?(\d*))?"
 )
 
 

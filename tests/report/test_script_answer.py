@@ -100,12 +100,6 @@ def test_columns_without_an_entry_are_left_out() -> None:
     assert "| nan" not in text
 
 
-def test_an_incident_is_shown_by_a_command_without_an_entry() -> None:
-    text = to_markdown(script_answer_page(BAD.model_copy(update={"incident": "kept/7"})))
-    assert "halfguard replay kept/7\n" in text
-    assert "--entry" not in text
-
-
 def test_one_step_is_not_plural() -> None:
     text = to_markdown(script_answer_page(BAD.model_copy(update={"steps": 1, "backward": 1})))
     assert "ran 1 optimizer step (1 backward pass) in 1.5 s." in text

@@ -93,3 +93,10 @@ def test_a_run_that_was_killed_continues_as_if_it_had_not_been(
         assert_same_run(whole, resumed)
         assert whole["rates"][3:] == resumed["rates"]
         assert resumed["counts"] == whole["counts"]  # those of the checkpoint are in them
+
+
+def test_random_faults_are_decided_alike() -> None:
+    """``scripts/soak sharded`` runs more of the same."""
+    module = "tests.integrations.fsdp_faults"
+    printed = run_ranks("transformers", module, "10", "7", ACCELERATE_USE_CPU="true")
+    assert "0 wrong" in printed

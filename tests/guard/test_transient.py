@@ -14,7 +14,8 @@ from torch.optim import SGD
 from halfguard import Guard
 from halfguard.journal import read_rows
 from halfguard.records import Action
-from tests.guard.healing.test_models import BY_NAME
+from tests.guard import flips
+from tests.guard.healing.jobs import BY_NAME
 
 RETRY: dict[str, Any] = {
     "scale": {"init": 64.0},
@@ -58,7 +59,7 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).float().pow(2).mean()  # type: ignore[no-any-return]
 
 
-def train(kind: str, accumulate: int = 1, **options: Any) -> tuple[Guard, list[Action | None]]:
+def train(kind: str, accumulate: int = 1, **options: Any) -> tuple[Guard, list[Action]]:
     torch.manual_seed(0)
     FAULT.clear()
     model, actions = Net(), []
@@ -106,3 +107,13 @@ def test_an_overflow_is_never_the_machines(name: str, caplog: pytest.LogCaptureF
     for batch in work.take(6):
         guard.step(work.loss, batch)
     assert not any("transient fault" in text for text in caplog.messages)
+
+
+@pytest.mark.usefixtures("seed")
+def test_flipped_bits_are_transient_unless_the_weight_keeps_them() -> None:
+    """``scripts/soak flips`` runs more of the same."""
+    found = flips.main(48, seed=3)
+    said = {place: {what for where, what in found if where == place} for place in flips.PLACES}
+    assert "transient" not in said["weight"]
+    assert "transient" in said["activation"] | said["gradient"]
+    assert "repeatable" not in said["activation"] | said["gradient"]

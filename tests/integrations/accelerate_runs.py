@@ -111,8 +111,8 @@ def accelerator(precision: str = "fp16", **given: Any) -> Any:
 
 def sharded_accelerator(precision: str = "fp16", **given: Any) -> Any:
     """Return an accelerator that shards with FSDP2 on CPUs, where Accelerate itself uses DDP."""
-    reduce = {"param_dtype": torch.float16, "reduce_dtype": torch.float32}
-    policy = MixedPrecisionPolicy(**reduce) if precision == "fp16" else None
+    half = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)
+    policy = half if precision == "fp16" else None
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         mixed_precision_policy=given.pop("policy", policy),

@@ -1,6 +1,6 @@
 """Random faults under Accelerate's FSDP2, and the checks after each: no hang, and all ranks decide alike.
 
-``torchrun --nproc-per-node=2 -m tests.integrations.fsdp_faults COUNT [SEED]`` (``scripts/soak sharded COUNT``)
+``torchrun --nproc-per-node=2 -m tests.integrations.fsdp_faults COUNT [SEED]``, or ``scripts/soak sharded``,
 draws faults; CI runs the same code with a small count. Each is a short run: one bad batch on one rank at
 one step. After a NaN batch the weights are bitwise those of Accelerate's own run without that step.
 """

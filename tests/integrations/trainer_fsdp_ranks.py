@@ -20,7 +20,7 @@ from tests.integrations.trl_runs import make, rows
 
 RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
 BATCHES = 8  # of one rank each
-SHARDED = {
+SHARDED: dict[str, Any] = {
     "fsdp": True,
     "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
     "ddp_backend": "gloo",

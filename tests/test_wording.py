@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from benchmarks.tables.sections import read_section
 from typer.testing import CliRunner
@@ -14,7 +15,7 @@ from tests.support.docs import ROOT
 ROWS = read_section((ROOT / "CONTRIBUTING.md", "words")).splitlines()[2:]
 AVOID = sorted({word for row in ROWS for word in re.findall(r"`([^`]+)`", row.split("|")[1])})
 PATTERN = re.compile(rf"\b(?:{'|'.join(map(re.escape, AVOID))})\b", re.IGNORECASE)
-PAGES = ["README.md", "docs/index.md", "docs/reference/glossary.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def prose(markdown: str) -> str:
@@ -37,8 +38,13 @@ def test_the_sheet_lists_words_and_finds_them() -> None:
 
 
 @each("page", PAGES)
-def test_pages_avoid_them(page: str) -> None:
-    assert odd(prose((ROOT / page).read_text("utf-8"))) == []
+def test_pages_avoid_them(page: Path) -> None:
+    assert odd(prose(page.read_text("utf-8"))) == []
+
+
+def test_the_docs_stay_few() -> None:
+    """A page answers a question. Measurements in detail are in benchmarks."""
+    assert len(PAGES) - 1 <= 45
 
 
 def test_the_newest_changes_avoid_them() -> None:

@@ -49,7 +49,7 @@ WATCH_METRICS: Mapping[str, str] = MappingProxyType(
         "halfguard/watch/forward_headroom": "doublings until an output overflows, in the tightest layer",
         "halfguard/watch/backward_headroom": "the same for gradients, at the loss scale of the step",
         "halfguard/watch/vanishing": "estimated share of gradients that became 0, in the worst layer",
-        "halfguard/watch/infinite": "operations whose result left the range of half and may do harm",
+        "halfguard/watch/infinite": "operations whose result left the range of half and may change the step",
         "halfguard/watch/lost_updates": "share of 16-bit weight updates that round to 0, in the worst layer",
         "halfguard/watch/next_overflow": "steps until the next overflow, if a trend leads to one; else NaN",
         "halfguard/watch/warnings": "warnings so far",

@@ -1,4 +1,4 @@
-"""Scores: detected, when, the culprit's line, a patch that works, silent on the cure, false alarms.
+"""Scores: detected, when, the culprit's line, a patch that works, silent on the fix, false alarms.
 
 An alarm counts as a detection only if the cured program does not raise it as well: the same code at a line
 with the same text. Until the cured program was run, the case is not counted.

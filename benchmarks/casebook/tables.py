@@ -16,7 +16,7 @@ HEADS = (
     "in time",
     "culprit's line",
     "its patch works",
-    "silent on the cure",
+    "silent on the fix",
     "false alarms",
 )
 GROUPS = (("Development cases", False), ("Held-out cases", True))

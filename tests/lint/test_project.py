@@ -15,8 +15,8 @@ from halfguard.lint.settings import Settings
 from tests.support.cases import each
 
 LOSS_FILE = str(Path("models/loss.py").absolute())
-HALF = Project(lone=False, known=True, half=True, called_in_half=frozenset({LOSS_FILE}))
-FULL = Project(lone=False, known=True)
+HALF = Project(lone=False, called_in_half=frozenset({LOSS_FILE}))
+FULL = Project(lone=False)
 HEAD = "import torch\nfrom torch import nn\n"
 ATTENTION = HEAD + (
     "class Attention(nn.Module):\n    def forward(self, q, k, mask):\n"
@@ -58,9 +58,8 @@ def test_code_beside_the_model_is_not_trained() -> None:
 @each(
     ("text", "facts"),
     [
-        (b"loss.backward()", {"known"}),
         (b"scaler = GradScaler()", {"half"}),
-        (b'Trainer(precision="16-mixed")', {"known", "half"}),
+        (b'Trainer(precision="16-mixed")', {"half"}),
         (b"trainer:\n  precision: 16\n", {"half"}),
         (b"fp16: true", {"half"}),
         (b"use_amp = cfg.amp", set()),
@@ -96,9 +95,9 @@ def test_facts(text: bytes, facts: set[str]) -> None:
     ],
 )
 def test_versions_of_torch(text: str, pinned: list[Version], least: list[Version]) -> None:
-    found = list(read_torch(Path("a"), text.encode()))
-    assert [r.version for r in found if not r.is_least] == pinned
-    assert [r.version for r in found if r.is_least] == least
+    found = list(read_torch(text.encode()))
+    assert [version for version, is_least in found if not is_least] == pinned
+    assert [version for version, is_least in found if is_least] == least
 
 
 def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
     assert find_root(inner / "a.py") == tmp_path
     found = read(tmp_path)
     half = frozenset({str(inner / "b.py")})
-    assert found == Project(lone=False, known=True, half=True, called_in_half=half)
+    assert found == Project(lone=False, called_in_half=half)
     assert read_project([]) == Project(lone=False)
 
 

@@ -21,6 +21,7 @@ FULL_DTYPES = {
     "torch.float32", "torch.float", "torch.float64", "torch.double", "float32", "torch.bfloat16",
 }  # fmt: skip
 _NUMBER_FUNCTIONS = {"len", "float", "int", "sum", "max", "min", "abs", "round", "bool", "str"}
+_NUMBER_METHODS = {"item", "size", "dim", "numel"}
 _NOT_TENSORS = ("numpy.", "jax.", "tensorflow.", "scipy.", "keras.", "cv2.", "sympy.", "os.")
 # Names of plain numbers; a number does not change the precision of a tensor that it is combined with.
 _SCALARS = re.compile(
@@ -66,8 +67,6 @@ class PrecisionReader:
         self.tree = tree
         self.autocast = autocast
         self._known: dict[ast.AST, Precision] = {}
-        self._of_parameters: dict[tuple[Function, str], Precision] = {}
-        self._of_functions: dict[tuple[Function, int], Precision] = {}
 
     def read(self, node: ast.AST, depth: int = 0) -> Precision:
         if node not in self._known:
@@ -148,17 +147,12 @@ class PrecisionReader:
             return Precision.FULL
         if number(self.tree.default_of(node)) is not None:
             return Precision.INTEGER  # a number, not a tensor
-        parameter = (function, node.id)
-        if parameter not in self._of_parameters:
-            self._of_parameters[parameter] = Precision.MAYBE  # for recursive functions
-            passed = [
-                argument(call, names.index(node.id), node.id)
-                for call in islice(self.tree.calls(function.name), _MAX_CALLERS)
-                if name_of(call.func) in {function.name, f"self.{function.name}"}
-            ]
-            found = {self.read(a, depth + 1) if a else Precision.MAYBE for a in passed}
-            self._of_parameters[parameter] = _same(found)
-        return self._of_parameters[parameter]
+        passed = [
+            argument(call, names.index(node.id), node.id)
+            for call in islice(self.tree.calls(function.name), _MAX_CALLERS)
+            if name_of(call.func) in {function.name, f"self.{function.name}"}
+        ]
+        return _same({self.read(a, depth + 1) if a else Precision.MAYBE for a in passed})
 
     def _casts_inputs(self, function: Function) -> bool:
         """Return whether a decorator casts the inputs: ``custom_fwd(cast_inputs=torch.float32)``."""
@@ -228,12 +222,7 @@ class PrecisionReader:
         """Return the precision that a call gives its result explicitly; None if it gives none."""
         if name == "half" and not call.args:
             return Precision.HALF
-        if (owner is None and name in _NUMBER_FUNCTIONS) or name in {
-            "item",
-            "size",
-            "dim",
-            "numel",
-        }:
+        if (owner is None and name in _NUMBER_FUNCTIONS) or name in _NUMBER_METHODS:
             return Precision.INTEGER
         if name in {"float", "double", "bfloat16", "tolist", "numpy"}:
             return Precision.FULL
@@ -318,17 +307,13 @@ class PrecisionReader:
 
     def _of_return(self, function: Function, element: int, depth: int) -> Precision:
         """Return the precision of all values that a function returns; -1 stands for the whole value."""
-        key = (function, element)
-        if key not in self._of_functions:
-            self._of_functions[key] = Precision.MAYBE  # for recursive functions
-            values = [n.value for n in self.tree.returns_of(function) if n.value is not None]
-            if element >= 0:
-                values = [
-                    v.elts[element] if isinstance(v, ast.Tuple) and len(v.elts) > element else v
-                    for v in values
-                ]
-            self._of_functions[key] = _same({self.read(v, depth + 1) for v in values})
-        return self._of_functions[key]
+        values = [n.value for n in self.tree.returns_of(function) if n.value is not None]
+        if element >= 0:
+            values = [
+                v.elts[element] if isinstance(v, ast.Tuple) and len(v.elts) > element else v
+                for v in values
+            ]
+        return _same({self.read(v, depth + 1) for v in values})
 
     def _promote(self, inputs: list[ast.expr], depth: int, *, divides: bool = False) -> Precision:
         """Return the result of type promotion: FULL wins, then HALF; numbers do not count."""

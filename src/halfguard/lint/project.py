@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfguard.lint.requirements import WITH_NEW_NAMES, Required, Version, read_torch
+from halfguard.lint.requirements import WITH_NEW_NAMES, Version, read_torch
 
 _PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
 _READ = (".py", ".yaml", ".yml", ".sh", ".json", ".md", ".toml", ".cfg", "Pipfile")
@@ -28,7 +28,6 @@ _VENDORED = re.compile(
 # means that the text is proof. A text is searched much faster than a pattern with alternatives, and a pattern
 # begins with its text where it can, because re then searches for that.
 _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
-    "known": ((b".backward(", b""), (b"Trainer(", b""), (b"def training_step", b"")),
     # Autocast to float16, by torch or by a framework. A scaler proves it: bfloat16 needs none.
     "half": (
         (b"GradScaler", b""),
@@ -71,8 +70,6 @@ class Project:
     """Facts about the files of one project; a single file without one may be anything."""
 
     lone: bool = True  # nothing but the file itself is known
-    known: bool = False  # a training loop was seen
-    half: bool = False  # something trains in float16
     resumes: frozenset[str] = frozenset()  # modules that load the state of an optimizer
     casting_losses: bool = False  # loss functions cast their inputs themselves
     needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
@@ -126,13 +123,13 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
     found: set[str] = set()
     contents: dict[Path, bytes] = {}
     off, configured = set[bytes](), False
-    required: list[Required] = []
+    required: list[tuple[Path, Version, bool]] = []
     for path, data in files:
         if len(data) > _MAX_BYTES:
             continue
         contents[path.absolute()] = data
         if path.suffix not in (".py", ".json") or path.name == "setup.py":
-            required += read_torch(path.absolute(), data)
+            required += [(path.absolute(), *one) for one in read_torch(data)]
         # Prose and data say nothing about how the code trains.
         if path.suffix not in (".py", ".yaml", ".yml", ".toml", ".cfg"):
             continue
@@ -146,20 +143,20 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
     resumes = frozenset(path.stem for path in loading)
     # Where a framework reads the precision from a file, all that trains is started by it.
     half = [p for p, d in sources.items() if _trains(d) and (configured or _shows_half(d))]
-    called = frozenset(map(str, _reached(half if "half" in found else [], sources)))
+    called = frozenset(map(str, _reached(half, sources)))
     never_on = frozenset(n.replace(b"-", b"_").decode() for n in off if not _is_on(n, contents))
     around = {folder for path in sources for folder in path.parents} if required else set()
-    pins = tuple((_nearest(r.path, around), r.version) for r in required if not r.is_least)
-    old = any(r.is_least and r.version < WITH_NEW_NAMES for r in required)
+    pins = tuple(
+        # the nearest folder with code, that is, the one around ``docker/``
+        (str(next((f for f in path.parents if f in around), path.parent)), version)
+        for path, version, is_least in required
+        if not is_least
+    )
+    old = any(is_least and version < WITH_NEW_NAMES for _, version, is_least in required)
     return Project(
         lone=False, called_in_half=called, resumes=resumes, never_on=never_on, pins=pins,
-        allows_old_torch=old, **dict.fromkeys(found, True),
+        allows_old_torch=old, **dict.fromkeys(found - {"half"}, True),
     )  # fmt: skip
-
-
-def _nearest(path: Path, around: set[Path]) -> str:
-    """Return the nearest folder around requirements that has code: the one around ``docker/``."""
-    return str(next((folder for folder in path.parents if folder in around), path.parent))
 
 
 def _shows_half(data: bytes) -> bool:
@@ -168,7 +165,7 @@ def _shows_half(data: bytes) -> bool:
 
 def _trains(data: bytes) -> bool:
     """Return whether a file has a training loop, or the optimizer of one."""
-    return b"optim" in data or any(text in data for text, _ in _SEARCHES["known"])
+    return any(text in data for text in (b"optim", b".backward(", b"Trainer(", b"training_step"))
 
 
 def _is_on(switch: bytes, contents: dict[Path, bytes]) -> bool:

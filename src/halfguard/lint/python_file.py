@@ -130,10 +130,9 @@ class PythonFile(SyntaxTree):
         if not self.project.lone or self.precision(node) is not Precision.MAYBE:
             return self.is_half(node)
         region = self.autocast.around(node)
-        off = (
-            region is not None and region.enabled is False
-        )  # its author has thought about precision
-        return not off and not is_for_full_precision(self, node)
+        if region is not None and region.enabled is False:
+            return False  # its author has thought about precision
+        return not is_for_full_precision(self, node)
 
     def dtype_precision(self, node: ast.AST | None) -> Precision | None:
         """Return the precision that a dtype argument asks for, or None if it is not a known dtype."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 Version = tuple[int, int]
 WITH_AMP: Version = (1, 6)  # the first torch with torch.cuda.amp
@@ -16,16 +14,8 @@ _TORCH = re.compile(
 )
 
 
-class Required(NamedTuple):
-    """A version that a file names: the one to install, the highest one, or the least."""
-
-    path: Path
-    version: Version
-    is_least: bool = False
-
-
-def read_torch(path: Path, data: bytes) -> Iterator[Required]:
-    """Yield the versions of torch that a file names."""
+def read_torch(data: bytes) -> Iterator[tuple[Version, bool]]:
+    """Yield the versions of torch that a file names, and whether each is only the least one."""
     for found in _TORCH.finditer(data):
         sign, *numbers = found.groups()
         major, minor, below, below_minor = (int(n or 0) for n in numbers)
@@ -33,12 +23,11 @@ def read_torch(path: Path, data: bytes) -> Iterator[Required]:
         if sign == b":" and line.endswith(b"nvidia/py"):
             # A year and a month: 20.06 has torch 1.6, 24.03 has 2.3.
             known = ((20, 6), (1, 5)), ((24, 3), (2, 2))
-            yield from [Required(path, v) for tag, v in known if (major, minor) < tag][:1]
-        elif sign == b":":
-            yield from [Required(path, (major, minor))] if line.endswith(b"pytorch/py") else ()
-        elif sign == b"-":
-            yield from [Required(path, (major, minor))] if b"install" in line else ()
+            yield from [(version, False) for tag, version in known if (major, minor) < tag][:1]
+        elif sign in b"-:":
+            if line.endswith(b"pytorch/py") if sign == b":" else b"install" in line:
+                yield (major, minor), False
         elif re.search(rb"(^|[^\w-])(py)?$", line) and re.search(rb"[=~<>]", sign):
-            yield Required(path, (major, minor), is_least=b">" in sign)
+            yield (major, minor), b">" in sign
             if below:
-                yield Required(path, (below, below_minor))
+                yield (below, below_minor), False

@@ -41,10 +41,7 @@ _KEEPING = re.compile(
     r"master|kahan|compensat|stochastic|fp16_?optim|upcast|cast_training|\.data\s*=[^=]|Optimizer\):",
     re.IGNORECASE,
 )
-_RATES = {
-    "SGD": 0.01,
-    "Adam": 0.002,
-}  # keep the updates of gradients above 0.02, and most of Adam's
+_RATES = {"SGD": 0.01, "Adam": 0.002}  # keep updates of gradients above 0.02, and most of Adam's
 
 
 @rule("HG401", *_HALF, also=_STEPS)
@@ -69,9 +66,8 @@ def check_updates(file: PythonFile) -> Iterator[Match]:
         return
     for call in _trained_half_models(file, "optimizer_step", "backward", fp16=False):
         message = "float16 weights lose small updates: 1 - 1e-4 is 1 in float16."
-        casts_inputs = any(
-            other is not call for other in file.calls("half")
-        )  # to match the weights
+        # to match the weights
+        casts_inputs = any(other is not call for other in file.calls("half"))
         yield match_at(call, message, None if casts_inputs else _keep_full(file, call))
 
 

@@ -18,8 +18,9 @@ HALF, WIDE = torch.float16, torch.float32
 
 
 @pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    url = (tmp_path_factory.mktemp("store") / "file").as_uri()
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=url)
     yield
     dist.destroy_process_group()
 

@@ -43,6 +43,11 @@ def test_noise_and_losses_that_do_not_fall_are_no_measure() -> None:
     assert not Reference(failed, FALLING).worse([1.0] * 40)
 
 
+def test_a_run_that_diverges_is_worse_however_much_its_losses_vary() -> None:
+    diverging = [*FALLING[:21], 0.1, 0.1, 0.1, 5e6, 11e6, 12e6, 13e6]
+    assert Reference(GOOD, FALLING).worse(diverging)
+
+
 def test_fp32_decides_from_the_first_line_on() -> None:
     assert Reference(GOOD, []).judge(EVENT) == "fine"
     later = EVENT.model_copy(update={"step": 50})

@@ -38,6 +38,7 @@ _IN_FP32_NAME = "the script in FP32, from its first line"
 _FEWEST = 2  # losses that are compared
 _MOST_LOST = 0.5  # of what FP32 has gained
 _NOISE = 3.0  # standard errors
+_DIVERGED = 2.0  # times what FP32 has gained: noise of the run itself does not excuse that
 OVER = ("finished", "exited", "steps", "late")  # ends of a script that ran well
 
 
@@ -85,7 +86,7 @@ class Reference:
         gained = max(map(median, quarters)) - full
         apart = [a - b for a, b in zip(losses[3 * part :], quarters[-1], strict=False)]
         lost = median(apart)
-        limit = max(_MOST_LOST * gained, _noise(apart))
+        limit = min(max(_MOST_LOST * gained, _noise(apart)), _DIVERGED * gained)
         return text if gained > _noise(quarters[-1]) and lost > limit else ""
 
 

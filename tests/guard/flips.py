@@ -86,7 +86,6 @@ def answer(place: str, at: int, bit: int, seed: int) -> str:
 
 def main(count: int = 400, seed: int = 0) -> Counter[tuple[str, str]]:
     """Print and return the answers by place."""
-    logging.getLogger("halfguard").setLevel(logging.ERROR)
     chance, found = random.Random(seed), Counter[tuple[str, str]]()
     for number in range(count):
         place = PLACES[number % len(PLACES)]
@@ -97,4 +96,5 @@ def main(count: int = 400, seed: int = 0) -> Counter[tuple[str, str]]:
 
 
 if __name__ == "__main__":
+    logging.getLogger("halfguard").setLevel(logging.ERROR)
     main(*map(int, sys.argv[1:]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.utils
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -72,6 +73,12 @@ def train(kind: str, accumulate: int = 1, **options: Any) -> tuple[Guard, list[A
             actions.append(outcome.action)
     guard.close()
     return guard, actions
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """Forget what other tests have compiled: with compiled code no fault is called transient."""
+    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.usefixtures("seed")

@@ -135,9 +135,8 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
             continue
         found |= read_facts(data, found)
         configured |= path.suffix in (".yaml", ".yml") and _shows_half(data)
-        off |= (
-            set(_OFF.findall(data)) if b"add_argument" in data and path.suffix == ".py" else set()
-        )
+        if b"add_argument" in data and path.suffix == ".py":
+            off.update(_OFF.findall(data))
     sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
     loading = (p for p, d in sources.items() if b".load_state_dict(" in d and _RESUMES.search(d))
     resumes = frozenset(path.stem for path in loading)
@@ -203,8 +202,7 @@ def _reached(start: list[Path], sources: dict[Path, bytes]) -> set[Path]:
                     if _is_at(other, want[:-1], path if dots else None):
                         reached.add(other)
                         # Packages do not count: what they import comes before what is one file further.
-                        place = 0 if further == depth else len(waiting)
-                        waiting.insert(place, (other, further))
+                        waiting.insert(0 if further == depth else len(waiting), (other, further))
     return reached
 
 

@@ -74,7 +74,7 @@ def _is_divided(file: PythonFile, norm: ast.AST) -> bool:
     statement = file.statement_of(norm)
     text = "" if statement is None else ast.unparse(statement)
     names = [name_of(t) for t in statement.targets] if isinstance(statement, ast.Assign) else []
-    later = (rf"\b{re.escape(name)}\s*/=?[^\n]*scale" for name in names if name)
+    later = [rf"\b{re.escape(name)}\s*/=?[^\n]*scale" for name in names if name]
     return "scale" in text or any(re.search(one, file.source.text) for one in later)
 
 
@@ -409,8 +409,7 @@ def check_zeroing(file: PythonFile) -> Iterator[Match]:
         if step.loop is None or not scaled or not step.has("scaler_step"):
             continue
         owner = file.class_of(step.loop)
-        function = file.function_of(step.loop)
-        if function is not None and _MEASURES.search(function.name):
+        if _MEASURES.search(getattr(file.function_of(step.loop), "name", "")):
             continue  # nothing that it trains is kept
         if not _is_made_in_loop(file, step) and not (owner and _inherits(file, owner)):
             message = "These gradients are added to those of all batches before."

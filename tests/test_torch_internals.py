@@ -240,9 +240,14 @@ def scale_and_tracker_are_tensors_after_the_first_loss() -> None:
     assert factors == (3, 0.25, 5)
 
 
-@used_by("diagnosis", "_device")
-def a_scaler_knows_its_device() -> None:
-    assert torch.amp.GradScaler("cpu")._device == "cpu"
+@used_by("diagnosis guard", "_device")
+@used_by("guard", "_lazy_init_scale_growth_tracker")
+def a_scaler_knows_its_device_and_makes_its_state_there() -> None:
+    scaler = torch.amp.GradScaler("cpu", 8.0)
+    assert scaler._device == "cpu"
+    scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+    assert scaler._scale is not None
+    assert scaler._scale.item() == 8
 
 
 @used_by("guard investigation precision", "_enabled")

@@ -52,12 +52,14 @@ def _path(folder: Path, row: Comparison) -> Path:
 
 
 def _report(spec: Spec, row: Comparison) -> RoundingReport | None:
-    from halfguard.workload import load  # noqa: PLC0415 - torch, which reading a study does not need
+    # They need torch, which reading a study does not.
+    from halfguard.step.random_state import preserved_random_state  # noqa: PLC0415
+    from halfguard.workload import load  # noqa: PLC0415
     from halfguard.workload.rounding import rounding_of_job  # noqa: PLC0415
 
     steps = min(_STEPS, spec.steps or _STEPS)
     try:
-        with contextlib.chdir(spec.folder):
+        with contextlib.chdir(spec.folder), preserved_random_state():
             job = load(spec.entry or "", row.seeds[0])
             return rounding_of_job(job, steps=steps, precision=row.precision)
     except HalfguardError:  # as a loss that is not finite: then digits are not the problem

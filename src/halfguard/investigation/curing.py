@@ -38,7 +38,7 @@ _IN_FP32_NAME = "the script in FP32, from its first line"
 _FEWEST = 2  # losses that are compared
 _MOST_LOST = 0.5  # of what FP32 has gained
 _NOISE = 3.0  # standard errors
-_DIVERGED = 2.0  # times what FP32 has gained: noise of the run itself does not excuse that
+_DIVERGED = 2.0  # times the highest losses of FP32: noise of the run itself does not excuse that
 OVER = ("finished", "exited", "steps", "late")  # ends of a script that ran well
 
 
@@ -83,10 +83,12 @@ class Reference:
         text = f"it learns less than in FP32: loss {now:.4g}, in FP32 {full:.4g}, {after}"
         if not math.isfinite(now):
             return text
-        gained = max(map(median, quarters)) - full
+        highest = max(map(median, quarters))
+        gained = highest - full
         apart = [a - b for a, b in zip(losses[3 * part :], quarters[-1], strict=False)]
         lost = median(apart)
-        limit = min(max(_MOST_LOST * gained, _noise(apart)), _DIVERGED * gained)
+        diverged = _DIVERGED * max(abs(highest), gained)
+        limit = min(max(_MOST_LOST * gained, _noise(apart)), diverged)
         return text if gained > _noise(quarters[-1]) and lost > limit else ""
 
 
@@ -169,7 +171,8 @@ def failure(result: PassResult, event: Event) -> str:
 def fault_left(result: PassResult, misused: Misused, before: Sequence[Misused]) -> str:
     """Return why a run of the patched script is no cure of a misuse; empty if it is, and none is new."""
     kinds = {one.kind for one in result.misuse}
-    new = sorted(kinds - {one.kind for one in before})
+    sure = {one.kind for one in result.misuse if not one.unsure}
+    new = sorted(sure - {one.kind for one in before})
     if result.error or result.ended not in OVER or not result.backward:
         return result.error or "it did not get to its end"
     if result.event is not None:

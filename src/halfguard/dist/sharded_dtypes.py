@@ -23,15 +23,9 @@ class ShardedDtypes:
     module: str  # its name in the model; empty for the whole model
     stored: torch.dtype  # of the shards, which the optimizer updates
     computed: torch.dtype  # of the gathered parameters in forward and backward passes
-    reduced: torch.dtype  # of gradients while ranks add them
+    reduced: torch.dtype  # of gradients while ranks add them, and of sums of micro-batches before that
     output: torch.dtype | None  # to which the module's outputs are cast; None: as they are
-    casts_inputs: bool
     parameters: tuple[str, ...] = ()
-
-    @property
-    def accumulated(self) -> torch.dtype:
-        """The dtype in which gradients of micro-batches are added that are not reduced yet."""
-        return self.reduced
 
 
 def sharded_dtypes(model: nn.Module) -> list[ShardedDtypes]:
@@ -57,6 +51,5 @@ def _of_groups(module: Any, name: str, names: dict[int, str]) -> Iterator[Sharde
                 computed=computed,
                 reduced=policy.reduce_dtype or computed,
                 output=policy.output_dtype,
-                casts_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
                 parameters=tuple(names.get(id(p.sharded_param), "") for p in of_dtype),
             )

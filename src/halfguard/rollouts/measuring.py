@@ -16,7 +16,7 @@ from halfguard.numerics.agreement import agreement, by_length, ratio_of_k3, size
 from halfguard.records.mismatch import Agreement, Cause, MismatchReport
 from halfguard.rollouts.causes import Evidence, Side, find_cause, nearest_dtype
 from halfguard.rollouts.reading import Rollout
-from halfguard.rollouts.scoring import CHUNK, Scorer, Variant, has_head
+from halfguard.rollouts.scoring import CHUNK, Scorer, Variant, has_head, logits_of
 from halfguard.workload.rounding import rounding
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -164,8 +164,7 @@ def _lines(scorer: Scorer, dtype: str) -> Iterator[str]:
     ids = torch.tensor([(*row.prompt, *row.completion)[-_TAPED:]], device=scorer.device)
 
     def loss(model: Any, ids: Tensor) -> Tensor:
-        out = model(input_ids=ids)
-        logits: Tensor = getattr(out, "logits", out)
+        logits = logits_of(model(input_ids=ids))
         return nn.functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:])
 
     try:

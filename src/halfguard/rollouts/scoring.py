@@ -147,7 +147,7 @@ def _rows_of(
     for at, row in enumerate(chunk):
         whole = torch.tensor((*row.prompt, *row.completion), device=device)
         ids[at, : len(whole)] = whole
-    logits = _logits(model(input_ids=ids))
+    logits = logits_of(model(input_ids=ids))
     for at, row in enumerate(chunk):
         first, count = len(row.prompt), len(row.completion)
         yield ids[at, first : first + count], logits[at, first - 1 : first + count - 1]
@@ -156,16 +156,17 @@ def _rows_of(
 def _decoded(model: Any, row: Rollout, device: torch.device) -> tuple[Tensor, Tensor]:
     tokens = torch.tensor(row.completion, device=device)
     out = model(input_ids=torch.tensor([row.prompt], device=device), use_cache=True)
-    found = [_logits(out)[0, -1]]
+    found = [logits_of(out)[0, -1]]
     for token in tokens[:-1]:
         out = model(
             input_ids=token.reshape(1, 1), past_key_values=out.past_key_values, use_cache=True
         )
-        found.append(_logits(out)[0, -1])
+        found.append(logits_of(out)[0, -1])
     return tokens, torch.stack(found)
 
 
-def _logits(out: Any) -> Tensor:
+def logits_of(out: Any) -> Tensor:
+    """Return the logits in what a model returned."""
     logits: Tensor = getattr(out, "logits", out)
     return logits
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 
 from halfguard.errors import HalfguardError
@@ -11,6 +10,7 @@ from halfguard.precision_names import Precision
 from halfguard.records import write_atomically
 from halfguard.records.rounding import RoundingReport
 from halfguard.records.study import Comparison, Verdict, VerdictLabel
+from halfguard.validation.runs.task import slug_of
 from halfguard.validation.spec import Spec
 
 _STEPS = 20  # in FP32, before the step that is taped
@@ -47,8 +47,7 @@ def _failed(verdict: Verdict) -> list[Comparison]:
 
 
 def _path(folder: Path, row: Comparison) -> Path:
-    slug = re.sub(r"[^a-z0-9]+", "-", row.candidate.lower()).strip("-")[:40]
-    return folder / f"lost-digits-{slug}.json"
+    return folder / f"lost-digits-{slug_of(row.candidate)}.json"
 
 
 def _report(spec: Spec, row: Comparison) -> RoundingReport | None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from halfguard.errors import UsageError
 from halfguard.precision.emulation import autocast_like_cuda
+from halfguard.precision.modes import eagerly
 from halfguard.precision_names import Precision
 from halfguard.records.plan import AnyIsland, Island, LineIsland
 from halfguard.records.rounding import LineInFloat, RoundingReport
@@ -84,7 +85,7 @@ class _Step:
 
     def report(self) -> RoundingReport:
         dtype = torch.float16 if self._is_fp16 else torch.bfloat16
-        with torch.compiler.set_stance("force_eager"):
+        with eagerly():
             step = tape_finite_step(self._run, self._model, is_fp16=self._is_fp16)
         return attribute(step, dtype)
 
@@ -96,11 +97,7 @@ class _Step:
         """Return a finding with the error of the step that runs its line, or module, in FP32."""
         lines = LineIslands()
         applied = AppliedIslands(self._model, (), lines)
-        with (
-            applied.trial([island_for(found)]),
-            lines.active(),
-            torch.compiler.set_stance("force_eager"),
-        ):
+        with applied.trial([island_for(found)]), lines.active(), eagerly():
             step = tape_finite_step(self._run, self._model, is_fp16=self._is_fp16)
         step.tape.repeat()
         loss, grads = step.errors()

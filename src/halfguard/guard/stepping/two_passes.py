@@ -16,6 +16,7 @@ from halfguard.dist.collectives import all_agree, run_on_all
 from halfguard.dist.wrapping import sharded_modules, unreduced_gradients
 from halfguard.guard.step_batches import MicroBatch, StepBatches, copy_containers
 from halfguard.guard.stepping.stepper import Stepper
+from halfguard.numerics.finite import all_finite
 from halfguard.precision.modes import eagerly, has_compiled
 from halfguard.step.random_state import (
     capture_random_state,
@@ -88,7 +89,7 @@ def run_as_it_was(
 def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> tuple[ValuesRead, bool]:
     """Return what a pass reads, and whether its losses and gradients are finite."""
     values = ValuesRead(weights=not sharded_modules(stepper.model))
-    finite: list[Tensor] = []
+    losses: list[Tensor] = []
     with (
         stepper.leaving_no_trace(),
         unreduced_gradients(stepper.model),
@@ -99,9 +100,8 @@ def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> tuple[Valu
             with values:
                 loss = loss_of(micro, copy_containers(micro.batch))
             part = loss / stepper.config.accumulate if stepper.config.accumulate > 1 else loss
-            finite.append(part.detach().isfinite().all())
+            losses.append(part.detach())
             scaled = part * stepper.scaler.get_scale()
             scaled.backward()  # type: ignore[no-untyped-call]
-        finite += [grad.isfinite().all() for grad in stepper.local_gradients()]
-        is_finite = all(map(bool, finite))
+        is_finite = all_finite([*losses, *stepper.local_gradients()])
     return values, is_finite

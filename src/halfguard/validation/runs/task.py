@@ -64,8 +64,13 @@ class Task(RecordPart):
         """The unique, readable name of its result file."""
         body = self.model_dump_json(exclude={"folder"})
         digest = hashlib.sha256(body.encode()).hexdigest()[:16]
-        slug = re.sub(r"[^a-z0-9]+", "-", self.candidate.lower()).strip("-")[:40]
-        return f"{'run' if self.against is None else 'speed'}-{slug}-s{self.seed}-{digest}"
+        kind = "run" if self.against is None else "speed"
+        return f"{kind}-{slug_of(self.candidate)}-s{self.seed}-{digest}"
+
+
+def slug_of(candidate: str) -> str:
+    """Return a candidate's name as a part of file names."""
+    return re.sub(r"[^a-z0-9]+", "-", candidate.lower()).strip("-")[:40]
 
 
 def run_tasks(spec: Spec) -> list[Task]:

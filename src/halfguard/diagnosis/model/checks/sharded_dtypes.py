@@ -88,12 +88,10 @@ def _kept_in_half(setup: TrainingSetup, groups: list[ShardedDtypes]) -> Iterator
     }
     if not stored and not states:
         return
-    what = f"the shards of {_names(stored)}" if stored else "the optimizer's state"
+    what = f"The shards of {_names(stored)} are" if stored else "The optimizer's state is"
     dtype = dtype_name(stored[0].stored if stored else states.pop())
     yield _finding(
-        f"{what[0].upper()}{what[1:]} are kept in {dtype}."
-        if stored
-        else f"The optimizer's state is kept in {dtype}.",
+        f"{what} kept in {dtype}.",
         why="Small updates are rounded away, and gradients that are reduced are added in this dtype.",
         cure="model.float()  # before fully_shard; param_dtype casts what is computed",
     )

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from halfguard.errors import UsageError
 from tests.dist.count_collectives import Collectives
 from tests.integrations.accelerate_runs import RETRY, SKIP, Batch, Loop, batches
 
@@ -74,6 +75,17 @@ def collectives(rank: int, who: str, max_norm: float | None) -> list[list[tuple[
     return found[2:]
 
 
+def strict_error() -> str:
+    """Return why a strict guard does not begin a run whose policy adds in half."""
+    half = MixedPrecisionPolicy(param_dtype=torch.float16)
+    loop = make("guarded", guard={"strict": True}, given={"policy": half})
+    try:
+        loop.fit(batches(1))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def die(rank: int, folder: Path) -> None:
     """Train, save, train on, and be killed in the middle of a step."""
     loop, data = make("guarded"), data_of(rank, 1, "large")
@@ -126,6 +138,7 @@ def main(folder: Path, how: str = "") -> None:
     for who in ("stock", "guarded"):
         for max_norm in (None, 0.5):
             results[f"collectives {who} {max_norm}"] = collectives(rank, who, max_norm)
+    results["strict"] = strict_error()
     torch.save(results, folder / f"{rank}.pt")
     die(rank, folder)
 

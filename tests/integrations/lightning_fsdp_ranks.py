@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader
 
 from halfguard.dist.wrapping import local_tensor
+from halfguard.errors import UsageError
 from tests.integrations.lightning_ranks import PerRank, data_of
 from tests.integrations.lightning_runs import RETRY, Classifier, guard_plugin, stock_plugin
 from tests.support import quiet
@@ -38,13 +39,14 @@ CASES = [
 class Sharded(Classifier):
     """Shards its layers; half is computed in the dtype of FSDP2's policy and by autocast."""
 
-    def __init__(self, half: bool) -> None:
+    def __init__(self, half: bool, reduce: torch.dtype = torch.float32) -> None:
         super().__init__(dropout=0)
+        self.reduce_dtype = reduce
         self.half_dtype = torch.float16 if half else None
         self.net = nn.Sequential(nn.Linear(12, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, 4))
 
     def configure_model(self) -> None:
-        policy = MixedPrecisionPolicy(self.half_dtype, torch.float32)
+        policy = MixedPrecisionPolicy(self.half_dtype, self.reduce_dtype)
         mesh = self.device_mesh["data_parallel"]  # type: ignore[index]
         for layer in (self.net[0], self.net[3], self.net):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -69,8 +71,12 @@ class SaveAfter(Callback):
 
 def train(who: str, fault: str, accumulate: int, **how: Any) -> dict[str, Any]:
     path = how.pop("ckpt_path", None)
-    plugins: dict[str, Any] = {"stock": stock_plugin, "guarded": lambda: guard_plugin(RETRY)}
-    module = Sharded(half=who != "fp32")
+    plugins: dict[str, Any] = {
+        "stock": stock_plugin,
+        "guarded": lambda: guard_plugin(RETRY),
+        "strict": lambda: guard_plugin({"strict": True}),
+    }
+    module = Sharded(half=who != "fp32", reduce=torch.float16 if who == "strict" else torch.float32)
     trainer = Trainer(
         devices=2,
         strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
@@ -112,6 +118,10 @@ def main(folder: Path) -> None:
     train("guarded", "healthy", 1, callbacks=[SaveAfter(SAVED, folder / "checkpoint")])
     path = str(folder / "checkpoint")
     results["resumed"] = train("guarded", "healthy", 1, ckpt_path=path)
+    try:
+        train("strict", "healthy", 1)
+    except UsageError as error:
+        results["strict"] = {"error": str(error)}
     torch.save(results, folder / f"{os.environ['RANK']}.pt")
 
 

@@ -81,6 +81,11 @@ def test_one_small_collective_a_step(ranks: list[Rank], max_norm: float | None) 
             assert extra[0][1] <= 64
 
 
+def test_a_strict_guard_begins_no_run_that_is_not_as_declared(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        assert "added in float16" in rank["strict"]
+
+
 def test_a_run_that_was_killed_continues_as_if_it_had_not_been(
     folder: Path, ranks: list[Rank]
 ) -> None:

@@ -56,3 +56,8 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not(ranks: list[Rank]) -> Non
     for rank in ranks:
         assert rank["resumed"]["counts"] == [12, 0, 0]
         assert_same_run(rank["guarded healthy 1"], rank["resumed"])
+
+
+def test_a_strict_guard_begins_no_run_that_is_not_as_declared(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        assert "added in float16" in rank["strict"]["error"]

@@ -42,6 +42,7 @@ def check(runs: list[dict[str, Run]]) -> None:
         assert_same(rank["fp32"], rank["retried"])
         assert rank["nan"]["counts"] == [3, 0, 1]
         assert_same(rank["without"], rank["nan"])
+        assert "added in float16" in rank["strict"]["error"]
 
 
 def test_runs_under_fsdp2_are_the_trainers_own(runs: list[dict[str, Run]]) -> None:

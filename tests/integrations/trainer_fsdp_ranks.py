@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.distributed.fsdp import FSDPModule
 
 from halfguard.dist.wrapping import local_tensor
+from halfguard.errors import UsageError
 from halfguard.integrations.accelerate import reduce_in_fp32
 from tests.integrations.trl_runs import make, rows
 
@@ -26,6 +27,7 @@ SHARDED: dict[str, Any] = {
     "ddp_backend": "gloo",
     "use_cpu": True,
 }
+STRICT: dict[str, Any] = {"guard": {"strict": True}}  # and gradients are added in half
 RUNS: dict[str, dict[str, Any]] = {
     "stock": {},
     "healthy": {"guard": RETRY},
@@ -33,6 +35,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "retried": {"guard": RETRY, "overflow": True},
     "without": {"data": "without"},
     "nan": {"guard": RETRY, "data": "nan"},
+    "strict": STRICT,
 }
 
 
@@ -63,9 +66,12 @@ def train(kind: str, folder: Path, how: dict[str, Any]) -> dict[str, Any]:
         shared._reset_state()
     given = {name: value for name, value in how.items() if name != "data"}
     trainer = make(kind, folder, data_of(kind, how.get("data", "")), **SHARDED, **given)
-    if how.get("fp16", True):
+    if how.get("fp16", True) and how is not STRICT:
         reduce_in_fp32(trainer.accelerator)
-    trainer.train()
+    try:
+        trainer.train()
+    except UsageError as error:
+        return {"error": str(error)}
     assert isinstance(trainer.model, FSDPModule)
     return state(trainer)
 

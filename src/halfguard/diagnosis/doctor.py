@@ -14,6 +14,7 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.errors import UsageError
 from halfguard.guard.guard import Guard
 from halfguard.guard.stepping.scaler import GradScaler
+from halfguard.precision.declared_dtypes import rollout_of
 from halfguard.precision_names import Precision
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding
@@ -55,6 +57,7 @@ def doctor(
     batch: Any = None,
     trainer: Any = None,
     checkpoint: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    rollout: Any = None,
 ) -> Diagnosis:
     """Examine a training setup. Every argument is optional; each one allows more checks.
 
@@ -64,6 +67,7 @@ def doctor(
     where you call the forward pass, under the same autocast. Otherwise pass as ``trainer`` the object that
     trains the model: a Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator, or
     a ``halfguard.Guard``. ``checkpoint`` is the checkpoint to resume from: a mapping, a file or a folder.
+    ``rollout`` is the copy of the model that generates: a module, or vLLM's ``LLM``.
     """
     inputs = DoctorInputs(
         model=check_model(model),
@@ -74,7 +78,8 @@ def doctor(
         batch=batch,
         checkpoint=check_checkpoint(checkpoint),
     )
-    return examine(_read_setup(trainer, inputs))
+    generating = rollout_of(trainer) if rollout is None else rollout
+    return examine(replace(_read_setup(trainer, inputs), rollout=generating))
 
 
 def doctor_workload(workload: Workload, *, precision: Precision | str) -> Diagnosis:

@@ -147,6 +147,10 @@ class GuardConfig(_Section):
     plan: str | None = Field(
         default=None, description="file of FP32 islands, written by halfguard plan"
     )
+    strict: bool = Field(
+        default=False,
+        description="adapters raise at the start if the model runs in other dtypes than declared",
+    )
     privacy: bool = Field(
         default=False,
         description="keep what batches hold, and their descriptions, out of files, logs and errors",

@@ -24,7 +24,7 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
-from halfguard.integrations.accelerator_precision import precision_of, raise_if_unsupported
+from halfguard.integrations.declared_precision import precision_of, raise_if_unsupported
 from halfguard.records import Summary
 from halfguard.step.loss import LossFunction, scalar_loss
 from halfguard.step.parameters import parameters_of
@@ -150,10 +150,12 @@ class AcceleratorGuard:
         trained = set().union(*map(_parameters, optimizers))
         models = [m for m in self._models if not trained.isdisjoint(map(id, m.parameters()))]
         model = models[0] if len(models) == 1 else nn.ModuleList(models)
+        strict = self._config.strict
+        precision = precision_of(accelerator, model, optimizers, strict=strict)
         hosted = HostedGuard(
             model,
             optimizers,
-            self._config.model_copy(update={"precision": precision_of(accelerator, model)}),
+            self._config.model_copy(update={"precision": precision}),
             scheduler=[one.scheduler for one in accelerator._schedulers],
             clip=lambda _: [clip() for clip in self._clips],
             log=accelerator.log,

@@ -27,6 +27,7 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HeldScheduler, HostedGuard
+from halfguard.integrations.declared_precision import check_declared
 from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed, warn_of_unused
 
 _STOCK = "MixedPrecision"  # Lightning's key for the state of its own plugin
@@ -73,6 +74,9 @@ class GuardPrecision(MixedPrecision):
         if trainer.state.fn != TrainerFn.FITTING:
             return model, optimizers, lr_schedulers
         warn_of_unused(self._config, trainer.gradient_clip_val, trainer.accumulate_grad_batches)
+        check_declared(
+            model, optimizers, self._config.precision, strict=self._config.strict, autocasts=True
+        )
         per_step = [c for c in lr_schedulers if c.interval == "step" and not c.reduce_on_plateau]
         self.guard = HostedGuard(
             model,

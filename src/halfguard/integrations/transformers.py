@@ -21,7 +21,8 @@ from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
 from halfguard.integrations.accelerate import unwrap_optimizer
-from halfguard.integrations.accelerator_precision import precision_of, raise_if_unsupported
+from halfguard.integrations.declared_precision import precision_of, raise_if_unsupported
+from halfguard.precision.declared_dtypes import rollout_of
 
 _LOGGED = "halfguard/"
 
@@ -82,7 +83,10 @@ class GuardMixin:
             return
         before = self.guard.state_dict() if same and self.guard is not None else {}
         self._scheduler = self.lr_scheduler
-        precision = precision_of(self.accelerator, model)
+        strict, rollout = self._guard_config.strict, rollout_of(self)
+        precision = precision_of(
+            self.accelerator, model, [optimizer], strict=strict, rollout=rollout
+        )
         self.guard = HostedGuard(
             model,
             optimizer,

@@ -111,8 +111,3 @@ def _autocast_name(products: Iterable[Product]) -> str:
 
 def _short_name(dtype: torch.dtype | None = None) -> str:
     return "unknown" if dtype is None else SHORT_NAMES.get(dtype, "unknown")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return ``"float16"`` for ``torch.float16``."""
-    return str(dtype).removeprefix("torch.")

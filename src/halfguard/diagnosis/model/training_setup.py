@@ -179,6 +179,7 @@ class TrainingSetup:
     advise: Callable[[str | None, MeasuredPrecision], Advice] = lambda _asked, _measured: Advice()
     training_arguments: Any = None  # of transformers
     checkpoint: Any = None
+    rollout: Any = None  # the copy that generates: a module, or an engine of vLLM
     detects_anomalies: bool = False
     not_run: str = ""  # why there is no forward pass, although there is a batch
     # Set after the forward pass.

@@ -1,8 +1,9 @@
-"""HD121 on models that FSDP2 shards: five planted differences, and healthy set-ups without a finding."""
+"""HD121 on models that FSDP2 shards: planted differences of six kinds, and six healthy set-ups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW
 
 import halfguard as hg
+from halfguard.precision.declared_dtypes import rollout_of
 
 HALF, WIDE = torch.float16, torch.float32
 
@@ -41,6 +43,7 @@ def sharded(
     alone: str | None = None,
     half_state: bool = False,
     asked: str | None = "fp16-mixed",
+    rollout: Any = None,
 ) -> list[str]:
     """Return the messages of HD121 for a model that was prepared and sharded in this way."""
     model = Net()
@@ -53,12 +56,20 @@ def sharded(
         for parameter in model.parameters():
             moments = torch.zeros_like(parameter, dtype=torch.bfloat16)
             optimizer.state[parameter] = {"exp_avg": moments}
-    found = hg.doctor(model, optimizer, precision=asked, scaler=torch.amp.GradScaler("cpu"))
+    found = hg.doctor(
+        model, optimizer, precision=asked, scaler=torch.amp.GradScaler("cpu"), rollout=rollout
+    )
     return [one.message for one in found.findings if one.code == "HD121"]
 
 
 def keep_norm(model: Any) -> None:
     model._keep_in_fp32_modules = ["norm"]
+
+
+def engine(dtype: torch.dtype) -> Any:
+    """Return what vLLM's ``LLM`` shows of its dtype."""
+    config = SimpleNamespace(model_config=SimpleNamespace(dtype=dtype))
+    return SimpleNamespace(llm_engine=config)
 
 
 PLANTED: dict[str, tuple[dict[str, Any], str]] = {
@@ -89,10 +100,18 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "half_state": True},
         "The optimizer's state is kept in bfloat16.",
     ),
+    "another dtype in the rollout copy": (
+        {"policy": MixedPrecisionPolicy(HALF, WIDE), "rollout": Net().bfloat16()},
+        "The copy that generates is bfloat16, and the model that trains computes in float16.",
+    ),
+    "another dtype in vLLM": (
+        {"policy": MixedPrecisionPolicy(HALF, WIDE), "rollout": engine(torch.bfloat16)},
+        "The copy that generates is bfloat16, and the model that trains computes in float16.",
+    ),
 }
 HEALTHY: list[dict[str, Any]] = [
-    {"policy": MixedPrecisionPolicy(HALF, WIDE)},
-    {"policy": MixedPrecisionPolicy(HALF, WIDE, WIDE)},
+    {"policy": MixedPrecisionPolicy(HALF, WIDE), "rollout": engine(HALF)},
+    {"policy": MixedPrecisionPolicy(HALF, WIDE, WIDE), "rollout": Net().half()},
     {"policy": MixedPrecisionPolicy(torch.bfloat16, WIDE), "asked": "bf16-mixed"},
     {"policy": MixedPrecisionPolicy(), "asked": "fp32"},
     {"policy": MixedPrecisionPolicy()},  # autocast lowers it
@@ -111,3 +130,13 @@ def test_a_planted_difference_is_found(name: str) -> None:
 @pytest.mark.parametrize("how", HEALTHY, ids=range(len(HEALTHY)))
 def test_a_healthy_setup_has_no_finding(how: dict[str, Any]) -> None:
     assert sharded(**how) == []
+
+
+def test_the_engine_of_a_trainer_is_found() -> None:
+    """TRL keeps a colocated engine in ``vllm_generation``, and kept it in the trainer before."""
+    for trainer in (
+        SimpleNamespace(llm="engine"),
+        SimpleNamespace(vllm_generation=SimpleNamespace(llm="engine")),
+    ):
+        assert rollout_of(trainer) == "engine"
+    assert rollout_of(None) is None

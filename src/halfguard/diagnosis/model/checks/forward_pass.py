@@ -8,12 +8,11 @@ from halfguard.diagnosis.model.forward import ForwardError
 from halfguard.diagnosis.model.frameworks.inputs import CONVERSIONS, DTYPE_NAMES
 from halfguard.diagnosis.model.measured_precision import (
     describe_precision,
-    dtype_name,
     parse_precision,
 )
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.diagnosis.model.updates import MUCH, lost_share
-from halfguard.precision.modes import HALF_DTYPES
+from halfguard.precision.modes import HALF_DTYPES, dtype_name
 from halfguard.records.finding import Finding
 
 

@@ -10,7 +10,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from halfguard.catalogue import Severity
 from halfguard.diagnosis.model.forward import loss_in
-from halfguard.diagnosis.model.measured_precision import dtype_name
 from halfguard.diagnosis.model.training_setup import (
     MeasuredGradients,
     OptimizerParameter,
@@ -19,7 +18,7 @@ from halfguard.diagnosis.model.training_setup import (
     join_names,
 )
 from halfguard.diagnosis.model.updates import MUCH, lost_share, needs_gradients
-from halfguard.precision.modes import HALF_DTYPES
+from halfguard.precision.modes import HALF_DTYPES, dtype_name
 from halfguard.records.finding import Finding
 
 _MOST = 0.5  # of the gradients that are not 0

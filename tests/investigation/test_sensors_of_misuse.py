@@ -54,6 +54,10 @@ def kinds(folder: Path, body: str) -> set[str]:
     return {one.kind for one in result.misuse}
 
 
+TWO = (
+    "if not step:\n    first, last = (torch.optim.SGD(model[i].parameters(), lr=1e-4) for i in (0, 2))\n"
+    "opt.zero_grad()\nscaler.scale(loss_of()).backward()\n"
+)
 STEP = "scaler.step(opt)\nscaler.update()\n"
 HEALTHY = {
     "a norm of the scaled loss": (
@@ -95,6 +99,23 @@ HEALTHY = {
         "opt.zero_grad()\nloss = loss_of()\nfactor = scaler.scale(0 * loss + 1).detach()\n"
         "loss.backward(factor)\n" + STEP
     ),
+    "a second optimizer that divides its gradients itself": (
+        TWO + "scaler.step(first)\n"
+        "for p in model[2].parameters():\n    p.grad /= 1024\nlast.step()\nscaler.update()\n"
+    ),
+    "clipping of parameters that another optimizer has unscaled": (
+        TWO + "scaler.unscale_(opt)\nnn.utils.clip_grad_norm_(model.parameters(), 1e-3)\n" + STEP
+    ),
+    "a second optimizer whose loss is not scaled": (
+        "if not step:\n    weight = nn.Parameter(torch.ones(2))\n    apart = torch.optim.SGD([weight])\n"
+        "opt.zero_grad()\napart.zero_grad()\nmodel(x)[0].sum().backward()\n"
+        "other.scale(weight.sum()).backward()\nopt.step()\nother.step(apart)\nother.update()\n"
+    ),
+    "a new scaler for every model": (
+        "new = torch.amp.GradScaler('cpu', init_scale=2.0 ** (120 * (step % 2)))\n"
+        "weight = nn.Parameter(torch.ones(1))\n"
+        "new.scale(1e30 * weight.sum()).backward()\nnew.step(torch.optim.SGD([weight]))\nnew.update()\n"
+    ),
     "a second unscaling, that a helper hides": (
         "opt.zero_grad()\nscaler.scale(loss_of()).backward()\nscaler.unscale_(opt)\n"
         "try:\n    scaler.unscale_(opt)\nexcept RuntimeError:\n    pass\n" + STEP
@@ -121,6 +142,26 @@ WRONG = {
     "a loss that is not scaled, beside one that is": (
         "opt.zero_grad()\n(scaler.scale(loss_of()) / 2).backward()\nloss_of().backward()\n" + STEP,
         "not scaled",
+    ),
+    "a second optimizer without the scaler": (
+        TWO + "scaler.step(first)\nlast.step()\nscaler.update()\n",
+        "raw step",
+    ),
+    "a second step, besides that of the scaler": (
+        "opt.zero_grad()\nscaler.scale(loss_of()).backward()\nscaler.step(opt)\nopt.step()\nscaler.update()",
+        "second step",
+    ),
+    "clipping of one of two optimizers": (
+        TWO + "scaler.unscale_(first)\nnn.utils.clip_grad_norm_(model[2].parameters(), 1e-3)\n"
+        "scaler.step(first)\nscaler.step(last)\nscaler.update()\n",
+        "clipped",
+    ),
+    "a new scaler in every step": (
+        (
+            "opt.zero_grad()\nnew = torch.amp.GradScaler('cpu', init_scale=2.0 ** (40 * (step % 2)))\n"
+            "new.scale(loss_of()).backward()\nnew.step(opt)\nnew.update()\n"
+        ),
+        "new scaler",
     ),
     "another scaler": (
         "opt.zero_grad()\nother.scale(loss_of()).backward()\n"
@@ -203,6 +244,14 @@ def test_a_buffer_that_is_infinite_from_the_start_is_not_blamed(
     result = sense(tmp_path, BUFFERS + grown)
     assert [one.kind for one in result.misuse] == ["bad buffer"] * grows
     assert all("mean of Sequential" in one.sentence for one in result.misuse)
+
+
+def test_a_scale_that_is_no_float_is_an_error_of_the_script(tmp_path: Path) -> None:
+    lines = "loss_of().backward()\nopt.step()\n"
+    lines += "torch.amp.GradScaler('cpu', init_scale=2.0**140).scale(loss_of())\n"
+    result = sense(tmp_path, lines)
+    assert (result.ended, result.event.kind) == ("crashed", "exception")
+    assert "without overflow" in result.error
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -129,14 +129,6 @@ def advise_on_reference(step: InFP32, script: InFP32, made: Made, casts: tuple[P
     return ""
 
 
-def advise_on_raw_step(place: Place) -> str:
-    """Return what to do about an optimizer that was stepped without the scaler."""
-    return (
-        "The optimizer was stepped on gradients that were still multiplied by the loss scale, or that the "
-        f"scaler had rejected, at {describe_place(place)}. Step it by scaler.step(optimizer) alone."
-    )
-
-
 def describe_place(place: Place | None) -> str:
     """Return a line as ``file:line: code``, or an empty string."""
     return "" if place is None else f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"

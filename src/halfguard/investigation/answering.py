@@ -10,7 +10,6 @@ from halfguard.formats import FP16
 from halfguard.investigation.advice import (
     advise,
     advise_on_mask,
-    advise_on_raw_step,
     describe_place,
 )
 from halfguard.investigation.curing import SOON_SECONDS, Proven
@@ -80,9 +79,8 @@ def answer_bad_number(
     if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
         advice = "" if cure is not None else advise_on_mask(second.mask, second.culprit)
         second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
-    raw = second.made.raw_step or first.raw_step
-    if raw is not None and cure is None:
-        advice = advise_on_raw_step(raw)
+    raw = (one.sentence for one in first.misuse if one.kind in ("raw step", "second step"))
+    advice = advice if cure is not None else next(raw, advice)
     return ScriptAnswer(
         **_common(target, first, proven),
         outcome="bad number",

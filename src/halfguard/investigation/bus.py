@@ -11,7 +11,8 @@ A listener is any object; each of its methods ``on_EVENT`` is called when that h
 | ``scaler_made``, ``scaling``, ``scaled`` | scaler and requested device; a scaler, before and after |
 | ``unscaling``, ``scaler_stepped``, ``scaler_done`` | scaler and optimizer; done: it did not raise |
 | ``scaler_failed`` | optimizer and error |
-| ``clipped``, ``scheduled``, ``zeroed`` | norm and limit; a schedule; an optimizer, None for a model |
+| ``clipping``, ``clipped`` | parameters, before; norm and limit |
+| ``scheduled``, ``zeroed`` | a schedule; an optimizer, None for a model |
 | ``optimizer_made``, ``module_made``, ``copied`` | the object |
 | ``casting``, ``cast`` | a module, before; a module, and its parameters that became half |
 | ``autocast_made``, ``autocast_entered`` | region and requested device; a region, before |
@@ -31,7 +32,7 @@ import os
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -44,12 +45,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.errors import UsageError
 from halfguard.investigation.scaled_losses import ScaledLosses
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.replaying.function_modes import Place, user_place
+from halfguard.replaying.function_modes import Place
 from halfguard.step.parameters import parameters_of
 from halfguard.tracing.call_arguments import undispatched
 
@@ -102,12 +102,8 @@ class HookBus:
         self._optimizers: list[weakref.ref[Any]] = []
         # Without an optimizer: what the last backward pass gave gradients to.
         self._leaves: list[weakref.ref[Tensor]] = []
-        self._holds_scaled = False  # a scaled backward pass, and the scaler has not unscaled since
-        # Optimizers that the scaler has stepped since the last backward pass.
-        self._by_scaler: MutableMapping[Any, bool] = WeakIdKeyDictionary()
-        self._in_scaler = False  # one of its methods runs, which may call others
+        self.in_scaler = False  # one of its methods runs, which may call others
         self._skipped: weakref.ref[Any] | None = None  # the optimizer of a step that was left out
-        self._unscaled = False  # a backward pass without a scaler has given gradients too
         self._busy = False
         self.backward = 0  # finished backward passes
         self.steps = 0  # optimizer steps
@@ -115,7 +111,6 @@ class HookBus:
         self.scaler_steps = 0
         self.not_updated = 0  # scaled backward passes since the scaler's last update
         self.scaled_losses = ScaledLosses()
-        self.raw_step: Place | None = None  # the first line that stepped on scaled gradients
         self.workers = False  # a loader has worker processes
         self.engine_mode: Any = nullcontext()  # a mode that stays on in backward passes
         self.changes = ExitStack()  # of the rest of the process
@@ -173,12 +168,6 @@ class HookBus:
         self._replaced, self._hooks = [], []
 
     # -- what is known of the loop
-
-    @property
-    def holds_scaled(self) -> bool:
-        """Return whether all gradients are multiplied by the loss scale now, as far as torch knows."""
-        by_hand = self.scaled_losses.was_read  # the script may have divided them itself
-        return self._holds_scaled and not (self._busy or self._unscaled or by_hand)
 
     def was_skipped(self, optimizer: Any) -> bool:
         """Return whether the scaler's last step was one of this optimizer, and skipped it."""
@@ -264,9 +253,6 @@ class HookBus:
             grads = [p.grad for p in self.parameters] if call.accumulates else out
             self.publish("backward_done", call, [g for g in grads if isinstance(g, Tensor)])
             if call.accumulates:
-                self._holds_scaled = call.scaled
-                self._unscaled |= not call.scaled
-                self._by_scaler.clear()
                 self.not_updated += call.scaled
                 self.backward += 1
                 self.steps += not self._optimizers
@@ -305,10 +291,6 @@ class HookBus:
 
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not self._busy:
-                # Gradients that are still scaled, or that the scaler has used or rejected before.
-                raw = self._holds_scaled or optimizer in self._by_scaler
-                if raw and not self._in_scaler and self.raw_step is None:
-                    self.raw_step = user_place()
                 self.publish("stepped", optimizer)
                 self.steps += 1
                 self._skipped = None
@@ -360,18 +342,19 @@ class HookBus:
     def _scaler_method(self, name: str, original: Any) -> Any:
         def call(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             # step() calls unscale_(), and a class of its own that of its base class.
-            if self._in_scaler or (name == "scale" and not scaler.is_enabled()):
+            if self.in_scaler or (name == "scale" and not scaler.is_enabled()):
                 return original(scaler, *args, **kwargs)
             given = next(iter((*args, *kwargs.values())), None)
             self._before_scaler(name, scaler, given)
-            self._in_scaler = True
+            self.in_scaler = True
             try:
                 out = original(scaler, *args, **kwargs)
             except (RuntimeError, ValueError, AssertionError) as error:
-                self.publish("scaler_failed", None if name == "update" else given, error)
+                of = given if name in ("unscale_", "step") else None
+                self.publish("scaler_failed", of, error)
                 raise
             finally:
-                self._in_scaler = False
+                self.in_scaler = False
                 if name == "step":
                     self._after_scaler_step(scaler, given)
             if name == "scale":
@@ -391,17 +374,14 @@ class HookBus:
             self.not_updated = 0
             self.scaled_losses.note_update(scaler)
         else:
-            self._holds_scaled = False
             self.publish("unscaling", scaler, given)
         if name == "step":
             self._skipped = weakref.ref(given) if scaler.is_enabled() else None
             self.scaler_steps += 1
 
     def _after_scaler_step(self, scaler: Any, optimizer: Any) -> None:
-        if scaler.is_enabled():
-            self._by_scaler[optimizer] = True
-            if _has_skipped(scaler, optimizer):
-                self._skipped = weakref.ref(optimizer)
+        if scaler.is_enabled() and _has_skipped(scaler, optimizer):
+            self._skipped = weakref.ref(optimizer)
         self.publish("scaler_stepped", scaler, optimizer)
 
     def _loader(self, original: Any) -> Any:
@@ -469,8 +449,12 @@ class HookBus:
         signature = inspect.signature(original)
 
         def clip(*args: Any, **kwargs: Any) -> Any:
-            norm = original(*args, **kwargs)
-            limit = list(signature.bind(*args, **kwargs).arguments.values())[1]
+            given = signature.bind(*args, **kwargs)
+            name, (parameters, limit, *_) = next(iter(given.arguments)), given.arguments.values()
+            clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            given.arguments[name] = clipped  # a generator is used up
+            self.publish("clipping", clipped)
+            norm = original(*given.args, **given.kwargs)
             self.publish("clipped", norm, limit)
             return norm
 

@@ -16,7 +16,6 @@ from halfguard.formats import FP16
 from halfguard.investigation.advice import (
     ADVICE_ON_CTC,
     advise_on_mask,
-    advise_on_raw_step,
     describe_place,
 )
 from halfguard.investigation.passes import (
@@ -60,7 +59,7 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
         return []
     if found.of_data and judge_fp32(found.trials) != "fine":
         culprit = replace(culprit, kind="input")
-    raw = [*_raw_step(found), *_anomaly(found, event, script)]
+    raw = list(_anomaly(found, event, script))
     if culprit.kind != "op":
         return [*raw, *_skipped(found, event)]
     before = [
@@ -75,22 +74,6 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
     far = {one.trial.name for one in found.trials if (one.trial.error_as_written or 0) > FAR}
     tried = sorted(_cures(found, culprit, event, script), key=lambda cure: cure.trial in far)
     return [*before, *tried, *after]
-
-
-def _raw_step(found: PassResult) -> Iterator[Cure]:
-    """Yield steps by the scaler, if a line has stepped on scaled gradients."""
-    made, place = found.made, found.made.raw_step
-    if place is None:
-        return
-    text = advise_on_raw_step(place)
-    last = (
-        steps.leave_out_step(place)
-        if made.stepped_by_scaler
-        else steps.step_by_scaler(place, made.scaling)
-    )
-    lightning = settings.switch_on(place, "use_pl_optimizer", anywhere=True)
-    ways = (settings.add_to_prepare(place), lightning, last)
-    yield from (cure for patch in ways for cure in untried(text, patch, "HG205"))
 
 
 def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:

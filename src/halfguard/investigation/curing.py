@@ -259,17 +259,21 @@ def cure_good_run(
     seen = () if inspected is None else inspected.misuse
     ended = first.ended in ("finished", "exited", "steps")
     if first.error or not ended or not _can_patch(one) or first.seconds > SOON_SECONDS:
-        told = tuple(misused for misused in seen if not misused.unsure)
-        return (*first.misuse, *told), Proven()
+        known = (*first.misuse, *seen)
+        return tuple(misused for misused in known if not misused.unsure), Proven()
     if not first.misuse and not seen:
         return (), Proven()
     steps, seconds = 2 * first.steps + _FURTHER, 20 + 3 * first.seconds
     reference = run_reference(one, steps, seconds)
     known = (*first.misuse, *seen)  # an audit finds again what was not confirmed before
-    seen = tuple(found for misused in seen for found in _confirmed(one, first, misused, reference))
+    early, seen = (
+        tuple(found for misused in some for found in _confirmed(one, first, misused, reference))
+        for some in (first.misuse, seen)
+    )
+    told = (*early, *seen)
     cures: dict[str, tuple[Cure, Misused]] = {}
     with contextlib.chdir(one.base):
-        for misused in (*first.misuse, *seen):
+        for misused in told:
             for cure in (*cures_of(misused, first), *_fp32_lines(one, misused)):
                 cures.setdefault(cure.patch, (cure, misused))
 
@@ -286,8 +290,8 @@ def cure_good_run(
         return left or _worse(one, reference, cure)
 
     proven = prove([cure for cure, _ in cures.values()], run, judge)
-    trials = (reference.trial(None), *proven.trials) if seen or first.misuse else proven.trials
-    return (*first.misuse, *seen), Proven(proven.cure, trials)
+    trials = (reference.trial(None), *proven.trials) if told else proven.trials
+    return told, Proven(proven.cure, trials)
 
 
 def with_audit(result: PassResult, audit: PassResult, inspected: int) -> PassResult:

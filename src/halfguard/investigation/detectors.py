@@ -40,31 +40,6 @@ class Detector:
         raise NotImplementedError
 
 
-class ClippedWhileScaled(Detector):
-    """Gradients that are clipped while they are multiplied by the loss scale."""
-
-    code = "HG201"
-    _SMALL = 0.01  # of the loss scale: a limit below it was not multiplied by the scale
-    _seen: tuple[Place, float, float] | None = None  # line, limit and loss scale
-
-    def on_clipped(self, norm: Any, limit: Any) -> None:
-        if self._seen is None and self.bus.holds_scaled:
-            place, scale, limit = user_place(), self.bus.scale, float(limit)
-            cut = norm is None or not float(norm) <= limit
-            if place is not None and cut and limit < self._SMALL * scale:
-                self._seen = place, limit, scale
-
-    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
-        if self._seen is not None:
-            place, limit, scale = self._seen
-            text = (
-                f"Gradients were clipped to {limit:g} while they were still multiplied by the loss scale of "
-                f"{scale:g}, so that almost nothing was left of them: {describe_place(place)}. Call "
-                "scaler.unscale_(optimizer) before it, or let the framework clip."
-            )
-            yield Misused(kind="clipped", code=self.code, sentence=text, place=place)
-
-
 class ScheduleAhead(Detector):
     """A schedule that moves on while the scaler skips steps."""
 
@@ -104,6 +79,40 @@ class ScheduleAhead(Detector):
                 + (f" {subject}: {made_at}." if made_at else "")
             )
             yield Misused(kind="schedule", code=self.code, sentence=text, place=self._place)
+
+
+class NewScalers(Detector):
+    """Scalers that take the place of another one, and skip their first step."""
+
+    code = "HG210"
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self._made: MutableMapping[Any, Place | None] = (
+            WeakIdKeyDictionary()
+        )  # and have not stepped
+        self._had: MutableMapping[Any, bool] = WeakIdKeyDictionary()  # optimizers that had a scaler
+        self._skips: list[Place] = []
+
+    def on_scaler_made(self, scaler: Any, _device: str) -> None:
+        self._made[scaler] = user_place()
+
+    def on_scaler_done(self, scaler: Any, optimizer: Any) -> None:
+        place, stepped = self._made.pop(scaler, None), getattr(optimizer, "optimizer", optimizer)
+        if place is not None and stepped in self._had and self.bus.was_skipped(optimizer):
+            self._skips.append(place)
+        self._had[stepped] = True
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if len(self._skips) >= _OFTEN:
+            place = self._skips[0]
+            text = (
+                f"A new scaler was made {len(self._skips)} times while the optimizer stayed the same, and "
+                "skipped its first step each time: the scale that the one before had found is lost. Make it "
+                f"once, before the loop: {describe_place(place)}."
+            )
+            found = Misused(kind="new scaler", code=self.code, sentence=text, place=place)
+            yield found.model_copy(update={"unsure": True})
 
 
 class ScaledPenalty(Detector):
@@ -207,21 +216,41 @@ class _Followed:
     marks: list[tuple[int, int] | None] | None = None  # gradients and versions, as seen last
     fresh: bool = False  # it has not stepped since
     left: Place | None = None  # a line that added gradients to those of a step before
+    unscaled: bool = False  # by the scaler
+    used: bool = False  # the scaler has stepped on these gradients, or rejected them
+    has_scaler: bool = False  # a scaler has stepped it before
 
     def forget(self) -> None:
         """Forget where the gradients come from: the script has changed them, or zeroed them."""
-        self.sources, self.left = [], None
+        self.sources, self.left, self.unscaled, self.used = [], None, False, False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Return whether all gradients are multiplied by a loss scale now, as far as torch knows."""
+        return (
+            bool(self.sources) and not self.unscaled and not any(s.is_plain for s in self.sources)
+        )
 
 
 class WrongGradients(Detector):
     """Follows which backward pass gave gradients to which optimizer, and by what its loss was scaled.
 
     A scaler divides the gradients of its optimizer by its scale. It is wrong if a loss was not scaled, or by
-    another scaler, or if gradients of steps before are still there.
+    another scaler, or if gradients of steps before are still there; and what clips or steps before has
+    gradients that are far too large.
     """
 
     _SAMPLE = 16  # parameters of an optimizer whose gradients are looked at
-    _CODES: ClassVar = {"not scaled": "HG206", "other scaler": "HG206", "not zeroed": "HG215"}
+    _SMALL = 0.01  # of the loss scale: a limit below it was not multiplied by the scale
+    _CODES: ClassVar = {
+        "not scaled": "HG206",
+        "other scaler": "HG206",
+        "not zeroed": "HG215",
+        "clipped": "HG201",
+        "raw step": "HG205",
+        "second step": "HG205",
+    }
+    _ONCE: ClassVar = ("clipped", "raw step", "second step")  # is often enough
     _TEXTS: ClassVar[dict[MisuseKind, str]] = {
         "not scaled": (
             "The scaler divides these gradients by its scale, but the loss was not multiplied by it, so that "
@@ -236,19 +265,41 @@ class WrongGradients(Detector):
             "Gradients of the steps before are still there at {place}, and add up. Call "
             "optimizer.zero_grad() in every step."
         ),
+        "clipped": (
+            "Gradients were clipped to {limit:g} while they were still multiplied by the loss scale of "
+            "{scale:g}, so that almost nothing was left of them: {place}. Call "
+            "scaler.unscale_(optimizer) before it, or let the framework clip."
+        ),
+        "raw step": (
+            "An optimizer was stepped on gradients that were still multiplied by the loss scale, at {place}. "
+            "Step it by scaler.step(optimizer) alone."
+        ),
+        "second step": (
+            "An optimizer that the scaler steps was stepped without it, on gradients that are scaled, "
+            "rejected or used before, at {place}. Step it by scaler.step(optimizer) alone."
+        ),
     }
 
     def __init__(self, bus: HookBus) -> None:
         super().__init__(bus)
         self._followed: MutableMapping[Any, _Followed] = WeakIdKeyDictionary()
-        self._wrong: dict[MisuseKind, list[tuple[Place | None, Place | None]]] = {}
+        self._wrong: dict[MisuseKind, list[dict[str, Any]]] = {}
+        self._intact: list[torch.optim.Optimizer] = []
 
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
-        for kind, places in self._wrong.items():
-            (place, by), code = places[0], self._CODES[kind]
-            if len(places) >= _OFTEN:
-                text = self._TEXTS[kind].format(place=describe_place(place), by=describe_place(by))
-                yield Misused(kind=kind, code=code, sentence=text, place=place, by=by)
+        for kind, seen in self._wrong.items():
+            first, is_once = seen[0], kind in self._ONCE
+            if is_once or len(seen) >= _OFTEN:
+                place, by = first["place"], first["by"]
+                shown = {"place": describe_place(place), "by": describe_place(by)}
+                yield Misused(
+                    kind=kind,
+                    code=self._CODES[kind],
+                    sentence=self._TEXTS[kind].format(**(first | shown)),
+                    place=place,
+                    by=by,
+                    unsure=kind in ("raw step", "second step"),  # Adam divides by any factor
+                )
 
     def on_backward(self, call: BackwardCall) -> None:
         for optimizer, one, before in self._marked(call):
@@ -263,20 +314,21 @@ class WrongGradients(Detector):
                 continue
             if not one.fresh:  # a step has used those before
                 one.sources = []
-            one.fresh = True
+            one.fresh, one.unscaled, one.used = True, False, False
             scaler = None if call.scaler is None else weakref.ref(call.scaler)
             if len(one.sources) < self._SAMPLE:
                 one.sources.append(_Source(scaler, not call.scaled, user_place()))
 
     def on_unscaling(self, scaler: Any, optimizer: Any) -> None:
         """Compare the scaler with those of the gradients that it is about to divide; later ones are not."""
+        one = self._followed.get(getattr(optimizer, "optimizer", optimizer), _Followed())
+        one.unscaled = True
         if not scaler.is_enabled() or not self.bus.scaled_losses.has_scaled(scaler):
             return
         state = scaler._per_optimizer_states.get(id(optimizer), {})
         is_ready = state.get("stage", OptState.READY) is OptState.READY
         if not is_ready or self.bus.scale_of(scaler) == 1:
             return
-        one = self._followed.get(getattr(optimizer, "optimizer", optimizer), _Followed())
         for source in one.sources:
             by = None if source.scaler is None else source.scaler()
             if source.is_plain:
@@ -284,14 +336,47 @@ class WrongGradients(Detector):
             elif by is not None and by is not scaler:
                 self._note("other scaler", source.place)
 
-    def on_scaler_stepped(self, _scaler: Any, optimizer: Any) -> None:
-        self.on_stepped(optimizer)
+    def on_clipping(self, parameters: list[Tensor]) -> None:
+        """Note the optimizers whose gradients nothing has changed since their backward pass."""
+        ids = set(map(id, parameters))
+        owners = {o: set(map(id, parameters_of(o))) for o in self._followed}
+        owners = {o: own for o, own in owners.items() if own & ids}
+        unscaled = [own for o, own in owners.items() if self._followed[o].unscaled]
+        self._intact = [
+            o
+            for o, own in owners.items()
+            if self._followed[o].marks == self._marks_of(o) and not own & set().union(*unscaled)
+        ]
+
+    def on_clipped(self, norm: Any, limit: Any) -> None:
+        scale, limit = self.bus.scale, float(limit)
+        cut = (norm is None or not float(norm) <= limit) and limit < self._SMALL * scale
+        by_hand = self.bus.scaled_losses.was_read  # the script may have divided them itself
+        for optimizer in self._intact:
+            one = self._followed[optimizer]
+            one.marks = self._marks_of(optimizer)
+            if cut and one.is_scaled and not by_hand:
+                self._note("clipped", user_place(), limit=limit, scale=scale)
+        self._intact = []
+
+    def on_scaler_stepped(self, scaler: Any, optimizer: Any) -> None:
+        self._use(optimizer, by_scaler=scaler.is_enabled())
 
     def on_stepped(self, optimizer: Any) -> None:
+        one = self._followed.get(optimizer)
+        if one is not None and not self.bus.in_scaler and one.marks == self._marks_of(optimizer):
+            is_known = all(s.scaler is not None for s in one.sources)
+            if one.used or (one.is_scaled and is_known):
+                self._note("second step" if one.has_scaler else "raw step", user_place())
+        self._use(optimizer)
+
+    def _use(self, optimizer: Any, *, by_scaler: bool = False) -> None:
         stepped = getattr(optimizer, "optimizer", optimizer)
         one = self._followed.get(stepped)
         if one is not None:
             one.fresh, one.marks = False, self._marks_of(stepped)
+            one.used |= by_scaler
+            one.has_scaler |= by_scaler
             if one.left is not None:
                 self._note("not zeroed", one.left)
                 one.left = None
@@ -313,9 +398,10 @@ class WrongGradients(Detector):
         with self.bus.unobserved():
             return any(grad is not None and bool(grad.any()) for grad in grads)
 
-    def _note(self, kind: MisuseKind, place: Place | None) -> None:
+    def _note(self, kind: MisuseKind, place: Place | None, **facts: float) -> None:
         if place is not None:
-            self._wrong.setdefault(kind, []).append((place, user_place()))
+            seen = {"place": place, "by": user_place()} | facts
+            self._wrong.setdefault(kind, []).append(seen)
 
     def _sampled(self, optimizer: torch.optim.Optimizer) -> list[Tensor | None]:
         """Return gradients of some parameters, spread over an optimizer."""
@@ -329,10 +415,10 @@ class WrongGradients(Detector):
 
 # Of every step of a run; those below look at a few steps that an audit chooses.
 DETECTORS = (
-    ClippedWhileScaled,
+    WrongGradients,
+    NewScalers,
     ScheduleAhead,
     ScaledPenalty,
-    WrongGradients,
     ScalerOff,
     HiddenError,
 )

@@ -80,8 +80,6 @@ class MadePlaces:
         # weak, because the identity of what is gone may be that of something new.
         self._modules: MutableMapping[nn.Module, Place] = WeakIdKeyDictionary()
         self._optimizers: MutableMapping[Any, tuple[Place, ...]] = WeakIdKeyDictionary()
-        # Optimizers that a scaler has stepped.
-        self._by_scaler: MutableMapping[Any, bool] = WeakIdKeyDictionary()
         # Whether buffers were bad before they became half, as some are on purpose, by their names.
         self._bad_before: MutableMapping[nn.Module, dict[str, bool]] = WeakIdKeyDictionary()
         # Parameters that became half, also of models that are gone; the innermost line is the first.
@@ -104,7 +102,6 @@ class MadePlaces:
             half_callers=cast[1:],
             half_dtype=_common_dtype(half),
             half_module=self._frozen_half(parameters),
-            stepped_by_scaler=optimizer in self._by_scaler,
         )
 
     def _note(self, name: str, place: Place | None) -> None:
@@ -222,10 +219,6 @@ class MadePlaces:
 
     def on_scaled(self, _scaler: Any) -> None:
         self._note("scaling", self.place())
-
-    def on_scaler_stepped(self, _scaler: Any, optimizer: Any) -> None:
-        if optimizer is not None:
-            self._by_scaler[optimizer] = True
 
     def on_autocast_made(self, region: Any, _device: str) -> None:
         if region._enabled and region.fast_dtype is torch.float16:

@@ -247,6 +247,16 @@ def _fp32_weights(one: Misused, first: PassResult) -> Iterator[str]:
     return fp32_weight_patches(made.model_copy(update=known))
 
 
+def _raw_step(one: Misused, first: PassResult) -> Iterator[str]:
+    """Yield steps by the scaler; a framework steps by it, if it is given the optimizer."""
+    yield settings.add_to_prepare(one.place)
+    yield settings.switch_on(one.place, "use_pl_optimizer", anywhere=True)
+    if one.kind == "second step":
+        yield steps.leave_out_step(one.place)
+    else:
+        yield steps.step_by_scaler(one.place, first.made.scaling)
+
+
 _PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterator[str]]] = {
     "clipped": lambda one, _: iter((scaling.unscale_before_clipping(one.place),)),
     "schedule": _schedule,
@@ -254,6 +264,9 @@ _PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterator[str]]] = {
     "other scaler": lambda one, _: iter(
         (scaling.scale_loss(one.place, scaler_at(one.by), instead=True),)
     ),
+    "new scaler": lambda one, _: iter((steps.scaler_once(one.place),)),
+    "raw step": _raw_step,
+    "second step": _raw_step,
     "penalty": lambda one, _: iter((scaling.unscale_penalty(one.place),)),
     "scaler off": lambda one, first: iter(
         (settings.scaler_device(one.place, first.made.autocast_device),)

@@ -82,6 +82,9 @@ MisuseKind = Literal[
     "not scaled",  # a loss, whose gradients the scaler divides
     "other scaler",  # has scaled the loss
     "penalty",  # made of scaled gradients
+    "new scaler",  # in every step
+    "raw step",  # without the scaler, on scaled gradients
+    "second step",  # besides that of the scaler
     "scaler off",  # there is no such device
     "hidden error",  # of the scaler
     "not zeroed",  # gradients add up over steps
@@ -187,7 +190,6 @@ class Made(FloatRecordPart):
     optimizer_class: str = ""  # of the optimizer that stepped
     eps: float | None = None  # the smallest of that optimizer, if it has one
     fused: bool = False  # the optimizer skips steps by itself
-    stepped_by_scaler: bool = False  # the same optimizer, before
     half_weights: Place | None = None  # its weights became half here
     half_callers: tuple[Place, ...] = ()  # lines that led to that one, innermost first
     half_dtype: str = ""  # of those weights, if they have one in common
@@ -197,7 +199,6 @@ class Made(FloatRecordPart):
     autocast: Place | None = None  # an FP16 region
     autocast_device: str = ""  # of that region
     copied: Place | None = None  # a model was copied here, after the optimizer was made
-    raw_step: Place | None = None  # a step on scaled gradients
     not_updated: int = 0  # scaled backward passes since scaler.update()
     hides: Place | None = None  # it made bad numbers finite
     modules: tuple[SubmodulePlace, ...] = ()  # of the culprit's module, and those around it
@@ -244,7 +245,6 @@ class PassResult(FloatRecordPart):
     seconds: float = 0.0
     loss: float = math.nan
     scaler: ScalerFacts = ScalerFacts()
-    raw_step: Place | None = None  # a line that stepped on scaled gradients
     misuse: tuple[Misused, ...] = ()
     workers: bool = False  # a loader has worker processes
     spawns: bool = False  # it started ranks by itself

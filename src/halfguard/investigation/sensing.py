@@ -239,7 +239,6 @@ class Sensing:
             seconds=time.monotonic() - self._started,
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
-            raw_step=self._bus.raw_step,
             workers=self._bus.workers,
             spawns=self._surroundings.spawns,
             autocast_off=self._surroundings.autocast_off,

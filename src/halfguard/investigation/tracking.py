@@ -317,7 +317,6 @@ class Tracking(Approach):
         modules = modules or self._made.submodule(root, rest)
         facts = {
             "modules": modules,
-            "raw_step": self.bus.raw_step,
             "not_updated": self.bus.not_updated,
             "hides": self._watch.hides,
         }

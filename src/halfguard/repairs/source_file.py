@@ -311,7 +311,7 @@ class SourceFile:
 
     def insert_before(self, statement: ast.stmt, text: str) -> None:
         """Write lines before the first one of a statement."""
-        self.refused |= not self.is_alone(statement)
+        self.refused |= self.statement_at(statement.lineno) is not statement
         start = self._offset(statement.lineno, 0)
         self._add((start, start), f"{text}\n")
 

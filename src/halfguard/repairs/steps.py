@@ -6,7 +6,14 @@ import ast
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.scalers import are_free_after, scaler_steps, stepped_optimizer, steps_around
-from halfguard.repairs.source_file import Place, SourceFile, all_calls, called_name, loops_around
+from halfguard.repairs.source_file import (
+    Place,
+    SourceFile,
+    all_calls,
+    assigned_target,
+    called_name,
+    loops_around,
+)
 
 
 @Repair
@@ -42,6 +49,28 @@ def step_with_gradients(file: SourceFile, line: int) -> None:
     if found is not None and name:
         has = f'any(p.grad is not None for g in {name}.param_groups for p in g["params"])'
         file.indent(found[0], f"if {has}:")
+
+
+@Repair
+def scaler_once(file: SourceFile, line: int) -> None:
+    """Make a scaler before the loop around it; before the function, if that is called in every step."""
+    making = file.statement_at(line)
+    target = None if making is None else assigned_target(making)
+    if not isinstance(making, ast.Assign) or not isinstance(target, ast.Name):
+        return
+    function = file.function_at(line)
+    loop = next(iter(loops_around(function or file.tree, line)), None)
+    first = loop or next(one for one in file.tree.body if line <= (one.end_lineno or 0))
+    nodes = list(ast.walk(loop or function or file.tree))
+    inside = {n.arg for n in nodes if isinstance(n, ast.arg)}
+    stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    used = {n.id for n in ast.walk(making.value) if isinstance(n, ast.Name)}
+    is_free = not used & (inside | set(stored)) and stored.count(target.id) == 1
+    is_called = function and not any(isinstance(node, ast.For | ast.While) for node in nodes)
+    if is_free and (loop or (is_called and not getattr(first, "decorator_list", ()))):
+        gap = "" if loop else "\n\n"
+        file.insert_before(first, f"{file.moved(making, first.col_offset)}{gap}")
+        file.remove(making)
 
 
 @Repair

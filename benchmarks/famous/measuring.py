@@ -53,7 +53,7 @@ class Healed:
 class Check:
     """Whether the model fails as published: in FP16, at this place, and not in FP32."""
 
-    first: str  # where bare FP16 makes the first bad number
+    first: str  # where bare FP16 returns the first NaN or Inf
     at_place: bool
     bad: int  # of as many steps as there are batches
     of: int

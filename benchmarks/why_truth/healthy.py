@@ -2,7 +2,7 @@
 
 ``scripts/bench why_truth --healthy [NAME ...] [--held-out]``. The programs look dangerous, and are not. Those
 that ``benchmarks.casebook.split`` holds out run only with ``--held-out``. If a scaler has skipped
-steps, the answer must say that this is how a scale finds its level.
+steps, the answer must say that the loss scale was calibrating.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from halfguard.investigation import Target
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report import script_answer_page, to_markdown
 
-CALIBRATES = "Skipped steps are how a loss scale finds its level"
+CALIBRATES = "Normal: the loss scale was calibrating."
 
 
 def programs(names: list[str], *, is_held_out: bool) -> list[Path]:

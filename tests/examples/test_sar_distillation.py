@@ -119,7 +119,7 @@ def test_the_doctor_is_the_first_to_tell_the_truth(example: Any) -> None:
     }
     assert "eps=1e-08 is 0 in float16" in findings["HG403"]
     assert "HG401" in findings
-    assert "log in alignment made the first bad number" in findings["HG601"]
+    assert "log in alignment returned the first NaN or Inf" in findings["HG601"]
 
 
 def test_the_probe_names_the_line_behind_it(example: Any) -> None:

@@ -1,12 +1,12 @@
-"""The limits that an answer tells."""
+"""The precision and the limits that an answer names."""
 
 from __future__ import annotations
 
 import pytest
 
-from halfguard.investigation.answering import answer_good_run
+from halfguard.investigation.answering import answer_good_run, name_precision
 from halfguard.investigation.curing import Proven
-from halfguard.investigation.passes import PassResult, Target
+from halfguard.investigation.passes import Made, PassResult, Target
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,22 @@ def test_an_audit_that_fails_is_told(first: str, audit: PassResult, told: str) -
     )
     assert any("The audit of a few steps failed" in note for note in answer.notes) is bool(told)
     assert told in " ".join(answer.notes)
+
+
+@pytest.mark.parametrize(
+    ("regions", "weights", "seen", "named"),
+    [
+        ((), "", "", "FP32"),
+        (("cpu bfloat16",), "", "bfloat16", "BF16 autocast"),
+        (("cpu float16", "cuda float16"), "", "float16", "FP16 autocast"),
+        (("cpu float16", "cpu bfloat16"), "", "", "FP16 and BF16 autocast"),
+        (("cpu float16",), "float16", "float16", "FP16 weights"),
+        ((), "", "float16", "FP32, some tensors in FP16"),
+        ((), "", "float32", "FP32"),
+    ],
+)
+def test_the_precision_that_really_ran(
+    regions: tuple[str, ...], weights: str, seen: str, named: str
+) -> None:
+    first = PassResult(regions=regions, made=Made(half_dtype=weights))
+    assert name_precision(first, seen) == named

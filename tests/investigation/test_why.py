@@ -125,8 +125,11 @@ def test_two_ranks_of_torchrun(tmp_path: Path) -> None:
 def test_autocast_of_a_missing_device_is_told_and_can_be_emulated(tmp_path: Path) -> None:
     answer = ask("cuda_autocast.py", tmp_path)
     assert any("--emulate" in note for note in answer.notes)
+    assert answer.precision == "FP32"
     emulated = ask("cuda_autocast.py", tmp_path, options=("--emulate",))
     assert (emulated.step, emulated.culprit.dtype) == (5, "float16")
+    assert emulated.precision == "FP16 autocast"
+    assert not any("changed nothing" in note for note in emulated.notes)
     assert emulated.in_fp32 == "fails"  # at step 7: it diverges in any precision
     assert emulated.culprit.line == culprit_line("cuda_autocast.py")
 
@@ -231,11 +234,18 @@ def test_a_module_with_arguments(tmp_path: Path) -> None:
     assert f"{package}/train.py:{line}" in done.stdout.replace("\n", "")
 
 
+def test_emulation_that_changes_nothing_is_reported(tmp_path: Path) -> None:
+    """Lightning replaces 16-mixed by BF16 on a CPU; a script without regions of CUDA is the same."""
+    answer = ask("cpu_bf16.py", tmp_path, options=("--emulate",))
+    assert (answer.outcome, answer.precision) == ("nothing bad", "BF16 autocast")
+    assert any("--emulate changed nothing" in note for note in answer.notes)
+
+
 def test_a_crash_without_a_bad_number_shows_the_last_lines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('begun')\nraise KeyError('labels')\n")
     done = why("train.py", cwd=tmp_path, real=True)
     assert done.returncode == 1
-    assert "no number was bad" in done.stdout
+    assert "without NaN or Inf" in done.stdout
     assert "KeyError: 'labels'" in done.stdout
 
 

@@ -52,7 +52,7 @@ TITLES = {
     "run": "Run runs/a applied 299 of 300 steps",
     "study": "ocr: fp16-mixed FAILS on hmean, guarded PASSES",
     "autopsy": "Incident 018321-r0, step 18321: the loss was not finite before it was scaled",
-    "why": "No bad number in 0 backward passes",
+    "why": "No NaN or Inf in 0 backward passes",
     "scoreboard": "Casebook: who finds ",
 }
 

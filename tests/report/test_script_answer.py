@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit, Cure, ReplayTrial, TensorRange
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report import script_answer_page, to_html, to_markdown
@@ -10,6 +11,7 @@ RANGE = TensorRange("self", (8, 32), "float16", -12.0, 15.5, 0, 0, 0)
 BAD = ScriptAnswer(
     script="train.py --lr 1",
     outcome="bad number",
+    precision="FP16 autocast",
     steps=7,
     backward=7,
     seconds=1.5,
@@ -38,7 +40,7 @@ BAD = ScriptAnswer(
 
 def test_a_bad_number() -> None:
     text = to_markdown(script_answer_page(BAD))
-    assert "Step 7: the first bad number was in the loss" in text
+    assert "Step 7 (FP16 autocast): the first NaN or Inf was in the loss" in text
     assert "In FP32 this step is fine. This step is good with: the whole step in fp32." in text
     assert "It began on rank 1." in text
     assert "train.py:17" in text
@@ -55,6 +57,7 @@ def test_a_good_run_tells_calibration_and_what_to_try() -> None:
     answer = ScriptAnswer(
         script="train.py",
         outcome="nothing bad",
+        precision="BF16 autocast",
         steps=23,
         backward=30,
         loss=0.5,
@@ -63,13 +66,38 @@ def test_a_good_run_tells_calibration_and_what_to_try() -> None:
         next="halfguard lint .",
     )
     text = to_markdown(script_answer_page(answer))
-    assert "No bad number in 30 backward passes" in text
-    assert "how a loss scale finds its level" in text
+    assert "No NaN or Inf in 30 backward passes (BF16 autocast)" in text
+    assert "Normal: the loss scale was calibrating." in text
     assert "halfguard lint ." in text
     none = answer.model_copy(
         update={"loss_scale": "loss scale 1 at first, 1 at last; 0 steps skipped"}
     )
-    assert "finds its level" not in to_markdown(script_answer_page(none))
+    assert "calibrating" not in to_markdown(script_answer_page(none))
+
+
+def test_the_title_is_the_worst_finding() -> None:
+    wrong = ScriptAnswer(
+        script="train.py", outcome="trains wrongly", precision="FP16 autocast", backward=30
+    )
+    title = script_answer_page(wrong).title
+    assert title.startswith("The script trains wrongly (FP16 autocast): no NaN or Inf in 30")
+    overflow = AuditFinding(
+        op="mul",
+        kernel="aten.mul.Tensor",
+        phase="forward",
+        module=None,
+        file="train.py",
+        line=9,
+        code="",
+        fault="overflow",
+        elements=3,
+        numel=8,
+        half=RANGE,
+        fp32=RANGE,
+        use="loss",
+    )
+    swallowed = wrong.model_copy(update={"swallowed": (overflow,)})
+    assert script_answer_page(swallowed).title.startswith("An overflow was swallowed at train.py:9")
 
 
 def test_an_answer_survives_json() -> None:

@@ -298,7 +298,7 @@ def test_the_report_reads_like_a_sentence() -> None:
     culprit = run(nn.Sequential(Net(lambda x: torch.exp(x * 1e4))), ONES)
     text = str(culprit)
     assert text.startswith(
-        "exp (aten.exp.default) made the first bad number in the forward pass, in 0"
+        "exp (aten.exp.default) returned the first NaN or Inf in the forward pass, in 0"
     )
     assert "test_first_nonfinite.py:" in text
     assert "self 3x4 float32: 12500 to 12500" in text

@@ -51,9 +51,25 @@ def _code_of_culprit(culprit: Culprit) -> str:
 _LONGEST = 200  # characters of an error
 
 
-def _common(target: Target, first: PassResult, proven: Proven) -> dict[str, Any]:
+_SHORT = {"float16": "FP16", "bfloat16": "BF16"}
+
+
+def name_precision(first: PassResult, half: str = "") -> str:
+    """Return what a script really ran in; ``half`` is the dtype of a 16-bit tensor that was seen."""
+    weights = first.made.half_dtype
+    if weights:
+        return f"{_SHORT[weights]} weights"
+    regions = dict.fromkeys(region.split()[-1] for region in first.regions)
+    names = " and ".join(_SHORT.get(dtype, dtype) for dtype in regions)
+    if names:
+        return f"{names} autocast"
+    return f"FP32, some tensors in {_SHORT[half]}" if half in _SHORT else "FP32"
+
+
+def _common(target: Target, first: PassResult, proven: Proven, *, half: str = "") -> dict[str, Any]:
     return {
         "script": str(target),
+        "precision": name_precision(first, half) if first.backward or first.event else "",
         "steps": first.steps,
         "backward": first.backward,
         "seconds": first.seconds,
@@ -81,8 +97,9 @@ def answer_bad_number(
         second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
     raw = (one.sentence for one in first.misuse if one.kind in ("raw step", "second step"))
     advice = advice if cure is not None else next(raw, advice)
+    half = "" if second.culprit is None else second.culprit.dtype
     return ScriptAnswer(
-        **_common(target, first, proven),
+        **_common(target, first, proven, half=half),
         outcome="bad number",
         step=event.step,
         bad_backward=event.backward,
@@ -173,8 +190,11 @@ def answer_good_run(
         outcome = "trains wrongly"
     headroom = None if inspected is None else inspected.headroom
     swallowed = () if inspected is None or not misused else inspected.swallowed
+    half = ""
+    if headroom is not None:
+        half = "float16" if headroom.limit <= FP16.largest else "bfloat16"
     return ScriptAnswer(
-        **_common(target, first, proven),
+        **_common(target, first, proven, half=half),
         outcome=outcome,  # type: ignore[arg-type]
         log=log,
         loss=first.loss,

@@ -86,7 +86,7 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         answer = answer_good_run(
             one.target, first, inspected, misused, proven=proven, log=log, shared=shared
         )
-        notes = (*answer.notes, *_further_notes(one, answer))
+        notes = (*answer.notes, *_further_notes(one, first, answer))
         named = {"notes": notes, "code": name_failure(answer, misused)}
         return answer.model_copy(update=named)
     if one.ranks is not None:
@@ -103,13 +103,20 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         if crash is None
         else answer_crash(one.target, first, crash, proven, shared)
     )
-    notes = (*answer.notes, *_further_notes(one, answer))
+    notes = (*answer.notes, *_further_notes(one, first, answer))
     code = name_failure(answer, first.misuse)
     known = {"log": log, "rank": one.bad_rank, "notes": notes, "code": code}
     return answer.model_copy(update=known)
 
 
-def _further_notes(one: Investigation, answer: ScriptAnswer) -> Iterator[str]:
+def _further_notes(one: Investigation, first: PassResult, answer: ScriptAnswer) -> Iterator[str]:
+    cuda = any(region.startswith("cuda ") for region in first.regions)
+    if one.emulate and first.backward and not cuda:
+        yield (
+            "--emulate changed nothing: the script never entered torch.autocast('cuda'). On a CPU, Lightning "
+            "and Trainer replace FP16 by BF16 or FP32; run the script on a GPU, or probe its model with "
+            "halfguard probe."
+        )
     if one.interruption.has_come() and one.interruption.during:
         yield f"It was interrupted while {one.interruption.during}: this is what was known by then."
     if one.base != one.folder and answer.cure is not None and is_source_patch(answer.cure.patch):

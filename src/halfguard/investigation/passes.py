@@ -249,6 +249,7 @@ class PassResult(FloatRecordPart):
     workers: bool = False  # a loader has worker processes
     spawns: bool = False  # it started ranks by itself
     autocast_off: str = ""  # a device whose autocast torch switched off
+    regions: tuple[str, ...] = ()  # device and dtype of the autocast that ran
     outside: tuple[str, ...] = ()  # effects outside the copied folder
     casts: tuple[Place, ...] = ()  # casts to half that a run in FP32 has left out
     # of the second pass

@@ -242,6 +242,7 @@ class Sensing:
             workers=self._bus.workers,
             spawns=self._surroundings.spawns,
             autocast_off=self._surroundings.autocast_off,
+            regions=self._surroundings.regions,
             outside=self._surroundings.effects,
             casts=tuple(self._bus.casts),
         )

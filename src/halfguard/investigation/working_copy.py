@@ -189,6 +189,7 @@ class Surroundings:
 
     def __init__(self, plan: PassPlan) -> None:
         self.autocast_off = ""
+        self._regions: dict[str, None] = {}
         self.spawns = False  # the script starts ranks by itself
         self._effects: dict[str, None] = {}
         self._place = plan.copies
@@ -197,6 +198,11 @@ class Surroundings:
         # The folder of the copies has records of this pass too.
         self._folders = (*plan.isolated, *((str(Path(plan.copies).parent),) if plan.copies else ()))
         self._users = plan.originals
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Device and dtype of each kind of autocast region that was entered while it was enabled."""
+        return tuple(self._regions)
 
     @property
     def effects(self) -> tuple[str, ...]:
@@ -251,6 +257,11 @@ class Surroundings:
     def on_autocast_made(self, region: Any, device: str) -> None:
         if device and not region._enabled and device != "cpu":
             self.autocast_off = device
+
+    def on_autocast_entered(self, region: Any) -> None:
+        if region._enabled:
+            dtype = str(region.fast_dtype).removeprefix("torch.")
+            self._regions.setdefault(f"{region.device} {dtype}")
 
 
 def _absolute(path: str | bytes | os.PathLike[Any]) -> str:

@@ -151,7 +151,7 @@ class PlanBench:
         return Proof(holds=self._trials.of(islands).passed)
 
     def find_producer(self, islands: Sequence[AnyIsland]) -> Producer | None:
-        """Return the operation that makes the first bad number of a run with these islands."""
+        """Return the operation that returns the first NaN or Inf of a run with these islands."""
         return Producer.of(self._trials.of(islands).culprit)
 
     def candidates(self, producer: Producer) -> list[AnyIsland]:
@@ -182,7 +182,7 @@ def _describe(culprit: Culprit) -> str:
     did = (
         f"has a swallowed {culprit.swallowed}"
         if culprit.swallowed
-        else "makes the first bad number"
+        else "returns the first NaN or Inf"
     )
     return f"{describe_line(culprit)} {did} in the {culprit.phase} pass"
 

@@ -2,7 +2,7 @@
 
 Four stages, each with a few training runs:
 
-1. *Search.* While the run fails, the operation that made the first bad number gets the cheapest island
+1. *Search.* While the run fails, the operation that returned the first NaN or Inf gets the cheapest island
    (``trials.search``, as in the guard; a run is the step). That is all, unless no operation is to blame.
 2. *Grow.* Take the modules with the least headroom in the FP32 run: one, two, four ... at a time.
 3. *Shrink.* Drop the islands that are not needed (``shrink``). Replace a module by some of its children if

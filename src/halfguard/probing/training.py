@@ -132,7 +132,7 @@ def train(
 ) -> TrainingRun:
     """Train ``workload`` itself, not a copy; a failure ends the run and is part of the result.
 
-    ``detail`` traces every step; ``diagnose`` finds the operation that made the first bad number;
+    ``detail`` traces every step; ``diagnose`` finds the operation that returned the first NaN or Inf;
     the steps in ``audited`` are also run in 16 bits, to find operations that leave its range.
     """
     # A plan without a precision: only the islands are applied, and their names checked.

@@ -78,7 +78,9 @@ class Culprit:
         elif self.intended:
             what = f"{self.op} inserted an infinity that reached the result"
         else:
-            what = f"{self.op} ({self.kernel}) made the first bad number in the {self.phase} pass"
+            what = (
+                f"{self.op} ({self.kernel}) returned the first NaN or Inf in the {self.phase} pass"
+            )
         lines = [f"{what}, {where}{region}", f"  {self.place}"]
         if self.code:
             lines.append(f"    {self.code}")

@@ -25,6 +25,9 @@ class ScriptAnswer(Record):
     script: str = Field(description="the command, without halfguard's part")
     outcome: Outcome
     code: str = Field(default="", description="of the failure, in the catalogue; empty if none")
+    precision: str = Field(
+        default="", description="what it really ran in, such as FP16 autocast; empty if unknown"
+    )
     steps: int = Field(default=0, description="optimizer steps that were seen")
     backward: int = Field(default=0, description="backward passes that were seen")
     seconds: float = Field(default=0.0, description="time of the first pass")

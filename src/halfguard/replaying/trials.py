@@ -1,6 +1,6 @@
 """Trials of possible cures: each change is made alone, and the step is run with it.
 
-This also finds the operation that made the first bad number of a step, unchanged or varied.
+This also finds the operation that returned the first NaN or Inf of a step, unchanged or varied.
 """
 
 from __future__ import annotations

@@ -48,7 +48,11 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
         )
     elif culprit is not None:
         subject = culprit.op if culprit.kind == "op" else culprit.name
-        did = "made the first bad number" if culprit.kind == "op" else "was bad before the step"
+        did = (
+            "returned the first NaN or Inf"
+            if culprit.kind == "op"
+            else "was NaN or Inf before the step"
+        )
         did = "left the range of half unnoticed" if culprit.swallowed else did
         fixed = f"Fixed by: {cure.trial}." if cure else "No change that was tried fixes it."
         yield Text(
@@ -99,7 +103,7 @@ def origin_blocks(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
         did = (
             f"has a swallowed {culprit.swallowed}"
             if culprit.swallowed
-            else "made the first bad number"
+            else "returned the first NaN or Inf"
         )
         phase = f" {did}, in the {culprit.phase} pass"
         yield Text([Mono(culprit.op), phase, *ran, ", ", *where, "."])

@@ -89,7 +89,7 @@ def _loss_meaning(timeline: Timeline) -> str:
 def _mark(row: StepRow) -> Mark:
     text = f"step {row.step}: {unusual_label(row.action)}, {unusual_label(row.cause)}"
     kind: MarkKind = _KINDS.get(row.action, "skipped")
-    return Mark(row.step, text, "scale finds its level" if row.routine else kind)
+    return Mark(row.step, text, "loss scale calibrates" if row.routine else kind)
 
 
 def is_harmless(row: StepRow) -> bool:
@@ -249,7 +249,7 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
     tones: list[Tone] = ["" if is_harmless(row) else "bad" for row in shown]
     yield Table(heads, [_step(row, report.incidents, folder) for row in shown], tones)
     if len(shown) < len(rows):
-        yield Text([f"{len(rows) - len(shown)} in between are left out; steps.jsonl has them."])
+        yield Text([f"{len(rows) - len(shown)} more are in steps.jsonl."])
     kept = [name for names in report.incidents.values() for name in names]
     if kept:
         yield Text(["Replay one to find what would have prevented it:"])
@@ -263,7 +263,7 @@ def _notes(rows: Sequence[NoteRow]) -> Iterator[Block]:
         shown = both_ends(rows, _SHOWN)
         yield Table(("step", "note"), [[str(row.step), row.text] for row in shown])
         if len(shown) < len(rows):
-            yield Text([f"{len(rows) - len(shown)} in between are left out; steps.jsonl has them."])
+            yield Text([f"{len(rows) - len(shown)} more are in steps.jsonl."])
 
 
 def _step(row: StepRow, incidents: dict[int, list[str]], folder: str) -> list[str]:

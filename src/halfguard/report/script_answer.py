@@ -19,10 +19,10 @@ _FP32 = {
 }
 _PROVEN, _PATCHED = "the patched script", "the script, patched"  # names of trials
 _TITLES = {
-    "nothing bad": "No bad number in {backward} backward passes",
-    "trains wrongly": "No bad number in {backward} backward passes",
-    "crashed": "The script crashed, but no number was bad",
-    "interrupted": "Interrupted after {backward} backward passes; no number was bad so far",
+    "nothing bad": "No NaN or Inf in {passes}{ran_in}",
+    "trains wrongly": "{fault}{ran_in}: no NaN or Inf in {passes}, but the result is wrong",
+    "crashed": "The script crashed{ran_in}, without NaN or Inf",
+    "interrupted": "Interrupted after {passes}{ran_in}: no NaN or Inf so far",
     "no training": "The script ran no backward pass",
 }
 
@@ -30,18 +30,26 @@ _TITLES = {
 def script_answer_page(answer: ScriptAnswer) -> Page:
     """Return the page of an answer; it ends with what to do. A page is handed on: its secrets are masked."""
     answer = _without_secrets(answer)
+    blocks = _bad_number(answer) if answer.outcome == "bad number" else _good_run(answer)
+    return Page(_title(answer), [*_code(answer), *blocks, *_limits(answer)])
+
+
+def _title(answer: ScriptAnswer) -> str:
+    """Return the worst finding, and the precision that really ran."""
+    ran_in = f" ({answer.precision})" if answer.precision else ""
     if answer.outcome == "bad number":
-        title = f"Step {answer.step}: the first bad number was in {answer.event}"
-        if "step" in answer.event.split()[:3] or answer.event.startswith("the loss scale"):
-            title = f"Step {answer.step}: {answer.event}"
-        return Page(title, [*_code(answer), *_bad_number(answer), *_limits(answer)])
-    title = _TITLES[answer.outcome].format(backward=answer.backward)
+        seen = answer.event
+        if "step" not in seen.split()[:3] and not seen.startswith("the loss scale"):
+            seen = f"the first NaN or Inf was in {seen}"
+        return f"Step {answer.step}{ran_in}: {seen}"
     overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
-    if answer.outcome == "trains wrongly" and overflowed:
-        title += f", but an overflow was swallowed at {overflowed[0].place}"
-    elif answer.outcome == "trains wrongly":
-        title += ", but the script trains wrongly"
-    return Page(title, [*_code(answer), *_good_run(answer), *_limits(answer)])
+    fault = (
+        f"An overflow was swallowed at {overflowed[0].place}"
+        if overflowed
+        else "The script trains wrongly"
+    )
+    passes = _count(answer.backward, "backward pass", "es")
+    return _TITLES[answer.outcome].format(passes=passes, ran_in=ran_in, fault=fault)
 
 
 def _code(answer: ScriptAnswer) -> Iterator[Block]:
@@ -67,7 +75,10 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
         else f" Loss {answer.loss:.6g}{scale}."
     )
     yield Text(
-        [Mono(answer.script), f"{_ran(answer)} Then a number was bad: {answer.event}.{number}"]
+        [
+            Mono(answer.script),
+            f"{_ran(answer)} Then a value was NaN or Inf: {answer.event}.{number}",
+        ]
     )
     if answer.rank is not None:
         yield Text([f"It began on rank {answer.rank}."])
@@ -89,10 +100,16 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
 def _summary(answer: ScriptAnswer) -> Iterator[Block]:
     culprit = answer.culprit
     if culprit is None:
-        yield Text(["In short: a number was bad, but the operation that made it is not known."])
+        yield Text(
+            ["In short: a value was NaN or Inf, but the operation that returned it is not known."]
+        )
         return
     subject = culprit.op if culprit.kind == "op" else culprit.name
-    did = "made the first bad number" if culprit.kind == "op" else "was bad before the step"
+    did = (
+        "returned the first NaN or Inf"
+        if culprit.kind == "op"
+        else "was NaN or Inf before the step"
+    )
     place = [" at ", Mono(culprit.place)] if culprit.file else []
     yield Text(
         [
@@ -164,7 +181,7 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
         tried = ": no change that could be tried makes the step good" if bad else ""
         yield Text([f"This was not tested{tried}."])
     elif answer.cure is None:
-        yield Text(["No cure is known."], "bad")
+        yield Text(["No fix is known."], "bad")
 
 
 def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
@@ -178,7 +195,7 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.loss_scale:
         text = f"The scaler: {answer.loss_scale}."
         if not answer.loss_scale.endswith("; 0 steps skipped"):
-            text += " Skipped steps are how a loss scale finds its level; no event."
+            text += " Normal: the loss scale was calibrating."
         yield Text([text])
     if answer.headroom:
         yield Text([answer.headroom])

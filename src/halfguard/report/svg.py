@@ -135,12 +135,12 @@ MARKERS = (
     "M0 4.6L4.4-3.4H-4.4z",  # triangle, upside down
 )
 CROSS, CARET, SQUARE, TICK = "M-4-4L4 4M4-4L-4 4", "M-5 4L0-4L5 4", "M-4-4h8v8h-8z", "M0-4v8"
-MarkKind = Literal["skipped", "repeated in FP32", "rolled back or stopped", "scale finds its level"]
+MarkKind = Literal["skipped", "repeated in FP32", "rolled back or stopped", "loss scale calibrates"]
 _SHAPES: dict[MarkKind, tuple[str, str]] = {
     "skipped": (CROSS, "mark bad"),
     "repeated in FP32": (CARET, "mark mild"),
     "rolled back or stopped": (SQUARE, "mark bad"),
-    "scale finds its level": (TICK, "mark mild"),
+    "loss scale calibrates": (TICK, "mark mild"),
 }
 
 

@@ -1,1 +1,1 @@
-"""Sensors: ranges of a model's tensors while it trains, and the operation that made the first bad number."""
+"""Sensors: ranges of a model's tensors while it trains, and the operation that first returned NaN or Inf."""

@@ -1,4 +1,4 @@
-"""``find_first_nonfinite``: run a step again, slowly, and find the operation that made the first bad number.
+"""``find_first_nonfinite``: run a step again and find the operation that returned the first NaN or Inf.
 
 It reports the producer, not the operations that pass the number on: the inputs were finite, the output was
 not, and the output reached the loss or a gradient. A bad number that is never used is not reported.

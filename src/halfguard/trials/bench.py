@@ -43,7 +43,7 @@ class StepBench:
             return self._step.prove(producer)
 
     def find_producer(self, islands: Sequence[AnyIsland]) -> Producer | None:
-        """Return the operation that makes the first bad number with these islands."""
+        """Return the operation that returns the first NaN or Inf with these islands."""
         with self._applied.trial(islands):
             return agree_on_producer(self._step, self._device)[0]
 

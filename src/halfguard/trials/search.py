@@ -1,6 +1,6 @@
 """Search the cheapest islands that fix a bad step: ``guard``, ``replay`` and ``plan`` use this search.
 
-The operation that makes the first bad number gets the cheapest island that covers it. If the step is bad
+The operation that returns the first NaN or Inf gets the cheapest island that covers it. If the step is bad
 still, the operation that is first then gets one too, and so on. Islands at the same place of two blocks of a
 list become one pattern, which holds for every block: real models repeat a block, and its fault with it.
 Where an island of its own does not help an operation, the next in order of cost is tried.
@@ -46,7 +46,7 @@ class Bench(Protocol):
         """Run the step with exactly these islands."""
 
     def find_producer(self, islands: Sequence[AnyIsland]) -> Producer | None:
-        """Return the operation that makes the first bad number with these islands."""
+        """Return the operation that returns the first NaN or Inf with these islands."""
 
     def candidates(self, producer: Producer) -> list[AnyIsland]:
         """Return the islands that cover an operation and can be made here."""

@@ -115,7 +115,7 @@ def in_fp32(setup: TrainingSetup) -> Iterator[None]:
 def find_culprit(
     setup: TrainingSetup, context: AbstractContextManager[Any] | None = None
 ) -> Culprit | None:
-    """Return the operation that made the first bad number of the forward pass."""
+    """Return the operation that returned the first NaN or Inf of the forward pass."""
     model, run = setup.model, setup.run_forward
     assert model is not None  # noqa: S101 - see can_repeat
     assert run is not None  # noqa: S101

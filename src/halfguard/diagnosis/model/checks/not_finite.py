@@ -46,7 +46,7 @@ def check_hd115(setup: TrainingSetup) -> Iterator[Finding]:
 
 
 def check_hg601(setup: TrainingSetup) -> Iterator[Finding]:
-    """Report a loss, or an output, that is not finite, with the operation that made the first bad number."""
+    """Report a loss, or an output, that is not finite, with the operation that returned it first."""
     if setup.forward is None or setup.forward.error is not None:
         return
     bad = bad_result(named_results(setup.forward.result))
@@ -72,7 +72,7 @@ def describe_culprit(culprit: Culprit | None) -> str:
         return f" The {culprit.kind} {culprit.name} was not finite before."
     where = "outside the model" if culprit.module is None else f"in {culprit.module or 'the model'}"
     line = f" ({culprit.place}: {culprit.code})" if culprit.file else ""
-    return f" {culprit.op} {where} made the first bad number{line}."
+    return f" {culprit.op} {where} returned the first NaN or Inf{line}."
 
 
 def island_line(module: str) -> str:

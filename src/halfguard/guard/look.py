@@ -13,6 +13,7 @@ from itertools import chain
 from sys import getrefcount
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_dtensor, local_tensor
@@ -32,6 +33,8 @@ from halfguard.step.holders import (
 
 _COPIED_BYTES = 2**26  # of all tensors together
 _LARGE = 2**22  # elements: of a larger tensor, the checksum covers parts of a third of that
+_PASSES = 32  # about: the checksums of all tensors take twice the memory of a pass
+_SHORTEST_PASS = 2**16  # elements
 _LARGEST = 100_000  # entries of a container that is saved before every step
 _SMALL = 2**20  # bytes
 _LONGEST_INTERVAL = 1024  # steps between two looks
@@ -53,9 +56,11 @@ class ComparedTensors:
     ) -> None:
         self._tensors = [named for named in tensors if _is_dense(named[1])]
         self._before = [_layout(tensor) for _, tensor, _, _ in self._tensors]
-        parts = [_parts(tensor) for _, tensor, _, _ in self._tensors]
+        elements = sum(local_tensor(tensor).numel() for _, tensor, _, _ in self._tensors)
+        self._pass = max(elements // _PASSES, _SHORTEST_PASS)
+        parts = [_parts(tensor, self._pass) for _, tensor, _, _ in self._tensors]
         self._owners = [position for position, of in enumerate(parts) for _ in of]
-        self._sums = checksums(list(chain.from_iterable(parts))) if parts else None
+        self._sums = checksums(list(chain.from_iterable(parts)), self._pass) if parts else None
         self._copies: dict[int, Tensor] = {}
         for position, (_, tensor, _, _) in enumerate(self._tensors):
             size = tensor.numel() * tensor.element_size()
@@ -101,9 +106,10 @@ class ComparedTensors:
         indices = [i for i, owner in enumerate(self._owners) if owner not in moved]
         if not indices or self._sums is None:
             return sorted(moved)
-        parts = (_parts(t) for p, (_, t, _, _) in enumerate(self._tensors) if p not in moved)
+        same = (t for p, (_, t, _, _) in enumerate(self._tensors) if p not in moved)
+        parts = (_parts(tensor, self._pass) for tensor in same)
         try:
-            now = checksums(list(chain.from_iterable(parts)))
+            now = checksums(list(chain.from_iterable(parts)), self._pass)
         except RuntimeError:  # memory that is not there any more: a CUDA graph's output
             return sorted(moved)
         differs = (now != (self._sums[indices] if moved else self._sums)).tolist()
@@ -253,13 +259,16 @@ def name_of_change(holder: Holder, before: Any) -> str:
     return text_of_name(name)
 
 
-def _parts(tensor: Tensor) -> list[Tensor]:
+def _parts(tensor: Tensor, longest: int) -> list[Tensor]:
     part = local_tensor(tensor).detach()
-    if part.numel() <= _LARGE or not part.is_contiguous():
+    if not part.is_contiguous():
         return [part]
-    flat, length = part.view(-1), _LARGE // 3
-    middle = part.numel() // 2
-    return [flat[:length], flat[middle : middle + length], flat[-length:]]
+    flat, length, middle = part.view(-1), _LARGE // 3, part.numel() // 2
+    if part.numel() <= _LARGE:
+        thirds = [flat]
+    else:
+        thirds = [flat[:length], flat[middle : middle + length], flat[-length:]]
+    return [piece for third in thirds for piece in torch.split(third, longest)]
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

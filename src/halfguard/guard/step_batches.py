@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from halfguard.errors import UsageError
@@ -32,6 +31,7 @@ class BatchCopy:
 
     def __init__(self, batch: Any, copied_anyway: Set[int] = frozenset()) -> None:
         reached = reach([("batch", batch)])
+        self.is_needed = True  # until the batch was seen to be unchanged
         self._batch = batch
         self._copied_anyway = copied_anyway  # identities of containers
         self._saved = save_all(reached.holders)
@@ -44,12 +44,10 @@ class BatchCopy:
 
     def has_changed(self) -> bool:
         """Return whether more than the containers changed that are copied anyway. This reads the device."""
-        if self._tensors.differing():
-            return True
-        return any(
-            id(holder.target) not in self._copied_anyway and not is_as(holder, before)
-            for holder, before in self._saved
-        )
+        written = bool(self._tensors.differing())
+        changed = [holder.target for holder, before in self._saved if not is_as(holder, before)]
+        self.is_needed = written or bool(changed)
+        return written or any(id(target) not in self._copied_anyway for target in changed)
 
     def lost(self) -> list[str]:
         """Return the names of parts that changed and cannot be put back: iterators."""
@@ -84,14 +82,16 @@ class MicroBatch:
         if self.given is not None:
             self.given.restore()
 
-    def copy_of_batch(self) -> Any:
-        """Return a copy of the batch as it was given; the batch itself stays as it is now."""
+    @contextmanager
+    def as_given(self) -> Iterator[None]:
+        """Run the block with the batch as it was given; afterwards it is as it is now."""
         if self.given is None:
-            return copy_of(self.batch)
+            yield
+            return
         now = self.given.now()
         self.given.restore()
         try:
-            return copy_of(self.batch)
+            yield
         finally:
             now.restore()
 
@@ -118,6 +118,15 @@ class StepBatches:
         """Add one micro-batch with its part of the loss, detached from its graph."""
         self.loss = part if self.loss is None else self.loss + part
         self.micro_batches.append(micro_batch)
+
+    def forget_unneeded_copies(self) -> None:
+        """Drop the copies of batches that the forward pass was seen to leave as they were."""
+        self.micro_batches = [
+            micro
+            if micro.given is None or micro.given.is_needed
+            else replace(micro, given=None, versions=tensor_versions(micro.batch))
+            for micro in self.micro_batches
+        ]
 
     @property
     def repeatable(self) -> bool:
@@ -168,18 +177,10 @@ def copy_containers(batch: Any, copied: dict[int, Any] | None = None) -> Any:
 
 
 def copy_of(batch: Any) -> Any:
-    """Return a copy of a batch; of a tensor that is a view of more data, without the rest of the data."""
+    """Return a copy of a batch that shares its tensors, other than those that collect gradients."""
     leaves = (leaf for _, leaf in named_batch_leaves(batch))
-    tensors = {id(t): t for t in leaves if type(t) is Tensor and t.layout is torch.strided}
-    sharing = Counter(tensor.untyped_storage()._cdata for tensor in tensors.values())
-    parts = {
-        key: tensor.detach().clone()
-        for key, tensor in tensors.items()
-        if sharing[tensor.untyped_storage()._cdata] == 1
-        and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
-        and not tensor.requires_grad
-    }
-    return copy.deepcopy(batch, parts)
+    shared = {id(t): t for t in leaves if isinstance(t, Tensor) and not t.requires_grad}
+    return copy.deepcopy(batch, shared)
 
 
 def loss_in_fp32(micro: MicroBatch, loss_of: Callable[[Any], Tensor]) -> Tensor:

@@ -28,8 +28,11 @@ _LOWER_HALF = 0xFFFFFFFF
 
 
 @torch.no_grad()
-def checksums(tensors: Sequence[Tensor]) -> Tensor:
-    """Return one int64 per tensor, computed from that tensor alone; for a DTensor, from its local shard."""
+def checksums(tensors: Sequence[Tensor], pass_elements: int = tensor_rows.PASS_ELEMENTS) -> Tensor:
+    """Return one int64 per tensor, computed from that tensor alone; for a DTensor, from its local shard.
+
+    It takes twice the memory of the tensors of one pass.
+    """
     parts = [tensor_rows.local_tensor(tensor) for tensor in tensors]
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for position, part in enumerate(parts):
@@ -37,7 +40,7 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
     order: list[int] = []
     sums: list[Tensor] = []
     for positions in by_kind.values():
-        for one_pass in tensor_rows.iter_passes(positions, parts):
+        for one_pass in tensor_rows.iter_passes(positions, parts, pass_elements):
             order += one_pass
             sums.append(_sums([parts[position] for position in one_pass]))
     all_sums = torch.cat([to_device(s, sums[0].device) for s in sums])
@@ -53,9 +56,9 @@ def _sums(tensors: list[Tensor]) -> Tensor:
     words_per_row = tensor_rows.ROW_LENGTH * tensors[0].element_size() // 8
     words = tensor_rows.join_padded(tensors).view(torch.int64).view(-1, words_per_row)
     factors = _factors("words of a row", words_per_row, words.device)
-    mixed = words * factors
-    mixed = (mixed >> 32).bitwise_and_(_LOWER_HALF).bitwise_xor_(mixed)
-    rows = mixed.mul_(factors).sum(1)
+    words.mul_(factors)  # a copy: in place
+    words.bitwise_xor_((words >> 32).bitwise_and_(_LOWER_HALF))
+    rows = words.mul_(factors).sum(1)
     counts = torch.tensor([-(-tensor.numel() // tensor_rows.ROW_LENGTH) for tensor in tensors])
     ends = counts.cumsum(0)
     on_device = torch.stack([counts, ends - counts]).to(rows.device, non_blocking=True)

@@ -84,13 +84,15 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return tensor if to_local is None else to_local()
 
 
-def iter_passes(positions: list[int], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield lists of positions whose tensors have at most ``PASS_ELEMENTS`` elements together."""
+def iter_passes(
+    positions: list[int], tensors: Sequence[Tensor], pass_elements: int = PASS_ELEMENTS
+) -> Iterator[list[int]]:
+    """Yield lists of positions whose tensors have at most ``pass_elements`` elements together."""
     one_pass: list[int] = []
     elements = 0
     for position in positions:
         numel = tensors[position].numel()
-        if one_pass and elements + numel > PASS_ELEMENTS:
+        if one_pass and elements + numel > pass_elements:
             yield one_pass
             one_pass, elements = [], 0
         one_pass.append(position)

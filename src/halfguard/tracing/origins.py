@@ -114,12 +114,21 @@ def can_check(value: object) -> TypeGuard[Tensor]:
 
 def is_finite(tensor: Tensor) -> bool:
     """Return whether all values are finite. This waits for the device."""
-    return bool(torch.isfinite(tensor).all())
+    return all(math.isfinite(end) for end in _ends(tensor))
 
 
 def has_nan(tensor: Tensor) -> bool:
     """Return whether a value is NaN. This waits for the device."""
-    return bool(torch.isnan(tensor).any())
+    return any(math.isnan(end) for end in _ends(tensor))
+
+
+def _ends(tensor: Tensor) -> list[float]:
+    """Return the smallest and the largest value, without a mask of the tensor's size; both NaN if one is."""
+    values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    if values.element_size() == 1:  # no kernel for float8
+        values = values.float()
+    ends = torch.aminmax(values.detach())
+    return torch.stack([ends.min, ends.max]).tolist()  # one read
 
 
 def measure_range(name: str, tensor: Tensor) -> TensorRange:

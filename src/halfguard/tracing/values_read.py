@@ -14,10 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -52,7 +52,9 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._weights = weights
         self._operations: list[_Operation] = []
-        self._known: set[StorageWeakRef] = set()  # read before, or computed here
+        # Storages that were read before or computed here, by address. torch's own weak references would
+        # keep the objects of freed storages until the end.
+        self._known = WeakValueDictionary[int, torch.UntypedStorage]()
         self._sums: list[Tensor] = []
 
     def __torch_dispatch__(
@@ -88,10 +90,10 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
         part = local_tensor(tensor).detach()
         if type(part) not in _KINDS or not is_plain(part) or part.is_meta or not part.numel():
             return
-        storage = StorageWeakRef(part.untyped_storage())  # type: ignore[no-untyped-call]
-        if storage in self._known:
+        storage = part.untyped_storage()
+        if storage._cdata in self._known:
             return
-        self._known.add(storage)
+        self._known[storage._cdata] = storage
         if is_value:
             few = part if part.numel() <= _LARGEST else part.flatten()[:_LARGEST]
             self._sums.append(checksums([few])[0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,8 +61,8 @@ class TrialSteps(Runner):
 
         def run(collect: Callable[[], None] = do_nothing) -> Tensor:
             losses = []
-            for micro in _as_given(self._batches):
-                micro.restore_generators()
+            for micro in self._batches.micro_batches:
+                micro.restore()
                 with self._lines.active():
                     with autocast(config.precision, kind):
                         loss = self._loss(micro, micro.batch)
@@ -84,8 +83,8 @@ class TrialSteps(Runner):
                 stack.enter_context(self._stepper.step_state.in_fp32())
                 stack.enter_context(without_autocast(self._stepper.device.type))
                 losses = []
-                for micro in _as_given(self._batches):
-                    micro.restore_generators()
+                for micro in self._batches.micro_batches:
+                    micro.restore()
                     loss = loss_in_fp32(micro, partial(self._loss, micro))
                     loss.backward()  # type: ignore[no-untyped-call]
                     losses.append(loss.detach())
@@ -104,16 +103,13 @@ class TrialSteps(Runner):
             stack.enter_context(unreduced_gradients(self._stepper.model))
             stack.enter_context(eagerly())
             stack.enter_context(self._around())
+            for micro in self._batches.micro_batches:
+                stack.enter_context(micro.as_given())
             yield
 
     def _loss(self, micro: MicroBatch, batch: Any) -> Tensor:
         assert micro.loss_fn is not None  # noqa: S101 - only repeatable steps are tried
-        # A copy: the loss function may write to its batch, and every trial needs the same one.
+        # A copy of its containers: the loss function may take something out of them.
         loss = trainable_loss(micro.loss_fn(self._stepper.model, copy_of(batch)))
         count = self._stepper.config.accumulate
         return loss if count == 1 else loss / count
-
-
-def _as_given(batches: StepBatches) -> Iterator[MicroBatch]:
-    for micro in batches.micro_batches:
-        yield replace(micro, batch=micro.copy_of_batch(), given=None) if micro.given else micro

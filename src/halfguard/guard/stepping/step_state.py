@@ -18,6 +18,7 @@ from itertools import chain, islice
 from math import isfinite
 from types import FunctionType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +108,7 @@ class StepState:
         self.generators: list[Any] = []  # of the user's own
         self.unrepeatable: list[str] = []  # names of what changed and cannot be put back
         self.changes_batch = False  # seen by a look
+        self._unwritten = WeakValueDictionary[int, Tensor]()  # as looks have seen, by identity
         _begin_to_count_modules()
 
     def expect(self, function: Callable[..., Any], *, whole: bool = True) -> None:
@@ -166,6 +168,7 @@ class StepState:
         names = []
         if look is not None and not look.is_done:
             names = self._compare(look, [m.given for m in batches.micro_batches if m.given])
+            batches.forget_unneeded_copies()
         batches.unrepeatable = bool(self.unrepeatable)
         return names
 
@@ -177,7 +180,10 @@ class StepState:
             place = ({"value": key}, "value") if registry is None else (registry, key)
             self._tracked.append((*place, 0))
             self._buffers.track(*place)
-        self.changes_batch |= any(given.has_changed() for given in copies)
+        unwritten = _untracked(look.tensors, self._buffers)
+        self._unwritten.update((id(tensor), tensor) for _, tensor, _, _ in unwritten)
+        changed_batches = [given for given in copies if given.has_changed()]
+        self.changes_batch |= bool(changed_batches)
         if not look.is_whole:
             return []
         changed, lost = look.changed()
@@ -340,7 +346,8 @@ class StepState:
         """Put back after the block everything that the model and the loss function can reach."""
         reached = self._reach()
         saved = save_all(holder for holder in reached.holders if holder.restorable)
-        tensors = ComparedTensors(_untracked(reached.tensors, self._buffers), self._trained())
+        not_copied = self._trained() | frozenset(self._unwritten)
+        tensors = ComparedTensors(_untracked(reached.tensors, self._buffers), not_copied)
         copies = [
             (t, t.detach().clone()) for t in self._buffers.tensors() if is_plain(local_tensor(t))
         ]

@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_sharded, unwrap_model
-from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
+from halfguard.guard.step_batches import MicroBatch, StepBatches, copy_of, trainable_loss
 from halfguard.precision.modes import autocast
 from halfguard.precision_names import PrecisionName
 from halfguard.records.audit import AuditFinding, AuditReport
@@ -57,7 +57,7 @@ def audit_step(
     report = None
     for micro in batches.micro_batches:
         try:
-            with preserved():
+            with preserved(), micro.as_given():
                 report = audit(partial(_loss, own, micro, precision, scale), own)
         except Exception as error:  # noqa: BLE001 - out of memory, for example: training goes on
             logger.info("The audit of a sampled step failed: %s: %s", type(error).__name__, error)
@@ -72,6 +72,6 @@ def _loss(model: nn.Module, micro: MicroBatch, precision: PrecisionName, scale: 
     micro.restore_generators()
     device = next(model.parameters()).device
     with autocast(precision, device.type):
-        # A copy: the loss function may write to its batch, and the user's is not to be changed.
-        loss = trainable_loss(micro.loss_fn(model, micro.copy_of_batch()))
+        # A copy of its containers: the loss function may take something out of them.
+        loss = trainable_loss(micro.loss_fn(model, copy_of(micro.batch)))
     return loss * scale

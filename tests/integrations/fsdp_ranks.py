@@ -17,8 +17,9 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from halfguard.errors import UsageError
-from tests.dist.count_collectives import Collectives
+from tests.dist.count_collectives import Calls
 from tests.integrations.accelerate_runs import RETRY, SKIP, Batch, Loop, batches
+from tests.integrations.step_counts import StepCounts
 
 STEPS, SAVED = 6, 3
 
@@ -65,14 +66,14 @@ def train(rank: int, who: str, fault: str, accumulate: int, **changed: Any) -> d
     return outcome(loop)
 
 
-def collectives(rank: int, who: str, max_norm: float | None) -> list[list[tuple[str, int]]]:
-    """Return the collectives of each step, with their bytes, once FSDP2 has started."""
-    loop, found = make(who, max_norm=max_norm), []
+def counts(rank: int, who: str, max_norm: float | None) -> list[tuple[Calls, int]]:
+    """Return the collectives of each step, with their bytes, and its host syncs."""
+    loop, counts = make(who, max_norm=max_norm), StepCounts()
     for batch in data_of(rank, 1, "none"):
-        with Collectives() as counter:
-            loop.fit([batch])
-        found.append(counter.seen)
-    return found[2:]
+        counts.begin()
+        loop.fit([batch])
+        counts.end()
+    return counts.steps
 
 
 def strict_error() -> str:
@@ -137,7 +138,7 @@ def main(folder: Path, how: str = "") -> None:
     }
     for who in ("stock", "guarded"):
         for max_norm in (None, 0.5):
-            results[f"collectives {who} {max_norm}"] = collectives(rank, who, max_norm)
+            results[f"counts {who} {max_norm}"] = counts(rank, who, max_norm)
     results["strict"] = strict_error()
     torch.save(results, folder / f"{rank}.pt")
     die(rank, folder)

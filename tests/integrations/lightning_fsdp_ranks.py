@@ -23,6 +23,7 @@ from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from tests.integrations.lightning_ranks import PerRank, data_of
 from tests.integrations.lightning_runs import RETRY, Classifier, guard_plugin, stock_plugin
+from tests.integrations.step_counts import StepCounts
 from tests.support import quiet
 
 SAVED = 5
@@ -67,6 +68,19 @@ class SaveAfter(Callback):
     def on_train_batch_end(self, trainer: Trainer, *call: Any) -> None:
         if call[-1] + 1 == self._batches:
             trainer.save_checkpoint(self._path)
+
+
+class Counted(Callback):
+    """Counts while a step runs."""
+
+    def __init__(self, counts: StepCounts) -> None:
+        self._counts = counts
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._counts.begin()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._counts.end()
 
 
 def train(who: str, fault: str, accumulate: int, **how: Any) -> dict[str, Any]:
@@ -118,6 +132,10 @@ def main(folder: Path) -> None:
     train("guarded", "healthy", 1, callbacks=[SaveAfter(SAVED, folder / "checkpoint")])
     path = str(folder / "checkpoint")
     results["resumed"] = train("guarded", "healthy", 1, ckpt_path=path)
+    for who in ("stock", "guarded"):
+        counts = StepCounts()
+        train(who, "healthy", 1, callbacks=[Counted(counts)])
+        results[f"counts {who}"] = {"steps": counts.steps}
     try:
         train("strict", "healthy", 1)
     except UsageError as error:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.integrations.step_counts import assert_one_small_collective
 from tests.support.models import differences
 from tests.support.programs import run_ranks
 
@@ -61,3 +62,9 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not(ranks: list[Rank]) -> Non
 def test_a_strict_guard_begins_no_run_that_is_not_as_declared(ranks: list[Rank]) -> None:
     for rank in ranks:
         assert "added in float16" in rank["strict"]["error"]
+
+
+def test_one_small_collective_a_step_and_no_host_sync(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        stock, guarded = (rank[f"counts {who}"]["steps"] for who in ("stock", "guarded"))
+        assert_one_small_collective(stock, guarded)

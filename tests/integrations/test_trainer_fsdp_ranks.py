@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.integrations.step_counts import assert_one_small_collective
 from tests.support.models import differences
 from tests.support.programs import run_ranks
 
@@ -47,3 +48,13 @@ def check(runs: list[dict[str, Run]]) -> None:
 
 def test_runs_under_fsdp2_are_the_trainers_own(runs: list[dict[str, Run]]) -> None:
     check(runs)
+
+
+@pytest.mark.parametrize(("optim", "syncs"), [("adamw_torch", 0), ("adamw_torch_fused", 1)])
+def test_one_small_collective_a_step_and_no_host_sync_unless_fused(
+    runs: list[dict[str, Run]], optim: str, syncs: int
+) -> None:
+    """The scheduler must know at once whether a step was applied; stock waits only if it is not fused."""
+    for rank in runs:
+        counts = rank["counts"]
+        assert_one_small_collective(counts[f"stock {optim}"], counts[f"healthy {optim}"], syncs)

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.distributed.fsdp import FSDPModule
+from transformers import TrainerCallback
 
 from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from halfguard.integrations.accelerate import reduce_in_fp32
+from tests.dist.count_collectives import Calls
+from tests.integrations.step_counts import StepCounts
 from tests.integrations.trl_runs import make, rows
 
 RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
@@ -76,10 +79,41 @@ def train(kind: str, folder: Path, how: dict[str, Any]) -> dict[str, Any]:
     return state(trainer)
 
 
+class Counted(TrainerCallback):
+    """Counts while a step runs."""
+
+    def __init__(self, counts: StepCounts) -> None:
+        self._counts = counts
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._counts.begin()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._counts.end()
+
+
+def counts(kind: str, folder: Path, how: dict[str, Any]) -> list[tuple[Calls, int]]:
+    """Return the collectives and host syncs of each step of a healthy run."""
+    for shared in (AcceleratorState, GradientState):
+        shared._reset_state()
+    trainer, counted = make(kind, folder, rows(kind, 2 * BATCHES), **SHARDED, **how), StepCounts()
+    reduce_in_fp32(trainer.accelerator)
+    trainer.add_callback(Counted(counted))
+    trainer.train()
+    return counted.steps
+
+
 def main(folder: str, *kinds: str) -> None:
     torch.set_num_threads(1)
     for kind in kinds:
         found = {name: train(kind, Path(folder, kind, name), how) for name, how in RUNS.items()}
+        found["counts"] = {
+            f"{who} {optim}": counts(
+                kind, Path(folder, kind, who), RUNS[who] | {"clip": clip, "optim": optim}
+            )
+            for who in ("stock", "healthy")
+            for optim, clip in (("adamw_torch", 0.5), ("adamw_torch_fused", 0.0))
+        }
         torch.save(found, Path(folder, f"{kind}-{PartialState().process_index}.pt"))
     PartialState().destroy_process_group()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from halfguard.investigation.answering import answer_good_run, name_precision
+from halfguard.investigation.answering import answer_good_run, name_failure, name_precision
 from halfguard.investigation.curing import Proven
 from halfguard.investigation.passes import Made, PassResult, Target
+from halfguard.records.autopsy import Culprit
+from halfguard.records.script_answer import InFP32, ScriptAnswer
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,18 @@ def test_the_precision_that_really_ran(
 ) -> None:
     first = PassResult(regions=regions, made=Made(half_dtype=weights))
     assert name_precision(first, seen) == named
+
+
+@pytest.mark.parametrize(
+    ("in_fp32", "dtype", "code"),
+    [
+        ("fine", "float16", "HG601"),
+        ("fails", "float16", "HG620"),
+        ("unknown", "float16", "HG601"),
+        ("unknown", "float32", "HG620"),
+    ],
+)
+def test_half_is_not_blamed_for_what_is_bad_in_fp32(in_fp32: InFP32, dtype: str, code: str) -> None:
+    culprit = Culprit("op", "std", "forward", None, "train.py", 1, "", dtype=dtype)
+    answer = ScriptAnswer(script="", outcome="bad number", culprit=culprit, in_fp32=in_fp32)
+    assert name_failure(answer, ()) == code

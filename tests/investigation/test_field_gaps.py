@@ -19,7 +19,7 @@ from halfguard.investigation.bus import HookBus
 from halfguard.investigation.cures import list_cures
 from halfguard.investigation.curing import PROOF, Proven
 from halfguard.investigation.inspecting import HeadroomWatch
-from halfguard.investigation.passes import Event, Made, PassResult, SubmodulePlace, Target
+from halfguard.investigation.passes import Event, Few, Made, PassResult, SubmodulePlace, Target
 from halfguard.investigation.tracking import ExactWatch
 from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import ScriptAnswer
@@ -217,3 +217,33 @@ def test_numbers_that_were_rounded_before_the_step_are_kept_in_fp32(tmp_path: Pa
     assert answer.cure is not None
     assert "0.02, 50), 0).float()" in answer.cure.patch
     assert answer.cure.trial == PROOF
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize(
+    ("bad", "few", "written"),
+    [
+        (lambda x: x[x > 9].mean(), "none", "x[x > 9].sum() / max(x[x > 9].numel(), 1)"),
+        (lambda x: x[:1].std(), "one", "x[:1].std(correction=min(1, x[:1].numel() - 1))"),
+        (lambda x: (x - 1).std() / (x - x).sum(), "", ""),
+    ],
+)
+def test_a_mean_over_nothing_and_a_deviation_of_one_number(
+    tmp_path: Path, outermost: CodeType, bad: Any, few: Few, written: str
+) -> None:
+    with ExactWatch(ModuleStack(), outermost) as watch:
+        assert not bad(torch.ones(4)).isfinite()
+    assert watch.last is not None
+    assert watch.few[watch.last.index] == few
+    (tmp_path / "train.py").write_text("y = x[x > 9].mean()\nz = x[:1].std()\n")
+    line = ("none", "one", "").index(few) + 1
+    found = PassResult(culprit=culprit(file=str(tmp_path / "train.py"), line=line), few=few)
+    cures = list_cures(found, LOSS)
+    assert [written in cure.patch for cure in cures] == [True] * bool(few)
+    assert ("in any precision" in advise(found, LOSS, "fails")) is bool(few)
+
+
+def test_a_run_that_diverges_is_told_with_the_line_of_its_optimizer() -> None:
+    made = Made(optimizer=(__file__, 1))
+    found = PassResult(culprit=culprit(dtype="float32"), exact=1e57, made=made)
+    assert f"clip gradients: {__file__}:1: " in advise(found, LOSS, "fails")

@@ -9,7 +9,13 @@ import pytest
 
 from halfguard.repairs.casts import call_in_fp32, float_arguments, float_positions
 from halfguard.repairs.fp32_weights import fp32_parameters, fp32_weights, island
-from halfguard.repairs.masks import skip_bad_batch, smaller_masks, smallest_number
+from halfguard.repairs.masks import (
+    deviation_of_one,
+    mean_of_nothing,
+    skip_bad_batch,
+    smaller_masks,
+    smallest_number,
+)
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.scaling import (
     load_if_not_empty,
@@ -97,6 +103,13 @@ ROWS: list[Row] = [
     (smallest_number, FP16, "w = w.fill(m, - 10000000)\n", "fill",
      "w.fill(m, torch.finfo(torch.float16).min)"),
     (step_by_scaler, {"scaling": "@scale("}, "s.scale(y).backward()\nlog(o.step())\n", "step", ""),
+    (mean_of_nothing, {}, "a = x[m].mean() + 1\n", "a", "a = (x[m].sum() / max(x[m].numel(), 1)) + 1\n"),
+    (mean_of_nothing, {}, "a = F.mse_loss(x + 1, y,)\n", "a",
+     'a = (F.mse_loss(x + 1, y, reduction="sum") / max((x + 1).numel(), 1))\n'),
+    (mean_of_nothing, {}, "a = F.mse_loss(x, y, reduction=r)\n", "a", ""),
+    (mean_of_nothing, {}, "a = x.mean(0)\n", "a", ""),
+    (deviation_of_one, {}, "a = torch.std(x)\n", "a", ""),
+    (deviation_of_one, {}, "a = x.std(0)\n", "a", ""),
     (scaler_once, {}, "def f():\n    for x in data:\n        s = GradScaler()\n        g(s, x)\n", "s =",
      "def f():\n    s = GradScaler()\n    for x in data:\n        g(s, x)\n"),
     (scaler_once, {}, "def f(d):\n    s = GradScaler(d)\n    g(s)\n", "s =", ""),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit, Cure, ReplayTrial, TensorRange
 from halfguard.records.script_answer import ScriptAnswer
@@ -45,6 +49,32 @@ def test_a_bad_number() -> None:
     assert "It began on rank 1." in text
     assert "train.py:17" in text
     assert "this was not isolated" in text
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "20 steps in a row were skipped; the loss scale is 65536",
+        "the loss scale fell to 0.5, and the gradients still overflow",
+        "the last 3 steps were skipped",
+        "the script crashed after a step that was skipped",
+    ],
+)
+def test_an_event_that_is_a_clause_is_one_in_the_page(event: str) -> None:
+    text = to_markdown(script_answer_page(BAD.model_copy(update={"event": event})))
+    assert f"Step 7 (FP16 autocast): {event}" in text
+    assert f"in 1.5 s. Then {event}." in text
+
+
+def test_a_cast_and_a_bad_input_are_named_as_such() -> None:
+    assert BAD.culprit is not None
+    cast, given = replace(BAD.culprit, op="to"), replace(BAD.culprit, kind="input", name="x")
+    texts = [
+        to_markdown(script_answer_page(BAD.model_copy(update={"culprit": one})))
+        for one in (cast, given)
+    ]
+    assert "In short: the cast `to` returned the first NaN or Inf" in texts[0]
+    assert "In short: the input `x` was NaN or Inf before the step" in texts[1]
 
 
 def test_the_page_is_safe() -> None:

@@ -6,7 +6,7 @@ import linecache
 import math
 
 from halfguard.formats import FP32
-from halfguard.investigation.passes import HALF_NAMES, Event, Made, PassResult, Place
+from halfguard.investigation.passes import HALF_NAMES, Event, Few, Made, PassResult, Place
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import InFP32
@@ -55,6 +55,8 @@ def _advise_on_operation(culprit: Culprit, found: PassResult, in_fp32: InFP32) -
         return (
             "No label is left in this batch (all are ignored): skip it, or divide by max(count, 1)."
         )
+    if found.few:
+        return advise_on_few(culprit, found.few)
     is_float16 = "float16" in (culprit.dtype, found.autocast)
     if math.isinf(exact) and in_fp32 == "fine":
         return (
@@ -83,9 +85,23 @@ def _advise_on_operation(culprit: Culprit, found: PassResult, in_fp32: InFP32) -
     if math.isfinite(exact):
         return (
             f"The result, up to {exact:.3g}, does not fit FP32 either: the run diverged before this step, "
-            "or its inputs are far too large. Lower the learning rate, warm it up, or clip gradients."
+            "or its inputs are far too large. Lower the learning rate, warm it up, or clip gradients"
+            + (f": {made}." if (made := describe_place(found.made.optimizer)) else ".")
         )
     return "Change the computation where it began. The ranges above show what does not fit."
+
+
+def advise_on_few(culprit: Culprit, few: Few) -> str:
+    """Return what to do about a mean over nothing, or the deviation of one number."""
+    if few == "one":
+        return (
+            f"{culprit.op} at {culprit.place} is given one number, and divides by a count of 0, in any "
+            "precision. Divide by the count where it is 1 (correction=0), or leave such samples out."
+        )
+    return (
+        f"{culprit.op} at {culprit.place} is given no numbers: what was selected of this batch is empty, and "
+        "a mean over nothing is NaN in any precision. Divide the sum by max(count, 1), or leave the term out."
+    )
 
 
 def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:

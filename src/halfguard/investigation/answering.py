@@ -15,6 +15,7 @@ from halfguard.investigation.advice import (
 from halfguard.investigation.curing import SOON_SECONDS, Proven
 from halfguard.investigation.misuse import Crash
 from halfguard.investigation.passes import (
+    HALF_NAMES,
     Event,
     Headroom,
     Made,
@@ -24,7 +25,7 @@ from halfguard.investigation.passes import (
     Target,
 )
 from halfguard.records.autopsy import Culprit, Cure
-from halfguard.records.script_answer import ScriptAnswer
+from halfguard.records.script_answer import InFP32, ScriptAnswer
 
 _CULPRITS = {"input": "HG612", "parameter": "HG613", "buffer": "HG613"}
 
@@ -34,18 +35,20 @@ def name_failure(answer: ScriptAnswer, misused: Sequence[Misused]) -> str:
     if answer.cure is not None and answer.cure.code:
         return answer.cure.code
     if answer.outcome == "bad number" and answer.culprit is not None:
-        return _code_of_culprit(answer.culprit)
+        return _code_of_culprit(answer.culprit, answer.in_fp32)
     known = [Crash(answer.error, None, Made()).code, *(one.code for one in misused)]
     if any(one.fault == "overflow" and one.use != "none" for one in answer.swallowed):
         known.append("HG609")
     return next(filter(None, known), "")
 
 
-def _code_of_culprit(culprit: Culprit) -> str:
+def _code_of_culprit(culprit: Culprit, in_fp32: InFP32) -> str:
+    """Return the code of what was proven: half is not blamed for what is not finite in FP32."""
     if culprit.op.startswith("nll_loss") or "ctc_loss" in culprit.op:
         return "HG612"
-    backward = "HG611" if culprit.phase == "backward" else "HG601"
-    return _CULPRITS.get(culprit.kind, backward)
+    ran_in_fp32 = in_fp32 == "unknown" and culprit.dtype not in HALF_NAMES
+    forward = "HG620" if in_fp32 == "fails" or ran_in_fp32 else "HG601"
+    return _CULPRITS.get(culprit.kind, "HG611" if culprit.phase == "backward" else forward)
 
 
 _LONGEST = 200  # characters of an error

@@ -15,6 +15,7 @@ from dataclasses import replace
 from halfguard.formats import FP16
 from halfguard.investigation.advice import (
     ADVICE_ON_CTC,
+    advise_on_few,
     advise_on_mask,
     describe_place,
 )
@@ -157,6 +158,10 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
         made = made or (culprit.file, culprit.line)
         patch = settings.add_keyword(made, "zero_infinity", "True", _CTC)
         yield from untried(ADVICE_ON_CTC, patch, "HG612")
+    if found.few and culprit.file:
+        repair = masks.deviation_of_one if found.few == "one" else masks.mean_of_nothing
+        patch = repair((culprit.file, culprit.line))
+        yield from untried(advise_on_few(culprit, found.few), patch, "HG620")
     if culprit.op.startswith("nll_loss") and culprit.file:
         text = "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
         yield from untried(text, masks.divide_by_labels((culprit.file, culprit.line)), "HG612")

@@ -95,6 +95,7 @@ MisuseKind = Literal[
     "swallowed",  # overflow that became a finite number
     "lost digits",  # more than rounding must cost
 ]
+Few = Literal["", "none", "one"]
 Start = Literal["event", "first module", "script"]
 # "late": its time was over; "interrupted": by Ctrl-C
 Ended = Literal["event", "finished", "exited", "crashed", "steps", "interrupted", "late", "died"]
@@ -256,6 +257,7 @@ class PassResult(FloatRecordPart):
     culprit: Culprit | None = None
     of_data: bool = False  # the operation had no parameter among its inputs
     mask: Culprit | None = None  # a constant infinity among the inputs
+    few: Few = ""  # numbers that a mean or a deviation is taken of
     made: Made = Made()
     exact: float = math.nan  # largest result in FP64 on the same inputs; inf: not finite there
     differs_at: int | None = None  # first loss that was not repeated

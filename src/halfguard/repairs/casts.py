@@ -45,9 +45,7 @@ def call_in_fp32(file: SourceFile, line: int, kernel: str, index: int) -> None:
     calls.sort(key=lambda call: not kernel.startswith(called_name(call) or "-"))
     if index < len(calls):
         given = calls[index].args[0]
-        text = file.source(given)
-        simple = isinstance(given, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
-        file.replace(given, f"{text}.float()" if simple else f"({text}).float()")
+        file.replace(given, f"{file.as_owner(given)}.float()")
 
 
 _WRITERS = ("index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce", "index_put")
@@ -64,9 +62,7 @@ def cast_source(file: SourceFile, line: int) -> None:
     source = call.args[at] if len(call.args) > at else None
     source = next((k.value for k in call.keywords if k.arg in ("src", "source", "values")), source)
     if target.isidentifier() and isinstance(source, ast.expr):
-        text = file.source(source)
-        simple = isinstance(source, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
-        file.replace(source, f"{text if simple else f'({text})'}.to({target}.dtype)")
+        file.replace(source, f"{file.as_owner(source)}.to({target}.dtype)")
 
 
 _HALF = ("float16", "half", "bfloat16")

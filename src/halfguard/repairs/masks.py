@@ -64,6 +64,37 @@ def divide_by_labels(file: SourceFile, line: int) -> None:
     file.replace(call, f'({text[:-1].rstrip().rstrip(",")}, reduction="sum") / {count})')
 
 
+_MEANS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+          "binary_cross_entropy_with_logits")  # fmt: skip
+
+
+@Repair
+def mean_of_nothing(file: SourceFile, line: int) -> None:
+    """Divide a sum by the count, or by 1, where a mean may be over nothing."""
+    losses, means = file.calls_of(line, *_MEANS), file.calls_of(line, "mean")
+    if len(losses or means) != 1:
+        return
+    call = (losses or means)[0]
+    if losses and len(call.args) == 2 and all(k.arg != "reduction" for k in call.keywords):
+        text = f'{file.source(call)[:-1].rstrip().rstrip(",")}, reduction="sum")'
+        file.replace(call, f"({text} / max({file.as_owner(call.args[0])}.numel(), 1))")
+    elif means and not call.args and not call.keywords and isinstance(call.func, ast.Attribute):
+        owner = file.source(call.func.value)
+        file.replace(call, f"({owner}.sum() / max({owner}.numel(), 1))")
+
+
+@Repair
+def deviation_of_one(file: SourceFile, line: int) -> None:
+    """Divide by the count, not by one less, where a deviation may be of one number."""
+    calls = file.calls_of(line, "std", "var")
+    if len(calls) != 1 or calls[0].args or calls[0].keywords:
+        return
+    owner = file.owner_of(calls[0])
+    if owner and owner != "torch":
+        name = called_name(calls[0])
+        file.replace(calls[0], f"{owner}.{name}(correction=min(1, {owner}.numel() - 1))")
+
+
 @Repair
 def skip_bad_batch(file: SourceFile, line: int) -> None:
     """Leave a batch out instead of hiding its NaN."""

@@ -187,6 +187,11 @@ class SourceFile:
         """Return the text of what a method is called on."""
         return self.source(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
+    def as_owner(self, node: ast.expr) -> str:
+        """Return the text of an expression, in parentheses if a method cannot be called on it as it is."""
+        simple = isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+        return self.source(node) if simple else f"({self.source(node)})"
+
     def has_call(self, owner: str, *names: str) -> bool:
         """Return whether a file calls one of these methods of an owner."""
         called = {f"{owner}.{name}" for name in names}

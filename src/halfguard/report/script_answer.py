@@ -18,6 +18,7 @@ _FP32 = {
     "unknown": "Whether FP32 would have been fine is not known.",
 }
 _PROVEN, _PATCHED = "the patched script", "the script, patched"  # names of trials
+_VERBS = (" were skipped", " fell to ", " raised ", " crashed ")
 _TITLES = {
     "nothing bad": "No NaN or Inf in {passes}{ran_in}",
     "trains wrongly": "{fault}{ran_in}: no NaN or Inf in {passes}, but the result is wrong",
@@ -39,7 +40,7 @@ def _title(answer: ScriptAnswer) -> str:
     ran_in = f" ({answer.precision})" if answer.precision else ""
     if answer.outcome == "bad number":
         seen = answer.event
-        if "step" not in seen.split()[:3] and not seen.startswith("the loss scale"):
+        if not _is_clause(answer):
             seen = f"the first NaN or Inf was in {seen}"
         return f"Step {answer.step}{ran_in}: {seen}"
     overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
@@ -50,6 +51,11 @@ def _title(answer: ScriptAnswer) -> str:
     )
     passes = _count(answer.backward, "backward pass", "es")
     return _TITLES[answer.outcome].format(passes=passes, ran_in=ran_in, fault=fault)
+
+
+def _is_clause(answer: ScriptAnswer) -> bool:
+    """Return whether an event is told by a clause, not by the place of a number."""
+    return any(verb in answer.event for verb in _VERBS)
 
 
 def _code(answer: ScriptAnswer) -> Iterator[Block]:
@@ -74,12 +80,8 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
         if math.isnan(answer.loss) and answer.bad_backward
         else f" Loss {answer.loss:.6g}{scale}."
     )
-    yield Text(
-        [
-            Mono(answer.script),
-            f"{_ran(answer)} Then a value was NaN or Inf: {answer.event}.{number}",
-        ]
-    )
+    what = answer.event if _is_clause(answer) else f"a value was NaN or Inf: {answer.event}"
+    yield Text([Mono(answer.script), f"{_ran(answer)} Then {what}.{number}"])
     if answer.rank is not None:
         yield Text([f"It began on rank {answer.rank}."])
     if answer.loss_scale:
@@ -105,6 +107,7 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
         )
         return
     subject = culprit.op if culprit.kind == "op" else culprit.name
+    kind = culprit.kind if culprit.kind != "op" else "cast" if culprit.op == "to" else ""
     did = (
         "returned the first NaN or Inf"
         if culprit.kind == "op"
@@ -113,7 +116,7 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
     place = [" at ", Mono(culprit.place)] if culprit.file else []
     yield Text(
         [
-            "In short: ",
+            f"In short: the {kind} " if kind else "In short: ",
             Mono(subject),
             f" {did}, ",
             *module_parts(culprit.module),

@@ -1,0 +1,2 @@
+# mean_of_nothing()
+loss = (F.smooth_l1_loss(p[pos].float(), off[pos], reduction="sum") / max(p[pos].float().numel(), 1))  # here

@@ -18,6 +18,8 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -198,6 +200,21 @@ def compare(title: str, model: nn.Module, loss_fn: Loss, batch: Any, rounds: int
         ops, syncs = counted["bare"]
         for who, (more_ops, more_syncs) in counted.items():
             print(f"{who:<16}{more_ops - ops:+6d} operations, {more_syncs - syncs:+5d} host syncs")
+    first_step(model, loss_fn, batch, rounds=min(rounds, 15))
+
+
+def first_step(model: nn.Module, loss_fn: Loss, batch: Any, rounds: int) -> None:
+    """Print the processor time of a run's first step, in which the guard looks at all that a step reaches."""
+    seconds: dict[str, list[float]] = {"later": [], "first": []}
+    for _ in range(rounds):
+        run = copy.deepcopy(model)
+        guard = Guard(run, AdamW(run.parameters()), {"skip": {"on_nonfinite": "retry_fp32"}})
+        step = Metered(partial(guard.step, loss_fn, batch))
+        for _ in range(9):
+            step()
+        seconds["first"].append(step.seconds[0])
+        seconds["later"].append(median(step.seconds[5:]))  # a look falls on steps 0, 1, 3 and 6
+    print_table("a first step that can be repeated", seconds, against="later")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -51,7 +51,7 @@ JUDGED = {
     "held-out-2": "heldout2",
     "held-out-3": "heldout3",
     "held-out-4": "heldout4",
-}
+}  # heldout5 joins when HG309 has been corrected on it: by the law it could not speak now
 TABLE = (ROOT / "benchmarks" / "lint_truth" / "README.md", "rules")
 ENOUGH, NEEDED = (
     5,

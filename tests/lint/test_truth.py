@@ -19,7 +19,15 @@ def test_the_page_has_the_table_of_the_judgements() -> None:
 
 
 def test_judgements_have_a_verdict_and_a_reason_and_no_source() -> None:
-    for name in ("working", "heldout", "heldout2", "heldout3", "heldout3-fresh", "heldout4", "heldout5"):
+    for name in (
+        "working",
+        "heldout",
+        "heldout2",
+        "heldout3",
+        "heldout3-fresh",
+        "heldout4",
+        "heldout5",
+    ):
         rows = truth.judgements(name)
         assert rows, name
         for row in rows:

@@ -136,14 +136,3 @@ def test_an_interrupt_before_the_first_run_is_no_error(
 @pytest.mark.parametrize("command", [["validate", "run"], ["plan"]])
 def test_the_help_names_the_exit_code_of_an_interrupt(tmp_path: Path, command: list[str]) -> None:
     assert "130" in halfguard(tmp_path, *command, "--help").out
-
-
-def test_slurm_needs_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "job.py").write_text(JOBS.read_text())
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    result = halfguard(tmp_path, "validate", "spec.yaml", "--executor", "slurm")
-    assert result.exit_code == 2
-    assert "this machine has no sbatch" in " ".join(result.err.split())
-    assert "--executor local" in result.err
-    assert not (tmp_path / "runs").exists()

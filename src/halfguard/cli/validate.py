@@ -41,7 +41,7 @@ def run(
         typer.Option("-o", "--output", help="Folder for runs and reports; default: runs/NAME."),
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(help="local, ray or slurm; replaces the one in SPEC.")
+        str | None, typer.Option(help="local or ray; replaces the one in SPEC.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
@@ -59,7 +59,7 @@ def run(
         from halfguard.validation.validate import default_folder, run_validation  # noqa: PLC0415
     checked = Spec.load(spec)
     folder = output or default_folder(checked)
-    where = make_executor(_executor(checked, executor), folder)
+    where = make_executor(_executor(checked, executor))
     bar: Bar | None = None
     try:
         with progress(checked.name, len(missing_tasks(checked, folder))) as bar:

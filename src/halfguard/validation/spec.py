@@ -20,7 +20,6 @@ from halfguard.records.sizes import parse_bytes
 
 GUARDED: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
 MAX_SEEDS = 1000  # a study that needs more is too close to a threshold to decide
-_REFUSED = ("--array", "--clusters", "--wait")  # a run is one job of one cluster, awaited here
 
 
 def _parse_fraction(value: object) -> object:
@@ -127,24 +126,12 @@ class Budget(Section):
 class ExecutorSpec(Section):
     """Where runs are executed."""
 
-    kind: Literal["local", "ray", "slurm"] = "local"
+    kind: Literal["local", "ray"] = "local"
     workers: int | None = Field(default=None, ge=1, description="runs at a time; local default: 1")
     address: str | None = Field(default=None, description="Ray cluster; default: start one")
-    cpus: float = Field(default=1, ge=0, description="Ray, Slurm: processors per run")
-    gpus: float = Field(default=0, ge=0, description="Ray, Slurm: accelerators per run")
+    cpus: float = Field(default=1, ge=0, description="Ray: processors per run")
+    gpus: float = Field(default=0, ge=0, description="Ray: accelerators per run")
     resources: dict[str, float] = Field(default_factory=dict, description="Ray: custom resources")
-    options: tuple[str, ...] = Field(default=(), description="Slurm: further options of sbatch")
-
-    @model_validator(mode="after")
-    def _usable_options(self) -> Self:
-        for option in self.options:
-            name = option.partition("=")[0]
-            if not name.startswith("--") or name in _REFUSED:
-                raise ValueError(
-                    f"options are sbatch's, written as --name=value, without {', '.join(_REFUSED)}; "
-                    f"got {option!r}"
-                )
-        return self
 
 
 Arm = Annotated[Candidate, BeforeValidator(_parse_candidate)]

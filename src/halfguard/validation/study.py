@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from halfguard.errors import UsageError
@@ -58,7 +57,7 @@ def run_study(
     finished = FinishedRuns(folder)
     with finished.lock():
         runner = _StudyRunner(spec, finished, on_progress or (lambda _: None))
-        runner.run(executor or make_executor(spec.executor, finished.folder))
+        runner.run(executor or make_executor(spec.executor))
         study = runner.study()
         finished.save(study)
     return study
@@ -70,13 +69,10 @@ def missing_tasks(spec: Spec, folder: str | os.PathLike[str]) -> list[Task]:
     return [task for task in (*run_tasks(spec), *speed_tasks(spec)) if finished.find(task) is None]
 
 
-def make_executor(spec: ExecutorSpec, folder: str | os.PathLike[str]) -> Executor:
-    """Create the executor of a specification: each kind is a module of ``executors``.
-
-    ``folder`` is the study's: an executor may keep files of unfinished runs there.
-    """
+def make_executor(spec: ExecutorSpec) -> Executor:
+    """Create the executor of a specification: each kind is a module of ``executors``."""
     module = importlib.import_module(f"halfguard.validation.executors.{spec.kind}")
-    executor: Executor = module.make_executor(spec, Path(folder))
+    executor: Executor = module.make_executor(spec)
     return executor
 
 

@@ -27,7 +27,7 @@ from halfguard.validation.spec import ExecutorSpec
 _POLL = 0.05
 
 
-def make_executor(spec: ExecutorSpec, _folder: Path) -> LocalExecutor:
+def make_executor(spec: ExecutorSpec) -> LocalExecutor:
     """Create the executor of a specification of this kind."""
     return LocalExecutor(spec.workers)
 

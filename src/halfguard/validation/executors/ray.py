@@ -14,7 +14,6 @@ import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from halfguard.errors import HalfguardError, UsageError
@@ -36,7 +35,7 @@ _POLL = 1.0
 _STARTED = "started"
 
 
-def make_executor(spec: ExecutorSpec, _folder: Path) -> RayExecutor:
+def make_executor(spec: ExecutorSpec) -> RayExecutor:
     """Create the executor of a specification of this kind."""
     return RayExecutor(spec)
 

@@ -1,7 +1,5 @@
 """A worker process: reads task requests from standard input, one per line, and runs each in its own process.
 
-``python -m halfguard.validation.executors.worker REQUEST`` runs the one request in that file instead.
-
 Importing torch takes longer than many small runs. So it is imported once, and every task runs in a fork of
 the process in that state: no run affects another. Forking is safe on Linux only. On other systems a worker
 runs one task and exits.
@@ -34,12 +32,12 @@ FORKS = sys.platform == "linux"
 
 
 class TaskRequest(BaseModel):
-    """A task, and the paths of the files for its reply and its output, unless that goes elsewhere."""
+    """A task, and the paths of the files for its reply and its output."""
 
     task: str
     attempt: int
     reply: str
-    log: str = ""
+    log: str
 
 
 class TaskReply(BaseModel):
@@ -116,15 +114,5 @@ def _exit_with_parent() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def run_request(path: Path) -> None:
-    """Run the request in a file, unless it has a reply: a scheduler may start the same request twice."""
-    request = TaskRequest.model_validate_json(path.read_bytes())
-    if not Path(request.reply).exists():
-        write_atomically(request.reply, execute(request.task, request.attempt))
-
-
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        run_request(Path(sys.argv[1]))
-    else:
-        serve()
+    serve()

@@ -75,8 +75,8 @@ def test_torch_is_not_there(fresh: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected", "modules"),
     [
-        (("explain", "1e-8"), "underflow", 400),
-        (("--help",), "explain", 600),
+        (("rule", "HG119"), "1e-8", 400),
+        (("--help",), "presets", 600),
         (("--version",), "halfguard", 200),
     ],
 )

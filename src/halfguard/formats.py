@@ -39,8 +39,6 @@ class Format:
     dtype: str | None = None
     """The name of torch's dtype, or None where torch has none."""
     has_infinity: bool = True
-    has_arithmetic: bool = True
-    """False for formats that are only stored or fed to matrix products: torch cannot add in them."""
 
     @cached_property
     def bias(self) -> int:
@@ -157,7 +155,7 @@ BF16 = Format("BF16", 8, 7, ("bfloat16",), "bfloat16")
 FP32 = Format("FP32", 8, 23, ("float32", "float", "single"), "float32")
 # Tensor cores read FP32 operands in this format; nothing is stored in it. Products are summed in
 # FP32. How operands are rounded depends on the hardware.
-TF32 = Format("TF32", 8, 10, ("tensorfloat32", "tensorfloat-32"), has_arithmetic=False)
+TF32 = Format("TF32", 8, 10, ("tensorfloat32", "tensorfloat-32"))
 FP8_E4M3FN = Format(
     "FP8 E4M3FN",
     4,
@@ -165,7 +163,6 @@ FP8_E4M3FN = Format(
     ("float8_e4m3fn", "fp8_e4m3fn", "e4m3fn", "fp8_e4m3", "e4m3"),
     "float8_e4m3fn",
     has_infinity=False,
-    has_arithmetic=False,
 )
 FP8_E5M2 = Format(
     "FP8 E5M2",
@@ -173,7 +170,6 @@ FP8_E5M2 = Format(
     2,
     ("float8_e5m2", "fp8_e5m2", "e5m2"),
     "float8_e5m2",
-    has_arithmetic=False,
 )
 
 ALL = (FP16, BF16, FP32, TF32, FP8_E4M3FN, FP8_E5M2)

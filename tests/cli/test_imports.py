@@ -74,7 +74,7 @@ def test_presets_are_text_and_need_no_torch(arguments: tuple[str, ...], halfguar
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [
-        (("explain", "1e-8"), "torch numpy"),
+        (("rule", "HG119"), "torch numpy"),
         (("lint", "train.py"), "torch numpy yaml"),
         (COMPARE, "torch tensorboard wandb mlflow pandas lightning transformers"),
     ],
@@ -86,7 +86,7 @@ def test_no_large_package_is_imported(arguments: tuple[str, ...], heavy: str) ->
 
 def test_the_numbers_need_the_standard_library_only() -> None:
     watched = "{'torch', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)"
-    code = f"import sys, halfguard.numerics.explain; print({watched})"
+    code = f"import sys, halfguard.formats; print({watched})"
     assert captured(sys.executable, "-c", code).stdout == "set()\n"
 
 

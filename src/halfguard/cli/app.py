@@ -24,7 +24,7 @@ GROUPS = {
     "Something went wrong": ("why", "replay", "mismatch", "report"),
     "Before training": ("doctor", "lint", "probe", "plan"),
     "Is it good enough": ("validate", "compare"),
-    "Set up and look up": ("presets", "rule", "explain"),
+    "Set up and look up": ("presets", "rule"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 

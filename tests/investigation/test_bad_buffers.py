@@ -125,3 +125,16 @@ def test_what_is_known_of_an_object_that_is_gone_is_not_said_of_another_one(
         assert found(places, module), number
         del module
     assert reused
+
+
+def test_the_line_of_weights_that_were_made_in_half_outlives_their_module(
+    places: MadePlaces,
+) -> None:
+    module = Tracker(torch.zeros(1))
+    module.weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+    weight = module.weight
+    places.on_module_made(module)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    places.on_optimizer_made(optimizer)
+    del module
+    assert places.facts(optimizer).half_weights is not None

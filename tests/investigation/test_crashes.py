@@ -28,6 +28,7 @@ def crash(error: str, **made: tuple[str, int]) -> Crash:
         ("RuntimeError: mat1 and mat2 must have the same dtype, but got Float and Half", "autocast"),
         ("RuntimeError: value cannot be converted to type c10::Half without overflow", "-65504"),
         ("NotImplementedError: \"ctc_loss_cpu\" not implemented for 'Half'", "no ctc_loss_cpu for Half"),
+        ("IndexError: Target 7 is out of bounds.", "Count labels from 0"),
         ("RuntimeError: Input type (float) and bias type (c10::Half) should be the same", "autocast"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from halfguard.investigation.advice import advise
@@ -100,3 +101,13 @@ def test_an_epsilon_is_no_advice_for_bfloat16() -> None:
     assert "epsilon that is not 0" in advise(half, LOSS, "fine")
     brain = found(exact=math.inf, dtype="bfloat16").model_copy(update={"autocast": "bfloat16"})
     assert "epsilon" not in advise(brain, LOSS, "fine")
+
+
+def test_a_batch_of_bad_data_is_left_out_before_its_backward_pass(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nfor x in data:\n    loss = f(x)\n    loss.backward()\n")
+    event = LOSS.model_copy(update={"place": (str(script), 4)})
+    cures = list_cures(found(trial("fp32", False), kind="input", name="x"), event)
+    assert [cure.code for cure in cures] == ["HG612"]
+    assert "+    if not torch.isfinite(loss):\n+        continue\n" in cures[0].patch
+    assert list_cures(found(trial("fp32", False)), event) == []  # an operation is to blame

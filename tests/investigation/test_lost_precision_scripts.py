@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[str, Changes, str, tuple[str, ...]]] = {
     "lost updates": (
         HALF,
         (("lr=0.1", "lr=1e-6"),),
-        "of the updates of half weights, or more, are lost",
+        "of the updates of half weights are lost in each step",
         ("+net = Net()", "dtype=torch.bfloat16)(net.forward)"),
     ),
     "bad buffer": (

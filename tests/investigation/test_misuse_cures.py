@@ -44,6 +44,7 @@ def mend(
         ("penalty", "grads =", "", "[g / scaler.get_scale() for g in grad(scaler.scale(y), x)]"),
         ("scaler off", "other =", "", 'other = GradScaler("cpu")\n'),
         ("not scaled", "d_loss", "scaler.step", "scaler.scale(d_loss).backward()"),
+        ("not scaled", "d_loss", "scaler.unscale_", "scaler.scale(d_loss).backward()"),
         ("other scaler", "other.scale", "scaler.step", "scaler.scale(fake).backward()"),
         ("not zeroed", "scaler.scale", "scaler.step", "scaler.update()\n    opt.zero_grad()\n"),
         ("rounded integers", "arange", "", "t = torch.arange(9).float()"),
@@ -53,7 +54,8 @@ def test_a_misuse_has_its_repair(
     script: Path, kind: MisuseKind, line: str, by: str, expected: str
 ) -> None:
     calls = 'other = GradScaler("cuda")\nt = torch.arange(9).half()\n'
-    calls += "d_loss.backward()\nother.scale(fake).backward()\ngrads = grad(scaler.scale(y), x)\n"
+    calls += "scaler.unscale_(opt)\nd_loss.backward()\nother.scale(fake).backward()\n"
+    calls += "grads = grad(scaler.scale(y), x)\n"
     zeroless = LOOP.replace("    opt.zero_grad()\n", "")
     write(script, zeroless if kind == "not zeroed" else f"{LOOP}{calls}")
     found = mend(

@@ -11,6 +11,7 @@ from halfguard.repairs.casts import call_in_fp32, float_arguments, float_positio
 from halfguard.repairs.fp32_weights import fp32_parameters, fp32_weights, island
 from halfguard.repairs.masks import (
     deviation_of_one,
+    labels_from_zero,
     mean_of_nothing,
     skip_bad_batch,
     smaller_masks,
@@ -87,6 +88,12 @@ ROWS: list[Row] = [
     (fp32_weights, FP16, "import torch\nmodel = Net(3)\nmodel.half()", ".half",
      "Net(3)\n\nmodel.forward = torch."),
     (fp32_weights, FP16, "import torch\ntrainer.fit(model, loader)\n", "fit", ""),
+    (fp32_weights, FP16, "import torch\nt = Tracks(x, torch.half)\n", "t =", "Tracks(x, torch.float32)\n"),
+    (fp32_weights, FP16, "import torch\ndef f():\n    return Net().to(torch.bfloat16)\n", "Net",
+     "    return Net()\n"),
+    (labels_from_zero, {}, "loss = criterion(out, y)\n", "loss", "criterion(out, y - 1)\n"),
+    (labels_from_zero, {}, "loss = criterion(out, y) + other(a, b)\n", "loss", ""),
+    (skip_bad_batch, {}, "f(x).backward()\n", "f(", ""),
     (fp32_weights, FP16, "import torch\ndtype = torch.float16\nv.to(dtype)\n", "v.to",
      "dtype = torch.float32\nv"),
     (fp32_weights, {"dtype": None}, "v = V().half()\nz = v.f(b.half())\n", "v =", "v = V()\nz = v.f(b)\n"),

@@ -105,6 +105,8 @@ def _micro_batches(culprit: Culprit) -> Iterator[Cure]:
 def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
     """Yield a loop that leaves out batches whose loss it makes finite by itself until now."""
     hides, culprit = found.made.hides, found.culprit
+    if hides is None and (found.of_data or (culprit is not None and culprit.kind == "input")):
+        hides = event.place  # the backward pass of a loss that bad data has spoiled
     if judge_fp32(found.trials) != "fine" and event.kind in ("loss", "gradients", "looked"):
         is_known = culprit is not None and culprit.file
         source = f" What is bad comes from {culprit.place}." if culprit and is_known else ""
@@ -112,7 +114,7 @@ def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
             f"Leave out batches whose loss is not finite, before their backward pass, as a stopgap: "
             f"{describe_place(hides)}.{source} Repair or drop such samples there.",
             masks.skip_bad_batch(hides),
-            "HG308",
+            "HG308" if found.made.hides else "HG612",
         )
 
 

@@ -5,6 +5,7 @@ What the script does to gradients itself is not known, and not blamed.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -506,11 +507,12 @@ class LostUpdates(Detector):
         if len(self._shares) < _OFTEN or median(self._shares) < self._MANY_LOST:
             return
         certain = min(self._shares) >= self._MOST_LOST
-        share = f"{min(self._shares):.0%}" if certain else f"{median(self._shares):.0%}"
+        percent = math.floor(100 * (min if certain else median)(self._shares))
+        share = "All" if percent == 100 else f"{'At least ' if certain else ''}{percent}%"
         text = (
-            f"{share} of the updates of half weights{', or more,' if certain else ''} are lost in each step: "
-            "they are smaller than the distance to the next half number. Keep the weights in FP32, and "
-            "run the model under torch.autocast."
+            f"{share} of the updates of half weights are lost in each step: they are smaller than the "
+            "distance to the next half number. Keep the weights in FP32, and run the model under "
+            "torch.autocast."
         )
         place, dtype = self._place, self._dtype
         lost = Misused(kind="lost updates", code=self.code, sentence=text, place=place, dtype=dtype)

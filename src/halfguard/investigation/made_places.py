@@ -94,11 +94,10 @@ class MadePlaces:
         parameters = list(parameters_of(optimizer))
         half = [p for p in parameters if p.dtype in HALF_DTYPES]
         cast = next((lines for p in half if (lines := self._cast_at(p))), ())
-        owner = self._owner(half[0]) if half and not cast else None
         return Made(
             **self._known,
             **_facts_of(optimizer, self._optimizers.get(optimizer, ())),
-            half_weights=next(iter(cast), owner),
+            half_weights=next(iter(cast), None),
             half_callers=cast[1:],
             half_dtype=_common_dtype(half),
             half_module=self._frozen_half(parameters),
@@ -149,12 +148,13 @@ class MadePlaces:
                 )
         return ()
 
-    def _owner(self, parameter: torch.Tensor) -> Place | None:
-        """Return the line that made the module of a parameter which was made in half."""
-        for module, place in self._modules.items():
-            if any(one is parameter for one in module.parameters(recurse=False)):
-                return place
-        return None
+    def _note_made_in_half(self, parameters: list[torch.Tensor]) -> None:
+        """Note the lines that made the modules of parameters which were never FP32."""
+        half = {id(p): p for p in parameters if p.dtype in HALF_DTYPES and not self._cast_at(p)}
+        for module, place in list(self._modules.items()) if half else ():
+            for parameter in module.parameters(recurse=False):
+                if id(parameter) in half:
+                    self._half[id(parameter)] = weakref.ref(parameter), (place,)
 
     def submodule(self, model: nn.Module | None, path: str) -> tuple[SubmodulePlace, ...]:
         """Return the lines that made a module, or one that holds it, outermost first."""
@@ -213,6 +213,7 @@ class MadePlaces:
         self._optimizers[optimizer] = lines
         self._known.pop("copied", None)  # a copy counts if the optimizer is older
         self._last_optimizer = _facts_of(optimizer, lines)
+        self._note_made_in_half(list(parameters_of(optimizer)))
 
     def on_scaler_made(self, scaler: Any, _device: str) -> None:
         self._note("scaler", self.place(without=scaler))

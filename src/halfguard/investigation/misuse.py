@@ -196,6 +196,13 @@ _KNOWN = (
         lambda one: (*fp32_weight_patches(one.made), casts.float_arguments(one.place, one.error)),
     ),
     _Known(
+        r"Target -?\d+ is out of bounds",
+        "HG612",
+        "A label is not among the classes, which are counted from 0 to one less than the number of outputs. "
+        "Count labels from 0, or give the model an output for each.{at}",
+        lambda one: (masks.labels_from_zero(one.place),),
+    ),
+    _Known(
         _NO_KERNEL,
         "HD100",
         "torch has no {} for {} here: compute it in FP32, with .float() on what it is given.{at}",

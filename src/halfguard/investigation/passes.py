@@ -121,6 +121,7 @@ class Event(FloatRecordPart):
     how: str  # where it was seen, in a few words
     loss: float = math.nan
     scale: float = 1.0
+    place: Place | None = None  # the line that ran, such as that of a backward pass
 
 
 class TrialPlan(RecordPart):

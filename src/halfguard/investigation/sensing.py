@@ -37,6 +37,7 @@ from halfguard.investigation.passes import (
 from halfguard.investigation.working_copy import Surroundings
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.replaying.function_modes import user_place
 from halfguard.step.parameters import parameters_of
 
 MOST_IN_A_ROW = 20
@@ -222,6 +223,7 @@ class Sensing:
             how=how,
             loss=self._losses[-1] if self._losses else math.nan,
             scale=self._bus.scale,
+            place=user_place(),
         )
 
     def _found(self, kind: EventKind, how: str, *, backward: int | None = None) -> NoReturn:

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.source_file import SourceFile, called_name
 
 _WORDS = ("dtype", "half", "float16")
+_HALF = ("float16", "half", "bfloat16")
 
 
 @Repair
 def leave_out_cast(file: SourceFile, line: int) -> None:
-    """Cast to FP32 instead, in every cast of the statement on a line."""
-    for call in file.calls_of(line, "half", "bfloat16", "to"):
+    """Cast to FP32 instead, in every cast of the statement on a line, or make its tensors in FP32."""
+    for default in _half_defaults(file, line):
+        file.replace(default, "torch.float32")
+    for call in file.calls_of(line, "half", "bfloat16", "to") if not file.edits else ():
         given = [file.source(one) for one in (*call.args, *(k.value for k in call.keywords))]
         by_name = called_name(call) != "to" and not given
         by_dtype = len(given) == 1 and any(word in given[0] for word in _WORDS)
         if isinstance(call.func, ast.Attribute) and (by_name or by_dtype):
             file.replace(call, f"{file.source(call.func.value)}.float()")
+
+
+def _half_defaults(file: SourceFile, line: int) -> Iterator[ast.expr]:
+    """Yield the defaults of arguments of the function around a line that it names as dtypes."""
+    function, statement = file.function_at(line), file.statement_at(line)
+    if function is None or statement is None:
+        return
+    given = function.args
+    named = reversed((*given.posonlyargs, *given.args))
+    pairs: list[tuple[ast.arg, ast.expr | None]] = [
+        *zip(named, reversed(given.defaults), strict=False),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ]
+    used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    for argument, default in pairs:
+        half = default is not None and file.source(default).removeprefix("torch.") in _HALF
+        if argument.arg in used and half and default is not None:
+            yield default
 
 
 _HALF_FIRST = ("got Half and Float", "got BFloat16 and Float", "Input type (c10::Half) and",
@@ -65,7 +87,6 @@ def cast_source(file: SourceFile, line: int) -> None:
         file.replace(source, f"{file.as_owner(source)}.to({target}.dtype)")
 
 
-_HALF = ("float16", "half", "bfloat16")
 _CASTS = ("to", "half", "bfloat16", "type", "type_as")
 _MOVES = ("to", "cuda", "unsqueeze", "view", "reshape", "expand", "contiguous")
 _WHOLE = ast.Add | ast.Sub | ast.Mult | ast.FloorDiv

@@ -32,6 +32,8 @@ def fp32_weights(
         target = function.value if isinstance(function, ast.Attribute) else None
     if statement is None:
         return
+    if isinstance(statement, ast.Return) and _leave_out_casts(file, statement):
+        return  # there is no name whose forward could run under autocast
     if target is None or not _leave_out_casts(file, statement):
         _cast_elsewhere(file, statement, callers)
         return
@@ -117,7 +119,7 @@ def _leave_out_casts(file: SourceFile, statement: ast.stmt) -> bool:
                 file.replace(node, kept)
             return True
         named = [keyword.value for keyword in node.keywords if keyword.arg in _DTYPES]
-        for given in (*named, *(node.args if called_name(node) == "to" else ())):
+        for given in (*named, *node.args):
             if _is_half(given, file):
                 file.replace(given, "torch.float32")
                 found = True

@@ -64,6 +64,16 @@ def divide_by_labels(file: SourceFile, line: int) -> None:
     file.replace(call, f'({text[:-1].rstrip().rstrip(",")}, reduction="sum") / {count})')
 
 
+@Repair
+def labels_from_zero(file: SourceFile, line: int) -> None:
+    """Subtract 1 from the labels of the only loss on a line."""
+    losses = [call for call in file.calls_of(line) if len(call.args) == 2]
+    named = [one for one in losses if called_name(one) in ("cross_entropy", "nll_loss")]
+    found = named or losses
+    if len(found) == 1 and isinstance(found[0].args[1], ast.Name | ast.Attribute | ast.Subscript):
+        file.append(found[0].args[1], " - 1")
+
+
 _MEANS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
           "binary_cross_entropy_with_logits")  # fmt: skip
 
@@ -97,9 +107,20 @@ def deviation_of_one(file: SourceFile, line: int) -> None:
 
 @Repair
 def skip_bad_batch(file: SourceFile, line: int) -> None:
-    """Leave a batch out instead of hiding its NaN."""
+    """Leave a batch out instead of hiding its NaN, or before the backward pass of a bad loss."""
     statement = file.statement_at(line)
-    if not isinstance(statement, ast.Assign) or file.loop_at(line) is None:
+    if file.loop_at(line) is None:
+        return
+    backward = file.sole_call(line, "backward")
+    if backward is not None and isinstance(backward[1].func, ast.Attribute):
+        scaled = backward[1].func.value
+        calls = isinstance(scaled, ast.Call) and called_name(scaled) == "scale" and scaled.args
+        loss, margin = calls[0] if calls else scaled, " " * backward[0].col_offset
+        if isinstance(loss, ast.Name):
+            lines = (f"if not torch.isfinite({loss.id}):", "    continue")
+            file.insert_before(backward[0], "\n".join(margin + one for one in lines))
+        return
+    if not isinstance(statement, ast.Assign):
         return
     target, call = statement.targets[0], statement.value
     given = call.args[0] if isinstance(call, ast.Call) and call.args else None

@@ -26,12 +26,12 @@ def steps_around(file: SourceFile, line: int) -> list[ast.Call]:
 
 
 def scaler_at(place: Place | None) -> str:
-    """Return the scaler that steps an optimizer on a line; empty if there is none."""
+    """Return the scaler that steps or unscales an optimizer on a line; empty if there is none."""
     file = None if place is None else SourceFile.read(place[0])
     if file is None or place is None:
         return ""
-    steps = (c for c in file.calls_of(place[1], "step") if c.args)
-    return next((file.owner_of(call) for call in steps), "")
+    calls = (c for c in file.calls_of(place[1], "step", "unscale_") if c.args)
+    return next((file.owner_of(call) for call in calls), "")
 
 
 def is_scaler(file: SourceFile, owner: str) -> bool:

@@ -1,0 +1,2 @@
+# labels_from_zero()
+loss = F.cross_entropy(model(x), y - 1)  # here

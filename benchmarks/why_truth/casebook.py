@@ -69,7 +69,7 @@ def main() -> None:
         if options.cured:
             bad = ask(case, "cured.py")
             counts["cases"] += 1
-            counts["called bad"] += bad.outcome == "bad number"
+            counts["called bad"] += bad.outcome == "non-finite value"
             print(f"{case.name}: {bad.outcome} {bad.event}", flush=True)
         elif known["symptom"] in BAD_NUMBER or options.names:
             line, fp32, text = compare(case)

@@ -54,6 +54,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("replay nowhere", "is not an incident"),
     ("report nowhere", "is not the folder of a run"),
     ("rule HG999", "HG999"),
+    ("why --stepz 5 train.py", "There is no option --stepz"),
     ("validate gone.yaml", "gone.yaml"),
     ("validate spec.yaml --executor kubernetes", "kubernetes"),
     ("validate bad.yaml", "thresholds.pas"),

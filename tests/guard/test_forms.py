@@ -373,3 +373,11 @@ def test_gradients_that_are_unscaled_too_early_are_refused_and_leave_no_trace() 
     norm = torch.stack([g.norm() for g in torch.autograd.grad(loss, [*model.parameters()])]).norm()
     outcome = guard.step(lambda model, x: model(x.float()).float().square().mean(), x)
     assert outcome.grad_norm == pytest.approx(norm.item(), rel=1e-2)
+
+
+def test_closing_an_open_step_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    _, guard = guarded("transformer", {"accumulate": 4})
+    for batch in batches(3):
+        guard.step(loss_fn, batch)
+    guard.close()
+    assert "3 of 4 micro-batches were computed and are dropped" in caplog.text

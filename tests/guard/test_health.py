@@ -68,6 +68,12 @@ def test_a_scale_that_was_in_use_counts_whatever_its_size() -> None:
     assert warnings_of([used, (Action.SKIP, 1.0, 2.0**30)]) == [LOW]
 
 
+@given(st.integers(0, 100), st.integers(0, 60), st.integers(0, 100))
+def test_more_than_half_of_50_steps_repeated(before: int, repeats: int, after: int) -> None:
+    steps = [APPLIED] * before + [(Action.RETRY, 1.0, 1024.0)] * repeats + [APPLIED] * after
+    assert warnings_of(steps) == ([HealthWarning.MANY_REPEATED] if repeats > 25 else [])
+
+
 def test_a_schedule_that_runs_ahead_is_told_once_after_ten_skipped_steps() -> None:
     health = RunHealth()
     told = [warning for _ in range(40) for warning in health.add_moved_schedule()]
@@ -101,7 +107,9 @@ def test_the_share_of_applied_steps(applied: list[bool]) -> None:
 
 
 def test_repeated_steps_are_applied() -> None:
-    assert warnings_of([(Action.RETRY, 1.0, 1024.0)] * 1000) == []
+    assert warnings_of([(Action.RETRY, 1.0, 1024.0)] * 1000) == [
+        HealthWarning.MANY_REPEATED
+    ]  # not FEW
 
 
 # -- healthy runs

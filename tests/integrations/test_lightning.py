@@ -156,6 +156,17 @@ def test_a_retried_step_logs_once() -> None:
     assert guard_of(trainer).last.action is Action.RETRY
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_retried_step_logs_the_values_of_its_repeat(accumulate: int) -> None:
+    data = batches(4, fault=overflow_everywhere)
+    how: dict[str, Any] = {"accumulate_grad_batches": accumulate, "logger": False}
+    fp32 = fit(Classifier(), None, data, **how)
+    guarded = fit(Classifier(), guard_plugin(), data, **how)
+    assert guard_of(guarded).summary().retried == 4 // accumulate
+    for name in ("train_loss_step", "train_loss_epoch"):
+        assert torch.equal(guarded.callback_metrics[name], fp32.callback_metrics[name])
+
+
 @dataclass
 class Pair:
     """A batch that is no container."""
@@ -320,7 +331,7 @@ def test_a_clip_that_nobody_applies_is_told(caplog: pytest.LogCaptureFixture) ->
     caplog.clear()
     how: dict[str, Any] = {"gradient_clip_val": 5.0, "accumulate_grad_batches": 2}
     fit(Classifier(), guard_plugin("fp16_safe"), batches(2), **how)
-    assert "asks for" not in caplog.text
+    assert "pass it to the Trainer" not in caplog.text
 
 
 def test_fp16_weights_are_refused() -> None:

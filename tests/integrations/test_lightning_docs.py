@@ -39,7 +39,10 @@ trainer.fit(Model(), DataLoader([torch.randn(8, 4) for _ in range(3)], batch_siz
 
 
 def test_the_diff_of_the_page_makes_a_stock_script_a_guarded_one(tmp_path: Path) -> None:
-    changed = apply_diff(first_diff("docs/how-to/lightning.md"), STOCK, added=2)
+    changed = apply_diff(first_diff("docs/how-to/lightning.md"), STOCK, added=3)
     assert "torch.bfloat16" in run_python("-c", STOCK, cwd=tmp_path)  # Lightning on a CPU
-    assert "torch.float16" in run_python("-c", changed, cwd=tmp_path)
+    logged = f"import logging, sys\nlogging.basicConfig(stream=sys.stdout)\n{changed}"
+    output = run_python("-c", logged, cwd=tmp_path)
+    assert "torch.float16" in output
+    assert "pass it to the Trainer" not in output
     assert (tmp_path / "runs" / "a" / "steps.jsonl").exists()

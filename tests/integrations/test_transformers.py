@@ -71,6 +71,11 @@ def test_if_every_step_is_retried_the_run_is_the_trainers_own_in_fp32(
     assert guarded.model.dtypes == {torch.float16, torch.float32}  # half first, then the repetition
     assert guarded.guard.counts.retried == fp32.state.global_step >= 9 // accumulate
     assert not differences(state(fp32), state(guarded))
+    norms = [
+        [row["grad_norm"] for row in run.state.log_history if "grad_norm" in row]
+        for run in (fp32, guarded)
+    ]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-6)  # of the repeat, not of the overflow
 
 
 @loops

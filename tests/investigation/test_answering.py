@@ -6,7 +6,7 @@ import pytest
 
 from halfguard.investigation.answering import answer_good_run, name_failure, name_precision
 from halfguard.investigation.curing import Proven
-from halfguard.investigation.passes import Made, PassResult, Target
+from halfguard.investigation.passes import Made, Misused, PassResult, Target
 from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import InFP32, ScriptAnswer
 
@@ -65,5 +65,15 @@ def test_the_precision_that_really_ran(
 )
 def test_half_is_not_blamed_for_what_is_bad_in_fp32(in_fp32: InFP32, dtype: str, code: str) -> None:
     culprit = Culprit("op", "std", "forward", None, "train.py", 1, "", dtype=dtype)
-    answer = ScriptAnswer(script="", outcome="bad number", culprit=culprit, in_fp32=in_fp32)
+    answer = ScriptAnswer(script="", outcome="non-finite value", culprit=culprit, in_fp32=in_fp32)
     assert name_failure(answer, ()) == code
+
+
+@pytest.mark.parametrize(("seconds", "noted"), [(59.0, False), (75.0, True)])
+def test_a_missing_patch_of_a_long_run_has_a_reason(seconds: float, noted: bool) -> None:
+    misused = Misused(kind="clipped", sentence="Gradients are clipped while they are scaled.")
+    first = PassResult(ended="finished", backward=9, seconds=seconds, misuse=(misused,))
+    answer = answer_good_run(
+        Target(name="train.py"), first, None, (misused,), proven=Proven(), log="", shared=()
+    )
+    assert any("Patches are tested" in note for note in answer.notes) is noted

@@ -11,7 +11,7 @@ from tests.support.programs import captured
 
 
 def test_an_answer_that_calls_a_healthy_program_bad_is_a_problem() -> None:
-    bad = ScriptAnswer(script="program.py", outcome="bad number", event="the loss")
+    bad = ScriptAnswer(script="program.py", outcome="non-finite value", event="the loss")
     assert "the loss" in problem(bad)
     assert problem(ScriptAnswer(script="program.py", outcome="crashed", error="KeyError"))
     assert not problem(ScriptAnswer(script="program.py", outcome="nothing bad"))

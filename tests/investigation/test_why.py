@@ -48,7 +48,7 @@ def test_the_line_and_the_verdict(
     tmp_path: Path, name: str, arguments: tuple[str, ...], step: int, op: str, in_fp32: str
 ) -> None:
     answer = ask(name, tmp_path, *arguments, real=name in REAL)
-    assert answer.outcome == "bad number"
+    assert answer.outcome == "non-finite value"
     assert (answer.culprit.file, answer.culprit.line) == (name, culprit_line(name))
     assert (answer.step, answer.culprit.op, answer.in_fp32) == (step, op, in_fp32)
     assert answer.cure is not None or answer.advice
@@ -136,7 +136,7 @@ def test_autocast_of_a_missing_device_is_told_and_can_be_emulated(tmp_path: Path
 
 def test_a_step_without_the_scaler_is_named(tmp_path: Path) -> None:
     answer = ask("raw_step.py", tmp_path)
-    assert answer.outcome == "bad number"
+    assert answer.outcome == "non-finite value"
     assert answer.in_fp32 == "fine"
     assert "opt.step(). Step it by scaler.step(optimizer)" in answer.cure.sentence
     assert "+    scaler.step(opt)" in answer.cure.patch
@@ -322,7 +322,7 @@ def test_ctrl_c_pressed_once_ends_a_later_pass_too(tmp_path: Path, during: str) 
     (tmp_path / "train.py").write_text(SLOW)
     out, err = press_ctrl_c(tmp_path, during)
     answer = ScriptAnswer.from_json(out)
-    assert (answer.outcome, answer.step) == ("bad number", 3), err
+    assert (answer.outcome, answer.step) == ("non-finite value", 3), err
     assert any(f"interrupted while {during}" in note for note in answer.notes), answer.notes
     assert "Traceback" not in err
     is_tracked = during != "tracking step 3"

@@ -203,3 +203,19 @@ def test_a_million_steps_take_little_disk_and_no_memory(tmp_path: Path) -> None:
     assert after - before < 200_000
     assert (tmp_path / STEPS_FILE).stat().st_size < 1_000_000
     assert steps(read_rows(tmp_path / STEPS_FILE)) == list(range(1_000_000))
+
+
+def test_two_journals_of_one_folder_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Journal(tmp_path) as first:
+        first.add_healthy_step(0, 1.0, 1.0, 1.0)
+        first.flush()
+        with Journal(tmp_path) as second:
+            second.add_healthy_step(0, 1.0, 1.0, 1.0)
+            second.flush()
+            assert "two guards" not in caplog.text  # the first one may have ended
+            for step in (1, 2):
+                first.add_healthy_step(step, 1.0, 1.0, 1.0)
+                first.flush()
+    assert caplog.text.count("two guards of this process write there") == 1

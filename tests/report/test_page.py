@@ -169,6 +169,13 @@ def test_a_page_has_findings_and_layers(write: object) -> None:
         assert part in page, part
 
 
+def test_an_error_is_the_title_also_if_no_layer_overflows() -> None:
+    page = probe_page(report(layer("narrow", (1.0,))), "train.py:job")
+    assert (
+        page.title == "train.py:job in FP16: An operation of the forward pass returned NaN or Inf"
+    )
+
+
 def test_the_html_is_safe() -> None:
     page, evil = (to_html(probe_page(report(layer(name, (1.0,))))) for name in ("wide", EVIL))
     assert Structure(evil).names == Structure(page).names

@@ -169,7 +169,7 @@ def test_notes_of_the_script_are_shown_and_cover_no_step() -> None:
     report = make_report([*ROWS, *notes])
     page = to_markdown(run_page(report))
     assert "| 29 | 29 batches without a teacher |" in page
-    assert "40 in between are left out" in page
+    assert "40 more are in steps.jsonl" in page
     assert "| 30 | 30 batches" not in page
     assert len(json.loads(report.to_json())["notes"]) == 100
     assert report.timeline.parts == make_report().timeline.parts
@@ -244,7 +244,7 @@ def test_thousands_of_unusual_steps_stay_readable() -> None:
     rows = [unusual(step) for step in range(20_000)]
     page = to_html(run_page(make_report(rows)))
     assert len(page.encode()) < 500_000
-    assert "19940 in between are left out" in page
+    assert "19940 more are in steps.jsonl" in page
 
 
 @given(
@@ -279,3 +279,24 @@ def test_names_with_markup_or_a_scheme_in_them_are_only_text() -> None:
     assert 'href="./javascript%3Aalert' in page
     plain = RunReport.of("a", [*ROWS, unusual(300, culprits=("b",))], INFO, ["000100-r0"], ["c"])
     assert Structure(page).names == Structure(to_html(run_page(plain))).names
+
+
+def test_repeats_are_in_the_headline_and_not_green() -> None:
+    rows = [unusual(step, Action.RETRY, Cause.GRADIENT_OVERFLOW) for step in range(4)]
+    page = run_page(make_report(rows))
+    assert page.title == "Run runs/a applied 4 of 4 steps, 4 of them repeated in FP32"
+    text = to_markdown(page)
+    assert "4 of 4 steps were applied (100.00%), 4 of them (100.00% of all steps)" in text
+    assert 'class="good"' not in to_html(page)
+
+
+def test_a_corrupt_batch_is_shown_by_its_description() -> None:
+    row = unusual(1, Action.SKIP, Cause.BAD_BATCH, batches=("files 9-16, float32 8x4",))
+    assert "files 9-16" in to_markdown(run_page(make_report([row])))
+
+
+def test_a_replay_without_an_entry_asks_for_one() -> None:
+    with_entry = INFO.model_copy(update={"entry": "train.py:job"})
+    for info, shown in ((INFO, True), (with_entry, False)):
+        page = to_markdown(run_page(RunReport.of("runs/a", ROWS, info, ["000100-r0"])))
+        assert ("--entry FILE.py:FUNCTION" in page) is shown

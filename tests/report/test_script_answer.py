@@ -14,7 +14,7 @@ from halfguard.report import script_answer_page, to_html, to_markdown
 RANGE = TensorRange("self", (8, 32), "float16", -12.0, 15.5, 0, 0, 0)
 BAD = ScriptAnswer(
     script="train.py --lr 1",
-    outcome="bad number",
+    outcome="non-finite value",
     precision="FP16 autocast",
     steps=7,
     backward=7,
@@ -171,7 +171,7 @@ def test_no_page_shows_a_secret_of_the_command_or_of_its_output() -> None:
         "error": "ValueError: login failed: token=hunter2",
         "log": 'line\n  "password": "hunter2"\n    Bearer hunter2',
     }
-    for outcome in ("crashed", "bad number"):
+    for outcome in ("crashed", "non-finite value"):
         page = script_answer_page(BAD.model_copy(update={**secrets, "outcome": outcome}))
         for text in (to_html(page), to_markdown(page)):
             assert "hunter2" not in text

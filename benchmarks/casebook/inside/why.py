@@ -63,7 +63,7 @@ def _run(script: Path) -> Run:
 
 def _alarms(answer: ScriptAnswer, name: str) -> list[Alarm]:
     alarms = []
-    if answer.outcome == "bad number":
+    if answer.outcome == "non-finite value":
         found = answer.culprit
         op = "a number" if found is None else found.op
         line = found.line if found is not None and Path(found.file).name == name else None

@@ -71,6 +71,6 @@ def main(checkout: Path) -> int:
         print(one, flush=True)
     runs = sum(not needs for _, needs in SCRIPTS.values())
     linted = sum(one.lint.startswith("HG") for one in scored)
-    named = sum(one.why.startswith("bad number") for one in scored)
+    named = sum(one.why.startswith("non-finite value") for one in scored)
     print(f"{runs} of {len(scored)} run here; lint reports something in {linted}, why in {named}")
     return 0

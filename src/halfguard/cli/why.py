@@ -52,6 +52,11 @@ def why(
     Exit code 0: nothing is wrong; 1: NaN or Inf, a misuse, or a crash; 2: usage error.
     """
     check_folders(markdown=markdown, html=html, patch=patch)
+    if script.startswith("-"):
+        raise UsageError(
+            f"There is no option {script.partition('=')[0]}.",
+            cure="halfguard why --help lists the options. Options of the script come after its name.",
+        )
     if not is_module and not Path(script).is_file():  # before torch is imported
         raise UsageError(f"There is no file {script}.", cure=_NO_SCRIPT)
     from halfguard.cli.bars import progress  # noqa: PLC0415

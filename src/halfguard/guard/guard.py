@@ -335,6 +335,13 @@ class Guard:
 
     def close(self) -> Summary:
         """Write everything to the journal, and return the counts of the whole run."""
+        if self._batches.micro_batches:
+            logger.warning(
+                "close: the last step is open: %d of %d micro-batches were computed and are dropped. Their "
+                "gradients were not applied.",
+                len(self._batches.micro_batches),
+                self.config.accumulate,
+            )
         self._process_due(everything=True)
         if self._recovery is not None:
             self._recovery.close()

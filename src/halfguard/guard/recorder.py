@@ -35,6 +35,7 @@ SCHEDULE_STEPS = 10  # skipped steps after which the learning rate was changed, 
 SCHEDULE_SHARE = 0.05  # ... this share of all steps: the growth of the scale costs one in thousands
 ATTEMPTS = 200  # the last steps, of which ...
 LEAST_APPLIED = 0.9  # ... this share must be applied
+REPEATS = 50  # the last steps, of which at most half may be repeated in FP32
 _APPLIED = (Action.APPLY, Action.RETRY)
 
 
@@ -49,6 +50,7 @@ class RunHealth:
         self._moved = 0  # skipped steps after which the learning rate was changed
         self._recent: deque[bool] = deque(maxlen=ATTEMPTS)  # since the first applied step
         self._applied = 0  # of the recent ones
+        self._repeated: deque[bool] = deque(maxlen=REPEATS)
 
     def add(self, action: Action, grad_norm: float, scale: float) -> dict[HealthWarning, str]:
         """Add a step that was decided; return new warnings with their texts, mostly none."""
@@ -62,9 +64,9 @@ class RunHealth:
                 self._applied -= self._recent[0]
             self._recent.append(applied)
             self._applied += applied
-        if self._zeros < ZERO_STEPS and not self.is_low(scale) and not self._applies_too_few:
-            return {}
-        return self._new(scale)
+        self._repeated.append(action is Action.RETRY)
+        few = self._applies_too_few or self._repeats_too_many
+        return self._new(scale) if few or self._zeros >= ZERO_STEPS or self.is_low(scale) else {}
 
     def is_low(self, scale: float) -> bool:
         """Return whether the loss scale has fallen further than that of a healthy run."""
@@ -89,13 +91,17 @@ class RunHealth:
         full = len(self._recent) == ATTEMPTS
         return full and self._applied < LEAST_APPLIED * ATTEMPTS
 
+    @property
+    def _repeats_too_many(self) -> bool:
+        return 2 * sum(self._repeated) > REPEATS
+
     def _new(self, scale: float) -> dict[HealthWarning, str]:
         found = {}
         if self._zeros >= ZERO_STEPS:
             found[HealthWarning.ZERO_GRADIENTS] = (
                 f"The gradient norm was exactly 0 in {ZERO_STEPS} applied steps in a row: nothing was "
-                "learnt. Either the loss does not depend on the trained weights (detached, or saturated), or "
-                "all gradients underflow."
+                "learned. Either the loss does not depend on the trained weights (detached, or saturated), "
+                "or all gradients underflow."
             )
         if self.is_low(scale):
             found[HealthWarning.LOW_SCALE] = (
@@ -107,6 +113,12 @@ class RunHealth:
             found[HealthWarning.FEW_APPLIED] = (
                 f"Only {self._applied} of the last {ATTEMPTS} steps were applied. The summary counts the "
                 "causes."
+            )
+        if self._repeats_too_many:
+            found[HealthWarning.MANY_REPEATED] = (
+                f"{sum(self._repeated)} of the last {REPEATS} steps overflowed and were repeated in FP32, "
+                "which takes the time of both. heal: {} keeps the module that overflows in FP32; halfguard "
+                "replay of an incident names it."
             )
         new = {warning: text for warning, text in found.items() if warning not in self.told}
         self.told += new
@@ -187,7 +199,8 @@ class Recorder:
             metrics_log.expect_watch()
         self.health = RunHealth()
         self.journal = Journal(run_dir if rank() == 0 else None)
-        self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device))
+        entry = "" if incidents is None else incidents.entry
+        self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device, entry))
         self.incidents = incidents
         self.config = config
 
@@ -213,9 +226,9 @@ class Recorder:
         # A retried step was repaired at once, and scale calibration is part of every healthy run: no warning.
         routine = row.action is Action.RETRY or row.routine
         level = logging.INFO if routine or rank() else logging.WARNING
-        culprits = ", ".join(row.culprits)
+        worst = ", ".join(row.worst)
         logger.log(
-            level, "step %d: %s, %s %s (%s)", row.step, row.action, row.code, row.cause, culprits
+            level, "step %d: %s, %s %s (%s)", row.step, row.action, row.code, row.cause, worst
         )
         if decision.note and not rank():
             logger.warning("step %d: %s", row.step, decision.note)

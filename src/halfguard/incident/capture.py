@@ -73,7 +73,7 @@ class IncidentWriter:
         self.why_missed = ""
         self._keep, self._max_bytes, self._weights = keep, max_bytes, weights
         self._environment, self._git = dict(environment), _git_state()
-        self._rank, self._world_size, self._entry = rank, world_size, entry
+        self._rank, self._world_size, self.entry = rank, world_size, entry
 
     def capture(self, model: nn.Module, bad_step: BadStep) -> Path | None:
         """Write the incident of a bad step and return its path; on failure log it and return None.
@@ -152,7 +152,7 @@ class IncidentWriter:
             environment=self._environment,
             git=self._git,
             recent=tuple(bad_step.recent),
-            entry=self._entry,
+            entry=self.entry,
         )
         return record, _separate(kept)
 

@@ -29,6 +29,8 @@ from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HeldScheduler, HostedGuard
 from halfguard.integrations.declared_precision import check_declared
 from halfguard.integrations.lightning_config import LIGHTNING_NAMES, load_mixed, warn_of_unused
+from halfguard.integrations.lightning_metrics import StepMetrics
+from halfguard.records.step import Action
 
 _STOCK = "MixedPrecision"  # Lightning's key for the state of its own plugin
 
@@ -56,6 +58,7 @@ class GuardPrecision(MixedPrecision):
         self.scaler = GuardScaler()
         self._callback: GuardCallback | None = None
         self._module: Any = None
+        self._metrics: Any = None  # StepMetrics, once there is a module
 
     def autocast_context_manager(self) -> torch.autocast:
         """Return Lightning's autocast; switched off for FP32, asked for or as a remedy."""
@@ -94,6 +97,7 @@ class GuardPrecision(MixedPrecision):
         for scheduler_config in (c for c in per_step if c.frequency == 1):
             scheduler_config.scheduler = HeldScheduler(scheduler_config.scheduler, self.guard)
         self._callback = GuardCallback(self.guard)
+        self._metrics = StepMetrics(self._module)
         trainer.callbacks.insert(0, self._callback)  # before those that save checkpoints
         return model, optimizers, lr_schedulers
 
@@ -104,17 +108,19 @@ class GuardPrecision(MixedPrecision):
         can_repeat = self._module.automatic_optimization and batch is not None
         repeat = self._repeat(index) if can_repeat else None
         self._required.begin(batch, about=f"batch {index}", repeat=repeat)
+        if self._metrics is not None and not self._required.repeating:
+            self._metrics.begin()
         with self.forward_context():
             yield
 
     def _repeat(self, index: int) -> Callable[[Any], Tensor]:
         """Return a function that runs the training step again, without logging a second time."""
-        module, trainer = self._module, self._module.trainer
+        module, trainer, metrics = self._module, self._module.trainer, self._metrics
         parts = trainer.accumulate_grad_batches
         has_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
 
         def training_step(batch: Any) -> Tensor:
-            with without_logging(module):
+            with metrics.repeating(applied=self._required.repeating):
                 output = trainer.strategy.training_step(
                     *((batch, index) if has_index else (batch,))
                 )
@@ -141,6 +147,9 @@ class GuardPrecision(MixedPrecision):
             self._required.unscale(optimizer)
         self._after_closure(model, optimizer)
         self.scaler.step(optimizer, **kwargs)
+        last = self._required.last
+        if self._metrics is not None:
+            self._metrics.end(repeated=last is not None and last.action is Action.RETRY)
         return result
 
     def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -210,20 +219,3 @@ def log_to_all(trainer: Trainer, metrics: dict[str, float], _: int) -> None:
     """Log to every logger of the Trainer, at its own step."""
     for logger in trainer.loggers:
         logger.log_metrics(metrics, trainer.global_step)
-
-
-@contextmanager
-def without_logging(module: LightningModule) -> Iterator[None]:
-    """Run a training step again without logging a second time."""
-
-    def nothing(*_: Any, **__: Any) -> None:
-        pass
-
-    names: tuple[str, ...] = ("log", "log_dict")
-    own = {name: vars(module)[name] for name in names if name in vars(module)}
-    vars(module).update(log=nothing, log_dict=nothing)
-    try:
-        yield
-    finally:
-        del module.log, module.log_dict
-        vars(module).update(own)

@@ -40,6 +40,4 @@ def warn_of_unused(config: GuardConfig, clip_val: float | None, accumulate: int)
         wanted.append(f"accumulate_grad_batches={config.accumulate}")
     if wanted:
         text = ", ".join(wanted)
-        logger.warning(
-            "the configuration asks for %s: pass it to the Trainer, which does this", text
-        )
+        logger.warning("the configuration sets %s: pass it to the Trainer, which applies it", text)

@@ -23,6 +23,7 @@ from halfguard.guard.hosted import HostedGuard
 from halfguard.integrations.accelerate import unwrap_optimizer
 from halfguard.integrations.declared_precision import precision_of, raise_if_unsupported
 from halfguard.precision.declared_dtypes import rollout_of
+from halfguard.records.step import Action
 
 _LOGGED = "halfguard/"
 
@@ -172,6 +173,10 @@ class GuardMixin:
         """Log what became of the steps beside the loss, from which the Trainer filters NaN by default."""
         if self.guard is not None and self.guard.last is not None and "loss" in logs:
             counts = self.guard.counts
+            if "grad_norm" in logs and self.guard.last.action is Action.RETRY:
+                logs = logs | {
+                    "grad_norm": self.guard.last.grad_norm
+                }  # of the step that was applied
             logs = logs | {
                 f"{_LOGGED}scale": self.guard.last.scale,
                 f"{_LOGGED}skipped_steps": float(sum(counts.skipped.values())),

@@ -34,7 +34,7 @@ def name_failure(answer: ScriptAnswer, misused: Sequence[Misused]) -> str:
     """Return the code: that of the recommended fix, else that of what was seen; empty if nothing is wrong."""
     if answer.cure is not None and answer.cure.code:
         return answer.cure.code
-    if answer.outcome == "bad number" and answer.culprit is not None:
+    if answer.outcome == "non-finite value" and answer.culprit is not None:
         return _code_of_culprit(answer.culprit, answer.in_fp32)
     known = [Crash(answer.error, None, Made()).code, *(one.code for one in misused)]
     if any(one.fault == "overflow" and one.use != "none" for one in answer.swallowed):
@@ -103,7 +103,7 @@ def answer_bad_number(
     half = "" if second.culprit is None else second.culprit.dtype
     return ScriptAnswer(
         **_common(target, first, proven, half=half),
-        outcome="bad number",
+        outcome="non-finite value",
         step=event.step,
         bad_backward=event.backward,
         event=event.how,
@@ -266,6 +266,11 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
 def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
     notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
     notes += [f"{path} is too large to copy: what was written there stays." for path in shared]
+    if first.seconds > SOON_SECONDS and (first.event is not None or first.misuse):
+        notes.append(
+            f"The script ran for {first.seconds:.0f} s. Patches are tested, and offered, only for a script "
+            f"that fails or ends within {SOON_SECONDS:.0f} s: shorten the run, or try halfguard lint --fix."
+        )
     if first.spawns:
         notes.append(
             "The script starts its ranks itself (torch.multiprocessing.spawn), and only the process that "

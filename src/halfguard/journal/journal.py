@@ -115,6 +115,7 @@ RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
 
 logger = logging.getLogger("halfguard")
+_latest: weakref.WeakValueDictionary[Path, Journal] = weakref.WeakValueDictionary()  # of each file
 
 
 class Journal:
@@ -136,6 +137,9 @@ class Journal:
         self._recent: deque[JournalRow] = deque(maxlen=keep)
         self._healthy = HealthySteps()
         self._file = None if self.run_dir is None else JsonlWriter(self.run_dir / STEPS_FILE)
+        self._is_shared = False  # with a journal of this process that was opened later
+        if self._file is not None:
+            _latest[self._file.path.resolve()] = self
         # Most loops never call close. This writes the last group when the journal is garbage-collected or
         # the program ends. It refers to the parts: a reference to the journal would keep it alive.
         self._finish = weakref.finalize(self, _finish, self._healthy, self._file, os.getpid())
@@ -224,6 +228,16 @@ class Journal:
         self._recent.append(row)
         if self._file is not None:
             self._file.append(text)
+            self._warn_if_shared(self._file.path)
+
+    def _warn_if_shared(self, path: Path) -> None:
+        if not self._is_shared and _latest.get(path.resolve(), self) is not self:
+            self._is_shared = True
+            logger.warning(
+                "%s: two guards of this process write there, and a report mixes their steps. Give each "
+                "guard a run_dir of its own.",
+                path.parent,
+            )
 
 
 def _finish(group: HealthySteps, file: JsonlWriter | None, owner: int) -> None:

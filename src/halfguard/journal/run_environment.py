@@ -35,10 +35,11 @@ def collect_environment(device: object = "cpu") -> dict[str, str]:
     return facts
 
 
-def make_run_info(config: Mapping[str, object], device: object = "cpu") -> RunInfo:
+def make_run_info(config: Mapping[str, object], device: object = "cpu", entry: str = "") -> RunInfo:
     """Return the content of ``run.json``: start time, configuration and environment."""
     return RunInfo(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         config=dict(config),
         environment=collect_environment(device),
+        entry=entry,
     )

@@ -12,7 +12,7 @@ from halfguard.records.autopsy import Culprit, Cure, ReplayTrial
 from halfguard.records.base import Record
 
 Outcome = Literal[
-    "bad number", "trains wrongly", "nothing bad", "crashed", "interrupted", "no training"
+    "non-finite value", "trains wrongly", "nothing bad", "crashed", "interrupted", "no training"
 ]
 InFP32 = Literal["fine", "fails", "unknown"]
 

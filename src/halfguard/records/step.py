@@ -108,6 +108,7 @@ class HealthWarning(StrEnum):
     ZERO_GRADIENTS = "zero_gradients", "HG610"
     LOW_SCALE = "low_scale", "HG617"
     FEW_APPLIED = "few_applied", "HG618"
+    MANY_REPEATED = "many_repeated", "HG618"
     SCHEDULE_AHEAD = "schedule_ahead", "HG304"
 
 
@@ -135,6 +136,11 @@ class StepRow(Record):
     def code(self) -> str:
         """Return the code of the cause in the catalogue; the file has the cause only."""
         return self.cause.code if self.cause else ""
+
+    @property
+    def worst(self) -> tuple[str, ...]:
+        """Return what to look at first: the batch if it is corrupt, otherwise the worst parameters."""
+        return (self.batches if self.cause is Cause.BAD_BATCH else ()) or self.culprits
 
 
 class LossCurve(FloatRecordPart):
@@ -245,3 +251,4 @@ class RunInfo(Record):
     started: str = Field(description="ISO 8601, UTC")
     config: dict[str, object]
     environment: dict[str, str] = Field(description="versions of packages, device, platform")
+    entry: str = Field(default="", description="file.py:function that describes the job")

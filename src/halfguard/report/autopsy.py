@@ -82,7 +82,7 @@ def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
 
 
 def _repeated(autopsy: Autopsy) -> Iterator[Block]:
-    yield Heading("Repeated")
+    yield Heading("Replay")
     result = {
         "bitwise": "The step broke in the same way: loss and gradient norms are equal bit for bit.",
         "same fault": "The step broke again. No finite number shows that it is equal bit for bit.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from halfguard.catalogue import entry
 from halfguard.records.ranges import LayerRange, ProbeReport, module_label
 from halfguard.report.blocks import Block, Heading, Mono, Page, Table, Text, Tone
 
@@ -49,6 +50,9 @@ def probe_page(report: ProbeReport, name: str = "") -> Page:
 def _title(report: ProbeReport, name: str) -> str:
     bad = [layer for layer in report.layers if layer.forward_headroom < 0]
     subject = f"{name} in FP16" if name else "This model in FP16"
+    errors = [found for found in report.findings if found.severity == "error"]
+    if errors and not bad:
+        return f"{subject}: {entry(errors[0].code).title.rstrip('.')}"
     if not bad:
         return f"{subject}: {'no layer overflows' if report.window else 'no loss scale fits all layers'}"
     which = (

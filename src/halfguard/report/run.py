@@ -200,7 +200,8 @@ def _title(report: RunReport, summary: Summary) -> str:
         return f"Run {report.name}"
     unusual = report.timeline.unusual
     ended = " and was stopped" if unusual and unusual[-1].action is Action.HALT else ""
-    return f"Run {report.name} applied {summary.applied} of {summary.steps} steps{ended}"
+    repeated = f", {summary.retried} of them repeated in FP32" if summary.retried else ""
+    return f"Run {report.name} applied {summary.applied} of {summary.steps} steps{repeated}{ended}"
 
 
 def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
@@ -212,11 +213,16 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
     skipped = sum(summary.skipped.values())
     last = report.timeline.unusual[-1:]
     halted = any(row.action is Action.HALT for row in last)
-    tone: Tone = "bad" if halted else "good" if summary.steps == summary.applied else ""
-    yield Text(
-        [f"{summary.applied} of {summary.steps} steps were applied ({summary.success_rate:.2%})."],
-        tone,
+    all_good = summary.steps == summary.applied and not summary.retried
+    tone: Tone = "bad" if halted else "good" if all_good else ""
+    applied = (
+        f"{summary.applied} of {summary.steps} steps were applied ({summary.success_rate:.2%})"
     )
+    repeated = (
+        f"{summary.retried} of them ({summary.retried / max(summary.steps, 1):.2%} of all steps)"
+    )
+    text = f"{applied}, {repeated} after a repeat in FP32." if summary.retried else f"{applied}."
+    yield Text([text], tone)
     facts = [
         f"{skipped} skipped, {summary.retried} repeated in FP32, {summary.rollbacks} rolled back.",
         f"Loss scale {summary.scale:g} at the end, lowered {times(summary.scale_reductions)}.",
@@ -253,8 +259,14 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
     kept = [name for names in report.incidents.values() for name in names]
     if kept:
         yield Text(["Replay one to find what would have prevented it:"])
-        where = shlex.quote(f"{report.name}/incidents/{kept[0]}")
-        yield Code(f"halfguard replay {where}", "bash")
+        command = f"halfguard replay {shlex.quote(f'{report.name}/incidents/{kept[0]}')}"
+        if report.info is not None and not report.info.entry:
+            command += " --entry FILE.py:FUNCTION"
+        yield Code(command, "bash")
+        if command.endswith("FUNCTION"):
+            yield Text(
+                ["FUNCTION returns the job as a halfguard.Workload: model, loss and optimizer."]
+            )
 
 
 def _notes(rows: Sequence[NoteRow]) -> Iterator[Block]:
@@ -275,7 +287,7 @@ def _step(row: StepRow, incidents: dict[int, list[str]], folder: str) -> list[st
         f"{row.loss:.4g}",
         f"{row.grad_norm:.4g}",
         f"{row.scale:g}",
-        Mono(", ".join(row.culprits[:2])),
+        Mono(", ".join(row.worst[:2])),
         Link(f"{folder}/incidents/{kept[0]}".removeprefix("./")) if kept else "",
     ]
 

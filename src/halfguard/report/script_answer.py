@@ -31,14 +31,14 @@ _TITLES = {
 def script_answer_page(answer: ScriptAnswer) -> Page:
     """Return the page of an answer; it ends with what to do. A page is handed on: its secrets are masked."""
     answer = _without_secrets(answer)
-    blocks = _bad_number(answer) if answer.outcome == "bad number" else _good_run(answer)
+    blocks = _bad_number(answer) if answer.outcome == "non-finite value" else _good_run(answer)
     return Page(_title(answer), [*_code(answer), *blocks, *_limits(answer)])
 
 
 def _title(answer: ScriptAnswer) -> str:
     """Return the worst finding, and the precision that really ran."""
     ran_in = f" ({answer.precision})" if answer.precision else ""
-    if answer.outcome == "bad number":
+    if answer.outcome == "non-finite value":
         seen = answer.event
         if not _is_clause(answer):
             seen = f"the first NaN or Inf was in {seen}"
@@ -180,7 +180,7 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
         yield from cure_blocks(answer.cure)
     if answer.advice:
         yield Text([answer.advice], "bad")
-        bad = answer.outcome == "bad number"
+        bad = answer.outcome == "non-finite value"
         tried = ": no change that could be tried makes the step good" if bad else ""
         yield Text([f"This was not tested{tried}."])
     elif answer.cure is None:

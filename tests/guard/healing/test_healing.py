@@ -543,3 +543,20 @@ def test_the_module_at_fault_is_healed(planted: Periodic) -> None:
     assert len(run.islands) == 1
     assert run.failed_forward == 3
     assert run.failed_after == 0
+
+
+def test_heal_says_why_it_cannot_help_a_model_with_its_own_autocast(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class OwnAutocast(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.float16):
+                return super().forward(x) * 1e4
+
+    torch.manual_seed(0)
+    model = OwnAutocast(4, 4)
+    config = {"precision": "fp32", "skip": {"on_nonfinite": "retry_fp32"}, "heal": {}}
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1e-9), config)
+    for _ in range(3):
+        guard.step(lambda model, x: model(x).float().square().mean(), torch.full((8, 4), 100.0))
+    assert caplog.text.count("the guard's precision is fp32") == 1

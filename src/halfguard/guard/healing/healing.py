@@ -71,6 +71,12 @@ def raise_if_unhealable(model: nn.Module) -> None:
 logger = logging.getLogger("halfguard")
 
 _AFTER = 3  # bad steps of one operation, before an island is made for it
+_OVERFLOWS = (Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW)
+_IN_FP32 = (
+    "the guard's precision is fp32, so the overflow is in an autocast region or a cast of the model itself, "
+    "which it cannot change. Leave that out of the model, and set precision: fp16-mixed (in a framework: "
+    "fp16=True, 16-mixed)"
+)
 _IN_VAIN = 32  # diagnoses without a healing, after which none are made any more
 
 
@@ -96,6 +102,7 @@ class Healing:
         self._applied = AppliedIslands(unwrap_model(stepper.model), copies, lines)
         self._applied.keep_lines(given.lines)
         self._memory = HealingMemory()
+        self._in_fp32 = stepper.config.precision == "fp32"  # from the start, not as a remedy
         self._alarms: list[tuple[Producer, StepBatches]] = []  # of this rank, not followed yet
         stepper.has_alarm = lambda: bool(self._alarms)
         self._next_step = 0
@@ -108,7 +115,11 @@ class Healing:
 
     def notice(self, decision: Decision, seen: Signals, report: StepReport) -> None:
         """Look at a bad step that was refused, before it is retried. Every rank must call this."""
-        if self._memory.stopped or not self._concerns(decision, seen, report):
+        if self._memory.stopped:
+            return
+        if self._in_fp32 and decision.cause in _OVERFLOWS:
+            self._stop(report.step, _IN_FP32)
+        if not self._concerns(decision, seen, report):
             return
         step = self._bad_step(report.batches, seen.scale)
         producer = self._agree_on_producer(step, report.step)

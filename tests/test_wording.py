@@ -1,8 +1,10 @@
-"""What users read avoids the words of CONTRIBUTING's style sheet, outside of code and of program output."""
+"""What users read (pages, help, messages) avoids the words of the style sheet in CONTRIBUTING."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.tables.sections import read_section
@@ -15,6 +17,8 @@ from tests.support.docs import ROOT
 ROWS = read_section((ROOT / "CONTRIBUTING.md", "words")).splitlines()[2:]
 AVOID = sorted({word for row in ROWS for word in re.findall(r"`([^`]+)`", row.split("|")[1])})
 PATTERN = re.compile(rf"\b(?:{'|'.join(map(re.escape, AVOID))})\b", re.IGNORECASE)
+SOURCE = ROOT / "src" / "halfguard"
+ENTRIES = sorted((SOURCE / "catalogue" / "entries").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -34,7 +38,7 @@ def test_the_sheet_lists_words_and_finds_them() -> None:
     assert len(AVOID) >= 40
     found = odd(prose("It told `told` us\n```\nThe cure\n```\nof the bad\nnumber."))
     assert len(found) == 2
-    assert "non-finite value" in found[1]
+    assert "bad number" in found[1]
 
 
 @each("page", PAGES)
@@ -57,3 +61,36 @@ def test_the_help_avoids_them(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"] if command else ["--help"])
     assert shown.exit_code == 0
     assert odd(prose(shown.output)) == []
+
+
+@each("entry", ENTRIES)
+def test_the_catalogue_avoids_them(entry: Path) -> None:
+    _, facts, page = entry.read_text("utf-8").split("+++\n", 2)
+    cures = " ".join(re.findall(r'^cure = "(.*)"$', facts, flags=re.MULTILINE))
+    assert odd(prose(f"{cures}\n{page}")) == []
+
+
+def printed(source: str) -> Iterator[str]:
+    """Yield the texts of a module that it may print: strings of several words, but no docstrings."""
+    tree = ast.parse(source)
+    has_docstring = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, has_docstring)]
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else ""
+        if isinstance(text, str) and not text.isidentifier() and id(node) not in docstrings:
+            yield text
+
+
+def test_what_a_module_prints() -> None:
+    source = '"""A cure."""\nkey = "cure"\nprint(f"{key}: the cure")\nclass A:\n    """Told."""\n'
+    assert [found for text in printed(source) for found in odd(text)] == [": the cure"]
+
+
+def test_messages_avoid_them() -> None:
+    found = {
+        str(file.relative_to(SOURCE)): words
+        for file in sorted(SOURCE.rglob("*.py"))
+        if (words := [w for text in printed(file.read_text("utf-8")) for w in odd(prose(text))])
+    }
+    assert found == {}

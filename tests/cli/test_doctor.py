@@ -95,7 +95,7 @@ def test_the_vendor_is_named_once(doctor: Run) -> None:
 )
 def test_a_precision_that_a_card_does_badly(doctor: Run, args: tuple[str, str], code: str) -> None:
     broken = doctor("--gpu", args[0], "--precision", args[1])
-    assert (broken.exit_code, code in broken.out, "Cure: Use " in broken.out) == (1, True, True)
+    assert (broken.exit_code, code in broken.out, "Fix: Use " in broken.out) == (1, True, True)
     choice = json.loads(doctor("--gpu", args[0], "--json").out)["machine"]["choice"]["precision"]
     mended = doctor("--gpu", args[0], "--precision", choice)
     assert (mended.exit_code, "No findings." in mended.out) == (0, True)

@@ -194,7 +194,7 @@ def test_the_record_is_read_back_and_its_text_is_short() -> None:
     assert Diagnosis.from_json(diagnosis.to_json()) == diagnosis
     text = str(diagnosis)
     assert "got fp16-true" in text
-    assert "cure: optimizer = halfguard.MasterWeights(optimizer)" in text
+    assert "fix: optimizer = halfguard.MasterWeights(optimizer)" in text
     assert len(text.splitlines()) < 25
     assert str(hg.doctor(net())) == "nothing found"
 

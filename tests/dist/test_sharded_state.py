@@ -22,7 +22,7 @@ HALF = MixedPrecisionPolicy(torch.float16, torch.float32)
 
 
 class Counting(nn.Module):
-    """A model with a statistic, and on the second rank with numbers that cannot be put back if ``lost``."""
+    """A model with a statistic, and on the second rank with numbers that cannot be restored if ``lost``."""
 
     seen: Tensor
 

@@ -98,7 +98,7 @@ def test_what_can_be_put_back_is_put_back_before_a_repeat(
     found, actions = guarded(kind, at, RETRY)
     assert actions[at] == "retry_fp32"
     assert same(found, plain(kind, at, repeated=True))
-    assert "put back" not in caplog.text
+    assert "be restored" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.outcome == PUT_BACK])
@@ -117,7 +117,7 @@ def test_what_cannot_be_put_back_is_named_at_the_first_step(
 ) -> None:
     _, actions = guarded(kind, 5, RETRY)
     assert actions == ["apply"] * 5 + ["skip"] + ["apply"]
-    told = [r.getMessage() for r in caplog.records if "cannot be put back" in r.getMessage()]
+    told = [r.getMessage() for r in caplog.records if "cannot be restored" in r.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("step 0 changes numbers")
     with pytest.raises(UsageError, match="changes numbers"):
@@ -308,7 +308,7 @@ def test_what_the_loop_does_between_micro_batches_is_not_the_steps(
         guard.step(loss, next(trainer.data))
         trainer.seen += 1
     assert (trainer.seen, trainer.calls) == (16, 16)
-    assert "put back" not in caplog.text
+    assert "be restored" not in caplog.text
 
 
 def test_no_graph_of_an_earlier_step_is_kept_alive() -> None:

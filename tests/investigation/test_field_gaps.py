@@ -99,7 +99,7 @@ def test_a_target_that_is_too_long_for_ctc_is_told(tmp_path: Path, monkeypatch: 
 def test_fp32_is_no_advice_where_it_fails() -> None:
     found = PassResult(culprit=culprit(), exact=131072.0)
     assert "compute mul in FP32" in advise(found, LOSS, "fine")
-    assert "FP32 alone is no cure" in advise(found, LOSS, "fails")
+    assert "FP32 alone is not a fix" in advise(found, LOSS, "fails")
 
 
 def test_the_script_in_fp32_explains_the_step() -> None:

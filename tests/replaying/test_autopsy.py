@@ -38,7 +38,7 @@ def test_an_overflow_is_cured_by_its_module_in_fp32(tmp_path: Path) -> None:
         "island",
         "module 1 in FP32 and module 2 rescaled",
     )
-    assert doing[:2] == ["the original step", "the first bad number"]
+    assert doing[:2] == ["the original step", "the first NaN or Inf"]
     assert Autopsy.from_json(autopsy.to_json()) == autopsy
 
 
@@ -214,7 +214,7 @@ def test_a_cure_that_stops_learning_says_so(tmp_path: Path) -> None:
         return -torch.log(torch.relu(model(batch).half() - 1000)).mean()
 
     autopsy = replay(broken(tmp_path, [noise(0, 6, 4)], job(loss=loss)), job(loss=loss))
-    assert "nothing is learnt" in autopsy.cure.sentence
+    assert "nothing is learned" in autopsy.cure.sentence
 
 
 def test_other_ranks_are_named_when_this_one_is_fine(tmp_path: Path) -> None:

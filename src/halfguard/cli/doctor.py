@@ -287,6 +287,6 @@ def _print_findings(findings: list[Finding], console: Console) -> None:
         text = f"{found.severity}: {found.message} {found.why}"
         grid.add_row(found.code, text, style=styles[found.severity])
         if found.cure:  # several lines are code
-            grid.add_row("", f"Cure:{chr(10) if chr(10) in found.cure else ' '}{found.cure}")
+            grid.add_row("", f"Fix:{chr(10) if chr(10) in found.cure else ' '}{found.cure}")
     console.print()
     console.print(grid)

@@ -61,7 +61,7 @@ class SkipConfig(_Section):
         default=10, ge=1, description="bad steps in a row before a rollback or halt"
     )
     strict: bool = Field(
-        default=False, description="raise if a step changes something that no repeat can put back"
+        default=False, description="raise if a step changes something that no repeat can restore"
     )
 
 

@@ -787,7 +787,7 @@ class Guard:
         if not self._told_statistics:
             logger.warning(
                 "step %d: running statistics became non-finite although the loss is finite, for example by "
-                "a NaN sample that the loss leaves out. They keep their former values; this is told once.",
+                "a NaN sample that the loss leaves out. They keep their former values; reported once.",
                 report.step,
             )
         self._told_statistics = True
@@ -908,7 +908,7 @@ class Guard:
         if self.config.skip.strict and not self._stepper.single_rank:  # all ranks are here
             raise UsageError(
                 f"step {report.step} cannot be repeated: it changes something, on this rank or another, "
-                "that cannot be put back. The log of that rank names it."
+                "that cannot be restored. The log of that rank names it."
             )
         if report.batches.unrepeatable:  # reported when it was seen
             return self._skip_unrepeated(seen)
@@ -932,11 +932,11 @@ class Guard:
         )
         if self.config.skip.strict and self._stepper.single_rank:
             raise UsageError(
-                f"A step cannot be repeated: it changes {what}, which cannot be put back.",
+                f"A step cannot be repeated: it changes {what}, which cannot be restored.",
                 cure=cure,
             )
         logger.warning(
-            "step %d changes %s, which cannot be put back. Bad steps are skipped instead of repeated in "
+            "step %d changes %s, which cannot be restored. Bad steps are skipped instead of repeated in "
             "FP32; this is reported once. %s",
             self.step_index,
             what,

@@ -448,7 +448,7 @@ class HostedGuard(Guard):
             )
             logger.warning(
                 "step %d is not %s: no repeat was given for its forward pass, its loss was changed after it "
-                "or made of several, or the guard has several optimizers. This is told once.",
+                "or made of several, or the guard has several optimizers. This is reported once.",
                 report.step,
                 lost + (", nor healed" if retries and self.config.heal is not None else ""),
             )

@@ -40,7 +40,7 @@ class StepMetrics:
                 log(name, value)
 
         known = vars(self._module)
-        own = {name: known[name] for name in ("log", "log_dict") if name in known}
+        own: dict[str, Any] = {n: known[n] for n in ("log", "log_dict") if n in known}
         known.update(log=log, log_dict=log_dict)
         try:
             yield

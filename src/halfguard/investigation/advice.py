@@ -24,7 +24,7 @@ def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
         return ""
     if found.of_data and in_fp32 != "fine":
         return (
-            f"{culprit.op} at {culprit.place} made a bad number of the data, before any parameter was used: "
+            f"{culprit.op} at {culprit.place} returned NaN or Inf before any parameter was used: "
             "the data has a value for which it is not defined, such as log(0). Repair or drop such samples."
         )
     if culprit.kind == "input":
@@ -73,7 +73,7 @@ def _advise_on_operation(culprit: Culprit, found: PassResult, in_fp32: InFP32) -
     fits_fp32 = math.isfinite(exact) and culprit.dtype in HALF_NAMES and exact < FP32.largest
     if fits_fp32 and in_fp32 == "fails":
         return (
-            f"The result, up to {exact:.3g}, does not fit {culprit.dtype}, but FP32 alone is no cure: the "
+            f"The result, up to {exact:.3g}, does not fit {culprit.dtype}, but FP32 alone is not a fix: the "
             "step fails there as well, at a later operation. A row that is masked as a whole, or a sum over "
             "nothing, is bad in any precision: leave it out."
         )

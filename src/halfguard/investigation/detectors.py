@@ -71,7 +71,7 @@ class ScheduleAhead(Detector):
         many = self._ahead >= self._FEWEST and self._ahead > self._MOST * steps
         if self._place is not None and many:
             made_at = describe_place(made.optimizer if made.fused else made.scaler)
-            fused = "The optimizer is fused, and tells nobody that it skips"
+            fused = "The optimizer is fused, and does not report that it skips"
             subject = fused if made.fused else "The scaler was made at"
             text = (
                 f"The schedule moved {self._ahead} times after a step that the scaler had skipped, in "

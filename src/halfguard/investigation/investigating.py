@@ -156,7 +156,7 @@ def _track(one: Investigation, first: PassResult, event: Event) -> tuple[Event, 
         again = one.run("track", "tracking every step", event=event, start="first module")
         if again.culprit is not None:
             why = (
-                "The bad number is older than the step that showed it"
+                "The NaN or Inf is older than the step that showed it"
                 if found.differs_at is None
                 else f"The run is not repeatable (losses differ from {found.differs_at} on)"
             )

@@ -92,7 +92,7 @@ def _line_trials(culprit: Culprit, *, in_fp32: bool) -> Iterator[TrialPlan]:
     if not culprit.file:
         return
     same: dict[str, Any] = {"places": ((culprit.file, culprit.line),), "scale": CALIBRATED}
-    yield TrialPlan(name="the composition", kind="composition", **same)
+    yield TrialPlan(name="the whole expression, rewritten", kind="composition", **same)
     yield TrialPlan(name=f"stable operations for {culprit.op}", kind="stable", **same)
     if in_fp32 and culprit.dtype in HALF_NAMES:
         yield TrialPlan(name="this line in FP32", kind="statement", **same)
@@ -384,7 +384,7 @@ class Trying(Approach):
     def _end(self, *, good: bool, note: str = "") -> NoReturn:
         os.chdir(self.plan.base)  # paths of a patch begin there, wherever the script has gone
         if good and self._norm == 0:
-            note = "all gradients are 0: finite, but nothing is learnt"
+            note = "all gradients are 0: finite, but nothing is learned"
         facts = {} if self._change is None else self._change.facts()
         last = None if self._watch is None else self._watch.last
         if last is not None and not good and last.culprit.file:

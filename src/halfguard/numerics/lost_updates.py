@@ -26,7 +26,7 @@ class UpdateMargins:
     """The margins of one tensor's updates, on the host."""
 
     lost: int
-    """Updates that are not zero and leave the stored weight as it is."""
+    """Updates that are not zero and leave the stored weight unchanged."""
     counts: tuple[int, ...]
     """Updates that are not zero, by the binade of their margin."""
 

@@ -109,7 +109,7 @@ def _added_in_half(groups: list[ShardedDtypes]) -> Iterator[Difference]:
         yield Difference(
             message=f"Gradients of ranks and of micro-batches are added in {dtype}: {_names(found)}.",
             subject=found[0].module or None,
-            why="What is small beside the sum is lost, more with every rank and micro-batch.",
+            why="What is small compared with the sum is lost, more with every rank and micro-batch.",
             cure=f"{_POLICY.format(found[0].computed)}; Accelerate and Trainer: {_REDUCE}",
         )
 

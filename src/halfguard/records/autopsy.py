@@ -121,7 +121,7 @@ class Cure(Record):
     sentence: str
     trial: str = Field(description="name of the trial that was good")
     patch: str = Field(default="", description="lines for a config, a plan or the source")
-    code: str = Field(default="", description="of the failure that it mends, in the catalogue")
+    code: str = Field(default="", description="of the failure that it fixes, in the catalogue")
     scale: float | None = Field(
         default=None,
         description="loss scale to start with, if the initial one is too high for this step",

@@ -53,5 +53,5 @@ def _describe(finding: Finding) -> str:
     if finding.why:
         lines.append(f"  why: {finding.why}")
     if finding.cure:
-        lines.append("  cure: " + finding.cure.replace("\n", "\n        "))
+        lines.append("  fix: " + finding.cure.replace("\n", "\n       "))
     return "\n".join(lines)

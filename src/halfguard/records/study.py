@@ -124,7 +124,7 @@ class Comparison(FloatRecordPart):
     losses: tuple[float, ...] = Field(default=(), description="of the pairs, in the same order")
     baseline_mean: float = NAN
     candidate_mean: float = NAN
-    loss: float = Field(default=NAN, description="mean loss of quality")
+    loss: float = Field(default=NAN, description="mean degradation")
     low: float = Field(default=-float("inf"), description="95% interval of the loss")
     high: float = float("inf")
     joint_low: float = Field(

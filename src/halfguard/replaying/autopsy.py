@@ -96,7 +96,7 @@ def _autopsy(step: ReplayedStep, watch: Callable[[str], None]) -> Autopsy:
     reproduced = _reproduced(step, result)
     if reproduced == "no":
         return _report(step, reproduced, suspects=_SUSPECTS)
-    watch("the first bad number")
+    watch("the first NaN or Inf")
     culprit = find_first_bad_number(
         step
     )  # also if the step is finite: an overflow may be swallowed

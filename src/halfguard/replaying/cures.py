@@ -110,7 +110,7 @@ def _weights(trials: Trials, culprit: Culprit) -> Candidate:
     return Candidate(
         what="weights",
         sentence=f"The {culprit.kind} {culprit.name} was not finite before the step began: an earlier step "
-        "caused it. Return to an earlier snapshot. With its bad numbers set to 0 this step is finite.",
+        "caused it. Return to an earlier snapshot. With its non-finite values set to 0 this step is finite.",
         trial=trials.zeroed(culprit.name),
         reach=Reach.SOURCE,
         patch=f"with torch.no_grad():\n    model.state_dict()[{culprit.name!r}].nan_to_num_(0.0, 0.0, 0.0)",
@@ -164,7 +164,7 @@ def _operation(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
     )
     limit = "" if _exact(used) else " It limits its result to the range of the dtype."
     if not trial.grad_norm:
-        limit += " All gradients of this step are then 0: finite, but nothing is learnt from it."
+        limit += " All gradients of this step are then 0: finite, but nothing is learned from it."
     yield Candidate(
         what="operation",
         sentence=f"Use {shown}.{limit}",

@@ -1,7 +1,7 @@
 """Select samples of a batch, and search for those that cause the fault.
 
 A sample is a row that all tensors of a batch share. The search leaves samples out: it puts back as many as
-possible, halving the parts that cannot be put back at once. The samples that stay out cause the fault. Single
+possible, halving the parts that cannot be restored at once. The samples that stay out cause the fault. Single
 samples are tried only within a larger batch, since a batch of one may fail for other reasons.
 """
 

@@ -84,7 +84,7 @@ class Trials:
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             return ReplayTrial(name=name, good=False, note=message)
         if result.grad_norm == 0 and not note:
-            note = "all gradients are 0: finite, but nothing is learnt"
+            note = "all gradients are 0: finite, but nothing is learned"
         return ReplayTrial(
             name=name,
             good=result.is_good(self.step.limits),
@@ -237,7 +237,9 @@ class Trials:
 
     def zeroed(self, name: str) -> ReplayTrial:
         """Try the step with the non-finite numbers of one parameter or buffer set to 0."""
-        return self.record_trial(f"{name} with its bad numbers set to 0", Variation(zeroed=(name,)))
+        return self.record_trial(
+            f"{name} with its non-finite values set to 0", Variation(zeroed=(name,))
+        )
 
     def bad_samples(self) -> BadSamples | None:
         """Find the samples without which the step is good; None if single samples are not the cause."""

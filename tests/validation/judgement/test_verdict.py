@@ -218,7 +218,7 @@ def test_metrics_that_never_change_are_one_run(beside: dict[str, float]) -> None
     (found,) = verdict.comparisons
     assert (found.word, found.pairs, found.further_seeds) == (VerdictLabel.INCONCLUSIVE, 1, None)
     assert "with seed 1, 2, 3, 4 equal those of an earlier seed to the last digit" in found.reason
-    assert any("write a finer number beside the metric" in note for note in verdict.notes)
+    assert any("write a finer number next to the metric" in note for note in verdict.notes)
 
 
 def test_a_saturated_metric_decides_nothing_without_a_finer_one() -> None:

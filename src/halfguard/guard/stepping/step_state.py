@@ -162,7 +162,7 @@ class StepState:
             self.saved = saved
 
     def conclude(self, batches: StepBatches) -> list[str]:
-        """Compare after the backward pass, if the step is looked at; return names that cannot be put back."""
+        """Compare after the backward pass, if the step is looked at; return names that cannot be restored."""
         self._steps += 1
         look = self._look
         names = []

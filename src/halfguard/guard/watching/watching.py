@@ -136,7 +136,7 @@ def _overflow_ahead(ahead: OverflowAhead) -> WatchWarning:
 
 def _frozen(layer: LayerUpdates) -> WatchWarning:
     text = (
-        f"The 16-bit weights of {module_label(layer.module)} stop to learn at about step {layer.frozen_at}: "
+        f"The 16-bit weights of {module_label(layer.module)} stop learning at about step {layer.frozen_at}: "
         f"from there on 90% of their updates round to nothing at the scheduled learning rate (now "
         f"{layer.lost:.0%}). Keep FP32 masters (halfguard.MasterWeights), or train in mixed precision."
     )

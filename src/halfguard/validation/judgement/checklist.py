@@ -45,7 +45,7 @@ def checklist(
         ),
         CheckItem(
             code="way-back",
-            item="The way back to FP32 is known and is one change",
+            item="Going back to FP32 is one change, and it is known",
             answer="yes",
             evidence="shown below",
         ),
@@ -58,7 +58,7 @@ def checklist(
         ),
         CheckItem(
             code="watched",
-            item="Somebody monitors the first production runs",
+            item="Someone monitors the first production runs",
             answer="person",
             evidence="a guard with run_dir writes a journal; halfguard report RUN_DIR shows it",
         ),
@@ -123,7 +123,7 @@ def _quality(comparisons: Sequence[Comparison]) -> CheckItem:
     ]
     return CheckItem(
         code="quality",
-        item="The loss of quality, with its confidence interval, is below the threshold",
+        item="The degradation, with its confidence interval, is below the threshold",
         answer=answer,
         evidence="; ".join(evidence),
     )

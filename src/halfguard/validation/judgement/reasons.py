@@ -97,9 +97,9 @@ def interval_reason(found: Comparison, criteria: Criteria, uncorrected: str) -> 
             "is far from zero."
         )
     gained = round(found.loss, 4) < 0  # in the digits that are shown
-    change = f"a gain of {-found.loss:.2%}" if gained else f"a loss of {found.loss:z.2%}"
+    change = f"{-found.loss:.2%} better" if gained else f"{found.loss:z.2%} worse"
     estimate = (
-        f"{change} over {found.pairs} seeds (95% confidence interval of the loss: {found.low:z.2%} to "
+        f"{change} over {found.pairs} seeds (95% confidence interval: {found.low:z.2%} to "
         f"{found.high:z.2%})"
     )
     claims = {
@@ -201,6 +201,6 @@ def _repeated(baseline: Sequence[RunResult], metric: str) -> Iterator[str]:
         yield (
             f"The baseline's metrics with seed {seeds} equal those of an earlier seed to the last digit and "
             "do not count again: the script ignores its seed, or the metric is too coarse or saturated. If "
-            "the seed is used, write a finer number beside the metric, for example the loss: it tells runs "
-            "apart."
+            "the seed is used, write a finer number next to the metric, for example the loss: it "
+            "distinguishes runs."
         )

@@ -163,7 +163,7 @@ def _check_fused(setup: TrainingSetup) -> Iterator[Finding]:
         message=f"{type(found[0].optimizer).__name__} stores squared gradients in float16, and "
         f"{share:.0%} of them are 0 there: {join_names(one.name for one in found)}.",
         subject=found[0].name,
-        why=f"Updates are divided by their root: they become up to {factor:.0f} times as long as asked for.",
+        why=f"Updates are divided by their root: they become up to {factor:.0f} times as long as configured.",
         cure=setup.half_weights_cure,
     )
 

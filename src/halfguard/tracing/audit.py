@@ -51,6 +51,7 @@ LIMIT = (
     0.02  # relative error of the loss, or of all gradients together, from which a flag is a finding
 )
 MAX_BYTES = 2**31  # of shadows
+_PART = 2**18  # elements of a gradient that are judged at a time, to save memory
 
 
 def audit(
@@ -147,27 +148,37 @@ def _use(parts: set[str], *, unknown: bool) -> Use:
     return "loss" if "loss" in parts else "gradients"
 
 
+def _squares(grad: Tensor, right: Tensor, *, only_finite: bool) -> tuple[float, float]:
+    """Return the sums of squares of a gradient in FP32, and of its error in half.
+
+    Where FP32 fails as well, half is not to blame; with ``only_finite``, nor is it for an infinite gradient,
+    which is a matter of the loss scale.
+    """
+    size = error = 0.0
+    parts = zip(grad.reshape(-1).split(_PART), right.reshape(-1).split(_PART), strict=True)  # type: ignore[no-untyped-call]
+    for part, right_part in parts:
+        wide = right_part.double()
+        counted = wide.isfinite() & part.isfinite() if only_finite else wide.isfinite()
+        size += wide.nan_to_num(0.0, 0.0, 0.0).square_().sum().item()
+        error += torch.where(counted, part - wide, 0.0).square_().sum().item()
+    return size, error
+
+
 def _gradients(watch: ShadowWatch, model: nn.Module) -> tuple[float, frozenset[int]]:
     """Return the relative error of all gradients together, and the flags behind most of it."""
-    squares, apart = list[Tensor](), list[tuple[Tensor, frozenset[int]]]()
+    total, errors = 0.0, list[tuple[float, frozenset[int]]]()
     for parameter in model.parameters():
         grad = parameter.grad
         if grad is None or grad.is_sparse:
             continue
         to_local = getattr(grad, "to_local", None)  # the shard of a DTensor
         local: Tensor = grad if to_local is None else to_local()
-        right = watch.shadows.read(local).double()
-        squares.append(right.nan_to_num(0.0, 0.0, 0.0).square().sum())
+        sources = watch.shadows.sources(local) if watch.shadows.has(local) else frozenset[int]()
+        only_backward = all(watch.flags[index].first.phase == "backward" for index in sources)
+        size, error = _squares(local, watch.shadows.read(local), only_finite=only_backward)
+        total += size
         if watch.shadows.has(local):
-            sources = watch.shadows.sources(local)
-            counted = right.isfinite()  # where FP32 fails as well, half is not to blame
-            if all(watch.flags[index].first.phase == "backward" for index in sources):
-                counted &= local.isfinite()  # an infinite gradient is a matter of the loss scale
-            difference = torch.where(counted, local.double() - right, 0.0)
-            apart.append((difference.square().sum(), sources))
-    total = sum(square.item() for square in squares)
-    read = [(square.item(), sources) for square, sources in apart]
-    errors = [(error if isfinite(error) else inf, sources) for error, sources in read]
+            errors.append((error if isfinite(error) else inf, sources))
     wrong = sum(error for error, _ in errors)
     most = [sources for error, sources in errors if error >= 0.01 * wrong or error == inf]
     return _relative(wrong**0.5, total**0.5), frozenset[int]().union(*most)

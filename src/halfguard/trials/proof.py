@@ -26,6 +26,7 @@ from halfguard.dist.collectives import (
     broadcast_object,
     run_on_all,
 )
+from halfguard.numerics.tensor_rows import statistics_dtype
 from halfguard.records.audit import AuditReport
 from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
@@ -35,6 +36,7 @@ from halfguard.trials.runner import Runner, TrialGradients
 
 TOLERANCE = 0.1  # relative; half alone gives a few percent where gradients are tiny
 _MARGIN = 2.0  # half rounds inputs and results as well, not only weights
+_PART = 2**18  # elements of a gradient that are compared at a time, to save memory
 _FACTOR = 16.0  # by which the loss scale falls if gradients overflow
 
 T = TypeVar("T")
@@ -75,7 +77,9 @@ class BadStep:
         """Return whether FP32 is finite on all ranks, and keep its gradients. Every rank must call this."""
         run = self._runner.in_fp32()
         with counted_costs(self._runner.model) as costs:
-            self._reference, errors = self._run_on_all(lambda: self._runner.gradients(run))
+            self._reference, errors = self._run_on_all(
+                lambda: self._runner.gradients(run).on_host()
+            )
         self.costs = StepCosts(broadcast_object(0, costs.places, self._device))
         self.error = errors[0] if errors else ""
         found = self._reference is not None and self._reference.finite
@@ -99,6 +103,7 @@ class BadStep:
         assert self._reference is not None  # noqa: S101 - is_finite_in_fp32 was called
         self._scale = scale
         error = self._error(tried, self._reference)
+        del tried  # the audit needs room
         if not error <= TOLERANCE and not error <= _MARGIN * self._own_sensitivity(self._reference):
             return Proof(False, error)
         found = self._on_all(self._findings)
@@ -147,14 +152,19 @@ def squared_difference(
     values: Sequence[Tensor | None], reference: Sequence[Tensor | None]
 ) -> list[float]:
     """Return the sums of squares of the difference, and of the reference; a missing gradient is 0."""
-    apart, size = [], []
+    apart = size = 0.0
     for value, right in zip(values, reference, strict=True):
-        if right is not None:
-            wide = right.double()
-            size.append(float(wide.square().sum()))
-            difference = wide if value is None else value.double() - wide
-            apart.append(float(difference.square().sum()))
-    return [sum(apart), sum(size)]
+        if right is None:
+            continue
+        device = right.device if value is None else value.device
+        flat, other = right.reshape(-1), None if value is None else value.reshape(-1)
+        for at in range(0, right.numel(), _PART):
+            wide = flat[at : at + _PART].to(device, statistics_dtype(device), copy=True)
+            size += float(wide.square().sum())
+            if other is not None:
+                wide.sub_(other[at : at + _PART])
+            apart += float(wide.square_().sum())
+    return [apart, size]
 
 
 def relative(apart: float, size: float) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.dist.wrapping import local_tensor
+from halfguard.numerics.finite import all_finite
 from halfguard.precision.modes import HALF_DTYPES
 
 
@@ -20,6 +21,11 @@ class TrialGradients:
 
     finite: bool
     values: tuple[Tensor | None, ...]
+
+    def on_host(self) -> TrialGradients:
+        """Return the same gradients in host memory, where they take none of the device."""
+        values = (None if value is None else value.cpu() for value in self.values)
+        return TrialGradients(self.finite, tuple(values))
 
 
 def do_nothing() -> None:
@@ -49,26 +55,26 @@ class Runner(ABC):
 
     def gradients(self, run: Callable[..., Tensor], scale: float = 1.0) -> TrialGradients:
         """Run a step; return its gradients, divided by ``scale``. This reads the device."""
-        found: list[Tensor | None] = []
+        collected: list[Tensor | None] = []
 
         def collect() -> None:
-            found.extend(
-                None if p.grad is None else local_tensor(p.grad).detach().float() / scale
-                for p in self.model.parameters()
-            )
+            for p in self.model.parameters():
+                grad, p.grad = p.grad, None  # one by one, so that there are no two of all
+                collected.append(
+                    None if grad is None else local_tensor(grad).detach().float() / scale
+                )
 
         with self.unchanged():
             loss = run(collect)
-        checked = [loss.detach().isfinite().all()]
-        checked += [grad.isfinite().all().to(loss.device) for grad in found if grad is not None]
-        return TrialGradients(bool(torch.stack(checked).all()), tuple(found))
+        finite = all_finite([loss.detach(), *(grad for grad in collected if grad is not None)])
+        return TrialGradients(finite, tuple(collected))
 
     @contextmanager
     def rounded_weights(self) -> Iterator[None]:
         """Run the block with the model's weights rounded to half; then they are exactly as before."""
         # Through data: the version counters that others watch do not change.
         weights = [local_tensor(p).data for p in self.model.parameters() if p.is_floating_point()]
-        copies = [weight.clone() for weight in weights]
+        copies = [weight.to("cpu", copy=True) for weight in weights]
         try:
             for weight in weights:
                 weight.copy_(weight.to(self.half))

@@ -15,8 +15,9 @@ def test_parts_of_large_gradients_add_up() -> None:
     tried = [grad + 1e-3 * torch.randn(grad.shape, generator=generator) for grad in right]
     kept = [grad.clone() for grad in (*right, *tried)]
     apart, size = squared_difference([*tried, None, torch.ones(2)], [*right, torch.ones(4), None])
-    pairs = list(zip(tried, right, strict=True))
-    assert math.isclose(apart, sum(float((t - r).double().square().sum()) for t, r in pairs) + 4, rel_tol=1e-6)  # fmt: skip
+    errors = [(t - r).double() for t, r in zip(tried, right, strict=True)]
+    expected = sum(float(error.square().sum()) for error in errors) + 4
+    assert math.isclose(apart, expected, rel_tol=1e-6)
     assert math.isclose(size, sum(float(r.double().square().sum()) for r in right) + 4)
     assert all(map(torch.equal, (*right, *tried), kept))  # nothing is written
 

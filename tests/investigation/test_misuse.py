@@ -135,3 +135,43 @@ def test_a_right_use_of_the_scaler_is_not_told(tmp_path: Path, old: str, new: st
     assert answer.outcome == "nothing bad"
     assert answer.advice == ""
     assert answer.cure is None
+
+
+CAUGHT = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(8, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(24):
+    x = torch.randn(16, 8)
+    opt.zero_grad()
+    try:
+        with torch.autocast("cpu", dtype=torch.float16):
+            y = net(x).masked_fill(x[:, :4] > 2, VALUE)
+        loss = nn.functional.cross_entropy(y.float(), x[:, :4].argmax(-1))
+        loss.backward()
+        opt.step()
+    except RuntimeError:
+        pass
+    for text in ("1", "one"):
+        try:
+            int(text)
+        except ValueError:
+            continue
+"""
+
+
+@pytest.mark.parametrize(("value", "is_caught"), [("-1e9", True), ("-1e4", False)])
+def test_an_error_that_the_script_catches_in_every_step_is_told(
+    tmp_path: Path, value: str, is_caught: bool
+) -> None:
+    (tmp_path / "caught.py").write_text(CAUGHT.replace("VALUE", value), "utf-8")
+    answer = ScriptAnswer.from_json(why("--json", "caught.py", cwd=tmp_path).stdout)
+    assert answer.outcome == ("trains wrongly" if is_caught else "nothing bad")
+    if is_caught:
+        assert (answer.code, answer.backward) == ("HG101", 0)
+        assert "24 times, and went on without training" in answer.cure.sentence
+        assert "caught.py:13: y = net(x)" in answer.cure.sentence
+        assert "+            y = net(x).masked_fill(x[:, :4] > 2, torch.finfo(" in answer.cure.patch

@@ -256,7 +256,9 @@ def cure_good_run(
     one: Investigation, first: PassResult, inspected: PassResult | None
 ) -> tuple[tuple[Misused, ...], Proven]:
     """Return what a script without a bad number misuses, and the first cure after which that is gone."""
-    seen = () if inspected is None else inspected.misuse
+    told = {(one.kind, one.place) for one in first.misuse}
+    found = () if inspected is None else inspected.misuse
+    seen = tuple(one for one in found if (one.kind, one.place) not in told)
     ended = first.ended in ("finished", "exited", "steps")
     if first.error or not ended or not _can_patch(one) or first.seconds > SOON_SECONDS:
         known = (*first.misuse, *seen)
@@ -270,10 +272,10 @@ def cure_good_run(
         tuple(found for misused in some for found in _confirmed(one, first, misused, reference))
         for some in (first.misuse, seen)
     )
-    told = (*early, *seen)
+    confirmed = (*early, *seen)
     cures: dict[str, tuple[Cure, Misused]] = {}
     with contextlib.chdir(one.base):
-        for misused in told:
+        for misused in confirmed:
             for cure in (*cures_of(misused, first), *_fp32_lines(one, misused)):
                 cures.setdefault(cure.patch, (cure, misused))
 
@@ -290,8 +292,8 @@ def cure_good_run(
         return left or _worse(one, reference, cure)
 
     proven = prove([cure for cure, _ in cures.values()], run, judge)
-    trials = (reference.trial(None), *proven.trials) if told else proven.trials
-    return told, Proven(proven.cure, trials)
+    trials = (reference.trial(None), *proven.trials) if confirmed else proven.trials
+    return confirmed, Proven(proven.cure, trials)
 
 
 def with_audit(result: PassResult, audit: PassResult, inspected: int) -> PassResult:

@@ -25,7 +25,7 @@ from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.function_modes import Place, user_place
 from halfguard.step.parameters import parameters_of
 
-_OFTEN = 3  # times that it must happen
+OFTEN = 3  # times that it must happen
 
 
 class Detector:
@@ -105,7 +105,7 @@ class NewScalers(Detector):
         self._had[stepped] = True
 
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
-        if len(self._skips) >= _OFTEN:
+        if len(self._skips) >= OFTEN:
             place = self._skips[0]
             text = (
                 f"A new scaler was made {len(self._skips)} times while the optimizer stayed the same, and "
@@ -135,7 +135,7 @@ class ScaledPenalty(Detector):
             self._is_scaled = False
 
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
-        if self._place is not None and self._count >= _OFTEN:
+        if self._place is not None and self._count >= OFTEN:
             text = (
                 "Gradients of a scaled loss become a part of another loss, and are still multiplied by the "
                 f"loss scale there: {describe_place(self._place)}. Divide them by scaler.get_scale()."
@@ -190,7 +190,7 @@ class HiddenError(Detector):
             for text, place, backward, _ in self._seen
             if backward < self.bus.backward and Crash(text, place, made).advice
         ]
-        if len(went_on) >= _OFTEN and not error:
+        if len(went_on) >= OFTEN and not error:
             hidden, place = went_on[0]
             text = (
                 f"The scaler raised {hidden!r} {len(went_on)} times, and the script went on, without the "
@@ -290,7 +290,7 @@ class WrongGradients(Detector):
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
         for kind, seen in self._wrong.items():
             first, is_once = seen[0], kind in self._ONCE
-            if is_once or len(seen) >= _OFTEN:
+            if is_once or len(seen) >= OFTEN:
                 place, by = first["place"], first["by"]
                 shown = {"place": describe_place(place), "by": describe_place(by)}
                 yield Misused(
@@ -504,7 +504,7 @@ class LostUpdates(Detector):
             self._place = self._place or user_place()
 
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
-        if len(self._shares) < _OFTEN or median(self._shares) < self._MANY_LOST:
+        if len(self._shares) < OFTEN or median(self._shares) < self._MANY_LOST:
             return
         certain = min(self._shares) >= self._MOST_LOST
         percent = math.floor(100 * (min if certain else median)(self._shares))
@@ -564,5 +564,5 @@ class SmallGradients(Detector):
         """Yield what was seen; only FP32 can tell if it is wrong."""
         # Later they may be small because the model has learnt.
         early = self._small[1 : len(self._small) // 2 + 1]
-        if len(self._seen) >= _OFTEN and all(early):
+        if len(self._seen) >= OFTEN and all(early):
             yield self._seen[len(self._seen) // 2]

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from halfguard.investigation.advice import advise_on_swallowed
 from halfguard.investigation.bus import BackwardCall, HookBus
+from halfguard.investigation.caught_errors import CaughtErrors
 from halfguard.investigation.detectors import LostUpdates, RoundedPositions, SmallGradients
 from halfguard.investigation.lost_digits import LostDigits
 from halfguard.investigation.passes import (
@@ -54,7 +55,7 @@ def choose_passes(first: PassResult) -> tuple[int, ...]:
 
 def choose_taped(inspected: Sequence[int]) -> int | None:
     """Return a backward pass in the middle of those that are looked at, which is none of them."""
-    between = (one for one in range(inspected[len(inspected) // 2], inspected[-1]))
+    between = range(inspected[len(inspected) // 2], inspected[-1]) if inspected else ()
     return next((one for one in between if one not in inspected), None)
 
 
@@ -122,7 +123,13 @@ class Inspecting:
             LostDigits(bus, self._modules, outermost),
             choose_taped(plan.inspect),
         )
-        self._detectors = (RoundedPositions(bus), self._updates, self._gradients, self._digits)
+        self._detectors = (
+            RoundedPositions(bus),
+            self._updates,
+            self._gradients,
+            self._digits,
+            CaughtErrors(bus, plan),
+        )
         self._swallowed: list[Misused] = []
         self._until = time.monotonic() + 2 * _SECONDS
         self._handle: Any = register_module_forward_pre_hook(self._first_call)
@@ -192,7 +199,10 @@ class Inspecting:
             self._begin()
         elif self._bus.backward == self._taped:
             self._digits.look_for()
-        elif self._bus.backward > max(self._plan.inspect) or time.monotonic() > self._until:
+        elif (
+            self._bus.backward > max(self._plan.inspect, default=0)
+            or time.monotonic() > self._until
+        ):
             self.on_finished("", "steps")
 
     def on_finished(self, error: str, ended: Ended) -> NoReturn:

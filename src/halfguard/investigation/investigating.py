@@ -79,7 +79,8 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     shared = () if one.copy is None else tuple(map(str, one.copy.changed()))
     if first.event is None:
         inspected = None
-        if first.backward and first.ended != "interrupted":
+        trains = first.backward or (first.made.optimizer is not None and not first.error)
+        if trains and first.ended != "interrupted":
             one.inspect = choose_passes(first)
             inspected = one.run("inspect", "auditing a few steps")
         misused, proven = cure_good_run(one, first, inspected)

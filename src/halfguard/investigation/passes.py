@@ -86,7 +86,7 @@ MisuseKind = Literal[
     "raw step",  # without the scaler, on scaled gradients
     "second step",  # besides that of the scaler
     "scaler off",  # there is no such device
-    "hidden error",  # of the scaler
+    "hidden error",  # of torch, that the script has caught
     "not zeroed",  # gradients add up over steps
     "no scaler",  # FP16 gradients that are too small
     "rounded integers",

@@ -1,0 +1,78 @@
+"""Errors of torch that a script catches, so that its steps end before anything is trained.
+
+Exceptions that are caught leave no trace but one: Python's own trace function sees them in every frame that
+they pass. Only frames of the user's files are traced, and none of their lines.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from halfguard.investigation.advice import describe_place
+from halfguard.investigation.bus import HookBus
+from halfguard.investigation.detectors import OFTEN, Detector
+from halfguard.investigation.made_places import is_own_file
+from halfguard.investigation.misuse import Crash
+from halfguard.investigation.passes import Made, Misused, PassPlan, Place
+
+_MARK = "_halfguard_seen"  # of an error that was counted where it arose
+
+
+class CaughtErrors(Detector):
+    """Counts errors by the user's innermost line; those that end the script are none of them."""
+
+    def __init__(self, bus: HookBus, plan: PassPlan) -> None:
+        super().__init__(bus)
+        self._folders = plan.isolated or plan.originals
+        self._own: dict[str, bool] = {}
+        self._seen: dict[Place, list[str]] = {}
+        sys.settrace(self._called)
+
+    def _called(self, frame: FrameType, _event: str, _arg: Any) -> Any:
+        file = frame.f_code.co_filename
+        if file not in self._own:
+            self._own[file] = is_own_file(file, self._folders)
+        if not self._own[file]:
+            return None
+        frame.f_trace_lines = False
+        return self._inside
+
+    def _inside(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "exception" and torch.is_grad_enabled():
+            _, error, trace = arg
+            if (
+                isinstance(error, Exception)
+                and not hasattr(error, _MARK)
+                and _is_torch(error, trace)
+            ):
+                setattr(error, _MARK, True)
+                text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                place = frame.f_code.co_filename, frame.f_lineno
+                self._seen.setdefault(place, []).append(text)
+        return self._inside
+
+    def found(self, made: Made, error: str) -> Iterator[Misused]:
+        place, texts = max(self._seen.items(), key=lambda one: len(one[1]), default=(None, []))
+        if error or len(texts) < max(OFTEN, self.bus.backward / 2):
+            return
+        crash = Crash(texts[0], place, made)
+        text = (
+            f"The script caught {texts[0]!r} {len(texts)} times, and went on without training in these steps "
+            f"({self.bus.backward} backward passes ran): {describe_place(place)}. {crash.advice}"
+        )
+        caught = Misused(kind="hidden error", sentence=text.rstrip(), place=place, error=texts[0])
+        yield caught.model_copy(update={"code": crash.code})
+
+
+def _is_torch(error: Exception, trace: TracebackType | None) -> bool:
+    """Return whether torch raised an error: its kernels do so without a frame of their own."""
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("torch."):
+            return True
+        trace = trace.tb_next
+    return type(error) in (RuntimeError, NotImplementedError)

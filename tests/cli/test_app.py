@@ -3,8 +3,11 @@
 import subprocess
 import sys
 
+from typer.testing import CliRunner
+
 import halfguard
-from halfguard.cli.app import GROUPS
+from halfguard.cli.app import COMMANDS, GROUPS, app
+from tests.support.cases import each
 
 
 def test_the_program_runs_as_a_module() -> None:
@@ -27,3 +30,11 @@ def test_the_help_groups_commands_by_a_users_day() -> None:
     titles = [shown.index(title) for title in GROUPS]
     assert titles == sorted(titles)
     assert shown.index("Something went wrong") < shown.index(" why ") < shown.index(" replay ")
+
+
+@each("command", [*COMMANDS, ""])
+def test_the_help_fits_80_columns_and_flags_have_no_type(command: str) -> None:
+    called = [command, "--help"] if command else ["--help"]
+    shown = CliRunner().invoke(app, called, env={"COLUMNS": "80"}).output
+    assert "<bool>" not in shown
+    assert max(map(len, shown.splitlines())) <= 80

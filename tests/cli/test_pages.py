@@ -56,3 +56,16 @@ def test_a_short_word_is_never_broken(
     rows = [["a candidate with a long name", "INCONCLUSIVE", "why " * 20]]
     out = printed(Page("title", [Table(("candidate", "verdict", "reason"), rows)]), capsys)
     assert "INCONCLUSIVE" in out
+
+
+def test_names_stay_whole_where_a_table_does_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "bert.embeddings.word_embeddings.weight"
+    wide = Table(("step", "worst", "second"), [["7", f"{name}, {name}", f"{name}, {name}"]])
+    narrow = Table(("step", "worst"), [["7", f"{name}, {name}"]])
+    out = printed(Page("title", [wide, narrow]), capsys)
+    assert out.count(name) == 6
+    assert "- step 7; worst bert" in out
+    assert max(map(len, out.splitlines())) <= 80

@@ -43,14 +43,22 @@ class _LazyGroup(typer.core.TyperGroup):
         module = importlib.import_module(f"halfguard.cli.{cmd_name}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
-        panel = next(title for title, names in GROUPS.items() if cmd_name in names)
-        command.rich_help_panel = panel  # type: ignore[attr-defined]
+        for one in (command, *getattr(command, "commands", {}).values()):
+            one.rich_markup_mode = None  # its panels wrap twice, and show flags as <bool>
         return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, names in GROUPS.items():
+            commands = {name: self.get_command(ctx, name) for name in names}
+            rows = [(name, one.get_short_help_str(200)) for name, one in commands.items()]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 app = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

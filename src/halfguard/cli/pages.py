@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from halfguard.report.blocks import Block, Page, Table
 
+_STYLES = {"good": "green", "bad": "red", "": ""}
 _SHORT = 14  # characters of a word that is never wrapped, such as INCONCLUSIVE
 
 
@@ -63,7 +64,7 @@ def print_page(page: Page) -> None:
         if isinstance(block, Code):
             _print_code(console, clean(block.text))
         else:
-            console.print(_block(block))
+            console.print(_block(block, console.width))
 
 
 def _print_code(console: Console, text: str) -> None:
@@ -77,7 +78,7 @@ def _print_code(console: Console, text: str) -> None:
         console.print(Text(margin + line), soft_wrap=True)
 
 
-def _block(block: Block) -> RenderableType:
+def _block(block: Block, width: int) -> RenderableType:
     from rich.text import Text  # noqa: PLC0415
 
     from halfguard.report import blocks as b  # noqa: PLC0415
@@ -86,14 +87,37 @@ def _block(block: Block) -> RenderableType:
         case b.Heading(text):
             return Text(b.clean(text), style="bold cyan")
         case b.Text(parts, tone):
-            style = {"good": "green", "bad": "red", "": ""}[tone]
-            return Text(b.clean("".join(parts)), style=style)
+            return Text(b.clean("".join(parts)), style=_STYLES[tone])
         case b.Listing(items):
             return Text("\n".join(f"- {b.clean(item)}" for item in items))
         case b.Table():
-            return _table(block)
+            return _table(block) if _least_width(block) <= width else _paragraphs(block)
         case _:
             return Text(b.clean(block.plain()))
+
+
+def _least_width(table: Table) -> int:
+    """Return the width at which every word of a table is whole."""
+    columns = zip(table.heads, *table.rows, strict=True)
+    words = [max(len(word) for cell in cells for word in (*cell.split(), "")) for cells in columns]
+    return sum(words) + 3 * len(words) - 1
+
+
+def _paragraphs(table: Table) -> RenderableType:
+    """Return a row as a paragraph, where a table would break names into pieces."""
+    from rich.text import Text  # noqa: PLC0415
+
+    from halfguard.report.blocks import clean  # noqa: PLC0415
+
+    tones = table.tones or [""] * len(table.rows)
+    shown = Text()
+    for row, tone in zip(table.rows, tones, strict=True):
+        cells = [
+            f"{head} {cell}" for head, cell in zip(table.heads, row, strict=True) if cell.strip()
+        ]
+        shown.append(clean("- " + "; ".join(cells)) + "\n", style=_STYLES[tone])
+    shown.rstrip()
+    return shown
 
 
 def _table(table: Table) -> RenderableType:
@@ -108,8 +132,7 @@ def _table(table: Table) -> RenderableType:
         cells = (head, *(row[index] for row in table.rows))
         short = all(" " not in cell and len(cell) <= _SHORT for cell in cells)
         shown.add_column(clean(head), overflow="fold", no_wrap=short)
-    styles = {"good": "green", "bad": "red", "": ""}
     tones = table.tones or [""] * len(table.rows)
     for row, tone in zip(table.rows, tones, strict=True):
-        shown.add_row(*(Text(clean(cell)) for cell in row), style=styles[tone])
+        shown.add_row(*(Text(clean(cell)) for cell in row), style=_STYLES[tone])
     return shown

@@ -45,7 +45,7 @@ def why(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a training script until a number is bad; say where it arose and what prevents it.
+    """Run a training script until a value is NaN or Inf; name the line, and a fix that was tested.
 
     The script runs in a copy of the working folder, two or three times. Its own output is not shown.
 

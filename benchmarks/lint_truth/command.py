@@ -41,7 +41,10 @@ from benchmarks.tables.sections import ROOT, update_sections
 
 DATA = Path(__file__).parent
 LISTS = (DATA / "repositories.txt", *(DATA / f"repositories-{n}.txt" for n in (2, 3, 4, 5)))
-SUFFIXES = (".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".sh", ".json", "setup.cfg", "Pipfile")
+SUFFIXES = (
+    ".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".rst", ".sh", ".slurm", ".sbatch", ".json",
+    "setup.cfg", "Pipfile",
+)  # fmt: skip
 HALVES = ("working", "held-out")
 WHOLE = {f"held-out-{n}": LISTS[n - 1] for n in (2, 3, 4, 5)}  # these lists are held out as a whole
 SETS = (*HALVES, *WHOLE)
@@ -51,7 +54,8 @@ JUDGED = {
     "held-out-2": "heldout2",
     "held-out-3": "heldout3",
     "held-out-4": "heldout4",
-}  # heldout5 joins when HG309 has been corrected on it: by the law it could not speak now
+    "held-out-5": "heldout5",
+}
 TABLE = (ROOT / "benchmarks" / "lint_truth" / "README.md", "rules")
 ENOUGH, NEEDED = (
     5,
@@ -126,7 +130,7 @@ def _is_wanted(path: str) -> bool:
     """Return whether lint reads a file: source, configuration, or requirements."""
     name = Path(path).name.lower()
     is_list = path.endswith(".txt") and "requirement" in path
-    return path.endswith(SUFFIXES) or is_list or name.startswith("dockerfile")
+    return path.endswith(SUFFIXES) or is_list or re.match("readme|.*dockerfile", name) is not None
 
 
 def findings_of(

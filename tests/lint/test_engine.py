@@ -174,3 +174,12 @@ def test_files_are_checked_in_order(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_reported_and_survived(data: bytes) -> None:
     assert set(codes(data)) <= {"HG001", "HG101"}
     assert codes(data), "it was looked at"
+
+
+def test_a_cell_of_a_notebook_is_not_reported() -> None:
+    for cell in (
+        "%%file train.py\nimport torch\n",
+        "!pip install apex\nimport torch\namp.initialize()\n",
+    ):
+        text = f"{cell}scaler = torch.cuda.amp.GradScaler()\n"
+        assert codes(text) == []

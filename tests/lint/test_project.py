@@ -11,6 +11,7 @@ from halfguard.lint.engine import lint_bytes
 from halfguard.lint.project import Project, find_root, project_files, read_facts, read_project
 from halfguard.lint.registry import all_rules
 from halfguard.lint.requirements import Version, read_torch
+from halfguard.lint.run import Linter, run_files
 from halfguard.lint.settings import Settings
 from tests.support.cases import each
 
@@ -81,7 +82,7 @@ def test_facts(text: bytes, facts: set[str]) -> None:
         ("torch==1.13.1", [(1, 13)], []),
         ("  - pytorch=1.10.2=py3.8_cuda11.3", [(1, 10)], []),
         ('torch = "^1.13"', [(1, 13)], []),
-        ("torch>=1.8,<2", [(2, 0)], [(1, 8)]),
+        ("torch>=1.8,<2", [(2, -1)], [(1, 8)]),
         ('"torch >= 2.4", "numpy', [], [(2, 4)]),
         ("torch>=2.10", [], [(2, 10)]),
         ("python3 (>=3.6) and pytorch (>=1.8.0)", [], [(1, 8)]),
@@ -91,7 +92,25 @@ def test_facts(text: bytes, facts: set[str]) -> None:
         ("FROM nvcr.io/nvidia/pytorch:21.11-py3", [(2, 2)], []),
         ("FROM nvcr.io/nvidia/pytorch:25.01-py3", [], []),
         ("segmentation-models-pytorch==0.3.2, rotary_embedding_torch==0.1.0", [], []),
-        ("pytorch-lightning==1.6, torchvision==0.13, py38_torch_1.10.0, PyTorch 1.7", [], []),
+        ("FROM nvcr.io/nvidia/pytorch:24.04-py3", [(2, 3)], []),
+        ("#SBATCH --image=site/pytorch:ngc-23.07-v0", [(2, 2)], []),
+        ("pytorch-lightning==1.6, py38_torch_1.10.0", [], []),
+        ("torchvision==0.15.2", [(2, 0)], []),
+        (
+            "torchvision == 0.13, torchaudio==0.12.1, torchaudio==2.1",
+            [(1, 12), (1, 12), (2, 1)],
+            [],
+        ),
+        ("  - pytorch == 2.3.1", [(2, 3)], []),
+        ("torch<2.4", [(2, 3)], []),
+        ("* PyTorch install 1.7.1", [(1, 7)], []),
+        ("1. 1.1.0 =< PyTorch < 1.5.0", [(1, 4)], []),
+        ("- [PyTorch](https://pytorch.org) 1.10", [(1, 10)], []),
+        ("- **PyTorch**: 1.8.1\n- PyTorch:1.8.1", [(1, 8), (1, 8)], []),
+        ("- PyTorch 1.2.0+\n* PyTorch 1.4 or later", [], [(1, 2), (1, 4)]),
+        ("We use PyTorch 1.7", [], [(1, 7)]),
+        ("It was tested with:\n- PyTorch 1.7", [], [(1, 7)]),
+        ("- PyTorch 2.6", [], []),
     ],
 )
 def test_versions_of_torch(text: str, pinned: list[Version], least: list[Version]) -> None:
@@ -164,6 +183,7 @@ SWITCHED = HEAD + (
         ("README.md", "Use `--amp` on small cards.", ["HG201"]),
         ("conf.yaml", "amp: true", ["HG201"]),
         ("other.py", "main(amp=True)", ["HG201"]),
+        ("short.py", "parser.add_argument('-a', '--amp', action='store_true')", ["HG201"]),
     ],
 )
 def test_a_switch_that_nothing_turns_on_is_silent(
@@ -173,6 +193,64 @@ def test_a_switch_that_nothing_turns_on_is_silent(
     (tmp_path / "train.py").write_text(SWITCHED)
     (tmp_path / name).write_text(text)
     assert codes(SWITCHED, read(tmp_path), str(tmp_path / "train.py")) == found
+
+
+@pytest.mark.parametrize(
+    ("enabled", "settings", "other", "found"),
+    [
+        ("hps.train.fp16_run", '"fp16_run": false', "", []),
+        ("settings.get('fp16_run')", '"fp16_run": false', "use(fp16_run=True)", []),
+        ("settings['fp16_run'] and on_gpu", '"fp16_run": false', "", []),
+        ("settings['fp16_run'] or on_gpu", '"fp16_run": false', "", ["HG201"]),
+        ("not hps.fp16_run", '"fp16_run": false', "", ["HG201"]),
+        ("hps.fp16_run", '"fp16_run": false, "b": {"fp16_run": true}', "", ["HG201"]),
+    ],
+)
+def test_a_setting_that_is_off_everywhere_is_silent(
+    tmp_path: Path, enabled: str, settings: str, other: str, found: list[str]
+) -> None:
+    (tmp_path / "base.json").write_text(f"{{{settings}}}")
+    (tmp_path / "other.py").write_text(other)
+    made = SWITCHED.replace("args.amp", enabled)
+    asked = SWITCHED.replace(", enabled=args.amp)", f") if {enabled} else None")
+    casts = SWITCHED.replace(", enabled=args.amp", "").replace(
+        "    scaler.scale(model(x))",
+        f"    with torch.autocast('cuda', enabled={enabled}):\n        y = model(x)\n    scaler.scale(y)",
+    )
+    for text in (made, asked, casts):
+        assert codes(text, read(tmp_path), str(tmp_path / "train.py")) == found
+
+
+def test_a_setting_of_python_that_is_off_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "config.py").write_text("class Train:\n    amp: bool = False\n")
+    assert codes(SWITCHED, read(tmp_path), str(tmp_path / "train.py")) == []
+    (tmp_path / "README.md").write_text("python train.py AMP True amp True")
+    assert codes(SWITCHED, read(tmp_path), str(tmp_path / "train.py")) == ["HG201"]
+
+
+def test_a_copy_of_a_library_is_not_reported(tmp_path: Path) -> None:
+    (tmp_path / "monai").mkdir()
+    (tmp_path / "monai/engine.py").write_text(DEPRECATED)
+    (tmp_path / "train.py").write_text(DEPRECATED)
+    copied = str(tmp_path / "monai/engine.py")
+    assert codes(DEPRECATED, read(tmp_path), copied) == []
+    assert codes(DEPRECATED, read(tmp_path), str(tmp_path / "train.py")) == ["HG405"]
+    (tmp_path / "setup.py").write_text("setup(name='monai')")
+    assert codes(DEPRECATED, read(tmp_path), copied) == ["HG405"]
+
+
+@each(
+    "text",
+    [
+        "import torch\nfrom apex import amp\nm, o = amp.initialize(m, o, opt_level='O0')\n",
+        (
+            "import torch\nfrom apex import amp\nif apex:\n    m, o = amp.initialize(m, o)\n"
+            "else:\n    cast = torch.cuda.amp.autocast\n"
+        ),
+    ],
+)
+def test_apex_that_is_off_or_one_of_two_is_silent(text: str) -> None:
+    assert codes(text, FULL) == []
 
 
 SAVES = HEAD + (
@@ -201,6 +279,47 @@ def test_a_checkpoint_that_nothing_loads_is_not_resumed_from() -> None:
     assert codes(SAVES, HALF) == []
 
 
+LOADS = "optimizer.load_state_dict(torch.load('last.pt')['o'])\n"
+PER_EPOCH = HEAD + (
+    "def save(model, optimizer):\n    torch.save({'o': optimizer.state_dict()}, 'last.pt')\n"
+    "def train(model, optimizer, x):\n    scaler = torch.amp.GradScaler('cuda')\n    for batch in x:\n"
+    "        scaler.scale(model(batch)).backward()\n        scaler.step(optimizer)\n"
+    "        scaler.update()\n        optimizer.zero_grad()\n    save(model, optimizer)\n"
+)
+FINAL = HEAD + (
+    "scaler = torch.amp.GradScaler('cuda')\ndef main(model, optimizer):\n    for epoch in range(3):\n"
+    "        train(model)\n    torch.save({'o': optimizer.state_dict()}, 'last.pt')\n"
+)
+
+
+@each(
+    ("text", "wanted"),
+    [
+        (SAVES + LOADS, ["HG309", "HG311"]),
+        (
+            SAVES.replace("scaler", "grad_scalar") + LOADS + "state = grad_scalar.state_dict()\n",
+            ["HG311"],
+        ),
+        (PER_EPOCH + LOADS + "train(model, optimizer, x)\n", ["HG309"]),
+        (PER_EPOCH + LOADS + "for epoch in range(3):\n    train(model, optimizer, x)\n", ["HG210"]),
+        (FINAL + LOADS, []),
+        (FINAL.replace("    torch.save", "        torch.save") + LOADS, ["HG309"]),
+    ],
+)
+def test_a_scale_that_no_resume_needs(text: str, wanted: list[str]) -> None:
+    assert codes(text, replace(HALF, resumes=frozenset({"a"}))) == wanted
+
+
+def test_variants_of_a_script_report_the_same_checkpoint_once(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.py", "b.py", "c.py")]
+    for path in paths:
+        path.write_text((SAVES + LOADS).replace(".half()", ""))
+    found = [d for r in run_files(Linter(Settings()), paths) for d in r.diagnostics]
+    (one,) = found
+    assert one.path == str(paths[0])
+    assert one.message.endswith(" 2 more files of this folder have the same line.")
+
+
 @each(
     ("line", "wanted"),
     [
@@ -216,6 +335,18 @@ def test_modules_that_load_the_state_of_an_optimizer(line: str, wanted: set[str]
 def test_a_project_whose_losses_cast_their_inputs_may_call_them_outside_of_autocast() -> None:
     assert codes(LOSS, HALF) == ["HG115"]
     assert codes(LOSS, replace(HALF, casting_losses=True)) == []
+
+
+def test_a_loss_that_is_made_for_a_model_has_float32_tensors_of_its_own() -> None:
+    begin, _, end = LOSS.partition("    with")
+    for given, wanted in (("", ["HG115"]), ("model, args", [])):
+        assert codes(f"{begin}    criterion = BoxLoss({given})\n    with{end}", HALF) == wanted
+
+
+def test_a_hidden_nan_is_reported_where_float16_runs() -> None:
+    text = HEAD + "def clean(p):\n    torch.nan_to_num(p.grad, out=p.grad)\n"
+    assert codes(text, HALF) == ["HG308"]
+    assert codes(text, FULL) == []
 
 
 def test_bfloat16_support_is_no_question_where_flash_attention_is_used() -> None:
@@ -248,6 +379,9 @@ APEX = "import torch\nfrom apex import amp\nm, o = amp.initialize(m, o)\n"
         ("README.md", "pip install torch==1.13.1+cu116", ["HG413"]),
         ("docker/Dockerfile.train", "FROM pytorch/pytorch:1.11.0-cuda11.3", ["HG413"]),
         ("requirements.txt", "torch==2.6.0", ["HG405", "HG413"]),
+        ("docker/train.Dockerfile", "RUN pip install torch==2.2.2", ["HG413"]),
+        ("job.slurm", "srun --image=nvcr.io/nvidia/pytorch:23.07-py3", ["HG413"]),
+        ("README", "- PyTorch 1.4", []),
         ("other.py", "# torch==1.9.0", ["HG405", "HG413"]),
     ],
 )

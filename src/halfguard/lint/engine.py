@@ -34,6 +34,7 @@ _MAX_PUNCTUATION = 200_000
 _MAX_BYTES = 4_000_000
 # A Python file without any of these has nothing to do with torch.
 _LIBRARIES = (b"torch", b"lightning", b"transformers", b"accelerate")
+_NOTEBOOK = re.compile(r"^(%%?|!)[a-z]", re.M)  # a command in a cell
 
 
 def lint_bytes(
@@ -152,11 +153,11 @@ def _diagnostic(source: Source, path: str, code: str, match: Match) -> Diagnosti
 def _not_parsed(
     source: Source, path: str, error: SyntaxError, rules: tuple[Rule, ...]
 ) -> list[Diagnostic]:
-    """Report a file that is not Python, unless it is a template, or a newer Python may read it.
+    """Report a file that is not Python, unless it is a template, a cell of a notebook, or for a newer Python.
 
     Since 3.12 an f-string may hold its own quotes.
     """
-    if "{{" in path or "{%" in source.text:
+    if "{{" in path or "{%" in source.text or _NOTEBOOK.search(source.text):
         return []
     if sys.version_info < (3, 12) and error.msg.startswith("f-string"):
         return []

@@ -16,7 +16,9 @@ from pathlib import Path
 from halfguard.lint.requirements import WITH_NEW_NAMES, Version, read_torch
 
 _PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
-_READ = (".py", ".yaml", ".yml", ".sh", ".json", ".md", ".toml", ".cfg", "Pipfile")
+_READ = (
+    ".py", ".yaml", ".yml", ".sh", ".slurm", ".sbatch", ".json", ".md", ".rst", ".toml", ".cfg", "Pipfile",
+)  # fmt: skip
 _MAX_FILES = 20_000
 _MAX_BYTES = 2_000_000
 _VENDORED = re.compile(
@@ -57,10 +59,17 @@ _IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))",
     re.M,
 )
-# A switch of mixed precision that is off unless it is given.
+# A switch of mixed precision that is off unless it is given, and a setting that is off.
 _OFF = re.compile(
     rb"[\"']--([\w-]*(?:amp|fp16|half|mixed)[\w-]*)[\"'][^\n]*(?:store_true|default\s*=\s*False)"
 )
+_SET_OFF = re.compile(
+    rb"(?i)(?<![\w-])((?:\w+_)?(?:amp|fp16|half|mixed)(?:_\w+)?)[\"']?(?:\s*:\s*bool)?\s*[:=]\s*false\b"
+)
+_SETTINGS = re.compile(r"[\w.-]*\.(json|ya?ml)|(config|settings|options|hparams|defaults)\.py")
+_MAX_SETTINGS = 50_000  # bytes; a larger file is data
+# Packages that other projects copy into theirs.
+_COPIED = ("monai", "detectron2", "mmcv", "mmdet", "mmseg", "mmengine", "fairseq", "apex", "timm")
 _MAX_INDEX = 50  # imports of a package; one with more is the index of a library, and calls nothing
 _DEPTH = 2  # imports between a file that trains and one that it calls; packages do not count
 
@@ -77,6 +86,7 @@ class Project:
     allows_old_torch: bool = False  # requirements allow one without torch.amp.GradScaler
     called_in_half: frozenset[str] = frozenset()  # files that one which trains in float16 imports
     never_on: frozenset[str] = frozenset()  # switches of mixed precision that nothing turns on
+    copies: frozenset[str] = frozenset()  # folders with a library that the project does not package
 
     def may_call_in_half(self, path: str) -> bool:
         """Return whether a file is one that trains in float16, or is imported by it."""
@@ -90,6 +100,10 @@ class Project:
 
     def is_vendored(self, path: str) -> bool:
         """Return whether a file is a copy of another project's, or kept from an earlier time."""
+        if self.copies and any(
+            folder in self.copies for folder in map(str, Path(path).absolute().parents)
+        ):
+            return True
         return not self.lone and bool(_VENDORED.search(path.replace("\\", "/")))
 
 
@@ -122,7 +136,7 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
     """Read the facts of a project from its files."""
     found: set[str] = set()
     contents: dict[Path, bytes] = {}
-    off, configured = set[bytes](), False
+    off, settings, configured = set[bytes](), set[bytes](), False
     required: list[tuple[Path, Version, bool]] = []
     for path, data in files:
         if len(data) > _MAX_BYTES:
@@ -130,6 +144,8 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
         contents[path.absolute()] = data
         if path.suffix not in (".py", ".json") or path.name == "setup.py":
             required += [(path.absolute(), *one) for one in read_torch(data)]
+        if len(data) < _MAX_SETTINGS and _SETTINGS.fullmatch(path.name.lower()):
+            (off if path.suffix == ".py" else settings).update(_SET_OFF.findall(data))
         # Prose and data say nothing about how the code trains.
         if path.suffix not in (".py", ".yaml", ".yml", ".toml", ".cfg"):
             continue
@@ -143,7 +159,13 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
     # Where a framework reads the precision from a file, all that trains is started by it.
     half = [p for p, d in sources.items() if _trains(d) and (configured or _shows_half(d))]
     called = frozenset(map(str, _reached(half, sources)))
-    never_on = frozenset(n.replace(b"-", b"_").decode() for n in off if not _is_on(n, contents))
+    # Where files of settings have a switch, the code does not decide.
+    given = {path: data for path, data in contents.items() if path not in sources}
+    never_on = frozenset(
+        name.replace(b"-", b"_").decode()
+        for name in off | settings
+        if not _is_on(name, given if name in settings else contents)
+    )
     around = {folder for path in sources for folder in path.parents} if required else set()
     pins = tuple(
         # the nearest folder with code, that is, the one around ``docker/``
@@ -154,8 +176,19 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
     old = any(is_least and version < WITH_NEW_NAMES for _, version, is_least in required)
     return Project(
         lone=False, called_in_half=called, resumes=resumes, never_on=never_on, pins=pins,
-        allows_old_torch=old, **dict.fromkeys(found - {"half"}, True),
+        allows_old_torch=old, copies=_copies(contents), **dict.fromkeys(found - {"half"}, True),
     )  # fmt: skip
+
+
+def _copies(contents: dict[Path, bytes]) -> frozenset[str]:
+    """Return the folders of well-known libraries that stand beside code of a project without a package."""
+    packages = {path.parent for path in contents if path.name in _PACKAGE}
+    code = {path.parent for path in contents if path.suffix == ".py"}
+    return frozenset(
+        str(folder)
+        for folder in code
+        if folder.name in _COPIED and folder.parent in code and folder.parent not in packages
+    )
 
 
 def _shows_half(data: bytes) -> bool:
@@ -171,8 +204,9 @@ def _is_on(switch: bytes, contents: dict[Path, bytes]) -> bool:
     """Return whether anything of a project turns a switch on: a command, a setting, a default."""
     name, given = re.escape(switch.replace(b"-", b"_")), re.escape(switch)
     pattern = re.compile(
-        rb"(?<![\"'\w-])--" + given + rb"\b|\b" + name + rb"[\"']?\s*[:=]\s*[Tt]rue"
+        rb"(?<![\"'\w-])--" + given + rb"\b|\b" + name + rb"[\"']?(?:\s*:\s*bool)?[\s:=,]+[Tt]rue"
         rb"|--" + given + rb"[\"'][^\n]*default\s*=\s*True"
+        rb"|[\"']-\w+[\"'],\s*[\"']--" + given + rb"[\"']"  # a command may give the short one
     )
     words = (switch, switch.replace(b"-", b"_"))
     return any(pattern.search(d) for d in contents.values() if any(word in d for word in words))
@@ -225,7 +259,7 @@ def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
         folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in excludes)
         for name in files:
             is_list = name.endswith(".txt") and "requirement" in f"{Path(parent).name}/{name}"
-            if is_list or name.lower().startswith("dockerfile") or name.endswith(_READ):
+            if is_list or re.match("readme|.*dockerfile", name, re.I) or name.endswith(_READ):
                 count += 1
                 if count > _MAX_FILES:
                     return

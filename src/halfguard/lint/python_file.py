@@ -9,7 +9,16 @@ from functools import cached_property
 
 from halfguard.lint.autocast import AutocastRegions
 from halfguard.lint.conditions import is_for_full_precision
-from halfguard.lint.expressions import argument, name_of, name_parts, number, receiver
+from halfguard.lint.expressions import (
+    argument,
+    boolean,
+    called_name,
+    name_of,
+    name_parts,
+    number,
+    receiver,
+    string,
+)
 from halfguard.lint.match import Fix, FixKind
 from halfguard.lint.precision import Precision, PrecisionReader, precision_of_dtype
 from halfguard.lint.project import UNKNOWN, Project
@@ -94,12 +103,22 @@ class PythonFile(SyntaxTree):
         by_one = all(number(argument(call, 0, "init_scale")) == 1 for call in scalers)
         if scalers and by_one and not updated:
             return True
-        enabled = [argument(call, -1, "enabled") for call in scalers]
-        names = [
-            name_of(self.assigned_value(e)).rpartition(".")[2] for e in enabled if e is not None
+        # A scaler that is on scales float32 gradients where every autocast is off.
+        casts = [
+            c for c in self.calls("autocast") if boolean(argument(c, -1, "enabled")) is not False
         ]
-        known = self.project.never_on
-        return bool(enabled) and len(names) == len(enabled) and all(name in known for name in names)
+        return bool(scalers) and (
+            all(map(self._is_off, scalers)) or (bool(casts) and all(map(self._is_off, casts)))
+        )
+
+    def _is_off(self, call: ast.Call) -> bool:
+        """Return whether a scaler or autocast is behind a switch that nothing turns on."""
+        enabled, never_on = argument(call, -1, "enabled"), self.project.never_on
+        if enabled is not None:
+            return _is_never(self.assigned_value(enabled), never_on)
+        tests = (p.test for p in self.ancestors(call) if isinstance(p, ast.If | ast.IfExp))
+        is_asked = any(_is_never(test, never_on) for test in tests)
+        return is_asked and not is_for_full_precision(self, call)
 
     def is_assigned_between(self, earlier: Event, later: Event) -> bool:
         """Return whether the scaler or the optimizer of an event may be another one at a later event."""
@@ -164,6 +183,21 @@ def _is_not_trained(branch: ast.If, in_body: bool) -> bool:
     if _TRAINS.search(text):
         return in_body == negated
     return in_body and not negated and bool(_EVALUATES.search(text))
+
+
+def _is_never(test: ast.AST | None, never_on: frozenset[str]) -> bool:
+    """Return whether ``args.amp``, ``args["amp"]``, ``args.get("amp")`` or ``args.amp is True`` is false."""
+    if isinstance(test, ast.BoolOp):
+        parts = (_is_never(value, never_on) for value in test.values)
+        return any(parts) if isinstance(test.op, ast.And) else all(parts)
+    if isinstance(test, ast.Compare) and boolean(test.comparators[0]) is True:
+        return _is_never(test.left, never_on)
+    name = name_of(test).rpartition(".")[2]
+    if isinstance(test, ast.Subscript):
+        name = string(test.slice) or ""
+    elif isinstance(test, ast.Call) and called_name(test) == "get":
+        name = string(argument(test, 0, "")) or ""
+    return name in never_on
 
 
 def _stops_gradients(node: ast.expr) -> bool:

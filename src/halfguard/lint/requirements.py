@@ -1,4 +1,4 @@
-"""The torch that a project requires, as its requirements, images and install commands name it."""
+"""The torch that a project requires, as its requirements, images, README and install commands name it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,58 @@ from collections.abc import Iterator
 Version = tuple[int, int]
 WITH_AMP: Version = (1, 6)  # the first torch with torch.cuda.amp
 WITH_NEW_NAMES: Version = (2, 3)  # the first torch with torch.amp.GradScaler
-# torch==1.9, pytorch=1.12, torch = "^1.13", torch>=1.8,<2.0, pytorch/pytorch:1.11.0, install torch-1.13.1
+DEPRECATING: Version = (2, 4)  # the first torch that warns of torch.cuda.amp
+# torch==1.9, pytorch=1.12, torch = "^1.13", torch>=1.8,<2.0, pytorch/pytorch:1.11.0, install torch-1.13.1,
+# torchvision==0.15.2, nvidia/pytorch:21.11, [PyTorch](https://...) 1.7.1, PyTorch version 1.4
 _TORCH = re.compile(
-    rb"torch([ \t(=~<>^\"']+|[-:])(\d+)\.?(\d*)(?:[\d.]*,[ \t]?<=?[ \t]?(\d+)\.?(\d*))?"
+    rb"orch(?<=[Tt]orch)(vision|audio)?([-:](?:ngc-)?|[*`\]]*(?:\(http[^)\s]*\))?[ \t]*"
+    rb"(?:install|[Vv]ersion)?[ \t(=~<>^\"'*`:\[]+v?)(\d+)\.?(\d*)(?:[\d.]*,[ \t]?<(=?)[ \t]?(\d+)\.?(\d*))?"
 )
+# An image is named by a year and a month; these are the first ones with the next torch.
+_IMAGES: tuple[tuple[Version, Version], ...] = (
+    ((20, 6), (1, 5)), ((24, 3), (2, 2)), ((24, 5), (2, 3))
+)  # fmt: skip
+_FIRST_YEAR = 17
+_ITEM = re.compile(rb"^[ \t>|]*(?:[-*+]|\d+[.)])[ \t]*(?:[Ii]nstall )?[*\[`]*(?:[Pp]y)?$")
+_LEAST = re.compile(rb"[\d.x]*[*`\])]*[ \t]*(?:\+|(?:or|and|\()[ \t]*(?:later|higher|above|newer))")
 
 
 def read_torch(data: bytes) -> Iterator[tuple[Version, bool]]:
     """Yield the versions of torch that a file names, and whether each is only the least one."""
     for found in _TORCH.finditer(data):
-        sign, *numbers = found.groups()
-        major, minor, below, below_minor = (int(n or 0) for n in numbers)
-        line = data[max(0, found.start() - 200) : found.start()].rpartition(b"\n")[2]
-        if sign == b":" and line.endswith(b"nvidia/py"):
-            # A year and a month: 20.06 has torch 1.6, 24.03 has 2.3.
-            known = ((20, 6), (1, 5)), ((24, 3), (2, 2))
-            yield from [(version, False) for tag, version in known if (major, minor) < tag][:1]
-        elif sign in b"-:":
-            if line.endswith(b"pytorch/py") if sign == b":" else b"install" in line:
-                yield (major, minor), False
-        elif re.search(rb"(^|[^\w-])(py)?$", line) and re.search(rb"[=~<>]", sign):
-            yield (major, minor), b">" in sign
+        library, sign, includes = found.group(1, 2, 5)
+        major, minor, below, below_minor = (int(n or 0) for n in found.group(3, 4, 6, 7))
+        version = _torch_of(library, major, minor)
+        before = data[max(0, found.start() - 200) : found.start()]
+        line = before.rpartition(b"\n")[2]
+        if sign[:1] == b":" and major >= _FIRST_YEAR:
+            yield from [(v, False) for tag, v in _IMAGES if (major, minor) < tag][:1]
+        elif sign in (b"-", b":"):
+            is_named = line.endswith(b"/pyt") or _ITEM.search(line[:-1])
+            if is_named if sign == b":" else b"install" in line:
+                yield version, False
+        elif not re.search(rb"(?:^|[^\w-])(?:[Pp]y)?[Tt]$", line):
+            continue  # a library for torch
+        elif re.search(rb"[=~<>]", sign):
+            yield _below(version) if sign.rstrip()[-1:] == b"<" else version, b">" in sign
             if below:
-                yield (below, below_minor), False
+                limit = _torch_of(library, below, below_minor)
+                yield limit if includes else _below(limit), False
+        elif found[4] and version < DEPRECATING:
+            # Prose: an item of a list is required, unless it was only tested; a sentence may mean anything.
+            is_least = _LEAST.match(data, found.end()) or re.search(rb"(?i)tested|trained", before)
+            yield version, bool(is_least) or not _ITEM.search(line[:-1])
+
+
+def _torch_of(library: bytes | None, major: int, minor: int) -> Version:
+    """Return the torch that a version of torchvision or torchaudio belongs to."""
+    if major > 0 or not library:
+        return major, minor
+    if library == b"audio":
+        return 1, minor
+    return (2, minor - 15) if minor >= 15 else (1, minor - 1)
+
+
+def _below(version: Version) -> Version:
+    """Return the version before one; (2, -1) is before 2.0."""
+    return version[0], version[1] - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,8 @@ from halfguard.lint.match import Diagnostic, FixKind
 from halfguard.lint.project import UNKNOWN, Project, find_root, project_files, read_project
 from halfguard.lint.rule import Rule
 from halfguard.lint.settings import DEFAULT_EXCLUDE, Settings
+
+_ONCE = "HG309"  # scripts for other settings save alike
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,28 @@ def run_files(
     linter: Linter, paths: list[Path], advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[FileResult]:
     """Yield the result of every file, in order; call ``advance`` after each."""
+    results = []
     for path in paths:
-        yield linter.check_file(path)
+        results.append(linter.check_file(path))
         advance(1)
+    yield from _without_copies(results)
+
+
+def _without_copies(results: list[FileResult]) -> Iterator[FileResult]:
+    """Yield results in which variants of a script, in one folder, report the same checkpoint once."""
+    files = Counter(key for r in results for key in {_place(d) for d in r.diagnostics})
+    seen: set[tuple[str, Path, str]] = set()
+    for result in results:
+        kept: list[Diagnostic] = []
+        for found in result.diagnostics:
+            others = files[_place(found)] - 1 if found.code == _ONCE else 0
+            if others and _place(found) in seen:
+                continue
+            seen.add(_place(found))
+            message = f"{found.message} {others} more files of this folder have the same line."
+            kept.append(replace(found, message=message) if others else found)
+        yield replace(result, diagnostics=kept)
+
+
+def _place(found: Diagnostic) -> tuple[str, Path, str]:
+    return found.code, Path(found.path).parent, found.snippet.strip()

@@ -10,6 +10,7 @@ from halfguard.lint.expressions import argument, called_name, has_keyword, name_
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import rule
+from halfguard.lint.rules.scaling import check_new_scalers
 
 Entries = list[tuple[str | None, ast.expr]]
 _LOADS = re.compile(r"load|resume|restore", re.IGNORECASE)
@@ -28,13 +29,14 @@ def check_scaler_state(file: PythonFile) -> Iterator[Match]:
     has_apex = file.imports("apex") and re.search(
         r"\bamp\.(initialize|scale_loss|state_dict)\b", file.source.text
     )
-    saved = (name_of(receiver(call)) for call in file.calls("state_dict"))
-    if any(re.search(r"scaler|amp$", name, re.I) for name in saved):
+    saved = [receiver(call) for call in file.calls("state_dict")]
+    if any(file.roles.is_scaler(n) or re.search(r"scaler|amp$", name_of(n), re.I) for n in saved):
         return
     if (
         not (scalers or has_apex)
         or _is_rarely_on(file)
         or not (file.project.lone or _resumes(file))
+        or any(check_new_scalers(file))  # HG210: no scale outlives an epoch
     ):
         return
     seen: set[ast.AST] = set()
@@ -44,6 +46,8 @@ def check_scaler_state(file: PythonFile) -> Iterator[Match]:
         paths = " ".join(file.text(a) for a in _given(call) if not isinstance(a, ast.Dict))
         if re.search(r"(?<!is_)best", paths) and not _BEST_IS_LOADED.search(file.source.text):
             continue  # nothing resumes from the best weights
+        if not file.project.lone and _is_final(file, call):
+            continue
         state = next((s for s in _states(file, call) if _lacks_scaler(file, s, call)), None)
         if state is None and not (scalers and _passes_optimizer(file, call)):
             continue
@@ -177,6 +181,14 @@ def _resumes(file: PythonFile) -> bool:
     made = [value for a in assigned if isinstance(value := a.value or a.container, ast.Call)]
     modules = {file.full_name(call.func).rpartition(".")[0].rpartition(".")[2] for call in made}
     return bool(modules & file.project.resumes)
+
+
+def _is_final(file: PythonFile, call: ast.Call) -> bool:
+    """Return whether a checkpoint is saved after the loop that trains."""
+    here, around = file.function_of(call), set(file.ancestors(call))
+    loops = [n for n in file.nodes(ast.For) if "epoch" in ast.unparse(n.target)]
+    before = [n for n in loops if file.function_of(n) is here and n.lineno < call.lineno]
+    return bool(before) and not around.intersection(before)
 
 
 def _is_rarely_on(file: PythonFile) -> bool:

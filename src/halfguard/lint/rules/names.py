@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import has_keyword, name_of, name_parts
+from halfguard.lint.expressions import argument, has_keyword, name_of, name_parts, string
 from halfguard.lint.match import Fix, FixKind, Match, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.requirements import WITH_AMP, WITH_NEW_NAMES
+from halfguard.lint.requirements import DEPRECATING, WITH_AMP
 from halfguard.lint.rule import rule
 from halfguard.repairs.settings import set_keyword
 
@@ -31,7 +31,7 @@ def check_nothing(file: PythonFile) -> Iterator[Match]:  # noqa: ARG001
 @rule("HG405", "cuda.amp", "cpu.amp", "cuda import amp", once=True)
 def check_deprecated(file: PythonFile) -> Iterator[Match]:
     """Find deprecated calls."""
-    if file.project.requires_before(WITH_NEW_NAMES, file.path):
+    if file.project.requires_before(DEPRECATING, file.path):
         return
     for name, positions in _NAMES.items():
         for call in file.calls(name):
@@ -81,10 +81,12 @@ def _modern(file: PythonFile, call: ast.Call, begin: str, positions: tuple[str, 
 
 @rule("HG413", "apex", once=True)
 def check_apex(file: PythonFile) -> Iterator[Match]:
-    """Find the entry point of apex.amp, where torch has another one."""
+    """Find the entry point of apex.amp, where torch has another one that the file does not offer."""
     is_old = file.project.requires_before(WITH_AMP, file.path)
-    for call in () if is_old else file.calls("initialize"):
-        if file.full_name(call.func) == "apex.amp.initialize":
+    offers_both = re.search(r"\btorch\.(cuda\.)?amp\b", file.source.text)
+    for call in () if is_old or offers_both else file.calls("initialize"):
+        is_off = string(argument(call, -1, "opt_level")) == "O0"
+        if file.full_name(call.func) == "apex.amp.initialize" and not is_off:
             yield match_at(call, "apex.amp is no longer developed.")
 
 

@@ -212,6 +212,8 @@ def _promotes(file: PythonFile, call: ast.Call, loss: ast.Call) -> bool:
     """Return whether a float32 argument makes the loss float32; targets from a loader are float32."""
     if any(file.precision(a) is Precision.FULL for a in call.args):
         return True
+    if loss is not call and any(_MODEL.search(name_of(a)) for a in loss.args):
+        return True  # a loss that is made for one model has tensors of its own, such as anchors
     if not (file.is_torch_call(loss) and _PROMOTING.search(called_name(loss))):
         return False
     return not all(_is_half_output(file, a, single=True) for a in call.args[:2])
@@ -354,7 +356,9 @@ _HIDES = (
 )
 
 
-@rule("HG308", "nan_to_num", "isnan", "isinf", "isfinite", also=("loss", "grad"), pattern=_HIDES)
+@rule(
+    "HG308", "nan_to_num", "isnan", "isinf", "isfinite", also=("loss", "grad"), pattern=_HIDES, in_half=True
+)  # fmt: skip
 def check_hidden(file: PythonFile) -> Iterator[Match]:
     """Find a NaN loss or gradient that is hidden: ``nan_to_num``, ``where``, a product with zero."""
     for call in file.calls("nan_to_num", "nan_to_num_"):

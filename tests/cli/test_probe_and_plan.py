@@ -26,8 +26,9 @@ def test_probe_prints_a_table_and_findings(halfguard: Run) -> None:
     done = halfguard("probe", "examples/overflowing.py:t5", "--steps", "3")
     assert done.exit_code == 1
     assert all(line.startswith("probe in ") for line in done.err.splitlines()), "progress alone"
-    row = next(line for line in done.out.splitlines() if "blocks.1.wo" in line)
-    assert row.split()[1].startswith("-")
+    row = next(line for line in done.out.splitlines() if line.startswith(" blocks.1.wo"))
+    assert row.split()[1] == "overflows"
+    assert row.split()[2].startswith("-")
     assert "HG601" in done.out
     assert "halfguard plan ENTRY" in done.out
 

@@ -15,7 +15,6 @@ import pytest
 
 from halfguard.cli import bars
 from halfguard.cli.bars import Bar, progress
-from halfguard.records.ranges import ProbeReport
 
 ROOT = Path(__file__).parents[2]
 JOB = """
@@ -72,26 +71,6 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 def wait_for(process: subprocess.Popen[str], text: str) -> None:
     assert process.stderr is not None
     assert any(text in line for line in process.stderr), text
-
-
-@pytest.mark.slow
-def test_an_interrupted_probe_writes_what_it_has_and_says_how_many_steps(
-    tmp_path: Path, started: list[subprocess.Popen[str]]
-) -> None:
-    process = start(
-        tmp_path, "probe", "job.py:job", "--steps", "3000", "--html", "a.html", "--json", steps=3000
-    )  # fmt: skip
-    started.append(process)
-    wait_for(process, "probe in fp32, steps: ")  # the first plain line, without a terminal
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=360)
-    assert process.returncode == 130, err
-    report = ProbeReport.from_json(out)
-    assert 0 < report.steps < 3000
-    assert f"Interrupted after {report.steps} of 3000 steps." in err
-    assert all(len(layer.forward) == report.steps for layer in report.layers)
-    page = (tmp_path / "a.html").read_text()
-    assert f"Steps: {report.steps} in fp32" in page
 
 
 @pytest.mark.slow

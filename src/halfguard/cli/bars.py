@@ -1,17 +1,15 @@
-"""Progress on stderr, and Ctrl-C that keeps what there is.
+"""Progress on stderr.
 
-Progress is a bar in a terminal, else a plain line now and then, for logs and CI.
+It is a bar in a terminal, else a plain line now and then, for logs and CI.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 FIRST, EVERY = 10.0, 30.0  # seconds until the first plain line, and between two of them
 
@@ -96,30 +94,3 @@ def _terminal_bar(text: str, total: int | None, *, alive: bool) -> Iterator[Bar]
                 shown.update(task, description=self.text, completed=self.done, refresh=not alive)
 
         yield Shown(text, total)
-
-
-class Interrupt:
-    """Is ``requested`` after the first Ctrl-C."""
-
-    requested = False
-
-
-@contextmanager
-def first_interrupt(what_happens: str) -> Iterator[Interrupt]:
-    """Note the first Ctrl-C in the block and say ``what_happens``, instead of raising KeyboardInterrupt."""
-    found = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield found
-        return
-
-    def note(_number: int, _frame: FrameType | None) -> None:
-        found.requested = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.stderr.write(f"\nInterrupted: {what_happens}. Ctrl-C again ends at once.\n")
-        sys.stderr.flush()
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield found
-    finally:
-        signal.signal(signal.SIGINT, before)

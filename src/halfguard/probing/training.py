@@ -31,7 +31,7 @@ from halfguard.tracing.first_nonfinite import find_first_nonfinite
 from halfguard.tracing.tracer import Detail, Tracer
 from halfguard.trials.line_islands import LineIslands
 from halfguard.workload import TrainingStep, Workload, final_loss
-from halfguard.workload.training import Advance, StopTraining
+from halfguard.workload.training import Advance
 from halfguard.workload.user_error import describe_error
 
 AUDITS = 20  # of one run at most, evenly spread
@@ -159,10 +159,7 @@ def train(
                 run.failure = failure
                 break
             if advance is not None:
-                try:
-                    advance()
-                except StopTraining:
-                    break
+                advance()
     run.trace = () if tracer is None else tracer.steps
     return run
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from halfguard.catalogue import entry
 from halfguard.records.ranges import LayerRange, ProbeReport, module_label
-from halfguard.report.blocks import Block, Heading, Mono, Page, Table, Text, Tone
+from halfguard.report.blocks import Block, Heading, Listing, Mono, Page, Table, Text, Tone
 
 _HEADS = (
     "Headroom in bits: how often the largest magnitude can double before FP16 overflows. Forward: outputs of "
@@ -15,16 +16,10 @@ _HEADS = (
 )
 
 
-def probe_page(report: ProbeReport, name: str = "") -> Page:
-    """Return the page of a probe; ``name`` is what was probed, such as ``train.py:job``."""
+def probe_page(report: ProbeReport, name: str = "", rows: int | None = None) -> Page:
+    """Return the page of a probe; ``name`` is what was probed, ``rows`` limits the layers that are listed."""
     window, count = report.window, len(report.layers)
     fits = f"{window.low:g} to {window.high:g}" if window else "none fits all layers"
-    tones: dict[str, Tone] = {"error": "bad"}
-    findings = Table(
-        ("code", "severity", "finding", "what to do"),
-        [[f.code, f.severity, f"{f.message} {f.why}", f.cure] for f in report.findings],
-        [tones.get(found.severity, "") for found in report.findings],
-    )
     heads = (
         "layer",
         "range",
@@ -34,17 +29,38 @@ def probe_page(report: ProbeReport, name: str = "") -> Page:
         "lost at best",
         "loss scales",
     )
-    rows = [_layer(layer, report.best_scale) for layer in report.layers]
+    ordered = sorted(report.layers, key=lambda layer: layer.least_headroom(report.best_scale))
+    shown = [_layer(layer, report.best_scale) for layer in ordered[:rows]]
     blocks: list[Block] = [
-        Text([f"Steps: {report.steps} in {report.precision}. Layers: {count}."]),
+        Text(
+            [
+                f"Steps: {report.steps} in {report.precision}; loss {report.losses[0]:.4g} to ",
+                f"{report.losses[-1]:.4g}. Layers: {count}.",
+            ]
+        ),
         Text([f"Loss scales: {fits}; best {report.best_scale:g}, current {report.scale:g}."]),
-        Heading("Findings"),
-        findings if report.findings else Text(["None."]),
         Heading("Layers"),
         Text([_HEADS]),
-        Table(heads, rows, ["" if row[1] == "fits" else "bad" for row in rows]),
+        Table(heads, shown, ["" if row[1] == "fits" else "bad" for row in shown]),
     ]
-    return Page(_title(report, name), blocks)
+    if len(shown) < count:
+        left = count - len(shown)
+        blocks.append(
+            Text([f"{left} layers with more headroom are not shown; --html and --json list them."])
+        )
+    return Page(_title(report, name), [*blocks, *_findings(report)])
+
+
+def _findings(report: ProbeReport) -> Iterator[Block]:
+    yield Heading("Findings")
+    if not report.findings:
+        yield Text(["None."])
+    for found in report.findings:
+        tone: Tone = "bad" if found.severity == "error" else ""
+        yield Text([Mono(found.code), f" {found.message} {found.why}".rstrip()], tone)
+    cures = list(dict.fromkeys(found.cure for found in report.findings if found.cure))
+    if cures:
+        yield Listing(cures)
 
 
 def _title(report: ProbeReport, name: str) -> str:

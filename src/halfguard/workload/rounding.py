@@ -23,7 +23,7 @@ from halfguard.tracing.rounding import attribute, norm, tape_finite_step
 from halfguard.trials.applied_islands import AppliedIslands
 from halfguard.trials.line_islands import LineIslands
 from halfguard.workload.job import Workload
-from halfguard.workload.training import Advance, StopTraining, TrainingStep
+from halfguard.workload.training import Advance, TrainingStep
 
 _PRECISIONS = {
     "float16": Precision.FP16_MIXED,
@@ -64,13 +64,10 @@ def rounding_of_job(
     fresh = workload.fresh()
     train = TrainingStep(fresh, Precision.FP32)
     *seen, last = fresh.take(steps + 1)
-    try:
-        for batch in seen:
-            train(batch)
-            if advance is not None:
-                advance()
-    except StopTraining:
-        pass
+    for batch in seen:
+        train(batch)
+        if advance is not None:
+            advance()
     return rounding(fresh.model, fresh.loss, last, precision=precision)
 
 

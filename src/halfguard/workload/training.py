@@ -22,10 +22,6 @@ from halfguard.workload.job import Workload
 Advance = Callable[[], None]
 
 
-class StopTraining(Exception):  # noqa: N818 - like StopIteration, no error
-    """Ends a run after the step that was just finished; ``advance`` may raise it."""
-
-
 class TrainingStep:
     """Trains a workload on one batch per call, in any precision.
 

@@ -115,7 +115,7 @@ def test_the_picture_in_the_docs_is_small_and_well_formed() -> None:
     assert text.count('class="change"') == 2  # one line for each healing, through all drawings
 
 
-# -- sampled steps: warnings, curves, and the latest numbers
+# -- sampled steps: warnings, and the latest numbers
 
 
 def row(step: int, bits: float = 8.0, **more: object) -> WatchRow:
@@ -134,10 +134,10 @@ def test_a_run_without_a_watch_has_no_such_section() -> None:
     assert "Inside the steps" not in watched_page()
 
 
-def test_the_curves_are_drawn_with_units() -> None:
+def test_the_latest_numbers_of_the_layers_are_shown_with_units() -> None:
     html = watched_page(*(row(step, 12 - step / 100) for step in range(3, 900, 100)))
-    assert html.count("<figure>") == 3 + 2  # the run's own curves, then those of headroom
-    assert "headroom of outputs, bits" in html
+    assert "layer at step 803" in html
+    assert "outputs, bits" in html
     assert "encoder" in html
     assert "outside the model" in html
 

@@ -11,7 +11,7 @@ from halfguard.cli.pages import check_folders, show_page
 
 if TYPE_CHECKING:
     from halfguard.records.ranges import ProbeReport
-    from halfguard.report import Page
+    from halfguard.report.blocks import Page
 
 app = typer.Typer(add_completion=False)
 ROWS = 20  # layers that the terminal shows

@@ -147,7 +147,6 @@ class Autopsy(Record):
         default=(), description="differences from the original run"
     )
     culprit: Culprit | None = None
-    way: tuple[str, ...] = Field(default=(), description="modules that passed it on, in order")
     samples: tuple[int, ...] = Field(default=(), description="samples of the batch that cause it")
     micro_batch: int = 0
     trials: tuple[ReplayTrial, ...] = ()

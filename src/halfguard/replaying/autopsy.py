@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from halfguard.errors import UsageError
 from halfguard.incident import Incident, open_incident
-from halfguard.records.autopsy import Autopsy, Culprit, Reproduced
+from halfguard.records.autopsy import Autopsy, Reproduced
 from halfguard.replaying.cures import find_candidates
 from halfguard.replaying.replayed_step import ReplayedStep, Result
 from halfguard.replaying.restore import raise_if_private
 from halfguard.replaying.trials import Trials, find_first_bad_number
-from halfguard.step.nested import floating_tensors
-from halfguard.step.parameters import without_wrappers
 from halfguard.step.random_state import seeded
 from halfguard.workload import Workload, load
 
@@ -106,7 +103,6 @@ def _autopsy(step: ReplayedStep, watch: Callable[[str], None]) -> Autopsy:
         step,
         reproduced,
         culprit=culprit,
-        way=_way(step, culprit),
         samples=() if bad is None else bad.samples,
         micro_batch=0 if bad is None else bad.micro_batch,
         trials=tuple(trials.done),
@@ -119,30 +115,6 @@ def _reproduced(step: ReplayedStep, result: Result) -> Reproduced:
     if step.matches_incident(result):
         return "bitwise"
     return "no" if result.is_good(step.limits) else "same fault"
-
-
-def _way(step: ReplayedStep, culprit: Culprit | None) -> tuple[str, ...]:
-    """Return the modules whose outputs were not finite, in the order in which they finished."""
-    if culprit is None or culprit.phase == "backward" or culprit.module is None:
-        return ()
-    model, carried = step.copy(), dict[str, None]()
-
-    def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if any(not bool(value.isfinite().all()) for _, value in floating_tensors(output)):
-                carried.setdefault(name)
-
-        return hook
-
-    for name, module in model.named_modules():
-        module.register_forward_hook(note(without_wrappers(name)))
-    with torch.compiler.set_stance("force_eager"):  # hooks that read numbers cannot be compiled
-        for index in range(len(step.batches)):
-            step.part(model, index, step.batch(index))
-    names = list(carried)
-    # Modules before the culprit hold intended infinities, such as masks.
-    start = names.index(culprit.module) if culprit.module in names else 0
-    return tuple(name or "the model" for name in names[start:])
 
 
 def _report(step: ReplayedStep, reproduced: Reproduced, **found: Any) -> Autopsy:

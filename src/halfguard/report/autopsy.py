@@ -24,7 +24,6 @@ _ACTIONS = {
 }
 _LANGUAGES = {"operation": "diff", "weights": "python"}
 SATURATED = 0.05  # difference of the references from which a loss saturates in FP32 too
-_SHOWN_MODULES = 8  # on the way to the loss; the middle of a longer way is left out
 
 
 def autopsy_page(autopsy: Autopsy) -> Page:
@@ -32,7 +31,7 @@ def autopsy_page(autopsy: Autopsy) -> Page:
     cause = autopsy.cause.description if autopsy.cause else "no known cause"
     blocks: list[Block] = [*_summary(autopsy), *_what_happened(autopsy), *_repeated(autopsy)]
     if autopsy.culprit is not None:
-        blocks += origin_blocks(autopsy.culprit, autopsy.way)
+        blocks += origin_blocks(autopsy.culprit)
     if autopsy.trials:
         blocks += trial_blocks(autopsy.trials, autopsy.saturation)
         blocks += _samples(autopsy)
@@ -94,8 +93,8 @@ def _repeated(autopsy: Autopsy) -> Iterator[Block]:
         yield Listing(autopsy.differences)
 
 
-def origin_blocks(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
-    """Yield the place where a bad number began: operation, line, ranges, and the way to the loss."""
+def origin_blocks(culprit: Culprit) -> Iterator[Block]:
+    """Yield the place where a bad number began: operation, line and ranges."""
     yield Heading("Where it began")
     where = module_parts(culprit.module)
     if culprit.kind == "op":
@@ -116,11 +115,6 @@ def origin_blocks(culprit: Culprit, way: tuple[str, ...]) -> Iterator[Block]:
     if ranges:
         heads = ("tensor", "shape", "dtype", "smallest", "largest", "not finite")
         yield Table(heads, [_range(part) for part in ranges])
-    if way:
-        half = _SHOWN_MODULES // 2
-        stops = [*way[:half], "…", *way[-half:]] if len(way) > _SHOWN_MODULES else way
-        named = [Mono(stop) if stop in way else stop for stop in stops]
-        yield Text(["It reached the loss through ", *_join(named, " → "), " → the loss."])
 
 
 def module_parts(module: str | None) -> list[str]:

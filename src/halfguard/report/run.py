@@ -185,7 +185,7 @@ def run_page(report: RunReport, folder: str = ".") -> Page:
         *_summary(report, summary),
         *curve_blocks(report.timeline, changes),
         *healing_blocks(report.timeline),
-        *watch_blocks([row for _, row in sorted(report.timeline.watched.items())], changes),
+        *watch_blocks([row for _, row in sorted(report.timeline.watched.items())]),
         *_unusual_steps(report, folder),
         *_notes(report.timeline.notes),
         *_epochs(report.timeline.epochs.values()),

@@ -91,7 +91,7 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.repeated:
         yield Text([answer.repeated])
     if answer.culprit is not None:
-        yield from origin_blocks(answer.culprit, ())
+        yield from origin_blocks(answer.culprit)
         if answer.exact:
             yield Text([answer.exact])
     if answer.trials:

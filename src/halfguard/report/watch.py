@@ -10,8 +10,7 @@ from itertools import pairwise
 from halfguard.records.ranges import module_label
 from halfguard.records.step import Action, HealingRow, StepRow
 from halfguard.records.watch import WatchedLayer, WatchRow
-from halfguard.report.blocks import Block, Figure, Heading, Mono, Table, Text, Tone
-from halfguard.report.curves import Column, Line, draw_curves, single_value, thin_columns
+from halfguard.report.blocks import Block, Heading, Mono, Table, Text, Tone
 from halfguard.report.svg import Change
 from halfguard.report.timeline import Timeline, first_step_of, last_step_of
 
@@ -124,17 +123,11 @@ def _is_bad(row: StepRow) -> bool:
     return row.action is not Action.APPLY and not row.routine
 
 
-_LINES = 5
-_ENDS = (
-    " Numbered lines are healings; a layer in FP32 has no headroom to show, so that its curve ends."
-)
 _LISTED = 20
 
-Bits = dict[str, list[float]]  # of each layer, one entry per sample
 
-
-def watch_blocks(rows: Sequence[WatchRow], changes: Sequence[Change] = ()) -> Iterator[Block]:
-    """Yield the blocks; ``rows`` are in the order of their steps, ``changes`` are drawn in the curves."""
+def watch_blocks(rows: Sequence[WatchRow]) -> Iterator[Block]:
+    """Yield the blocks; ``rows`` are in the order of their steps."""
     if not rows:
         return
     yield Heading("Inside the steps")
@@ -147,45 +140,7 @@ def watch_blocks(rows: Sequence[WatchRow], changes: Sequence[Change] = ()) -> It
         yield Text(
             ["No warning: no swallowed overflow, no overflow ahead, no lost updates."], "good"
         )
-    for phase, what in (("forward", "outputs"), ("backward", "gradients")):
-        lines = _lines(rows, _series(rows, phase))
-        if lines:
-            label = f"headroom of {what}, bits"
-            yield Figure(
-                draw_curves(lines, label=label, log=False, changes=changes),
-                f"{label.capitalize()}: how often the largest magnitude can double before half overflows, of "
-                f"the layers with the least ({_names(lines)}). A triangle at the upper edge is an overflow."
-                f"{_ENDS if changes else ''}",
-            )
     yield _latest(rows[-1])
-
-
-def _series(rows: Sequence[WatchRow], phase: str) -> Bits:
-    """Return the headroom of every layer at each sample; infinite where a row does not have it."""
-    found: Bits = {}
-    for index, row in enumerate(rows):
-        for layer in row.layers:
-            values = found.setdefault(layer.label, [math.inf] * len(rows))
-            values[index] = getattr(layer, phase)
-    return found
-
-
-def _lines(rows: Sequence[WatchRow], series: Bits) -> list[Line]:
-    known = {name: bits for name, bits in series.items() if min(bits) < math.inf}
-    chosen = sorted(known, key=lambda name: min(known[name]))[:_LINES]
-    lines = []
-    for index, name in enumerate(chosen):
-        columns: list[Column] = [
-            single_value(row.step, bits)
-            for row, bits in zip(rows, known[name], strict=True)
-            if bits < math.inf
-        ]
-        lines.append(Line(name, thin_columns(columns), index + 1))
-    return lines
-
-
-def _names(lines: Sequence[Line]) -> str:
-    return ", ".join(line.name for line in lines)
 
 
 def _latest(row: WatchRow) -> Table:
@@ -200,10 +155,9 @@ def _latest(row: WatchRow) -> Table:
     for layer in layers:
         own = None if layer.module is None else updates.get(layer.module)
         frozen = "" if own is None or own.frozen_at is None else str(own.frozen_at)
-        name = "outside the model" if layer.module is None else module_label(layer.module)
         table.append(
             [
-                Mono(name),
+                Mono(layer.label),
                 _bits(layer.forward),
                 _bits(layer.backward),
                 f"{layer.vanishing:.1%}",

@@ -317,7 +317,7 @@ def test_variants_of_a_script_report_the_same_checkpoint_once(tmp_path: Path) ->
     found = [d for r in run_files(Linter(Settings()), paths) for d in r.diagnostics]
     (one,) = found
     assert one.path == str(paths[0])
-    assert one.message.endswith(" 2 more files of this folder have the same line.")
+    assert one.message.endswith(" Other files of this folder with this line: 2.")
 
 
 @each(

@@ -100,9 +100,7 @@ class Project:
 
     def is_vendored(self, path: str) -> bool:
         """Return whether a file is a copy of another project's, or kept from an earlier time."""
-        if self.copies and any(
-            folder in self.copies for folder in map(str, Path(path).absolute().parents)
-        ):
+        if self.copies and self.copies.intersection(map(str, Path(path).absolute().parents)):
             return True
         return not self.lone and bool(_VENDORED.search(path.replace("\\", "/")))
 

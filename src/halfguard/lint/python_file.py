@@ -18,7 +18,7 @@ from halfguard.lint.expressions import (
     number,
     receiver,
     string,
-)
+)  # fmt: skip
 from halfguard.lint.match import Fix, FixKind
 from halfguard.lint.precision import Precision, PrecisionReader, precision_of_dtype
 from halfguard.lint.project import UNKNOWN, Project
@@ -104,12 +104,9 @@ class PythonFile(SyntaxTree):
         if scalers and by_one and not updated:
             return True
         # A scaler that is on scales float32 gradients where every autocast is off.
-        casts = [
-            c for c in self.calls("autocast") if boolean(argument(c, -1, "enabled")) is not False
-        ]
-        return bool(scalers) and (
-            all(map(self._is_off, scalers)) or (bool(casts) and all(map(self._is_off, casts)))
-        )
+        cast = self.calls("autocast")
+        casts = [c for c in cast if boolean(argument(c, -1, "enabled")) is not False]
+        return bool(scalers) and any(o and all(map(self._is_off, o)) for o in (scalers, casts))
 
     def _is_off(self, call: ast.Call) -> bool:
         """Return whether a scaler or autocast is behind a switch that nothing turns on."""

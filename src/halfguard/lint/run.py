@@ -95,7 +95,7 @@ def _without_copies(results: list[FileResult]) -> Iterator[FileResult]:
             if others and _place(found) in seen:
                 continue
             seen.add(_place(found))
-            message = f"{found.message} {others} more files of this folder have the same line."
+            message = f"{found.message} Other files of this folder with this line: {others}."
             kept.append(replace(found, message=message) if others else found)
         yield replace(result, diagnostics=kept)
 

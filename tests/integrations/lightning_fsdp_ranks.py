@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from tests.integrations.lightning_ranks import PerRank, data_of
-from tests.integrations.lightning_runs import RETRY, Classifier, guard_plugin, stock_plugin
+from tests.integrations.lightning_runs import RETRY, Batch, Classifier, guard_plugin, stock_plugin
 from tests.integrations.step_counts import StepCounts
 from tests.support import quiet
 
@@ -91,21 +91,38 @@ def train(who: str, fault: str, accumulate: int, **how: Any) -> dict[str, Any]:
         "strict": lambda: guard_plugin({"strict": True}),
     }
     module = Sharded(half=who != "fp32", reduce=torch.float16 if who == "strict" else torch.float32)
+    data = data_of(int(os.environ["RANK"]), fault)
+    if path is not None:  # Lightning counts the batches, and does not go on in the data
+        data = data[SAVED:] + data[:SAVED]
+    plugin = plugins[who]() if who in plugins else None
+    found, summary = fit(module, plugin, data, accumulate, path=path, **how)
+    if who == "guarded":
+        found["counts"] = [summary.applied, summary.retried, sum(summary.skipped.values())]
+    return found
+
+
+def fit(
+    module: Sharded,
+    plugin: Any,
+    data: list[Batch],
+    accumulate: int,
+    path: str | None = None,
+    **how: Any,
+) -> tuple[dict[str, Any], Any]:
+    """Train on this rank's batches; return its shards, and the counts of the guard if there is one."""
+    ranks = int(os.environ["WORLD_SIZE"])
     trainer = Trainer(
-        devices=2,
-        strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
-        plugins=plugins[who]() if who in plugins else None,
+        devices=ranks,
+        strategy=ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1),
+        plugins=plugin,
         accumulate_grad_batches=accumulate,
         use_distributed_sampler=False,
         **{"max_epochs": 1} | quiet.LIGHTNING | how,
     )
     torch.manual_seed(3)
-    data = data_of(trainer.global_rank, fault)
-    if path is not None:  # Lightning counts the batches, and does not go on in the data
-        data = data[SAVED:] + data[:SAVED]
     trainer.fit(module, DataLoader(PerRank(data), batch_size=None), ckpt_path=path)  # type: ignore[arg-type]
     moments = trainer.optimizers[0].state_dict()["state"]
-    found: dict[str, Any] = {
+    found = {
         "model": {k: local_tensor(v).clone() for k, v in module.state_dict().items()},
         "optimizer": {
             number: {name: local_tensor(value).clone() for name, value in held.items()}
@@ -114,10 +131,8 @@ def train(who: str, fault: str, accumulate: int, **how: Any) -> dict[str, Any]:
         "schedule": trainer.lr_scheduler_configs[0].scheduler.state_dict()["last_epoch"],
         "dtypes": sorted(map(str, module.dtypes)),
     }
-    if who == "guarded":
-        summary = trainer.precision_plugin.guard.summary()  # type: ignore[attr-defined]
-        found["counts"] = [summary.applied, summary.retried, sum(summary.skipped.values())]
-    return found
+    guard = getattr(plugin, "guard", None)
+    return found, None if guard is None else guard.summary()
 
 
 def main(folder: Path) -> None:

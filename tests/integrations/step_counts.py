@@ -33,9 +33,9 @@ def assert_one_small_collective(
     pairs = list(zip(stock, guarded, strict=True))[WARM_UP:]
     assert pairs
     for (without, syncs_without), (with_us, syncs_with_us) in pairs:
-        extra = [(name, size) for name, size in with_us]
-        for name, size in without:
-            extra.remove((name, size))  # everything that the framework sends is still sent, once
+        extra = list(with_us)
+        for call in without:
+            extra.remove(call)  # everything that the framework sends is still sent, once
         assert len(extra) == 1
         assert extra[0][1] <= 64
         assert syncs_with_us == syncs_without + host_syncs

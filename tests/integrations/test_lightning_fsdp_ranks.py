@@ -14,6 +14,7 @@ from tests.support.programs import run_ranks
 pytestmark = pytest.mark.slow
 accumulations = pytest.mark.parametrize("accumulate", [1, 4])
 Rank = dict[str, dict[str, Any]]
+FAULTS = "tests.integrations.fsdp_faults"
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,10 @@ def test_one_small_collective_a_step_and_no_host_sync(ranks: list[Rank]) -> None
     for rank in ranks:
         stock, guarded = (rank[f"counts {who}"]["steps"] for who in ("stock", "guarded"))
         assert_one_small_collective(stock, guarded)
+
+
+def test_random_faults_are_decided_alike() -> None:
+    """``scripts/soak sharded 200 1 lightning`` runs more of the same."""
+    printed = run_ranks("lightning", FAULTS, "4", "7", "lightning", ACCELERATE_USE_CPU="true")
+    assert "4 faults, seed 7" in printed
+    assert "0 wrong" in printed

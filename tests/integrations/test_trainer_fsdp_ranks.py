@@ -14,6 +14,7 @@ from tests.support.programs import run_ranks
 
 pytestmark = pytest.mark.slow
 Run = dict[str, Any]
+FAULTS = "tests.integrations.fsdp_faults"
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +59,10 @@ def test_one_small_collective_a_step_and_no_host_sync_unless_fused(
     for rank in runs:
         counts = rank["counts"]
         assert_one_small_collective(counts[f"stock {optim}"], counts[f"healthy {optim}"], syncs)
+
+
+def test_random_faults_are_decided_alike() -> None:
+    """``scripts/soak sharded 200 1 trainer`` runs more of the same."""
+    printed = run_ranks("transformers", FAULTS, "4", "7", "trainer", ACCELERATE_USE_CPU="true")
+    assert "4 faults, seed 7" in printed
+    assert "0 wrong" in printed

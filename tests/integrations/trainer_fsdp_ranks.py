@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
 
@@ -19,6 +20,8 @@ from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from halfguard.integrations.accelerate import reduce_in_fp32
 from tests.dist.count_collectives import Calls
+from tests.integrations import transformers_runs
+from tests.integrations.accelerate_runs import Batch, Sharded
 from tests.integrations.step_counts import StepCounts
 from tests.integrations.trl_runs import make, rows
 
@@ -46,6 +49,42 @@ def data_of(kind: str, fault: str) -> list[dict[str, str]]:
     """Return a row for each micro-batch of each rank; the fourth is bad, or its step is left out."""
     found = rows(kind, BATCHES, bad=3 if fault == "nan" else None)
     return found[:2] + found[4:] if fault == "without" else found
+
+
+class WithLoss(Sharded):
+    """The sharded model of Accelerate's tests, with a loss."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"loss": nn.functional.cross_entropy(super().forward(x), labels)}
+
+
+def plain(
+    folder: Path, data: list[Batch], guard: dict[str, Any] | None, accumulate: int, clip: float
+) -> Any:
+    """Return a Trainer of that model; each batch is one micro-batch of one rank."""
+    for shared in (AcceleratorState, GradientState):
+        shared._reset_state()
+    torch.manual_seed(0)
+    args = transformers_runs.arguments(
+        folder,
+        **SHARDED | {"fsdp_config": {"transformer_layer_cls_to_wrap": ["Block"]}},
+        gradient_accumulation_steps=accumulate,
+        max_grad_norm=clip,
+        logging_strategy="no",
+    )
+    each = [
+        {name: values[row] for name, values in batch.items()}
+        for batch in data
+        for row in range(len(batch["labels"]))
+    ]
+    given: dict[str, Any] = {"args": args, "train_dataset": each}
+    if guard is None:
+        trainer: Any = transformers_runs.StockTrainer(WithLoss(dropout=0.0), **given)
+    else:
+        config = {"scale": {"init": transformers_runs.INIT_SCALE}} | guard
+        trainer = transformers_runs.Guarded(WithLoss(dropout=0.0), **given, guard=config)
+    reduce_in_fp32(trainer.accelerator)
+    return trainer
 
 
 def state(trainer: Any) -> dict[str, Any]:

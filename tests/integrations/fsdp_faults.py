@@ -161,4 +161,4 @@ def main(count: int, seed: int = 0, framework: str = "accelerate") -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int((sys.argv + ["0"])[2]), *sys.argv[3:])
+    main(int(sys.argv[1]), int([*sys.argv, "0"][2]), *sys.argv[3:])

@@ -28,10 +28,11 @@ BOTH = WATCH | HEAL
 Run = tuple[Any, int, list[WatchRow | HealingRow]]
 
 
-def _job(name: str) -> tuple[Any, Callable[[Any, Any], Tensor], Any]:
+def job(name: str) -> tuple[Any, Callable[[Any, Any], Tensor], Any]:
+    """Return the model of a healthy run, its loss function and its batch."""
     if name.startswith("mask: "):
-        job = MASKS[name.removeprefix("mask: ")](0)
-        return job.model, job.loss_fn, job.batch
+        made = MASKS[name.removeprefix("mask: ")](0)
+        return made.model, made.loss_fn, made.batch
     step = LAYERS_AND_LOSSES[name](0)
     return step.model, step.loss_fn, step.batch
 
@@ -42,7 +43,7 @@ def _run(name: str, extra: dict[str, Any], steps: int) -> Run:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         random.seed(0)
-        model, loss_fn, batch = _job(name)
+        model, loss_fn, batch = job(name)
         if any(p.dtype is torch.float16 for p in model.parameters()):
             model = model.float()
 

@@ -101,6 +101,12 @@ class WatchConfig(_Section):
     every: int = Field(default=200, ge=1, description="one sampled step in each interval")
 
 
+class VerifyConfig(_Section):
+    """Healthy steps that are run again and compared bit by bit, to see a machine that computes wrongly."""
+
+    every: int = Field(default=1000, ge=1, description="steps between two that are repeated")
+
+
 class HealConfig(_Section):
     """FP32 islands that the guard makes by itself, where steps keep failing in half."""
 
@@ -143,6 +149,7 @@ class GuardConfig(_Section):
     desync: DesyncConfig | None = DesyncConfig()
     watch: WatchConfig | None = None
     heal: HealConfig | None = None
+    verify: VerifyConfig | None = None
     accumulate: int = Field(default=1, ge=1, description="micro-batches per step")
     plan: str | None = Field(
         default=None, description="file of FP32 islands, written by halfguard plan"
@@ -176,6 +183,8 @@ class GuardConfig(_Section):
                 "skip.on_nonfinite='retry_fp32' needs FP32 weights to repeat a step with, and "
                 "precision='fp16-weights' has none in the model; use 'skip', or 'fp16-mixed'"
             )
+        if self.precision == "fp16-weights" and self.verify is not None:
+            raise ValueError("verify needs gradients in the model, and master weights collect them")
         return self
 
     @classmethod

@@ -134,6 +134,7 @@ class Guard:
         self._told_statistics = False
         self._attached_lines = False
         self._told_failed_repeat = False
+        self._told_unverifiable = False
         self._repeats = 0  # in FP32
         self._culprits: set[str] = set()  # of steps that were run again as they were
         self._copies_batches = False  # loss_fn was seen to change a batch in place
@@ -173,7 +174,31 @@ class Guard:
             if len(self._batches.micro_batches) < self.config.accumulate:
                 self._stepper.step_state.pause()
                 return StepOutcome(micro_loss=loss.detach())
+            if self._is_verifying:
+                self._verify()
             return self._update(self.optimizers)
+
+    @property
+    def _is_verifying(self) -> bool:
+        """True if this step is run again before it is applied; on all ranks alike."""
+        every = 0 if self.config.verify is None else self.config.verify.every
+        return every > 0 and self.step_index > 0 and self.step_index % every == 0
+
+    def _verify(self) -> None:
+        find = optional_parts.finder_of_wrong_ranks()
+        found = find(self._stepper, self._batches, self._loss_again)
+        if found is None and not self._told_unverifiable:
+            self._told_unverifiable = True
+            self.note(
+                "verify: two repeats of a healthy step differ from each other: an operation does not give "
+                "the same bits twice (torch.use_deterministic_algorithms). This is told once."
+            )
+        elif found:
+            where = self._places(found)
+            self.note(
+                "verify: a finite step differs from two repeats of it, which are bit by bit the same "
+                f"({where}). It is applied. If it comes again, test that machine."
+            )
 
     def _loss(self, micro: MicroBatch, batch: Any) -> Tensor:
         loss_fn = micro.loss_fn
@@ -189,6 +214,7 @@ class Guard:
         repeats = self.config.heal is not None
         retries = repeats or self.config.skip.on_nonfinite == "retry_fp32"
         sampled = self.watching is not None and self.watching.is_sampling
+        sampled = sampled or self._is_verifying
         if not retries and self._recorder.incidents is None and not sampled:
             return MicroBatch(batch, about, loss_fn)
         rng = capture_random_state()
@@ -247,6 +273,11 @@ class Guard:
             raise UsageError(
                 "heal must repeat the forward pass of a bad step, but backward(loss) gets only its result.",
                 cure="Call guard.step(loss_fn, batch), or leave heal out.",
+            )
+        if self.config.verify is not None:
+            raise UsageError(
+                "verify must repeat the forward pass of a step, but backward(loss) gets only its result.",
+                cure="Call guard.step(loss_fn, batch), or leave verify out.",
             )
         self.batch_index += 1
         with self._transaction:
@@ -886,16 +917,20 @@ class Guard:
 
     def _describe_transient(self, report: StepReport) -> str:
         """Say which machines computed numbers that the same step does not give again. All ranks are here."""
-        places = all_gather_object(f"{platform.node()}, {self._stepper.device}")
-        ranks = report.outcome.ranks or range(len(places))
-        where = "; ".join(f"rank {rank} on {places[rank]}" for rank in ranks[:_PLACES])
-        if self.config.privacy:
-            where = ", ".join(f"rank {rank}" for rank in ranks[:_PLACES])
+        where = self._places(report.outcome.ranks)
         return (
             "transient fault: run twice again as it was, with the same batch, random numbers and loss scale, "
             f"the step is finite ({where}). The loss scale stays, and nothing is healed; if it comes again, "
             "test that machine."
         )
+
+    def _places(self, ranks: Sequence[int]) -> str:
+        """Name ranks with host and device; all of them if none is given. All ranks are here."""
+        places = all_gather_object(f"{platform.node()}, {self._stepper.device}")
+        named = (ranks or range(len(places)))[:_PLACES]
+        if self.config.privacy:
+            return ", ".join(f"rank {rank}" for rank in named)
+        return "; ".join(f"rank {rank} on {places[rank]}" for rank in named)
 
     def _loss_again(self, micro: MicroBatch, batch: Any) -> Tensor:
         with self._lines_in_fp32, autocast(self.config.precision, self._stepper.device.type):

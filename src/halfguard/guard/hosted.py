@@ -82,6 +82,11 @@ class HostedGuard(Guard):
     ) -> None:
         given = GuardConfig.load(config)
         own = given.model_copy(update={"clip": None, "accumulate": 1})
+        if given.verify is not None:
+            raise UsageError(
+                "verify repeats a step bit by bit, and a framework may compute it in a context of its own.",
+                cure="Leave verify out; guard.step(loss_fn, batch) in a plain loop has it.",
+            )
         self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
         super().__init__(
             model,

@@ -84,3 +84,10 @@ def runner_as_it_was() -> Callable[..., AsItWas]:
     from halfguard.guard.stepping.two_passes import run_as_it_was
 
     return run_as_it_was
+
+
+def finder_of_wrong_ranks() -> Callable[..., tuple[int, ...] | None]:
+    """Return the function that repeats a healthy step, and compares it bit by bit."""
+    from halfguard.guard.stepping.verifying import find_wrong_ranks
+
+    return find_wrong_ranks

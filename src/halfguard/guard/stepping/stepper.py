@@ -36,7 +36,13 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.consensus import Consensus, Gradients, measure
 from halfguard.guard.desync import Replicas
-from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32, trainable_loss
+from halfguard.guard.step_batches import (
+    MicroBatch,
+    StepBatches,
+    copy_containers,
+    loss_in_fp32,
+    trainable_loss,
+)
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
 from halfguard.guard.stepping.scaler import CEILING, GradScaler
@@ -451,6 +457,21 @@ class Stepper:
             part = part if self.config.accumulate == 1 else part / self.config.accumulate
             self._run_backward(part)
         return part.detach()
+
+    def run_again(
+        self, batches: StepBatches, loss_of: Callable[[MicroBatch, Any], Tensor]
+    ) -> Tensor:
+        """Run the passes of a step from its beginning, in its own precision; return its loss."""
+        self._restore()
+        count, losses, scale = len(batches.micro_batches), [], self.scaler._get_scale_async()
+        for index, micro in enumerate(batches.micro_batches):
+            micro.restore()
+            with self._wrappers.defer_gradient_sync(self._holds_back(index, count)):
+                loss = loss_of(micro, copy_containers(micro.batch))
+                part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
+                losses.append(part.detach())
+                self._run_backward(part if scale is None else part * scale)
+        return sum(losses[1:], losses[0])
 
     def _run_backward(self, loss: Any, *, retain_graph: bool = False) -> None:
         self._sync_begun = True

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 
 if TYPE_CHECKING:
     from halfguard.cli.bars import Bar
-    from halfguard.validation.spec import ExecutorSpec, Spec
+    from halfguard.validation.spec import Spec
     from halfguard.validation.study import OnProgress, Progress
 
 
@@ -40,9 +40,6 @@ def run(
         Path | None,
         typer.Option("-o", "--output", help="Folder for runs and reports; default: runs/NAME."),
     ] = None,
-    executor: Annotated[
-        str | None, typer.Option(help="local or ray; replaces the one in SPEC.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Run or resume a study, and print the verdict on every candidate.
@@ -55,15 +52,14 @@ def run(
 
     with torch_needed("halfguard validate", extra="validate"):
         from halfguard.validation.spec import Spec  # noqa: PLC0415
-        from halfguard.validation.study import make_executor, missing_tasks  # noqa: PLC0415
+        from halfguard.validation.study import missing_tasks  # noqa: PLC0415
         from halfguard.validation.validate import default_folder, run_validation  # noqa: PLC0415
     checked = Spec.load(spec)
     folder = output or default_folder(checked)
-    where = make_executor(_executor(checked, executor))
     bar: Bar | None = None
     try:
         with progress(checked.name, len(missing_tasks(checked, folder))) as bar:
-            verdict, page = run_validation(checked, folder, where, _show_progress(bar, checked))
+            verdict, page = run_validation(checked, folder, None, _show_progress(bar, checked))
     except KeyboardInterrupt:
         count = "" if bar is None or not bar.total else f" after {bar.done} of {bar.total} runs"
         ran = f"Interrupted{count}"
@@ -93,17 +89,6 @@ def approve(
     typer.echo(
         f"Signed by {signed.by} at {signed.at}: {signed.word}, evidence {signed.evidence[:12]}."
     )
-
-
-def _executor(spec: Spec, kind: str | None) -> ExecutorSpec:
-    from halfguard.validation.spec import ExecutorSpec  # noqa: PLC0415
-
-    kinds = get_args(ExecutorSpec.model_fields["kind"].annotation)
-    if kind not in (None, *kinds):
-        known = " nor ".join(kinds)
-        raise typer.BadParameter(f"{kind!r} is neither {known}", param_hint="--executor")
-    changed = {} if kind is None else {"kind": kind}
-    return ExecutorSpec.model_validate(spec.executor.model_dump() | changed)
 
 
 def _show_progress(bar: Bar, spec: Spec) -> OnProgress:

@@ -50,11 +50,13 @@ MISTAKES: list[tuple[str, ...]] = [
     *((f"{command} {JOBS}:t5 --precision half", "'half' is not") for command in ("probe", "plan")),
     (f"probe {JOBS}:t5 --html no/such/file", "the folder of no/such/file does not exist"),
     (f"plan {JOBS}:t5 --output no/such/file", "the folder of no/such/file does not exist"),
+    (f"plan {JOBS}:rms_norm --for jax", "known: transformers"),
     ("replay nowhere", "is not an incident"),
     ("report nowhere", "is not the folder of a run"),
     ("rule HG999", "HG999"),
     ("why --stepz 5 train.py", "There is no option --stepz"),
     ("validate gone.yaml", "gone.yaml"),
+    ("validate spec.yaml --executor kubernetes", "kubernetes"),
     ("validate bad.yaml", "thresholds.pas"),
     ("validate approve . --by Ada", "verdict.json"),
 ]

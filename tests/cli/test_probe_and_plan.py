@@ -92,6 +92,15 @@ def test_plan_writes_a_file_and_says_why(tmp_path: Path, halfguard: Run) -> None
     assert "0.0% of the matrix-product FLOPs leave half" in " ".join(done.out.split())
 
 
+def test_plan_prints_the_lines_for_transformers(tmp_path: Path, halfguard: Run) -> None:
+    file = tmp_path / "plan.yaml"
+    arguments = ["examples/overflowing.py:rms_norm", "--steps", "4", "-o", str(file)]
+    done = halfguard("plan", *arguments, "--for", "transformers")
+    assert done.exit_code == 0, done.err
+    assert f"halfguard.apply_plan(model, '{file}')" in done.out
+    assert "_keep_in_fp32_modules = ['1']" in done.out
+
+
 def test_plan_as_json(halfguard: Run) -> None:
     done = halfguard("plan", "examples/overflowing.py:logits", "--steps", "2", "--json")
     assert done.exit_code == 0

@@ -26,6 +26,9 @@ def plan(
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each trial.", min=1)] = 20,
     precision: Annotated[str, typer.Option(help="fp16-mixed or bf16-mixed.")] = "fp16-mixed",
+    framework: Annotated[
+        str, typer.Option("--for", metavar="FRAMEWORK", help="Print its lines too: transformers.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the smallest set of modules to keep in FP32, so that the loss follows FP32.
@@ -34,6 +37,8 @@ def plan(
     1: there is none, or its only island is the whole model; 2: usage error; 130: ended by Ctrl-C.
     """
     check_folders(output=output)
+    if framework not in ("", "transformers"):
+        raise typer.BadParameter("known: transformers", param_hint="--for")
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
     from halfguard.errors import NoPlanError  # noqa: PLC0415
@@ -70,7 +75,28 @@ def plan(
         typer.echo(found.to_json())
     else:
         _print(found, output)
+        if framework:
+            typer.echo(_for_transformers(found, output))
     raise typer.Exit(1 if found.modules == ("",) else 0)
+
+
+def _for_transformers(found: PrecisionPlan, output: Path | None) -> str:
+    """Return the lines that apply a plan to a model of transformers."""
+    file = output or "plan.yaml"
+    missing = "" if output else "; write the file with -o"
+    parts = sorted({island.module.rpartition(".")[2] for island in found.islands})
+    lines = [
+        "",
+        f"# Under autocast (fp16=True), once the model is made{missing}:",
+        "import halfguard",
+        f"halfguard.apply_plan(model, '{file}')",
+    ]
+    if parts and not found.lines and all(island.kind == "fp32" for island in found.islands):
+        lines += [
+            "# For weights that are loaded in float16, in the class of the model:",
+            f"_keep_in_fp32_modules = {parts}",
+        ]
+    return "\n".join(lines)
 
 
 def _trials(count: int) -> str:

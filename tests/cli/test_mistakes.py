@@ -56,7 +56,6 @@ MISTAKES: list[tuple[str, ...]] = [
     ("rule HG999", "HG999"),
     ("why --stepz 5 train.py", "There is no option --stepz"),
     ("validate gone.yaml", "gone.yaml"),
-    ("validate spec.yaml --executor kubernetes", "kubernetes"),
     ("validate bad.yaml", "thresholds.pas"),
     ("validate approve . --by Ada", "verdict.json"),
 ]
